@@ -1,0 +1,30 @@
+# One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
+PYTHON ?= python3
+WORKSPACE := . plugins/models/glm4 plugins/rewards/math plugins/filters/dynamic-sampling
+export OMP_NUM_THREADS ?= 1
+
+demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
+	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
+
+test: .venv/dev            ## set up, then run every test
+	.venv/bin/python -m pytest
+
+setup: .venv/dev           ## virtual environment with everything, tests and lint included
+
+lint: .venv/dev            ## style and import rules
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/lint-imports
+
+types: .venv/dev           ## mypy, strict
+	.venv/bin/mypy
+
+.venv/run: requirements/cpu.txt pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --no-deps --requirement requirements/cpu.txt
+	.venv/bin/pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(WORKSPACE))
+	touch $@
+
+.venv/dev: .venv/run requirements/dev.txt
+	.venv/bin/pip install --quiet --no-deps --requirement requirements/dev.txt
+	touch $@
+
+.PHONY: demo test setup lint types

@@ -1,0 +1,309 @@
+"""Every key of a slime run, with its type, default, unit and meaning. `docs/config.md` is generated from here.
+
+The docstring under each field is its documentation (read with `ast`, so it costs nothing at start-up).
+Keys under `train.megatron`, `train.optimizer`, `train.ddp` and `rollout.sglang` are not ours: they pass through to
+Megatron-core's and SGLang's own dataclasses by their own names and are checked against the installed versions.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Init(enum.Enum):
+    checkpoint = "checkpoint"
+    random = "random"
+
+
+class Device(enum.Enum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Placement(enum.Enum):
+    colocated = "colocated"
+    disaggregated = "disaggregated"
+
+
+class Resume(enum.Enum):
+    auto = "auto"
+    never = "never"
+    must = "must"
+
+
+class KlEstimator(enum.Enum):
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+    low_var_kl = "low_var_kl"
+
+
+class LossMean(enum.Enum):
+    token = "token"
+    sample = "sample"
+
+
+class LrDecay(enum.Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+@dataclass
+class RunConfig:
+    name: str = "${model.name}-${cluster.name}"
+    """Name of the run; the run directory is `dir`/`name`."""
+    dir: str = "runs"
+    """Parent folder of run directories, relative to where slime is started."""
+    seed: int = 1234
+    """Seed of everything random: weights, shuffling, sampling."""
+    num_steps: int = MISSING
+    """Reinforcement-learning steps (generate, reward, train, publish) of the whole run."""
+    resume: Resume = Resume.auto
+    """auto: continue from the newest good checkpoint if there is one; never: refuse a directory that holds a run;
+    must: refuse to start from nothing."""
+    progress: bool = True
+    """Show progress bars on a terminal; off prints one line a step."""
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    """What the model is called in run names and logs."""
+    family: str = MISSING
+    """HF `model_type`; the plugin that serves it must be installed (`slime plugins`)."""
+    path: str = MISSING
+    """HF folder with config.json, tokenizer and safetensors; `pkg://package/folder` names a folder of an installed
+    package."""
+    init: Init = Init.checkpoint
+    """checkpoint: load the safetensors of `path`; random: initialise from config.json alone."""
+    num_layers: int | None = None
+    """Cut the model to this many layers (first ones kept); needs `init: random` or a checkpoint that has them."""
+
+
+@dataclass
+class ClusterConfig:
+    name: str = MISSING
+    """What the cluster is called in run names and recipes."""
+    device: Device = Device.cpu
+    """cpu: gloo and the CPU platform of SGLang; cuda: NCCL and GPUs."""
+    placement: Placement = Placement.disaggregated
+    """colocated: engines and trainers share devices and take turns; disaggregated: each has its own."""
+    num_nodes: int = 1
+    """Hosts the run holds."""
+    devices_per_node: int = 1
+    """GPUs a host (on cpu: trainer slots a host)."""
+    num_trainers: int = 1
+    """Trainer ranks over all hosts; the product of the parallel sizes must divide it."""
+    num_engines: int = 1
+    """SGLang engines over all hosts; each takes `rollout.sglang.tp_size` devices."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster to attach to; empty starts one for this run."""
+    start_timeout_s: float = 300.0
+    """Seconds an actor or engine may take to come up before the run stops with its log."""
+    hang_timeout_s: float = 900.0
+    """Seconds a remote call may take before the run stops with every process's stack."""
+
+
+@dataclass
+class CheckpointConfig:
+    interval: int = 0
+    """Save every this many steps; 0 saves only at the end."""
+    keep: int = 2
+    """How many checkpoints stay on disk."""
+    export_hf: bool = True
+    """Write the final model as an HF folder that transformers loads."""
+
+
+@dataclass
+class TrainConfig:
+    megatron: dict[str, Any] = field(default_factory=dict)
+    """Fields of Megatron-core's TransformerConfig / MLATransformerConfig: parallel sizes, precision, ..."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """Fields of Megatron-core's OptimizerConfig: lr, min_lr, weight_decay, adam_beta1, clip_grad, ..."""
+    ddp: dict[str, Any] = field(default_factory=dict)
+    """Fields of Megatron-core's DistributedDataParallelConfig."""
+    max_tokens_per_micro_batch: int = 4096
+    """Strict cap on the tokens of a packed micro-batch on one context-parallel group (padding included)."""
+    steps_per_rollout: int = 1
+    """Optimizer steps the samples of one rollout are split into."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits are alive at once in log-prob, entropy and loss; bounds memory, changes no result."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps of linear warm-up from 0."""
+    lr_decay: LrDecay = LrDecay.constant
+    """How the learning rate falls from `lr` to `min_lr` after warm-up."""
+    lr_decay_steps: int | None = None
+    """Optimizer steps at which the decay ends; empty means the whole run."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+
+@dataclass
+class SftConfig:
+    path: str | None = None
+    """jsonl or parquet with demonstrations (`messages`, assistant's answer last); empty means no supervised stage."""
+    num_steps: int = 0
+    """Optimizer steps of the supervised stage that precedes reinforcement learning."""
+    batch_size: int = 64
+    """Demonstrations an optimizer step."""
+    lr: float = 1e-5
+    """Peak learning rate of the supervised stage; warm-up and decay over `num_steps`."""
+    lr_warmup_steps: int = 0
+    """Optimizer steps of linear warm-up of the supervised stage."""
+    lr_decay: LrDecay = LrDecay.cosine
+    """Decay of the supervised stage's learning rate."""
+
+
+@dataclass
+class AlgoConfig:
+    name: str = "grpo"
+    """grpo: supervised stage if configured, then reinforcement learning; sft: the supervised stage only."""
+    normalize_std: bool = True
+    """Divide group-centred rewards by the group's standard deviation (GRPO); off is Dr. GRPO's choice."""
+    clip_low: float = 0.2
+    """PPO clip: the probability ratio is clipped below at 1 - clip_low."""
+    clip_high: float = 0.28
+    """PPO clip: the probability ratio is clipped above at 1 + clip_high."""
+    clip_dual: float | None = None
+    """Dual-clip bound c > 1 for negative advantages; empty switches it off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    kl_coef: float = 0.0
+    """Weight of the KL penalty against the reference model; 0 keeps no reference model."""
+    kl_estimator: KlEstimator = KlEstimator.low_var_kl
+    """k1, k2, k3 (Schulman 2020), or low_var_kl: k3 with its exponent clamped."""
+    loss_mean: LossMean = LossMean.token
+    """token: mean over all loss tokens of a step; sample: mean over samples of per-sample token means."""
+    rollout_logprobs_as_old: bool = False
+    """Use the engine's log-probs as the old policy instead of recomputing them with the trainer."""
+
+
+@dataclass
+class SamplingConfig:
+    temperature: float = 1.0
+    """Sampling temperature; log-probs for training are taken at temperature 1 of the same logits."""
+    top_p: float = 1.0
+    """Nucleus sampling mass."""
+    top_k: int = -1
+    """Keep the k most likely tokens; -1 keeps all."""
+    max_response_tokens: int = 1024
+    """Limit of generated tokens a sample; a sample that reaches it is `truncated`."""
+    stop: list[str] = field(default_factory=list)
+    """Stop strings beside the model's end-of-sequence tokens."""
+
+
+@dataclass
+class RolloutConfig:
+    prompts_per_step: int = 32
+    """Groups that each step trains on, after filtering."""
+    samples_per_prompt: int = 8
+    """Responses a group."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    max_prompt_tokens: int = 1024
+    """A longer prompt is an error that names its row, unless `data.skip_long_prompts`."""
+    max_requests_per_engine: int = 256
+    """Requests in flight at one engine."""
+    over_sampling: float = 1.0
+    """Groups started for each group needed; above 1 the surplus is aborted and goes to the buffer."""
+    request_timeout_s: float = 600.0
+    """Seconds one generate request may take before the engine counts as hung."""
+    sglang: dict[str, Any] = field(default_factory=dict)
+    """Fields of SGLang's ServerArgs: tp_size, mem_fraction_static, attention_backend, ..."""
+
+
+@dataclass
+class DataConfig:
+    path: str = MISSING
+    """Prompt set: jsonl or parquet; `pkg://package/file` names a file inside an installed package."""
+    prompt_key: str = "prompt"
+    """Column with the chat messages (a list of {role, content}) or a plain string."""
+    label_key: str | None = "label"
+    """Column the reward compares with; empty if rows have none."""
+    shuffle: bool = True
+    """New random order every epoch, from `run.seed`."""
+    skip_long_prompts: bool = False
+    """Leave out and count prompts over `rollout.max_prompt_tokens` instead of stopping."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keywords for the tokenizer's chat template (enable_thinking, ...)."""
+
+
+@dataclass
+class EvalConfig:
+    path: str | None = None
+    """Held-out prompt set, same format as `data.path`; empty means no evaluation."""
+    interval: int = 10
+    """Evaluate before the first step, every this many steps, and after the last."""
+    samples_per_prompt: int = 1
+    """Responses a held-out prompt."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass
+class RewardConfig:
+    name: str = MISSING
+    """Installed reward (`slime plugins`)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The reward's own keys, typed by the schema its plugin registers."""
+    num_workers: int = 1
+    """Worker processes that score samples."""
+    timeout_s: float = 10.0
+    """Wall-clock seconds a sample may take; then its worker is killed and the verdict is `timeout`."""
+    memory_mb: int = 2048
+    """Address-space growth a worker may have, in MiB; beyond it the verdict is `error`."""
+    max_failed_share: float = 0.1
+    """Share of a step's samples without a value (invalid, timeout, error) above which the run stops."""
+
+
+@dataclass
+class FilterConfig:
+    name: str = "none"
+    """Installed filter (`slime plugins`); none keeps every group that has at least two values."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The filter's own keys, typed by the schema its plugin registers."""
+
+
+@dataclass
+class BufferConfig:
+    name: str = "fifo"
+    """Installed buffer policy (`slime plugins`)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The policy's own keys, typed by the schema its plugin registers."""
+
+
+@dataclass
+class WeightsConfig:
+    bucket_mb: int = 512
+    """MiB of tensors handed to the engines at once while publishing."""
+
+
+@dataclass
+class ObserveConfig:
+    tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+    logprob_alarm: float = 0.05
+    """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
+    same tokens above which the run stops; 0 only measures."""
+
+
+@dataclass
+class SlimeConfig:
+    """The whole run, one dataclass a section."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -1,0 +1,79 @@
+"""What a plugin implements: four small Protocols. None of them needs torch to be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from slime.types import Decision, Group, Sample, Verdict
+    from slime.weights.mapping import WeightMapping
+
+HfConfig = Mapping[str, Any]
+"""The parsed `config.json` of a Hugging Face checkpoint folder."""
+
+
+@runtime_checkable
+class ModelBridge(Protocol):
+    """One model family: from its HF config to Megatron-core and back.
+
+    `transformer_config` and `model_kwargs` return plain values and must not import torch: `slime plan` calls them.
+    """
+
+    family: str
+    """The HF `model_type` this bridge serves."""
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        """Keywords of Megatron's `TransformerConfig` (or `MLATransformerConfig` when `multi_latent_attention`).
+
+        Architecture only: sizes, norms, rotary, router. Parallelism and precision are the user's (`train.megatron`).
+        """
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        """Keywords of Megatron's `GPTModel` beside the config: rotary_percent, rotary_base, tied embeddings."""
+
+    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        """Layer specs of this pipeline stage, assembled from `slime.train.specs`."""
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        """The declarative HF <-> Megatron table."""
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        """The family's own rules that this parallel layout breaks, a sentence each; empty if none."""
+
+
+@runtime_checkable
+class RewardModel(Protocol):
+    """Scores one sample. Runs in a worker process that may be killed at its time or memory limit."""
+
+    def score(self, sample: Sample) -> Verdict:
+        """Judge `sample.response` against `sample.prompt.label`. May raise: that becomes an ERROR verdict."""
+
+
+@runtime_checkable
+class SampleFilter(Protocol):
+    """Keeps or drops a rewarded group before training."""
+
+    def decide(self, group: Group) -> Decision:
+        """Keep, or drop with a reason."""
+
+
+@runtime_checkable
+class BufferPolicy(Protocol):
+    """Holds unfinished groups between steps: what is stored, for how long, and in which order it comes out."""
+
+    def put(self, group: Group, version: int) -> Decision:
+        """Store a group aborted while the engines served weight `version`; or refuse it with a reason."""
+
+    def take(self, count: int, version: int) -> list[Group]:
+        """At most `count` groups to continue under weight `version`, removed from the buffer."""
+
+    def __len__(self) -> int: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Contents as plain picklable values, for the checkpoint."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
