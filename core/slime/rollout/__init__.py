@@ -1,0 +1,1 @@
+"""Generation: SGLang engines, their client, and the sampling loop."""

@@ -1,0 +1,1 @@
+"""Weights between Hugging Face, Megatron-core and SGLang."""
