@@ -1,0 +1,42 @@
+"""What slime itself contributes, through the same hooks as any plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime.hookspecs import hookimpl
+from slime.types import Decision, Group
+
+if TYPE_CHECKING:
+    from slime.contracts import BufferPolicy, SampleFilter
+
+
+class KeepAll:
+    """Filter `none`: keeps every group in which an advantage can be formed, that is with at least two values."""
+
+    def decide(self, group: Group) -> Decision:
+        if len(group.rewards) < 2:
+            return Decision(keep=False, reason="too_few_values")
+        return Decision(keep=True)
+
+
+def _fifo(**options: Any) -> BufferPolicy:
+    from slime.rollout.buffer import FifoBuffer
+
+    return FifoBuffer(**options)
+
+
+@hookimpl
+def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
+    return {"none": KeepAll}
+
+
+@hookimpl
+def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
+    return {"fifo": _fifo}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return ("pkg://slime.conf",)

@@ -1,0 +1,330 @@
+"""Finds the installed plugins, asks each one its hooks, and keeps what they contribute by name.
+
+pluggy cannot say which plugin answered a hook, so every plugin gets a manager of its own. A plugin that cannot be used
+is kept with its problem: `slime plugins` lists it, `train`, `eval` and `plan` refuse to start beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import pluggy
+
+import slime
+from slime import builtins
+from slime.errors import SlimeError, did_you_mean
+from slime.hookspecs import Factory, SlimeHooks
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
+    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter
+
+ENTRY_POINT_GROUP = "slime"
+BUILTIN = "slime"
+HOOK_OF_KIND = {
+    "model": "slime_models",
+    "reward": "slime_rewards",
+    "filter": "slime_filters",
+    "buffer": "slime_buffers",
+}
+CONFIG_SCHEME = "pkg://"
+
+T = TypeVar("T")
+Fingerprint = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One thing that can be chosen by name, and the distribution it came from."""
+
+    kind: str
+    name: str
+    factory: Factory
+    distribution: str
+    version: str
+
+
+@dataclass
+class Plugin:
+    """One entry point of group `slime`: what it contributes, or why it cannot be used."""
+
+    name: str
+    distribution: str
+    version: str
+    contributions: list[Contribution] = field(default_factory=list)
+    config_paths: tuple[str, ...] = ()
+    schemas: Mapping[str, type] = field(default_factory=dict)
+    hooks: pluggy.HookRelay | None = None
+    problem: SlimeError | None = None
+
+    def broken(self, what: str, todo: str = "") -> SlimeError:
+        """The one line about this plugin; the way out is an upgrade or removal unless `todo` knows better."""
+        way_out = f"Upgrade it ('pip install -U {self.distribution}')"
+        remove = f"or remove it ('pip uninstall {self.distribution}')."
+        where = f"plugin {self.distribution} {self.version}"
+        return SlimeError(what, where=where, todo=f"{todo or way_out}, {remove}")
+
+    @property
+    def checks(self) -> bool:
+        """Whether it implements `slime_check`."""
+        return self.hooks is not None and bool(self.hooks.slime_check.get_hookimpls())
+
+    def ask(self, hook: str, **arguments: Any) -> Any:
+        """The plugin's answer to one hook, None if it does not implement it; SlimeError if it raises."""
+        assert self.hooks is not None, "a plugin without hooks is broken and is not asked"
+        try:
+            answers = getattr(self.hooks, hook)(**arguments)
+        except Exception as error:
+            raise self.broken(f"{hook} raised {type(error).__name__}: {error}") from error
+        return answers[0] if answers else None
+
+
+class Registry(Generic[T]):
+    """The contributions of one kind, by name."""
+
+    def __init__(self, kind: str, contributions: Iterable[Contribution]) -> None:
+        self.kind = kind
+        self._contributions = {item.name: item for item in contributions if item.kind == kind}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._contributions
+
+    def __iter__(self) -> Iterator[Contribution]:
+        return iter(self._contributions.values())
+
+    def names(self) -> list[str]:
+        return sorted(self._contributions)
+
+    def get(self, name: str) -> Contribution:
+        """The contribution of that name; SlimeError with the nearest one if there is none."""
+        if name not in self._contributions:
+            todo = f"{did_you_mean(name, self.names())} 'slime plugins' lists what is installed."
+            raise SlimeError(f"no {self.kind} named '{name}' is installed", todo=todo)
+        return self._contributions[name]
+
+    def create(self, name: str, **options: Any) -> T:
+        """Call the factory of that name with the config's options."""
+        return cast(T, self.get(name).factory(**options))
+
+
+class Plugins:
+    """Everything that is installed: four registries, config folders, option schemas and checks."""
+
+    def __init__(self, installed: Sequence[Plugin]) -> None:
+        self.installed = tuple(installed)
+        contributions = [item for plugin in self.sound for item in plugin.contributions]
+        self.models: Registry[ModelBridge] = Registry("model", contributions)
+        self.rewards: Registry[RewardModel] = Registry("reward", contributions)
+        self.filters: Registry[SampleFilter] = Registry("filter", contributions)
+        self.buffers: Registry[BufferPolicy] = Registry("buffer", contributions)
+        self.schemas = {key: schema for plugin in self.sound for key, schema in plugin.schemas.items()}
+
+    @property
+    def sound(self) -> list[Plugin]:
+        return [plugin for plugin in self.installed if plugin.problem is None]
+
+    @property
+    def problems(self) -> list[SlimeError]:
+        return [plugin.problem for plugin in self.installed if plugin.problem]
+
+    @property
+    def registries(self) -> dict[str, Registry[Any]]:
+        return {registry.kind: registry for registry in (self.models, self.rewards, self.filters, self.buffers)}
+
+    def require_sound(self) -> None:
+        """SlimeError about the first broken plugin; a run never starts beside one."""
+        if self.problems:
+            raise self.problems[0]
+
+    def check(self, cfg: SlimeConfig) -> list[SlimeError]:
+        """What the plugins' own `slime_check` hooks say about a run."""
+        return [
+            SlimeError(sentence.rstrip("."), where=plugin.distribution, todo="Change the keys it names.")
+            for plugin in self.sound
+            for sentence in plugin.ask("slime_check", cfg=cfg) or ()
+        ]
+
+    def fingerprint(self) -> Fingerprint:
+        """Entry point -> distribution, version and contributions: plain values to compare two machines by."""
+        return {
+            plugin.name: {
+                "distribution": plugin.distribution,
+                "version": plugin.version,
+                "contributes": sorted(f"{item.kind}/{item.name}" for item in plugin.contributions),
+            }
+            for plugin in self.installed
+        }
+
+    def require_same(self, driver: Fingerprint, node: str) -> None:
+        """SlimeError naming the first plugin that this process has otherwise than the driver (`fingerprint()`)."""
+        mine = self.fingerprint()
+        for name in sorted(driver.keys() | mine.keys()):
+            if driver.get(name) != mine.get(name):
+                raise _differs(node, name, driver.get(name), mine.get(name))
+
+    def provenance(self, used: Mapping[str, str]) -> dict[str, Any]:
+        """What `plugins.json` records: all that is installed, and which distribution each used name came from.
+
+        Args:
+            used: kind -> chosen name, for instance `{"model": cfg.model.family, "reward": cfg.reward.name}`.
+        """
+        chosen = {kind: self.registries[kind].get(name) for kind, name in used.items()}
+        return {
+            "slime": slime.__version__,
+            "installed": self.fingerprint(),
+            "used": {
+                kind: {"name": item.name, "distribution": item.distribution, "version": item.version}
+                for kind, item in chosen.items()
+            },
+        }
+
+
+@functools.cache
+def load() -> Plugins:
+    """The plugins of this environment; read once a process."""
+    return discover(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def discover(entries: Iterable[EntryPoint]) -> Plugins:
+    """Load every entry point, the built-ins first, and mark what is broken or claimed twice."""
+    installed = [_load_builtins()] + [_load_entry(entry) for entry in sorted(entries, key=lambda entry: entry.name)]
+    _mark_duplicates(installed, "entry point", lambda plugin: [plugin.name])
+    _mark_duplicates(installed, "", lambda plugin: [f"{item.kind} '{item.name}'" for item in plugin.contributions])
+    return Plugins(installed)
+
+
+def _load_builtins() -> Plugin:
+    plugin = Plugin(BUILTIN, BUILTIN, slime.__version__)
+    _read_hooks(plugin, builtins)
+    return plugin
+
+
+def _load_entry(entry: EntryPoint) -> Plugin:
+    assert entry.dist is not None, "an entry point read from metadata knows its distribution"
+    plugin = Plugin(entry.name, entry.dist.name, entry.dist.version)
+    try:
+        _check_slime_version(plugin, entry.dist)
+        _read_hooks(plugin, _import(plugin, entry))
+        _check_contributes(plugin)
+    except SlimeError as problem:
+        plugin.problem = problem
+    return plugin
+
+
+def _check_slime_version(plugin: Plugin, dist: Distribution) -> None:
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, dist.requires or ()):
+        ours = requirement.name.lower() == BUILTIN and (requirement.marker is None or requirement.marker.evaluate())
+        if ours and not requirement.specifier.contains(slime.__version__, prereleases=True):
+            raise plugin.broken(f"made for slime {requirement.specifier}, this is slime {slime.__version__}")
+
+
+def _import(plugin: Plugin, entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        raise plugin.broken(f"'{entry.value}' does not import ({type(error).__name__}: {error})") from error
+
+
+def _read_hooks(plugin: Plugin, module: Any) -> None:
+    """Register `module` alone, and ask it everything that does not depend on a run."""
+    manager = pluggy.PluginManager("slime")
+    manager.add_hookspecs(SlimeHooks)
+    try:
+        manager.register(module, plugin.name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise plugin.broken(_signature_fault(manager, error), _ASK_AUTHOR) from error
+    plugin.hooks = manager.hook
+    for kind, hook in HOOK_OF_KIND.items():
+        plugin.contributions += _contributions(plugin, kind, hook)
+    plugin.config_paths = tuple(_config_path(plugin, path) for path in plugin.ask("slime_config_paths") or ())
+    plugin.schemas = _schemas(plugin)
+
+
+_ASK_AUTHOR = "docs/hooks.md gives every hook's signature; correct the plugin"
+
+
+def _signature_fault(manager: pluggy.PluginManager, error: pluggy.PluginValidationError) -> str:
+    """pluggy's several lines about a hook as one."""
+    known = [name for name in vars(SlimeHooks) if name.startswith("slime_")]
+    unknown = [name for name in vars(manager.hook) if name.startswith("slime_") and name not in known]
+    if unknown:
+        return f"there is no hook '{unknown[0]}'. {did_you_mean(unknown[0], known).rstrip('.')}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "wrong hook signature: " + "; ".join(lines[1:])
+
+
+def _contributions(plugin: Plugin, kind: str, hook: str) -> list[Contribution]:
+    answer = plugin.ask(hook)
+    if answer is None:
+        return []
+    wanted = isinstance(answer, Mapping) and all(isinstance(name, str) and callable(f) for name, f in answer.items())
+    if not wanted:
+        raise plugin.broken(f"{hook} returned {answer!r}, not {{name: factory}}", _ASK_AUTHOR)
+    return [Contribution(kind, name, factory, plugin.distribution, plugin.version) for name, factory in answer.items()]
+
+
+def _config_path(plugin: Plugin, path: str) -> str:
+    package = path.removeprefix(CONFIG_SCHEME)
+    if not path.startswith(CONFIG_SCHEME) or importlib.util.find_spec(package) is None:
+        fault = f"slime_config_paths names '{path}', which is not an importable folder 'pkg://package.conf'"
+        raise plugin.broken(fault, "Give the folder an __init__.py and ship it in the wheel")
+    return path
+
+
+def _schemas(plugin: Plugin) -> Mapping[str, type]:
+    schemas: Mapping[str, type] = plugin.ask("slime_config_schemas") or {}
+    contributed = [f"{item.kind}/{item.name}" for item in plugin.contributions]
+    for key, schema in schemas.items():
+        if key not in contributed:
+            raise plugin.broken(f"it has an option schema for '{key}', which it does not contribute", _ASK_AUTHOR)
+        if not is_dataclass(schema):
+            raise plugin.broken(f"the option schema of '{key}' is not a dataclass", _ASK_AUTHOR)
+    return schemas
+
+
+def _check_contributes(plugin: Plugin) -> None:
+    if not (plugin.contributions or plugin.config_paths or plugin.checks):
+        raise plugin.broken("it contributes nothing (are its hooks marked with @hookimpl?)")
+
+
+def _mark_duplicates(installed: Sequence[Plugin], what: str, names: Any) -> None:
+    """Mark every plugin that claims a name which another one claims too; the built-ins are never at fault."""
+    claims: dict[str, list[Plugin]] = defaultdict(list)
+    for plugin in installed:
+        for name in names(plugin):
+            claims[name].append(plugin)
+    for name, rivals in claims.items():
+        for plugin in rivals if len(rivals) > 1 else ():
+            others = " and ".join(sorted({rival.distribution for rival in rivals if rival is not plugin}))
+            if plugin.distribution != BUILTIN and plugin.problem is None:
+                claim = f"{what} '{name}'" if what else name
+                plugin.problem = plugin.broken(f"{claim} is also brought by {others}", "Keep one of them: upgrade this")
+
+
+def _differs(node: str, name: str, driver: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> SlimeError:
+    known = driver or mine
+    assert known is not None, "a difference has at least one side"
+    distribution = known["distribution"]
+    if driver is None:
+        return SlimeError(
+            f"plugin {distribution} is installed there and not at the driver",
+            where=node,
+            todo=f"Run 'pip uninstall {distribution}' on {node}, or install it at the driver.",
+        )
+    has = f"{mine['distribution']} {mine['version']}" if mine else "none"
+    if mine and mine["version"] == driver["version"]:
+        has += f" contributing {mine['contributes']} instead of {driver['contributes']}"
+    return SlimeError(
+        f"plugin '{name}' is {distribution} {driver['version']} at the driver, but {has} there",
+        where=node,
+        todo=f"Run 'pip install {distribution}=={driver['version']}' on {node}.",
+    )
