@@ -1,0 +1,1 @@
+"""From files of prompts and demonstrations to token ids."""

@@ -1,0 +1,74 @@
+"""Chat messages to token ids, by the checkpoint's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime.errors import SlimeError
+from slime.types import Message
+
+Tokenizer = Any
+"""A `transformers.PreTrainedTokenizerBase`; transformers is imported late and untyped here."""
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The Hugging Face tokenizer of a checkpoint folder.
+
+    Raises:
+        SlimeError: the folder holds no loadable tokenizer, or one without a chat template.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(os.fspath(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        todo = "The folder needs tokenizer.json and tokenizer_config.json (or the files its tokenizer class names)."
+        raise SlimeError(f"the tokenizer does not load: {reason}", where=str(folder), todo=todo) from None
+    require_chat_template(tokenizer)
+    return tokenizer
+
+
+def require_chat_template(tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer that cannot turn chat messages into text."""
+    if not tokenizer.chat_template:
+        todo = "Put the model's chat_template.jinja into the folder."
+        raise SlimeError("the tokenizer has no chat template", where=str(tokenizer.name_or_path), todo=todo)
+
+
+def render(
+    tokenizer: Tokenizer, messages: Sequence[Message], where: str, kwargs: Mapping[str, Any], *, prompt: bool
+) -> str:
+    """Messages as the text the model reads.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: `{"role": ..., "content": ...}` each.
+        where: the row, for the error.
+        kwargs: further keywords of the chat template.
+        prompt: whether the text ends with the opening of the assistant's turn.
+
+    Raises:
+        SlimeError: the chat template refuses these messages.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **kwargs)
+    except TemplateError as error:
+        todo = "Mend the row's messages, or data.chat_template_kwargs."
+        raise SlimeError(f"the chat template refuses the messages: {error}", where=where, todo=todo) from None
+    assert isinstance(text, str), "tokenize=False gives text"
+    return text
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of many rendered texts at once; the template has already placed the special tokens."""
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+    ids: list[list[int]] = encoded["input_ids"]
+    return ids

@@ -1,0 +1,90 @@
+import json
+
+import numpy as np
+import pytest
+
+from slime.data.demonstrations import DemonstrationSource
+from slime.errors import SlimeError
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+def row(*turns):
+    return json.dumps({"messages": list(turns)}) + "\n"
+
+
+GOOD = "".join(row(turn("user", f"{n}+1="), turn("assistant", str(n + 1))) for n in range(5))
+
+
+@pytest.fixture
+def source(write, tokenizer):
+    return lambda content=GOOD, **options: DemonstrationSource(
+        write(content), tokenizer, **{"seed": 3, "max_tokens": 64, **options}
+    )
+
+
+def test_loss_is_on_the_answer_and_its_end_token(source, tokenizer):
+    sample = source(row(turn("user", "12+34="), turn("assistant", "46"))).take(1)[0]
+    answer = sample.tokens[-sample.num_response_tokens :]
+    assert tokenizer.decode(answer) == "46<|endoftext|>"
+    assert tokenizer.decode(sample.tokens) == "[gMASK]<sop><|user|>\n12+34=<|assistant|>\n46<|endoftext|>"
+    np.testing.assert_array_equal(sample.loss_mask, np.ones(3))
+    assert sample.advantages is sample.rollout_logprobs is None
+
+
+def test_only_the_last_answer_is_learnt(source, tokenizer):
+    turns = [turn("user", "1+1="), turn("assistant", "2"), turn("user", "2+2="), turn("assistant", "4")]
+    sample = source(row(*turns)).take(1)[0]
+    assert tokenizer.decode(sample.tokens[-sample.num_response_tokens :]) == "4<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|endoftext|>\n{% endfor %}", "46<|endoftext|>"),
+        ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}", "46<|endoftext|>"),
+    ],
+    ids=["text after the end token", "no end token"],
+)
+def test_exactly_one_end_token_closes_the_answer(source, tokenizer, monkeypatch, template, answer):
+    monkeypatch.setattr(tokenizer, "chat_template", template + "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    sample = source(row(turn("user", "12+34="), turn("assistant", "46"))).take(1)[0]
+    assert tokenizer.decode(sample.tokens[-sample.num_response_tokens :]) == answer
+
+
+def test_a_template_that_rewrites_the_prompt_is_refused(source, tokenizer, monkeypatch):
+    template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(SlimeError, match="line 1: the conversation's tokens do not begin with its prompt's tokens"):
+        source()
+
+
+def test_resume_continues_where_it_stopped(source):
+    first, second = source(), source()
+    first.take(7)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for left, right in zip(first.take(8), second.take(8), strict=True):
+        np.testing.assert_array_equal(left.tokens, right.tokens)
+
+
+def test_resume_refuses_a_changed_file(source):
+    state = source().state_dict()
+    with pytest.raises(SlimeError, match="the file changed since the checkpoint was taken"):
+        source(GOOD + GOOD).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (row(turn("user", "1+1=")), "line 1: 'messages' does not end with an assistant's answer"),
+        (row(turn("assistant", "2")), "line 1: 'messages' does not end with an assistant's answer"),
+        (GOOD + row(turn("user", "1"), turn("assistant", "")), "line 6: 'messages' message 2 has an empty content"),
+        ('{"message": []}\n', "line 1: the row has no key 'messages'. Did you mean 'message'"),
+        (row(turn("user", "1" * 70), turn("assistant", "2")), "line 1: the demonstration has 78 tokens, more than 64"),
+    ],
+)
+def test_bad_rows_are_named(source, content, message):
+    with pytest.raises(SlimeError, match=message):
+        source(content)

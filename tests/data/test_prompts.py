@@ -1,0 +1,152 @@
+import json
+from dataclasses import replace
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from slime.config.schema import DataConfig
+from slime.data.prompts import PromptSource, check
+from slime.errors import SlimeError
+
+GOOD = [{"prompt": [{"role": "user", "content": f"{n}+{n}="}], "label": str(2 * n), "level": n} for n in range(1, 8)]
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def source(write, tokenizer):
+    def source(rows=GOOD, seed=5, max_prompt_tokens=64, **data):
+        path = write(jsonl(rows))
+        return PromptSource(DataConfig(path=str(path), **data), tokenizer, seed, max_prompt_tokens)
+
+    return source
+
+
+def test_a_prompt_carries_its_row(source, tokenizer):
+    prompt = source(shuffle=False).take(3)[2]
+    assert prompt.id == "0/3"
+    assert (prompt.label, prompt.metadata) == ("6", {"level": 3})
+    assert tokenizer.decode(prompt.tokens) == "[gMASK]<sop><|user|>\n3+3=<|assistant|>\n"
+
+
+def test_plain_text_is_a_users_message(source):
+    text, chat = (source([{"prompt": value, "label": "2"}]).take(1)[0] for value in ("1+1=", GOOD[0]["prompt"]))
+    assert text == replace(chat, metadata={})
+
+
+def test_epochs_have_every_row_once_in_orders_of_their_own(source):
+    ids = [prompt.id.split("/") for prompt in source().take(21)]
+    epochs = [[row for epoch, row in ids if epoch == str(number)] for number in range(3)]
+    assert all(sorted(epoch) == list("1234567") for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_the_seed_alone_decides_the_order(source):
+    def order(seed):
+        return [prompt.id for prompt in source(seed=seed).take(21)]
+
+    assert order(5) == order(5) != order(6)
+
+
+@pytest.mark.parametrize("taken", [0, 3, 7, 10])
+def test_resume_continues_where_it_stopped(source, taken):
+    first = source()
+    first.take(taken)
+    second = source()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.take(9) == first.take(9)
+
+
+def test_resume_refuses_a_changed_file(source):
+    state = source().state_dict()
+    with pytest.raises(SlimeError, match=r"rows\.jsonl: the file changed since the checkpoint was taken"):
+        source(GOOD[:-1]).load_state_dict(state)
+
+
+def test_parquet_gives_the_prompts_that_jsonl_gives(source, tmp_path, tokenizer):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(GOOD), path)
+    parquet = PromptSource(DataConfig(path=str(path)), tokenizer, 5, 64)
+    assert parquet.take(9) == source().take(9)
+
+
+def test_a_long_prompt_stops_the_run_by_row(source):
+    rows = [GOOD[0], {"prompt": "1" * 80, "label": "0"}]
+    with pytest.raises(SlimeError, match=r"line 2: the prompt has 86 tokens, more than rollout.max_prompt_tokens=64"):
+        source(rows)
+
+
+def test_long_prompts_are_skipped_and_counted(source):
+    rows = [{"prompt": "1" * 80, "label": "0"}, GOOD[0], {"prompt": "1" * 99, "label": "0"}]
+    skipping = source(rows, skip_long_prompts=True)
+    assert skipping.prompts.num_skipped == 2
+    assert {prompt.id for prompt in skipping.take(2)} == {"0/2", "1/2"}
+
+
+def test_every_prompt_too_long_is_an_error(source):
+    with pytest.raises(SlimeError, match="every prompt has more than 3 tokens"):
+        source(max_prompt_tokens=3, skip_long_prompts=True)
+
+
+def test_no_label_key_leaves_the_label_out(source):
+    prompt = source([{"prompt": "1+1="}], label_key=None).take(1)[0]
+    assert prompt.label is None
+
+
+def one(**changes):
+    """A good row, then the same with changes (None in `drop` leaves a key out)."""
+    row = {**GOOD[0], **changes}
+    return jsonl([GOOD[1], {key: value for key, value in row.items() if value is not ...}])
+
+
+BAD_ROWS = {
+    "empty file": ("", r"rows\.jsonl: the file has no rows"),
+    "only blank lines": ("\n \n", "the file has no rows"),
+    "torn last line": (
+        jsonl(GOOD[:2]) + '{"prompt": "1+',
+        r"line 3: not valid JSON: .* column \d+\. The last line seems",
+    ),
+    "torn inner line": ('{"prompt": \n' + jsonl(GOOD), r"line 1: not valid JSON: .*\. Mend or delete the line"),
+    "not UTF-8": (b'{"prompt": "\xff"}\n', "line 1: not UTF-8 text at byte 13"),
+    "not an object": (jsonl(GOOD[:1]) + "[1]\n", "line 2: a row is a JSON object, this one is a list"),
+    "missing prompt key": (jsonl([{"promt": "1"}]), "line 1: the row has no key 'prompt'. Did you mean 'promt'"),
+    "prompt null": (one(prompt=None), "line 2: 'prompt' is null, not text or a list of messages"),
+    "prompt a number": (one(prompt=3), "line 2: 'prompt' is a number"),
+    "prompt empty text": (one(prompt="  "), "line 2: 'prompt' message 1 has an empty content"),
+    "prompt empty list": (one(prompt=[]), "line 2: 'prompt' holds no message"),
+    "message not an object": (one(prompt=["1+1="]), "line 2: 'prompt' message 1 is text"),
+    "message without role": (one(prompt=[{"content": "1"}]), "line 2: 'prompt' message 1 has no role"),
+    "message without content": (one(prompt=[{"role": "user"}]), "line 2: 'prompt' message 1 has no content"),
+    "content a list": (one(prompt=[{"role": "user", "content": [1]}]), "message 1 has a list as its content"),
+    "missing label": (one(label=...), "line 2: the row has no key 'label'"),
+    "label null": (one(label=None), r"line 2: 'label' is null\. Give every row a label"),
+    "label of another kind": (one(label=["2"]), r"line 2: 'label' is a list, but text in .*rows\.jsonl line 1"),
+    "label a number among texts": (one(label=2), "line 2: 'label' is a number, but text in"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows_are_named(name, write):
+    content, message = BAD_ROWS[name]
+    with pytest.raises(SlimeError, match=message) as caught:
+        check(write(content), DataConfig())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_names_the_nearest(write, tmp_path):
+    write(jsonl(GOOD), "train.jsonl")
+    with pytest.raises(SlimeError, match=r"trian\.jsonl: no such file\. Did you mean 'train\.jsonl'\?"):
+        check(tmp_path / "trian.jsonl", DataConfig())
+
+
+def test_another_suffix_is_refused(write):
+    with pytest.raises(SlimeError, match=r"rows\.csv: not a jsonl or parquet file"):
+        check(write("a,b\n", "rows.csv"), DataConfig())
+
+
+def test_a_damaged_parquet_file_is_refused(write):
+    with pytest.raises(SlimeError, match=r"rows\.parquet: not a readable parquet file"):
+        check(write("PAR1 and no more", "rows.parquet"), DataConfig())

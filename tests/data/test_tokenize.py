@@ -1,0 +1,46 @@
+import shutil
+
+import pytest
+
+from slime.data.tokenize import encode, load_tokenizer, render
+from slime.errors import SlimeError
+
+
+def test_prompt_text_and_tokens(tokenizer):
+    text = render(tokenizer, [{"role": "user", "content": "1+2="}], "", {}, prompt=True)
+    assert text == "[gMASK]<sop><|user|>\n1+2=<|assistant|>\n"
+    assert (
+        encode(tokenizer, [text, text])
+        == [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": "1+2="}], add_generation_prompt=True, return_dict=False
+            )
+        ]
+        * 2
+    )
+
+
+def test_no_chat_template(tokenizer_folder, tmp_path):
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "bare", ignore=lambda *_: ["chat_template.jinja"])
+    with pytest.raises(SlimeError, match="bare: the tokenizer has no chat template"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("content", [None, "not json"])
+def test_no_loadable_tokenizer(tmp_path, content):
+    if content:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(SlimeError, match="the tokenizer does not load") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_refuses_names_the_row(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(SlimeError, match="line 7: the chat template refuses the messages: roles must alternate"):
+        render(tokenizer, [{"role": "user", "content": "1"}], "line 7", {}, prompt=True)
+
+
+def test_template_keywords_reach_the_template(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ 'think' if enable_thinking else 'answer' }}")
+    assert render(tokenizer, [{"role": "user", "content": "1"}], "", {"enable_thinking": True}, prompt=True) == "think"
