@@ -1,0 +1,1 @@
+"""Rewards: judged in worker processes that can be killed, answered as verdicts."""
