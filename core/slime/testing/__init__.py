@@ -1,0 +1,1 @@
+"""What the tests of core and of every plugin share."""

@@ -1,0 +1,149 @@
+"""Brings Megatron-core up: process groups, seeds, and the model as DDP-wrapped pipeline chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime.config.schema import Device, SlimeConfig
+from slime.contracts import HfConfig, ModelBridge
+from slime.errors import SlimeError
+from slime.train import settings
+from slime.train.compat import apply_fixups, cpu_stands_in_for_cuda
+from slime.train.policy import PolicyModel
+
+_GROUP_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
+
+
+@dataclass
+class Model:
+    """One rank's part of the model.
+
+    Attributes:
+        chunks: one DDP-wrapped chunk a virtual pipeline stage (one without interleaving).
+        modules: the same chunks, unwrapped; parameter names are Megatron-core's own.
+        config: the TransformerConfig that all chunks share.
+    """
+
+    chunks: list[DistributedDataParallel]
+    modules: list[PolicyModel]
+    config: TransformerConfig
+
+
+def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
+    """Join the process group (gloo on cpu, NCCL on cuda) and make Megatron's parallel groups from `train.megatron`.
+
+    Collective over all ranks; call once a process.
+
+    Raises:
+        SlimeError: the parallel sizes do not divide the number of ranks.
+    """
+    cuda = cfg.cluster.device is Device.cuda
+    if cuda:
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    apply_fixups()
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"tcp://{master_addr}:{master_port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=cfg.cluster.hang_timeout_s),
+    )
+    make_groups(cfg)
+
+
+def make_groups(cfg: SlimeConfig) -> None:
+    """Megatron's parallel groups and seeds for the layout of `cfg`; again for another layout."""
+    sizes = {name: cfg.train.megatron[name] for name in _GROUP_SIZES if cfg.train.megatron.get(name) is not None}
+    if sizes.get("expert_model_parallel_size", 1) > 1:
+        sizes.setdefault("expert_tensor_parallel_size", 1)
+    parallel_state.destroy_model_parallel()
+    try:
+        parallel_state.initialize_model_parallel(**sizes)
+    except RuntimeError as error:
+        raise SlimeError(
+            str(error), where="train.megatron", todo="Make the parallel sizes divide cluster.num_trainers."
+        ) from error
+    _seed(cfg)
+
+
+def _seed(cfg: SlimeConfig) -> None:
+    """One seed a pipeline stage and a part of the experts, so that no two of them start with the same weights.
+
+    Ranks that hold the same parameters draw the same ones.
+    """
+    stage, experts = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_expert_model_parallel_rank()
+    seed = cfg.run.seed + 100 * stage + 10007 * experts
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
+    """This rank's chunks of the model. Weights are random, or unset where `model.init` is checkpoint.
+
+    For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
+    `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
+    """
+    config = settings.transformer_config(cfg, bridge, hf)
+    kwargs = _model_kwargs(bridge, hf, config)
+    with cpu_stands_in_for_cuda():
+        stages = range(config.virtual_pipeline_model_parallel_size or 1)
+        modules = [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]
+        chunks = [_wrap(cfg, config, module, index) for index, module in enumerate(modules)]
+    return Model(chunks, modules, config)
+
+
+def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> dict[str, Any]:
+    kwargs = {"vocab_size": hf["vocab_size"], "max_sequence_length": hf["max_position_embeddings"]}
+    kwargs |= {"position_embedding_type": "rope", **bridge.model_kwargs(hf)}
+    if kwargs["vocab_size"] % config.tensor_model_parallel_size:
+        raise SlimeError(
+            f"a vocabulary of {kwargs['vocab_size']} cannot be split over {config.tensor_model_parallel_size} ranks",
+            where="train.megatron.tensor_model_parallel_size",
+            todo="Choose a size that divides the vocabulary.",
+        )
+    return kwargs
+
+
+def _chunk(
+    cfg: SlimeConfig, bridge: ModelBridge, config: TransformerConfig, kwargs: dict[str, Any], stage: int
+) -> PolicyModel:
+    vp_stage = stage if config.virtual_pipeline_model_parallel_size else None
+    where = {"ignore_virtual": False, "vp_stage": vp_stage}
+    return PolicyModel(
+        config,
+        bridge.block_spec(config, vp_stage),
+        pre_process=parallel_state.is_pipeline_first_stage(**where),
+        post_process=parallel_state.is_pipeline_last_stage(**where),
+        vp_stage=vp_stage,
+        chunk_tokens=cfg.train.logprob_chunk_tokens,
+        entropy_gradient=cfg.algo.entropy_coef != 0,
+        **kwargs,
+    )
+
+
+def _wrap(cfg: SlimeConfig, config: TransformerConfig, module: PolicyModel, index: int) -> DistributedDataParallel:
+    """On the device, in the compute precision, with gradients reduced over data-parallel ranks."""
+    if cfg.cluster.device is Device.cuda:
+        module.cuda()
+    inner = Float16Module(config, module) if config.bf16 or config.fp16 else module
+    # Only the first chunk's gradients can overlap with computation: later chunks' reductions would delay the pipeline.
+    chunk = DistributedDataParallel(config, settings.ddp_config(cfg), inner, disable_bucketing=index > 0)
+    chunk.broadcast_params()
+    return chunk

@@ -1,0 +1,130 @@
+"""Megatron-core's own config objects for a run: what slime needs, under what the family and the user say.
+
+Later ones win: slime's defaults, the model family's architecture, `train.megatron`. The few settings that slime's
+code depends on are checked afterwards, so that a contradiction is an error and never silently overruled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from slime.config.schema import Device, Init, SlimeConfig
+from slime.contracts import HfConfig, ModelBridge
+from slime.errors import SlimeError, did_you_mean
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_DTYPE_KEYS = {"params_dtype", "pipeline_dtype", "autocast_dtype", "main_grads_dtype", "main_params_dtype"} | {
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+}
+
+
+def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> TransformerConfig:
+    """Megatron's TransformerConfig (MLATransformerConfig for latent attention) of this model in this layout.
+
+    Raises:
+        SlimeError: Megatron-core refuses the combination, or it contradicts what slime's code depends on.
+    """
+    values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
+    if isinstance(activation := values.get("activation_func"), str):
+        values["activation_func"] = getattr(F, activation)
+    kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
+    config = _construct(kind, values, "train.megatron")
+    _check(config)
+    return config
+
+
+def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
+    """Megatron's OptimizerConfig: distributed optimizer, constant weight decay 0 unless `train.optimizer` sets it."""
+    precision = _precision(cfg)
+    defaults = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0, "use_distributed_optimizer": True}
+    kept = {key: value for key, value in precision.items() if key in ("bf16", "params_dtype")}
+    return _construct(OptimizerConfig, defaults | kept | dict(cfg.train.optimizer), "train.optimizer")
+
+
+def ddp_config(cfg: SlimeConfig) -> DistributedDataParallelConfig:
+    """Megatron's DistributedDataParallelConfig: gradients are summed in fp32."""
+    defaults = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": True}
+    return _construct(DistributedDataParallelConfig, defaults | dict(cfg.train.ddp), "train.ddp")
+
+
+def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
+    size = cfg.train.megatron.get
+    defaults = {
+        # Transformer Engine and apex are absent: slime's specs bring portable modules.
+        "transformer_impl": "local",
+        "gradient_accumulation_fusion": False,
+        "bias_dropout_fusion": False,
+        "masked_softmax_fusion": False,
+        "persist_layer_norm": False,
+        # Sequences are packed, so every micro-batch has its own length.
+        "variable_seq_lengths": True,
+        "moe_token_dispatcher_type": "alltoall",
+        "calculate_per_token_loss": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "sequence_parallel": size("tensor_model_parallel_size", 1) > 1,
+        "expert_tensor_parallel_size": 1 if size("expert_model_parallel_size", 1) > 1 else None,
+        "use_cpu_initialization": cfg.cluster.device is Device.cpu,
+        "perform_initialization": cfg.model.init is Init.random,
+        # The correction bias of a router belongs to the checkpoint; moving it is the user's choice.
+        "moe_router_bias_update_rate": 0.0,
+    }
+    if size("virtual_pipeline_model_parallel_size"):
+        defaults |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}  # otherwise the interleaved schedule deadlocks
+    if size("context_parallel_size", 1) > 1:
+        defaults["cp_comm_type"] = "all_gather"
+    return defaults | _precision(cfg)
+
+
+def _precision(cfg: SlimeConfig) -> dict[str, Any]:
+    bf16 = cfg.train.megatron.get("bf16", cfg.cluster.device is Device.cuda)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return {"bf16": bf16, "params_dtype": dtype, "pipeline_dtype": dtype}
+
+
+def _construct(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in values:
+        if name not in known:
+            raise SlimeError(f"{kind.__name__} has no field '{name}'", where=where, todo=did_you_mean(name, known))
+    named = {name: _DTYPES.get(value, value) if name in _DTYPE_KEYS else value for name, value in values.items()}
+    try:
+        return kind(**named)
+    except (ValueError, AssertionError) as error:
+        raise SlimeError(str(error), where=where, todo="Change the setting that this names.") from error
+
+
+def _check(config: TransformerConfig) -> None:
+    """Refuse what Megatron-core accepts and computes wrongly, or what slime's own modules do not do."""
+    tp, ep, etp = (
+        config.tensor_model_parallel_size,
+        config.expert_model_parallel_size,
+        config.expert_tensor_parallel_size,
+    )
+    rules = {
+        "sequence_parallel=false with tensor_model_parallel_size > 1": tp > 1 and not config.sequence_parallel,
+        "expert_tensor_parallel_size < tensor_model_parallel_size with expert_model_parallel_size=1": (
+            bool(config.num_moe_experts) and ep == 1 and etp < tp
+        ),
+        "calculate_per_token_loss=false": not config.calculate_per_token_loss,
+        "variable_seq_lengths=false": not config.variable_seq_lengths,
+        "cross_entropy_loss_fusion=true": config.cross_entropy_loss_fusion,
+        "multi-token prediction (mtp_num_layers)": bool(config.mtp_num_layers),
+    }
+    for setting, broken in rules.items():
+        if broken:
+            raise SlimeError(
+                f"{setting} is not supported",
+                where="train.megatron",
+                todo="Leave the setting out: slime chooses the value that computes the right gradients.",
+            )

@@ -1,0 +1,11 @@
+"""Layer specs that model families assemble: the same modules on CPU and CUDA, without Transformer Engine.
+
+Megatron-core's local spec refuses sequence parallelism, context parallelism and packed sequences, and its other spec
+needs Transformer Engine. These fill the slots of its own layers with norms, linears and a core attention that do all
+three. `post_norm` puts a norm behind the output projection as well (sandwich norms).
+"""
+
+from slime.train.specs.attention import gqa, mla
+from slime.train.specs.layers import decoder_block, gated_mlp, moe, transformer_layer
+
+__all__ = ["decoder_block", "gated_mlp", "gqa", "mla", "moe", "transformer_layer"]

@@ -1,0 +1,78 @@
+"""MLP, mixture-of-experts and whole-layer specs, and the list of layers of a pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+
+from slime.train.specs.linear import PostNormRowParallelLinear, RMSNorm
+
+
+def gated_mlp(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
+    """Dense gated MLP (Shazeer 2020): `linear_fc1` holds [gate | up]."""
+    down = PostNormRowParallelLinear if post_norm else RowParallelLinear
+    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=down))
+
+
+def moe(config: TransformerConfig) -> ModuleSpec:
+    """Mixture of experts; with shared experts where `config.moe_shared_expert_intermediate_size` is set."""
+    linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    if config.moe_grouped_gemm:
+        experts = ModuleSpec(module=GroupedMLP)
+    else:
+        experts = ModuleSpec(module=SequentialMLP, submodules=linears)
+    shared = ModuleSpec(module=SharedExpertMLP, submodules=linears)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
+
+
+def transformer_layer(config: TransformerConfig, *, attention: ModuleSpec, mlp: ModuleSpec) -> ModuleSpec:
+    """Pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    assert config.normalization == "RMSNorm", "slime's layers use RMSNorm"
+    submodules = TransformerLayerSubmodules(
+        input_layernorm=RMSNorm,
+        self_attention=attention,
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=RMSNorm,
+        mlp=mlp,
+        mlp_bda=get_bias_dropout_add,
+    )
+    return ModuleSpec(module=TransformerLayer, submodules=submodules)
+
+
+def decoder_block(
+    config: TransformerConfig, vp_stage: int | None, layer: Callable[[bool], ModuleSpec]
+) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage (and virtual stage).
+
+    Args:
+        vp_stage: virtual pipeline stage, None without interleaving.
+        layer: from "is a mixture-of-experts layer" to the layer's spec.
+    """
+    specs = {is_moe: layer(is_moe) for is_moe in set(_moe_pattern(config))}
+    start = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    end = start + get_num_layers_to_build(config, vp_stage=vp_stage)
+    stage = [specs[is_moe] for is_moe in _moe_pattern(config)[start:end]]
+    return TransformerBlockSubmodules(layer_specs=stage, layer_norm=RMSNorm)
+
+
+def _moe_pattern(config: TransformerConfig) -> list[bool]:
+    """For every layer of the model: is it a mixture of experts?"""
+    if config.num_moe_experts is None:
+        return [False] * config.num_layers
+    if isinstance(config.moe_layer_freq, int):
+        return [index % config.moe_layer_freq == 0 for index in range(config.num_layers)]
+    return [bool(is_moe) for is_moe in config.moe_layer_freq]

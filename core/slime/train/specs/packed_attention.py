@@ -1,0 +1,210 @@
+"""Causal attention over packed sequences (thd), on CPU and CUDA, with all-gather context parallelism.
+
+Shape letters: t tokens of this rank, h query heads, g key-value heads, d query/key head size, e value head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+
+@dataclass
+class PackedSequences(PackedSeqParams):  # type: ignore[misc]
+    """Megatron-core's packed-sequence parameters with the lengths kept on the host.
+
+    One object serves every layer of a micro-batch; the lengths need no device synchronisation.
+
+    Attributes:
+        lengths: padded length of each sequence, over all context-parallel ranks.
+        cp_size, cp_rank: of the context-parallel group that shares the pack.
+    """
+
+    lengths: Sequence[int] = ()
+    cp_size: int = 1
+    cp_rank: int = 0
+
+    @classmethod
+    def of(cls, cu_seqlens: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> PackedSequences:
+        """From padded sequence borders [num_sequences + 1]."""
+        borders = torch.tensor(list(cu_seqlens), dtype=torch.int32, device=device)
+        lengths = [int(end) - int(start) for start, end in pairwise(cu_seqlens)]
+        assert all(length % (2 * cp_size) == 0 for length in lengths) or cp_size == 1, "pad to multiples of 2 * CP"
+        return cls(
+            qkv_format="thd",
+            cu_seqlens_q=borders,
+            cu_seqlens_kv=borders,
+            max_seqlen_q=max(lengths),
+            max_seqlen_kv=max(lengths),
+            lengths=lengths,
+            cp_size=cp_size,
+            cp_rank=cp_rank,
+        )
+
+    @cached_property
+    def cp_layout(self) -> ContextParallelLayout:
+        """Where this rank's queries find their keys in the gathered pack."""
+        return ContextParallelLayout.of(self.lengths, self.cp_size, self.cp_rank, self.cu_seqlens_q.device)
+
+
+@dataclass(frozen=True)
+class ContextParallelLayout:
+    """Zig-zag context parallelism: rank r holds chunks r and 2n-1-r of every sequence cut into 2n chunks.
+
+    Each of the two chunks becomes a sequence of its own, whose keys are all chunks up to and including it.
+
+    Attributes:
+        key_index: [sum of key_lengths] rows of the gathered keys [n * t], in the order of the chunks.
+        query_lengths, key_lengths: of each chunk; causal from the bottom right.
+    """
+
+    key_index: Tensor
+    query_lengths: list[int]
+    key_lengths: list[int]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> ContextParallelLayout:
+        index, queries, keys, offset = [], [], [], 0
+        num_local_tokens = sum(lengths) // cp_size
+        for length in lengths:
+            half = length // (2 * cp_size)
+            chunks = [_gathered_rows(c, half, offset, num_local_tokens, cp_size) for c in range(2 * cp_size)]
+            for chunk in (cp_rank, 2 * cp_size - 1 - cp_rank):
+                index += chunks[: chunk + 1]
+                queries.append(half)
+                keys.append((chunk + 1) * half)
+            offset += 2 * half
+        return cls(torch.cat(index).to(device), queries, keys)
+
+
+def _gathered_rows(chunk: int, half: int, offset: int, num_local_tokens: int, cp_size: int) -> Tensor:
+    """Rows of chunk `chunk` (of 2n) of a sequence that begins at local row `offset` on every rank."""
+    first_half = chunk < cp_size
+    rank = chunk if first_half else 2 * cp_size - 1 - chunk
+    start = rank * num_local_tokens + offset + (0 if first_half else half)
+    return torch.arange(start, start + half)
+
+
+class PackedAttention(MegatronModule):  # type: ignore[misc]
+    """Megatron-core's `core_attention` slot: grouped queries and unequal value head size, causal, no dropout."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert not config.attention_dropout, "post-training runs without dropout"
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
+        self.cp_group = groups.cp
+        self.scale = softmax_scale or config.softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSequences | None = None,
+    ) -> Tensor:
+        """query [t, h, d], key [t, g, d], value [t, g, e] -> [t, h * e]."""
+        assert packed_seq_params is not None, "slime packs every batch"
+        if packed_seq_params.cp_size == 1:
+            lengths = packed_seq_params.lengths
+            return causal_attention(query, key, value, lengths, lengths, self.scale).flatten(1)
+        layout = packed_seq_params.cp_layout
+        key, value = self._gather(key, value, layout.key_index)
+        return causal_attention(query, key, value, layout.query_lengths, layout.key_lengths, self.scale).flatten(1)
+
+    def _gather(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of every context-parallel rank, in the order of `index`; the gradient is scattered back."""
+        both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+        both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp_group)
+        keys, values = both.index_select(0, index).split([key[0].numel(), value[0].numel()], dim=1)
+        return keys.unflatten(1, key.shape[1:]), values.unflatten(1, value.shape[1:])
+
+
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int], scale: float
+) -> Tensor:
+    """Causal attention inside each sequence; queries are the last tokens of their keys (bottom-right mask).
+
+    Args:
+        query: [sum of query_lengths, h, d].
+        key, value: [sum of key_lengths, g, d], [sum of key_lengths, g, e].
+
+    Returns:
+        [sum of query_lengths, h, e].
+    """
+    if query.is_cuda:
+        return _varlen_attention(query, key, value, query_lengths, key_lengths, scale)
+    outputs, q_start, k_start = [], 0, 0
+    for (q_length, k_length), same in groupby(zip(query_lengths, key_lengths, strict=True)):
+        count = len(list(same))
+        q_end, k_end = q_start + count * q_length, k_start + count * k_length
+        block = query[q_start:q_end], key[k_start:k_end], value[k_start:k_end]
+        outputs.append(_equal_lengths(*block, count, scale))
+        q_start, k_start = q_end, k_end
+    return torch.cat(outputs)
+
+
+def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
+    """`count` sequences of one length lie behind one another: a view makes them a batch, nothing is copied."""
+    q, k, v = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (query, key, value))
+    q_length, k_length = q.size(2), k.size(2)
+    mask = None
+    if q_length != k_length:
+        mask = torch.ones(q_length, k_length, dtype=torch.bool).tril(k_length - q_length)
+    grouped = q.size(1) != k.size(1)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def _varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int], scale: float
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    repeats, value_size = query.size(1) // key.size(1), value.size(-1)
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    value = F.pad(value, (0, query.size(-1) - value_size))
+    out = varlen_attn(
+        query,
+        key,
+        value,
+        _borders(query_lengths, query.device),
+        _borders(key_lengths, query.device),
+        max(query_lengths),
+        max(key_lengths),
+        scale=scale,
+        window_size=(-1, 0),
+    )
+    return out[..., :value_size]
+
+
+def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return F.pad(torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)).to(device)
