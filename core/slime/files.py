@@ -1,0 +1,115 @@
+"""Files that a kill or a full disk cannot tear: written aside, synced, then renamed; and one error for a full disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from slime.errors import SlimeError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` so that a reader, or a crash at any point, sees the old content or the new one."""
+    aside = path.with_name(f".{path.name}.new")
+    with aside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder under `folder`, children before parents."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
+def files_under(folder: Path) -> list[Path]:
+    """Every file below `folder`, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def human_bytes(count: float) -> str:
+    """A size for people: 1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def free_bytes(path: Path) -> int:
+    """What the file system of `path`, or of its nearest existing parent, has left for us."""
+    return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+
+
+def disk_full(path: Path, needed: int = 0) -> SlimeError:
+    """The error for a write that did not fit; `needed` bytes in all, 0 if unknown."""
+    need = f"it needs {human_bytes(needed)} and " if needed else ""
+    return SlimeError(
+        f"the disk (or a quota or file-size limit on it) is full: {need}{human_bytes(free_bytes(path))} are free",
+        where=str(path),
+        todo="Free some space, or set `run.dir` to a larger disk, and start again: the run resumes by itself.",
+    )
+
+
+class disk_errors:
+    """Context in which a full or refusing disk becomes a SlimeError that names `path`; other errors pass unchanged.
+
+    The whole chain of causes is searched, because Megatron and torch wrap the OSError of their writer processes.
+
+    Args:
+        path: what is being written.
+        needed: its whole size in bytes, 0 if unknown.
+    """
+
+    def __init__(self, path: Path, needed: int = 0) -> None:
+        self._path, self._needed = path, needed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, SlimeError):
+            return
+        codes = {cause.errno for cause in _causes(error) if isinstance(cause, OSError)}
+        if codes & set(FULL):
+            raise disk_full(self._path, self._needed) from error
+        if codes & set(REFUSED):
+            raise SlimeError(
+                "no permission to write here", where=str(self._path), todo="Set `run.dir` to a folder of yours."
+            ) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,173 @@
+"""The run directory: made after validation, held by one process, and what lies where in it.
+
+config.yaml  plugins.json  metrics.jsonl  reward.png  summary.txt  lock
+checkpoints/  logs/  tensorboard/  export/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from slime import files
+from slime.config.schema import Resume, SlimeConfig
+from slime.errors import SlimeError
+
+FOLDERS = ("checkpoints", "logs", "tensorboard", "export")
+
+MAY_CHANGE = (
+    "run.name", "run.dir", "run.num_steps", "run.resume", "run.progress",
+    "cluster.*", "train.checkpoint.*", "eval.*", "observe.*", "weights.*",
+    "train.max_tokens_per_micro_batch", "train.logprob_chunk_tokens", "train.lr_*",
+    "train.megatron.*_parallel*", "train.megatron.recompute_*",
+    "train.optimizer.lr", "train.optimizer.min_lr", "train.optimizer.weight_decay", "train.optimizer.clip_grad",
+    "rollout.max_requests_per_engine", "rollout.over_sampling", "rollout.request_timeout_s", "rollout.sglang.*",
+    "reward.num_workers", "reward.timeout_s", "reward.memory_mb", "reward.max_failed_share",
+)  # fmt: skip
+"""Keys a resumed run may change: how long, where and how fast it runs, and what it reports. Everything else decides
+what the checkpoint's weights, optimizer state and prompt position mean."""
+
+
+class RunDir:
+    """The paths of a run; made by `open`, also the hold on it until `close` or this process's death."""
+
+    def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
+        self.path, self._lock = path, lock
+        self.config, self.plugins = path / "config.yaml", path / "plugins.json"
+        self.metrics, self.summary, self.reward_plot = (
+            path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
+        )
+        self.checkpoints, self.logs, self.tensorboard, self.export = (path / name for name in FOLDERS)
+
+    @classmethod
+    def open(cls, path: Path, resume: Resume = Resume.auto) -> RunDir:
+        """Create or re-enter the run directory `path` and lock it.
+
+        Raises:
+            SlimeError: another process holds it; it cannot be written; `resume` is `never` and it holds a run;
+                `resume` is `must` and it holds no checkpoint.
+        """
+        path = Path(path).absolute()
+        if resume is Resume.must and not _has_checkpoint(path):
+            raise SlimeError("there is no checkpoint to resume from", where=str(path), todo="Use `run.resume=auto`.")
+        _make(path)
+        with files.disk_errors(path):
+            run = cls(path, _lock(path / "lock"))
+            run._enter(resume)
+        return run
+
+    def _enter(self, resume: Resume) -> None:
+        if resume is Resume.never and self.config.exists():
+            self.close()
+            raise SlimeError(
+                "this directory already holds a run and `run.resume` is never",
+                where=str(self.path),
+                todo="Set another `run.name`, or `run.resume=auto` to continue it.",
+            )
+        for folder in FOLDERS:
+            (self.path / folder).mkdir(exist_ok=True)
+
+    def write_config(self, cfg: SlimeConfig) -> list[str]:
+        """Write the resolved configuration; beside a checkpoint, first compare with the one that made it.
+
+        Returns:
+            What changed since then, as `key: old -> new`; empty for a new run.
+
+        Raises:
+            SlimeError: a key outside `MAY_CHANGE` differs, so that the checkpoint belongs to another run.
+        """
+        resumes = self.config.exists() and _has_checkpoint(self.path)
+        changes = _changes(_read(self.config), _flat(_container(cfg))) if resumes else {}
+        if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in MAY_CHANGE)]:
+            raise SlimeError(
+                f"this directory holds a run of another configuration ({'; '.join(refused)})",
+                where=str(self.path),
+                todo="Undo the change to continue that run, or set another `run.name` for a new one.",
+            )
+        with files.disk_errors(self.config):
+            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(_container(cfg))).encode())
+        return list(changes.values())
+
+    def write_plugins(self, provenance: Mapping[str, Any]) -> None:
+        """Write which plugins are installed and which of them this run uses."""
+        with files.disk_errors(self.plugins):
+            files.write_atomic(self.plugins, json.dumps(provenance, indent=2).encode() + b"\n")
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        if self._lock:
+            self._lock.close()
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SlimeError(
+            f"cannot make the run directory ({error.strerror})", where=str(path), todo="Set `run.dir` or `run.name`."
+        ) from error
+
+
+def _lock(path: Path) -> IO[str]:
+    """Take the lock file; the kernel lets go of it when this process dies, however it dies."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise SlimeError(
+            f"another run is using this directory ({holder})",
+            where=str(path.parent),
+            todo="Wait for it, stop it, or set another `run.name`.",
+        ) from error
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
+def _has_checkpoint(path: Path) -> bool:
+    return any(path.glob("checkpoints/step-*"))
+
+
+def _container(cfg: SlimeConfig) -> dict[str, Any]:
+    container = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
+    assert isinstance(container, dict)
+    return {str(section): keys for section, keys in container.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return _flat(OmegaConf.to_container(OmegaConf.load(path)))
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys; an empty mapping vanishes."""
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    parts = (_flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items())
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Every key that differs, with `key: old -> new`; `-` stands for a key that is not there."""
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key, "-") != new.get(key, "-"))
+    return {key: f"{key}: {old.get(key, '-')} -> {new.get(key, '-')}" for key in keys}

@@ -1,0 +1,146 @@
+"""The run directory: one holder, resume rules, refused configurations. Locks are taken by real processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from slime.config.schema import Resume, SlimeConfig
+from slime.errors import SlimeError
+from slime.run_dir import RunDir
+
+HOLD = """
+import sys
+from pathlib import Path
+from slime.run_dir import RunDir
+run = RunDir.open(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs" / "tiny"
+
+
+def config(*overrides):
+    """A configuration without missing values, changed by dotted overrides."""
+    needed = ["run.name=tiny", "run.num_steps=10", "model.name=tiny", "model.family=f", "model.path=m"]
+    needed += ["cluster.name=local", "data.path=d", "reward.name=r"]
+    merged = OmegaConf.merge(OmegaConf.structured(SlimeConfig), OmegaConf.from_dotlist([*needed, *overrides]))
+    return OmegaConf.to_object(merged)
+
+
+def saved_run(path, *overrides):
+    """A closed run directory with a configuration and something published as a checkpoint."""
+    with RunDir.open(path) as run:
+        run.write_config(config(*overrides))
+        (run.checkpoints / "step-000005").mkdir()
+
+
+def hold(path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_open_makes_the_folders(path):
+    with RunDir.open(path) as run:
+        assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
+            "checkpoints",
+            "logs",
+            "tensorboard",
+            "export",
+        }
+        assert run.export == path / "export"
+
+
+def test_a_second_run_is_told_who_holds_the_directory(path):
+    holder = hold(path)
+    with holder:
+        with pytest.raises(SlimeError, match=rf"another run is using this directory \(process {holder.pid} on "):
+            RunDir.open(path)
+        holder.stdin.close()
+    RunDir.open(path).close()
+
+
+def test_a_killed_holder_leaves_the_directory_free(path):
+    with hold(path) as holder:
+        holder.kill()
+    RunDir.open(path).close()
+
+
+def test_config_and_plugins_are_written_and_read_back(path):
+    with RunDir.open(path) as run:
+        run.write_config(config("train.optimizer.lr=1e-5", "algo.kl_estimator=k3"))
+        run.write_plugins({"installed": ["slime"]})
+        assert OmegaConf.load(run.config).train.optimizer.lr == 1e-5
+        assert OmegaConf.load(run.config).algo.kl_estimator == "k3"
+        assert json.loads(run.plugins.read_text()) == {"installed": ["slime"]}
+
+
+@pytest.mark.parametrize("override", ["model.family=other", "run.seed=1", "train.megatron.num_layers=3", "sft.lr=1"])
+def test_another_configuration_is_refused_by_key_and_the_old_one_stays(path, override):
+    saved_run(path)
+    before = (path / "config.yaml").read_bytes()
+    with RunDir.open(path) as run, pytest.raises(SlimeError, match=override.split("=")[0]):
+        run.write_config(config(override))
+    assert (path / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("run.num_steps=20", "run.num_steps: 10 -> 20"),
+        ("observe.tensorboard=false", "observe.tensorboard: True -> False"),
+        ("cluster.num_trainers=2", "cluster.num_trainers: 1 -> 2"),
+        (
+            "train.megatron.tensor_model_parallel_size=2",
+            "train.megatron.tensor_model_parallel_size: - -> 2",
+        ),
+    ],
+)
+def test_a_resumed_run_may_change_how_it_runs(path, override, change):
+    saved_run(path)
+    with RunDir.open(path) as run:
+        assert run.write_config(config(override)) == [change]
+        assert run.write_config(config(override)) == []
+
+
+def test_without_a_checkpoint_any_configuration_may_start_over(path):
+    with RunDir.open(path) as run:
+        run.write_config(config())
+        assert run.write_config(config("model.family=other")) == []
+
+
+def test_never_refuses_a_directory_that_holds_a_run(path):
+    with RunDir.open(path, Resume.never) as run:
+        run.write_config(config())
+    with pytest.raises(SlimeError, match="already holds a run"):
+        RunDir.open(path, Resume.never)
+    RunDir.open(path, Resume.auto).close()
+
+
+def test_must_refuses_to_start_from_nothing_and_makes_no_folder(path):
+    with pytest.raises(SlimeError, match="no checkpoint to resume from"):
+        RunDir.open(path, Resume.must)
+    assert not path.exists()
+    saved_run(path)
+    RunDir.open(path, Resume.must).close()
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside"])
+def test_a_file_in_the_way(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SlimeError, match=r"cannot make the run directory \((File exists|Not a directory)\)"):
+        RunDir.open(tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_made():
+    with pytest.raises(SlimeError, match="cannot make the run directory"):
+        RunDir.open("/proc/slime-run")  # procfs refuses new folders to everybody, root included
