@@ -1,0 +1,195 @@
+"""metrics.jsonl and TensorBoard events: one row a step, written through, never double after a resume.
+
+A row is one flat JSON object: `stage`, `step`, `time` (Unix seconds) and the values by name (`reward/mean`,
+`train/loss`, `seconds/generate`, ...). JSON has no NaN: a value that is not finite is written as the string "NaN",
+"Infinity" or "-Infinity" and warned of, so that the file stays JSON, nothing becomes null, and `float(...)` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from slime import files
+from slime.errors import SlimeError
+
+if TYPE_CHECKING:
+    from slime.run_dir import RunDir
+
+STAGES = ("sft", "rl")
+"""In the order they run; a row's place in the run is (stage, step)."""
+
+REWARD, HELD_OUT, LOSS = "reward/mean", "eval/reward/mean", "train/loss"
+TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "logprob/abs_diff"
+"""Names that the progress display and the report look for."""
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+Row = dict[str, Any]
+Position = tuple[str, int]
+"""(stage, step): where in the run something happened."""
+
+log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Writes the metrics of one run.
+
+    Args:
+        run: the run directory, held by this process.
+        tensorboard: also write TensorBoard events, a TensorBoard run for each stage.
+        resumed: (stage, step) of the checkpoint the run continues from; None starts anew. Rows after it move to
+            `logs/metrics-abandoned.jsonl`, because their steps run again; TensorBoard hides its own.
+    """
+
+    def __init__(self, run: RunDir, tensorboard: bool, resumed: Position | None = None) -> None:
+        self._path = run.metrics
+        with files.disk_errors(self._path):
+            _truncate(run, resumed)
+            # Unbuffered: after a failed write nothing is kept back that a later row would be glued to.
+            self._file = self._path.open("ab", buffering=0)
+        self._events = Events(run.tensorboard, resumed) if tensorboard else None
+
+    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        """Append one row; it is in the operating system's hands when this returns.
+
+        Raises:
+            SlimeError: the disk is full.
+        """
+        assert stage in STAGES, f"stage {stage}"
+        numbers = {name: float(value) for name, value in values.items()}
+        now = time.time()
+        row = {"stage": stage, "step": step, "time": round(now, 3)}
+        assert not row.keys() & numbers.keys(), "a metric has the name of a column"
+        _warn_not_finite(stage, step, numbers)
+        with files.disk_errors(self._path):
+            _write_all(self._file, json.dumps(row | {name: _to_json(value) for name, value in numbers.items()}))
+            if self._events:
+                self._events.write(stage, step, now, numbers)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._events:
+            self._events.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Events:
+    """TensorBoard events through tensorboardX's synchronous writer.
+
+    Its `SummaryWriter` would hand them to a thread, which dies silently on a full disk and then blocks the run.
+
+    Args:
+        folder: parent of the stages' TensorBoard runs.
+        resumed: as for `MetricsLog`.
+    """
+
+    def __init__(self, folder: Path, resumed: Position | None) -> None:
+        self._folder, self._resumed = folder, resumed
+        self._writers: dict[str, Any] = {}
+
+    def write(self, stage: str, step: int, now: float, values: Mapping[str, float]) -> None:
+        """One event with every value of a step, flushed."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        scalars = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        writer = self._writers.get(stage) or self._open(stage)
+        writer.write_event(Event(wall_time=now, step=step, summary=scalars))
+        writer.flush()
+
+    def _open(self, stage: str) -> Any:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder = self._folder / stage
+        folder.mkdir(parents=True, exist_ok=True)
+        # The name has the time in whole seconds only, and the writer truncates an existing file: hence the suffix.
+        writer = EventsWriter(str(folder / "events"), filename_suffix=f".{len(list(folder.iterdir()))}")
+        # TensorBoard hides what an earlier session wrote from this step on.
+        step = self._resumed[1] + 1 if self._resumed and self._resumed[0] == stage else 0
+        writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+        self._writers[stage] = writer
+        return writer
+
+    def close(self) -> None:
+        """Flush and close every stage's file."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Every row of a metrics.jsonl, oldest first; values are floats again. A torn last line is left out.
+
+    Raises:
+        SlimeError: a line in the middle is not JSON.
+    """
+    return [{name: _from_json(value) for name, value in row.items()} for row, _ in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[Row, bytes]]:
+    """Rows with their raw lines; a kill can tear only the last one."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line), line
+        except ValueError as error:
+            raise SlimeError(
+                "this line is not a JSON object", where=f"{path}:{number}", todo="Repair or delete the line."
+            ) from error
+
+
+def _truncate(run: RunDir, resumed: Position | None) -> None:
+    """Keep the rows up to and with `resumed`, set the others aside, forget a torn last line."""
+    kept: list[bytes] = []
+    abandoned: list[bytes] = []
+    for row, line in _lines(run.metrics):
+        keep = resumed is not None and _place((row["stage"], row["step"])) <= _place(resumed)
+        (kept if keep else abandoned).append(line)
+    if abandoned:
+        with (run.logs / "metrics-abandoned.jsonl").open("ab") as file:
+            file.writelines(abandoned)
+    files.write_atomic(run.metrics, b"".join(kept))
+
+
+def _place(position: Position) -> tuple[int, int]:
+    stage, step = position
+    return STAGES.index(stage), step
+
+
+def _warn_not_finite(stage: str, step: int, values: Mapping[str, float]) -> None:
+    if names := [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]:
+        log.warning("%s step %d: not a finite number: %s", stage, step, ", ".join(names))
+
+
+def _to_json(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _from_json(value: Any) -> Any:
+    return float(value) if value in NOT_FINITE else value
+
+
+def _write_all(file: Any, text: str) -> None:
+    """Write a line; a full disk may take part of it before it refuses the rest."""
+    rest = text.encode() + b"\n"
+    while rest:
+        rest = rest[file.write(rest) :]

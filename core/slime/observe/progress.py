@@ -1,0 +1,126 @@
+"""What the user sees while a stage runs: a live bar on a terminal, plain lines anywhere else.
+
+No thread: the display changes when the driver says something, and lines that others print (Ray's worker logs,
+warnings) appear above the bar.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from slime.observe.metrics import HELD_OUT, LOSS, REWARD, TOKENS_PER_S
+
+LINE_INTERVAL_S = 2.0
+"""Without a terminal, steps shorter than this share a line."""
+ETA_STEPS = 20
+"""The ETA is the mean wall time of this many latest steps, times the steps left."""
+SHOWN = {
+    REWARD: ("reward", "{:.3f}"),
+    HELD_OUT: ("held-out", "{:.3f}"),
+    LOSS: ("loss", "{:.4f}"),
+    TOKENS_PER_S: ("tokens/s", "{:,.0f}"),
+}
+
+
+class Progress:
+    """Progress of one stage; a context manager that leaves its last state on the screen.
+
+    Args:
+        stage: what the stage is called (`sft`, `rl`).
+        total: steps of the whole stage.
+        done: steps already done by the run this one continues.
+        live: a bar if the output is a terminal; off prints lines there too.
+        console: where to; standard output unless given.
+    """
+
+    def __init__(
+        self, stage: str, total: int, done: int = 0, *, live: bool = True, console: Console | None = None
+    ) -> None:
+        self._stage, self._total, self._done = stage, total, done
+        self._console = console or Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False) if live and self._console.is_terminal else None
+        self._values: dict[str, float] = {}
+        self._status = ""
+        self._ends = deque([time.monotonic()], maxlen=ETA_STEPS + 1)
+        self._printed = float("-inf")
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        self._show()
+        return self
+
+    def status(self, phase: str, done: int | None = None, total: int | None = None) -> None:
+        """What the running step is at: `generate 12/32`, `train`, `publish`."""
+        self._status = phase if done is None else f"{phase} {done}/{total}"
+        self._show()
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Step number `step` of `total` is done; `values` are its metrics, of which the known ones are shown."""
+        self._done, self._status = step, ""
+        self._ends.append(time.monotonic())
+        self.values(values)
+        if not self._live:
+            self._print_line()
+
+    def values(self, values: Mapping[str, float]) -> None:
+        """Show metrics that belong to no finished step, an evaluation before the first for instance."""
+        self._values |= {name: values[name] for name in SHOWN if name in values}
+        self._show()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._show()
+            self._live.stop()
+
+    def _show(self) -> None:
+        if self._live:
+            self._live.update(self._render(), refresh=True)
+
+    def _render(self) -> Group:
+        bar = Table.grid(padding=(0, 2, 0, 0))
+        bar.add_row(
+            Text(self._stage, style="bold"),
+            ProgressBar(total=max(self._total, 1), completed=self._done, width=30),
+            Text(f"{self._done}/{self._total}"),
+            Text(f"eta {self._eta()}", style="cyan"),
+            Text(self._status, style="dim"),
+        )
+        return Group(bar, Text(f"     {self._shown()}", overflow="ellipsis", no_wrap=True))
+
+    def _print_line(self) -> None:
+        now = time.monotonic()
+        if now - self._printed < LINE_INTERVAL_S and self._done < self._total:
+            return
+        self._printed = now
+        line = f"{self._stage} {self._done}/{self._total}  {self._shown()}  eta {self._eta()}"
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def _shown(self) -> str:
+        return "  ".join(
+            f"{SHOWN[name][0]} {SHOWN[name][1].format(self._values[name])}" for name in SHOWN if name in self._values
+        )
+
+    def _eta(self) -> str:
+        if len(self._ends) < 2:
+            return "-"
+        seconds_per_step = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return duration(seconds_per_step * (self._total - self._done))
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 75 -> '1:15', 4000 -> '1:06:40'."""
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"

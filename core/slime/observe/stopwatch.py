@@ -1,0 +1,45 @@
+"""Where the wall time of one step goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """The phases of one step; what no phase covers is `other`. Starts when it is made.
+
+    with watch("generate"):
+        ...
+    watch.add("logprobs", seconds_measured_elsewhere)
+    metrics |= watch.seconds()
+
+    Phases may repeat (they add up) but not nest: time inside two phases would be counted twice.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._phases: dict[str, float] = {}
+        self._running = ""
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Count the block's wall time, also when it raises, as `phase`."""
+        assert not self._running, f"phase '{phase}' inside phase '{self._running}'"
+        self._running, started = phase, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._running = ""
+            self.add(phase, time.perf_counter() - started)
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere, a trainer rank for instance, inside this step's wall time."""
+        self._phases[phase] = self._phases.get(phase, 0.0) + seconds
+
+    def seconds(self) -> dict[str, float]:
+        """`seconds/<phase>` in the order they first ran, then `seconds/other` and `seconds/step`, the wall time."""
+        wall = time.perf_counter() - self._started
+        phases = self._phases | {"other": wall - sum(self._phases.values()), "step": wall}
+        return {f"seconds/{name}": value for name, value in phases.items()}

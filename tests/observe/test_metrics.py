@@ -1,0 +1,135 @@
+"""metrics.jsonl and TensorBoard events, with kills and full disks made for real."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from slime.errors import SlimeError
+from slime.observe.metrics import MetricsLog, read_rows
+from slime.run_dir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDir.open(tmp_path / "run") as run:
+        yield run
+
+
+def log_steps(run, stage, steps, resumed=None, tensorboard=False):
+    with MetricsLog(run, tensorboard, resumed) as metrics:
+        for step in steps:
+            metrics.log(stage, step, {"reward/mean": step / 10})
+
+
+def places(run):
+    return [(row["stage"], row["step"]) for row in read_rows(run.metrics)]
+
+
+def events(folder):
+    """Every TensorBoard event under `folder`: TFRecords of length, its checksum, data, its checksum."""
+    for path in sorted(folder.rglob("*tfevents*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            yield Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+
+
+def test_a_row_is_on_disk_when_log_returns(run):
+    with MetricsLog(run, tensorboard=False) as metrics:
+        metrics.log("rl", 3, {"reward/mean": 0.25, "seconds/generate": 2})
+        (row,) = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert row.pop("time") > 1.7e9
+    assert row == {"stage": "rl", "step": 3, "reward/mean": 0.25, "seconds/generate": 2.0}
+
+
+def test_what_is_not_finite_stays_json_comes_back_and_is_warned_of(run, caplog):
+    def strict(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    with MetricsLog(run, tensorboard=False) as metrics:
+        metrics.log("rl", 1, {"train/loss": float("nan"), "a": float("inf"), "b": float("-inf"), "c": 1.0})
+    assert json.loads(run.metrics.read_text(), parse_constant=strict)["train/loss"] == "NaN"
+    (row,) = read_rows(run.metrics)
+    assert row["train/loss"] != row["train/loss"]
+    assert (row["a"], row["b"], row["c"]) == (float("inf"), float("-inf"), 1.0)
+    assert "rl step 1: not a finite number: train/loss = nan, a = inf, b = -inf" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("resumed", "expected"),
+    [
+        (None, []),
+        (("sft", 1), [("sft", 1)]),
+        (("sft", 2), [("sft", 1), ("sft", 2)]),
+        (("rl", 1), [("sft", 1), ("sft", 2), ("rl", 0), ("rl", 1)]),
+        (("rl", 9), [("sft", 1), ("sft", 2), ("rl", 0), ("rl", 1), ("rl", 2)]),
+    ],
+)
+def test_a_resume_keeps_the_rows_up_to_the_checkpoint(run, resumed, expected):
+    log_steps(run, "sft", [1, 2])
+    log_steps(run, "rl", [0, 1, 2], resumed=("sft", 2))
+    before = places(run)
+    log_steps(run, "rl", [], resumed=resumed)
+    assert places(run) == expected
+    abandoned = run.logs / "metrics-abandoned.jsonl"
+    assert expected + [(row["stage"], row["step"]) for row in read_rows(abandoned)] == before
+
+
+def test_steps_that_run_again_are_not_double(run):
+    log_steps(run, "rl", [1, 2, 3])
+    log_steps(run, "rl", [2, 3, 4], resumed=("rl", 1))
+    assert places(run) == [("rl", 1), ("rl", 2), ("rl", 3), ("rl", 4)]
+
+
+@pytest.mark.parametrize("torn", ['{"stage": "rl", "st', '{"stage": "rl", "step": 2, "time": 1}'])
+def test_a_last_line_torn_by_a_kill_is_forgotten(run, torn):
+    log_steps(run, "rl", [1])
+    with run.metrics.open("a") as file:
+        file.write(torn)
+    assert places(run) == [("rl", 1)]
+    log_steps(run, "rl", [2], resumed=("rl", 1))
+    assert places(run) == [("rl", 1), ("rl", 2)]
+
+
+def test_a_broken_line_in_the_middle_is_named(run):
+    run.metrics.write_text('{"stage": "rl", "step": 1}\nbroken\n{"stage": "rl", "step": 2}\n')
+    with pytest.raises(SlimeError, match=r"metrics\.jsonl:2: this line is not a JSON object"):
+        read_rows(run.metrics)
+
+
+def test_tensorboard_has_every_value_and_hides_what_runs_again(run):
+    log_steps(run, "sft", [1, 2], tensorboard=True)
+    log_steps(run, "rl", [1, 2, 3], resumed=("sft", 2), tensorboard=True)
+    log_steps(run, "rl", [2, 3], resumed=("rl", 1), tensorboard=True)
+    assert {path.name for path in run.tensorboard.iterdir()} == {"sft", "rl"}
+    rl = list(events(run.tensorboard / "rl"))
+    values = [(event.step, value.tag, value.simple_value) for event in rl for value in event.summary.value]
+    assert values == [(step, "reward/mean", pytest.approx(step / 10)) for step in (1, 2, 3, 2, 3)]
+    starts = [event.step for event in rl if event.session_log.status == SessionLog.START]
+    assert starts == [0, 2]
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from slime.observe.metrics import MetricsLog
+from slime.run_dir import RunDir
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+metrics = MetricsLog(RunDir.open(Path(sys.argv[1])), tensorboard=False)
+for step in range(1000):
+    metrics.log("rl", step, {"reward/mean": 0.5})
+"""
+
+
+def test_a_full_disk_is_an_error_and_keeps_every_earlier_row(tmp_path):
+    """A file-size limit refuses a write half-way, as a full disk does (EFBIG for ENOSPC)."""
+    child = subprocess.run([sys.executable, "-c", FILL, str(tmp_path)], capture_output=True, text=True)
+    assert "SlimeError: " + str(tmp_path / "metrics.jsonl") in child.stderr.splitlines()[-1]
+    steps = [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(len(steps)))
+    assert len(steps) > 30  # 4096 bytes hold some 60 rows of 68 bytes
