@@ -1,0 +1,88 @@
+"""Groups that wait between steps: unfinished ones to be continued, finished ones that came too late for their step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime.types import Decision, Group, Prompt, Sample, Status, Verdict, VerdictKind, WeightSpan
+
+
+@dataclass
+class FifoOptions:
+    """Keys of `buffer.options` for `buffer=fifo`."""
+
+    max_groups: int | None = None
+    """Groups the buffer holds at most; a further one is dropped with the reason `full`. Empty means no limit."""
+    max_weight_lag: int = 4
+    """Oldest weight version a stored token may have, counted back from the current one; responses that began earlier
+    are generated anew."""
+
+
+class FifoBuffer:
+    """First in, first out. No prompt is ever lost to age: too old a response starts over.
+
+    Args:
+        max_groups: groups held at most; None means no limit.
+        max_weight_lag: in weight versions.
+    """
+
+    def __init__(self, max_groups: int | None = None, max_weight_lag: int = 4) -> None:
+        self._max_groups, self._max_weight_lag = max_groups, max_weight_lag
+        self._groups: deque[Group] = deque()
+
+    def put(self, group: Group, version: int) -> Decision:
+        """Store `group`, or refuse it because the buffer is full."""
+        if self._max_groups is not None and len(self._groups) >= self._max_groups:
+            return Decision(keep=False, reason="full")
+        self._groups.append(group)
+        return Decision(keep=True)
+
+    def take(self, count: int, version: int) -> list[Group]:
+        """The `count` longest-stored groups, without the responses that are too old under weight `version`."""
+        groups = [self._groups.popleft() for _ in range(min(count, len(self._groups)))]
+        for group in groups:
+            group.samples = [self._fresh_enough(sample, version) for sample in group.samples]
+        return groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every group as plain dicts, lists and numbers."""
+        return {"groups": [dataclasses.asdict(group) for group in self._groups]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold exactly the groups of `state`."""
+        self._groups = deque(_group(values) for values in state["groups"])
+
+    def _fresh_enough(self, sample: Sample, version: int) -> Sample:
+        if sample.spans and version - sample.spans[0].version > self._max_weight_lag:
+            return Sample(sample.prompt, sample.index)
+        return sample
+
+
+def _group(values: Mapping[str, Any]) -> Group:
+    prompt = _prompt(values["prompt"])
+    return Group(prompt, [_sample(prompt, sample) for sample in values["samples"]])
+
+
+def _prompt(values: Mapping[str, Any]) -> Prompt:
+    return Prompt(**{**values, "messages": tuple(values["messages"]), "tokens": tuple(values["tokens"])})
+
+
+def _sample(prompt: Prompt, values: Mapping[str, Any]) -> Sample:
+    own = {
+        "prompt": prompt,
+        "spans": [WeightSpan(**span) for span in values["spans"]],
+        "status": Status(values["status"]),
+        "verdict": _verdict(values["verdict"]),
+    }
+    return Sample(**{**values, **own})
+
+
+def _verdict(values: Mapping[str, Any] | None) -> Verdict | None:
+    return None if values is None else Verdict(**{**values, "kind": VerdictKind(values["kind"])})

@@ -1,0 +1,64 @@
+"""The model on its held-out prompts, by the engines and the reward that training uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slime.config.schema import EvalConfig, RewardConfig
+from slime.data.tokenize import Tokenizer
+from slime.rollout.generate import Engine, Generator
+from slime.rollout.pipeline import Failures, Pipeline, Scorer
+from slime.rollout.stats import group_stats
+from slime.types import Group, Prompt, Sample
+
+
+async def evaluate(
+    cfg: EvalConfig,
+    reward: RewardConfig,
+    seed: int,
+    version: int,
+    *,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer,
+    scorer: Scorer,
+    engines: Sequence[Engine],
+    router: Engine | None = None,
+    max_in_flight: int,
+    progress: Callable[[int, int], None] = lambda finished, total: None,
+) -> dict[str, float]:
+    """Mean reward and response lengths over every held-out prompt, as metrics `eval/...`.
+
+    Args:
+        cfg: samples a prompt, and their sampling.
+        reward: name and `max_failed_share` of the reward.
+        seed: of the run; the same request always has the same seed, so that evaluations differ by the weights alone.
+        version: the weight version that every engine holds.
+        prompts: the held-out set.
+        tokenizer: turns responses into text.
+        scorer: the reward.
+        engines: every engine.
+        router: takes the requests when there is more than one engine.
+        max_in_flight: requests at the engines at once.
+        progress: told (prompts finished, prompts) after each.
+
+    Raises:
+        SlimeError: an engine failed or is stale, or too many rewards failed.
+    """
+    generator = Generator(router or engines[0], cfg.sampling, tokenizer, seed)
+    failures = Failures(reward, len(prompts) * cfg.samples_per_prompt)
+    pipeline = Pipeline(generator, engines, scorer, failures, max_in_flight, version)
+    for prompt in prompts:
+        pipeline.submit(Group(prompt, [Sample(prompt, index) for index in range(cfg.samples_per_prompt)]))
+    groups: list[Group] = []
+    try:
+        while pipeline.active:
+            groups.append(await pipeline.next_finished())
+            progress(len(groups), len(prompts))
+    finally:
+        await pipeline.cancel()
+    return _metrics(group_stats(groups) | failures.stats(), pipeline)
+
+
+def _metrics(stats: dict[str, float], pipeline: Pipeline) -> dict[str, float]:
+    own = {name.replace("rollout/", "eval/", 1): value for name, value in stats.items()}
+    return own | {"eval/num_tokens": float(pipeline.num_tokens), "seconds/eval": sum(pipeline.seconds.values())}

@@ -1,0 +1,105 @@
+"""One `/generate` request: from a sample as it stands to a sample with what the engine added."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from slime.config.schema import SamplingConfig
+from slime.data.tokenize import Tokenizer
+from slime.errors import SlimeError
+from slime.types import Sample, Status, WeightSpan
+
+_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+"""SGLang's finish reasons."""
+
+
+class Generation(Protocol):
+    """What an engine answered: the new tokens only."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def weight_version(self) -> int: ...
+
+
+class Engine(Protocol):
+    """What the sampling loop asks of an engine, or of the router before several; `EngineClient` is one."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def generate(self, input_ids: Sequence[int], sampling_params: Mapping[str, Any]) -> Generation: ...
+
+    async def abort_all(self) -> None: ...
+
+
+class Generator:
+    """Continues samples through one engine or router.
+
+    Args:
+        engine: where requests go.
+        sampling: distribution and response limit.
+        tokenizer: turns finished responses into text.
+        seed: of the run; each request derives its own from it.
+    """
+
+    def __init__(self, engine: Engine, sampling: SamplingConfig, tokenizer: Tokenizer, seed: int) -> None:
+        self._engine, self._tokenizer, self._seed = engine, tokenizer, seed
+        self._limit = sampling.max_response_tokens
+        self._params = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop": list(sampling.stop),
+        }
+
+    async def continue_sample(self, sample: Sample, version: int) -> None:
+        """Generate from prompt and partial response until the sample ends or the request is aborted.
+
+        Raises:
+            SlimeError: the engine failed, or answered with other weights than `version`.
+        """
+        input_ids = [*sample.prompt.tokens, *sample.response_tokens]
+        generation = await self._engine.generate(input_ids, self._request_params(sample))
+        self._check_version(generation, version)
+        _append(sample, generation)
+        if sample.status is not Status.ABORTED:
+            sample.response = self._tokenizer.decode(sample.response_tokens, skip_special_tokens=True)
+
+    def _request_params(self, sample: Sample) -> dict[str, Any]:
+        remaining = self._limit - len(sample.response_tokens)
+        assert remaining > 0, "a sample at the response limit is truncated, not continued"
+        return {**self._params, "max_new_tokens": remaining, "sampling_seed": sampling_seed(self._seed, sample)}
+
+    def _check_version(self, generation: Generation, version: int) -> None:
+        if generation.weight_version != version:
+            what = f"stale engine: it answered with weight version {generation.weight_version}, not {version}"
+            todo = "Nothing else may update this engine's weights; resume the run."
+            raise SlimeError(what, where=self._engine.url, todo=todo)
+
+
+def _append(sample: Sample, generation: Generation) -> None:
+    count = len(generation.tokens)
+    sample.response_tokens.extend(generation.tokens)
+    sample.logprobs.extend(generation.logprobs)
+    sample.loss_mask.extend([1] * count)
+    if count:
+        sample.spans.append(WeightSpan(generation.weight_version, count))
+    sample.status = _STATUS[generation.finish_reason]
+    sample.check()
+
+
+def sampling_seed(seed: int, sample: Sample) -> int:
+    """Seed of one request, 63 bits, from the run's seed and from which request it is.
+
+    SGLang draws token number t of a request from a hash of (seed, t) when it runs with
+    `enable_deterministic_inference`, so a run repeats however its requests are batched; otherwise it ignores this.
+    """
+    request = f"{seed}/{sample.prompt.id}/{sample.index}/{len(sample.spans)}"
+    return int.from_bytes(hashlib.blake2b(request.encode(), digest_size=8).digest(), "big") >> 1

@@ -1,0 +1,181 @@
+"""Takes groups of samples through generation and reward, many at once; the machinery of rollout and evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from slime.config.schema import RewardConfig
+from slime.errors import SlimeError
+from slime.rollout.generate import Engine, Generator
+from slime.types import Group, Sample, Status, Verdict, VerdictKind
+
+ABORT_AGAIN_S = 0.5
+"""A request on its way while the engine aborts is missed by that abort; so abort again until all have answered."""
+
+_Task = asyncio.Task[None]
+
+_UNFINISHED = (Status.PENDING, Status.ABORTED)
+
+
+class Scorer(Protocol):
+    """What the pipeline asks of the reward; `RewardService` is one."""
+
+    async def score(self, sample: Sample) -> Verdict: ...
+
+
+class Failures:
+    """Counts verdicts without a value, and ends the run when their share grows too large.
+
+    Args:
+        cfg: name and `max_failed_share` of the reward.
+        num_expected: samples that are going to be scored at least.
+    """
+
+    def __init__(self, cfg: RewardConfig, num_expected: int) -> None:
+        self._cfg, self._num_expected = cfg, num_expected
+        self._counts: Counter[VerdictKind] = Counter()
+        self._first = ""
+
+    def add(self, sample: Sample, verdict: Verdict) -> None:
+        """Count one verdict.
+
+        Raises:
+            SlimeError: more than `max_failed_share` of the samples have no value; names the first reason.
+        """
+        self._counts[verdict.kind] += 1
+        if verdict.kind is not VerdictKind.VALUE:
+            self._first = self._first or f"{verdict.kind} at prompt {sample.prompt.id}: {verdict.reason}"
+            self._stop_if_too_many()
+
+    def stats(self) -> dict[str, float]:
+        """Counts by cause, as metrics."""
+        causes = (VerdictKind.INVALID, VerdictKind.TIMEOUT, VerdictKind.ERROR)
+        return {f"rollout/reward_{cause}": float(self._counts[cause]) for cause in causes}
+
+    def _stop_if_too_many(self) -> None:
+        num_scored = max(self._counts.total(), self._num_expected)
+        num_failed = self._counts.total() - self._counts[VerdictKind.VALUE]
+        if num_failed > self._cfg.max_failed_share * num_scored:
+            what = f"no value for {num_failed} of {num_scored} samples; the first was {self._first}"
+            todo = f"Mend the reward or its data, or raise reward.max_failed_share={self._cfg.max_failed_share:g}."
+            raise SlimeError(what, where=f"reward '{self._cfg.name}'", todo=todo)
+
+
+class Pipeline:
+    """Generate, then score: every submitted sample goes through what it still lacks.
+
+    At most `max_in_flight` requests are at the engines; the others wait in the order they were submitted. Rewards run
+    while other samples are still being generated.
+
+    Attributes:
+        active: submitted groups that `next_finished` has not returned yet, by id, in the order they were submitted.
+        num_tokens: generated so far.
+        seconds: wall time with requests at the engines (`generate`), and with only rewards outstanding (`reward`).
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        engines: Sequence[Engine],
+        scorer: Scorer,
+        failures: Failures,
+        max_in_flight: int,
+        version: int,
+    ) -> None:
+        self._generator, self._engines, self._scorer, self._failures = generator, engines, scorer, failures
+        self._max_in_flight, self._version = max_in_flight, version
+        self._waiting: deque[tuple[Group, Sample]] = deque()
+        self._generating: set[_Task] = set()
+        self._scoring: set[_Task] = set()
+        self._ended: asyncio.Queue[tuple[_Task, Group, Sample]] = asyncio.Queue()
+        self._finished: dict[str, Group] = {}
+        self._aborting = False
+        self.active: dict[str, Group] = {}
+        self.num_tokens = 0
+        self.seconds = {"generate": 0.0, "reward": 0.0}
+
+    def submit(self, group: Group) -> None:
+        """Start on `group`; a sample that is already generated is only scored, one with a verdict left alone."""
+        self.active[group.id] = group
+        for sample in group.samples:
+            self._advance(group, sample)
+
+    async def next_finished(self) -> Group:
+        """The next group whose samples all have verdicts, removed from `active`.
+
+        Raises:
+            SlimeError: an engine failed, or too many rewards did. The pipeline must then be cancelled.
+        """
+        assert self.active, "nothing was submitted"
+        while not self._finished:
+            self._fill()
+            await self._one_ends()
+        group = self._finished.pop(next(iter(self._finished)))
+        return self.active.pop(group.id)
+
+    async def abort(self) -> None:
+        """Stop generating: samples at an engine come back `aborted` with what they have, no other one is begun."""
+        self._aborting = True
+        self._waiting.clear()
+        for task in self._scoring:
+            task.cancel()
+        while self._generating:
+            await asyncio.gather(*(engine.abort_all() for engine in self._engines))
+            ended, _ = await asyncio.wait(self._generating, timeout=ABORT_AGAIN_S)
+            for task in ended:
+                task.result()
+
+    async def cancel(self) -> None:
+        """Leave everything where it stands and drop what the engines would still answer."""
+        self._waiting.clear()
+        tasks = [*self._generating, *self._scoring]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _advance(self, group: Group, sample: Sample) -> None:
+        """Begin what `sample` lacks next; with nothing lacking, see whether its group is complete."""
+        if sample.status in _UNFINISHED:
+            self._waiting.append((group, sample))
+        elif sample.verdict is None:
+            self._start(self._score(sample), self._scoring, group, sample)
+        elif all(other.verdict is not None for other in group.samples):
+            self._finished[group.id] = group
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._generating) < self._max_in_flight:
+            group, sample = self._waiting.popleft()
+            self._start(self._generate(sample), self._generating, group, sample)
+
+    def _start(self, work: Coroutine[Any, Any, None], running: set[_Task], group: Group, sample: Sample) -> None:
+        def end(task: _Task) -> None:
+            running.remove(task)
+            self._ended.put_nowait((task, group, sample))
+
+        task = asyncio.create_task(work)
+        running.add(task)
+        task.add_done_callback(end)
+
+    async def _one_ends(self) -> None:
+        phase = "generate" if self._generating else "reward"
+        start = time.perf_counter()
+        task, group, sample = await self._ended.get()
+        self.seconds[phase] += time.perf_counter() - start
+        task.result()  # raises what the task raised
+        self._advance(group, sample)
+
+    async def _generate(self, sample: Sample) -> None:
+        before = len(sample.response_tokens)
+        await self._generator.continue_sample(sample, self._version)
+        self.num_tokens += len(sample.response_tokens) - before
+        if sample.status is Status.ABORTED and not self._aborting:
+            todo = "Somebody else aborted its requests, or it is shutting down: see the engine's log."
+            raise SlimeError("an engine aborted a request on its own", where=f"prompt {sample.prompt.id}", todo=todo)
+
+    async def _score(self, sample: Sample) -> None:
+        sample.verdict = await self._scorer.score(sample)
+        self._failures.add(sample, sample.verdict)

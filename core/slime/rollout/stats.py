@@ -1,0 +1,43 @@
+"""Metrics of finished groups."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from slime.types import Group, Sample, Status
+
+
+def group_stats(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, their parts and response lengths (tokens) over every sample of `groups`.
+
+    Samples whose reward gave no value are left out of the rewards; with no value at all there is no reward metric.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    return {**_rewards(samples), **_parts(samples), **_lengths(samples)}
+
+
+def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
+    values = [sample.reward for sample in samples if sample.reward is not None]
+    if not values:
+        return {}
+    return {"rollout/reward_mean": statistics.fmean(values), "rollout/reward_std": statistics.pstdev(values)}
+
+
+def _parts(samples: Sequence[Sample]) -> dict[str, float]:
+    parts = defaultdict[str, list[float]](list)
+    for sample in samples:
+        for name, value in (sample.verdict.parts if sample.verdict else {}).items():
+            parts[name].append(value)
+    return {f"rollout/reward_part/{name}": statistics.fmean(values) for name, values in sorted(parts.items())}
+
+
+def _lengths(samples: Sequence[Sample]) -> dict[str, float]:
+    lengths = [len(sample.response_tokens) for sample in samples]
+    num_truncated = sum(sample.status is Status.TRUNCATED for sample in samples)
+    return {
+        "rollout/response_length_mean": statistics.fmean(lengths),
+        "rollout/response_length_max": float(max(lengths)),
+        "rollout/truncated_share": num_truncated / len(samples),
+    }
