@@ -136,10 +136,10 @@ def test_bad_rows_are_named(name, write):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_names_the_nearest(write, tmp_path):
+def test_a_missing_file_names_the_nearest(write, tmp_path, tokenizer):
     write(jsonl(GOOD), "train.jsonl")
-    with pytest.raises(SlimeError, match=r"trian\.jsonl: no such file\. Did you mean 'train\.jsonl'\?"):
-        check(tmp_path / "trian.jsonl", DataConfig())
+    with pytest.raises(SlimeError, match=r"trian\.jsonl'\. Did you mean 'train\.jsonl'\?"):
+        PromptSource(DataConfig(path=str(tmp_path / "trian.jsonl")), tokenizer, 5, 64)
 
 
 def test_another_suffix_is_refused(write):

@@ -53,7 +53,7 @@ def read_rows(path: Path) -> RowFile:
     """Read and parse the whole of `path`.
 
     Raises:
-        SlimeError: no such file, another suffix than `.jsonl` or `.parquet`, no rows, or a row that does not parse.
+        SlimeError: another suffix than `.jsonl` or `.parquet`, no rows, or a row that does not parse.
     """
     content = _read_bytes(path)
     rows = tuple(_parquet_rows(path, content) if path.suffix == ".parquet" else _jsonl_rows(path, content))
@@ -65,17 +65,7 @@ def read_rows(path: Path) -> RowFile:
 def _read_bytes(path: Path) -> bytes:
     if path.suffix not in SUFFIXES:
         raise SlimeError("not a jsonl or parquet file", where=str(path), todo=f"Use a {' or '.join(SUFFIXES)} file.")
-    if not path.is_file():
-        raise _missing(path)
     return path.read_bytes()
-
-
-def _missing(path: Path) -> SlimeError:
-    if not path.parent.is_dir():
-        return SlimeError("no such file", where=str(path), todo=f"The folder {path.parent} does not exist either.")
-    known = [file.name for file in path.parent.iterdir() if file.suffix in SUFFIXES]
-    hint = did_you_mean(path.name, known) if known else f"{path.parent} holds no jsonl or parquet file."
-    return SlimeError("no such file", where=str(path), todo=hint)
 
 
 def _jsonl_rows(path: Path, content: bytes) -> Iterator[Row]:
