@@ -1,0 +1,20 @@
+"""GLM-4 for slime: the dense `glm4` family and the mixture-of-experts `glm4_moe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from slime.contracts import ModelBridge
+from slime.hookspecs import hookimpl
+
+
+@hookimpl
+def slime_models() -> Mapping[str, Callable[[], ModelBridge]]:
+    from slime_plugin_glm4 import bridge
+
+    return {"glm4": bridge.Glm4, "glm4_moe": bridge.Glm4Moe}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return ["pkg://slime_plugin_glm4.conf"]

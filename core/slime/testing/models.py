@@ -1,0 +1,198 @@
+"""The contract of a model plugin, as checks that its tests call with a small config.json of the family.
+
+    def test_logits(tmp_path):
+        write_checkpoint(HF, tmp_path)
+        check_parity("my_family", tmp_path)
+
+The reference is transformers' own class of the family (`AutoModelForCausalLM`). Multi-rank checks run real
+Megatron-core on gloo, in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from slime import plugins
+from slime.config.schema import Init, ModelConfig, SlimeConfig
+from slime.testing.ranks import Rank, run_ranks
+
+Parallel = Mapping[str, int]
+"""Parallel sizes under Megatron's names; what is left of the ranks is data parallel."""
+
+TWO_RANKS: dict[str, Parallel] = {
+    "dp2": {},
+    "tp2": {"tensor_model_parallel_size": 2},
+    "pp2": {"pipeline_model_parallel_size": 2},
+}
+TWO_RANKS_MOE: dict[str, Parallel] = {**TWO_RANKS, "ep2": {"expert_model_parallel_size": 2}}
+FOUR_RANKS: dict[str, Parallel] = {
+    "tp2-pp2": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
+    "pp2-vpp2-cp2": {
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+        "context_parallel_size": 2,
+    },
+}
+FOUR_RANKS_MOE: dict[str, Parallel] = {
+    "tp2-pp2-ep2": {**FOUR_RANKS["tp2-pp2"], "expert_model_parallel_size": 2},
+    "tp2-etp2-ep2": {
+        "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 2,
+        "expert_tensor_parallel_size": 2,
+    },
+}
+
+SEQUENCE_LENGTHS = (3, 17, 40, 8)
+
+
+def write_checkpoint(hf: Mapping[str, Any], folder: Path, *, seed: int = 0, **save: Any) -> None:
+    """Write a random checkpoint of transformers' class of `hf["model_type"]`, with nothing left trivial.
+
+    Norm weights, biases and the router's correction bias are random too, or a mapping that drops them would pass.
+
+    Args:
+        hf: config.json of a small model.
+        save: keywords of transformers' `save_pretrained`, such as `max_shard_size`.
+    """
+    from transformers import AutoConfig
+
+    model = _auto_model().from_config(AutoConfig.for_model(**hf), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tensor.data.copy_(_random_like(name, tensor, generator))
+    model.save_pretrained(folder, **save)
+
+
+def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(tensor.shape, generator=generator)
+    if "norm" in name:
+        return 1 + 0.1 * noise
+    if "correction_bias" in name:
+        return 0.05 * noise
+    return noise * (1.0 if "embed" in name else 0.1)
+
+
+def _auto_model() -> Any:
+    from slime import torchvision_ops
+
+    torchvision_ops.ensure()
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM
+
+
+def sequences(vocab_size: int) -> list[Tensor]:
+    """Token sequences of unequal length, the same in every call."""
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(vocab_size, (length,), generator=generator) for length in SEQUENCE_LENGTHS]
+
+
+def check_parity(family: str, folder: Path, tolerance: float = 1e-5) -> None:
+    """Logits of the packed sequences equal transformers' logits of each sequence alone (fp32, CPU).
+
+    Args:
+        tolerance: largest absolute difference of a logit. The two implementations add in another order, which costs
+            about 1e-6 at logits of order 1 in fp32; a wrong norm, rotary or routing costs more than 1e-2.
+    """
+    [ours] = run_ranks(packed_logits, 1, family, folder)
+    model = _auto_model().from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = torch.cat([model(tokens[None]).logits[0] for tokens in sequences(model.config.vocab_size)])
+    assert theirs.abs().max() > 0.5, "logits near zero would agree with anything"
+    difference = (ours - theirs).abs().max().item()
+    assert difference <= tolerance, f"logits differ by {difference:.2e}, more than {tolerance:.0e}"
+
+
+def check_round_trip(family: str, folder: Path, world_size: int, layouts: Mapping[str, Parallel]) -> None:
+    """HF -> Megatron -> HF gives back every byte, in each of the layouts, in one and the same order."""
+    [(orders, differences), *_] = run_ranks(round_trips, world_size, family, folder, layouts, timeout_s=110)
+    assert not differences, f"the round trip changed {differences}"
+    assert all(order == orders[0] for order in orders), "the order of export depends on the layout"
+
+
+def run_config(family: str, folder: Path, parallel: Parallel) -> SlimeConfig:
+    """As much of a run's config as building the model takes."""
+    model = ModelConfig(name=family, family=family, path=str(folder), init=Init.checkpoint)
+    cfg = SlimeConfig(model=model)
+    cfg.train.megatron = dict(parallel)
+    return cfg
+
+
+def packed_logits(rank: Rank, family: str, folder: Path) -> Tensor:
+    """[tokens, vocab]: logits of `sequences` packed behind one another. Runs in a rank of its own."""
+    from slime.train import megatron
+    from slime.train.compat import cpu_stands_in_for_cuda
+    from slime.train.specs.packed_attention import PackedSequences
+
+    cfg, hf = run_config(family, folder, {}), _read(folder)
+    megatron.initialize(cfg, *rank)
+    [module] = _load(cfg, hf)
+    packed = sequences(hf["vocab_size"])
+    tokens = torch.cat(packed)[None]
+    borders = [0, *torch.tensor([len(part) for part in packed]).cumsum(0).tolist()]
+    layout = PackedSequences.of(borders, 1, 0, tokens.device)
+    with cpu_stands_in_for_cuda(), torch.no_grad():
+        logits: Tensor = module(tokens, torch.zeros_like(tokens), None, packed_seq_params=layout)
+    return logits[0]
+
+
+def round_trips(
+    rank: Rank, family: str, folder: Path, layouts: Mapping[str, Parallel]
+) -> tuple[list[list[str]], dict[str, list[str]]]:
+    """Export order and changed tensors by layout, on rank 0. Runs in every rank."""
+    from slime.train import megatron
+    from slime.weights.export import export_hf
+
+    orders, differences = [], {}
+    for number, (layout, parallel) in enumerate(layouts.items()):
+        cfg = run_config(family, folder, parallel)
+        _ = megatron.make_groups(cfg) if number else megatron.initialize(cfg, *rank)
+        hf = _read(folder)
+        mapping = plugins.load().models.create(family).weight_mapping(hf)
+        exported = list(
+            export_hf(_load(cfg, hf), mapping, bucket_bytes=100_000)
+        )  # several buckets, also of tiny models
+        orders.append([name for name, _ in exported])
+        if rank.rank == 0 and (changed := _changed(exported, folder)):
+            differences[layout] = changed
+    return orders, differences
+
+
+def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
+    from slime.train import megatron
+    from slime.weights.load import load_hf
+
+    bridge = plugins.load().models.create(cfg.model.family)
+    model = megatron.build(cfg, bridge, hf)
+    load_hf(model.modules, bridge.weight_mapping(hf), Path(cfg.model.path))
+    return [module.eval() for module in model.modules]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return parsed
+
+
+def _changed(exported: Sequence[tuple[str, Tensor]], folder: Path) -> list[str]:
+    """Names of tensors that are not exported with exactly the bytes, shape and dtype they have in the files."""
+    left = dict(exported)
+    assert len(left) == len(exported), "a tensor was exported twice"
+    changed = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (safe_open is no mapping)
+                if name not in left or not _same_bytes(left.pop(name), opened.get_tensor(name)):
+                    changed.append(name)
+    return changed + sorted(left)
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    same_kind = one.shape == other.shape and one.dtype == other.dtype
+    return same_kind and torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -1,0 +1,122 @@
+"""Weight mappings of the building blocks that model families share, under the names most checkpoints use.
+
+A family's mapping is a sum of these: `embeddings(...) + norms() + gqa(...) + gated_mlp() + output(...)`. Their
+counterparts are the blocks of the same names in `slime.train.specs` and `slime.architecture`.
+"""
+
+from __future__ import annotations
+
+from slime.weights.mapping import Layout, Rule
+
+Rules = tuple[Rule, ...]
+Layers = tuple[int, ...] | None
+
+_MEGATRON = "decoder.layers.{layer}."
+_HF = "model.layers.{layer}."
+
+PLAIN = Layout()
+GATE_UP = Layout(parts=(1, 1))
+FUSED_GATE_UP = Layout(parts=(1, 1), fused=True)
+
+
+def _layer_rule(megatron: str, *hf: str, layout: Layout = PLAIN, layers: Layers = None) -> Rule:
+    return Rule(_MEGATRON + megatron, tuple(_HF + name for name in hf), layout, layers)
+
+
+def embeddings(vocab_size: int) -> Rules:
+    """Token embeddings [vocab_size, hidden]."""
+    layout = Layout(num_rows=vocab_size)
+    return (Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), layout),)
+
+
+def output(vocab_size: int, *, tied: bool) -> Rules:
+    """Final norm and output layer [vocab_size, hidden].
+
+    With tied embeddings Megatron's last pipeline stage holds its own copy of the embeddings as output layer.
+    """
+    hf = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    return (
+        Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
+        Rule("output_layer.weight", (hf,), Layout(num_rows=vocab_size), exported=not tied),
+    )
+
+
+def norms() -> Rules:
+    """The norms before attention and before the MLP."""
+    return (
+        _layer_rule("input_layernorm.weight", "input_layernorm.weight"),
+        _layer_rule("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
+    )
+
+
+def sandwich_norms() -> Rules:
+    """The norms on the outputs of attention and MLP (specs with `post_norm=True`)."""
+    return (
+        _layer_rule("self_attention.linear_proj.post_layernorm.weight", "post_self_attn_layernorm.weight"),
+        _layer_rule("mlp.linear_fc2.post_layernorm.weight", "post_mlp_layernorm.weight"),
+    )
+
+
+def gqa(num_heads: int, num_kv_heads: int, *, bias: bool = False, qk_norm: bool = False) -> Rules:
+    """Grouped-query attention; Megatron keeps each key/value head behind the query heads that it serves."""
+    per_group = Layout(parts=(num_heads // num_kv_heads, 1, 1), num_units=num_kv_heads)
+    linear_qkv = [
+        _layer_rule(
+            f"self_attention.linear_qkv.{kind}", *(f"self_attn.{x}_proj.{kind}" for x in "qkv"), layout=per_group
+        )
+        for kind in (["weight", "bias"] if bias else ["weight"])
+    ]
+    qk_norms = [_layer_rule(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk"]
+    linear_proj = _layer_rule("self_attention.linear_proj.weight", "self_attn.o_proj.weight")
+    return (*linear_qkv, *(qk_norms if qk_norm else []), linear_proj)
+
+
+def mla(*, q_lora: bool = True) -> Rules:
+    """Multi-head latent attention; `q_lora` says that queries have a low-rank projection of their own."""
+    q_down_up = {
+        "linear_q_down_proj": "q_a_proj",
+        "q_layernorm": "q_a_layernorm",
+        "linear_q_up_proj": "q_b_proj",
+    }
+    names = {
+        **(q_down_up if q_lora else {"linear_q_proj": "q_proj"}),
+        "linear_kv_down_proj": "kv_a_proj_with_mqa",
+        "kv_layernorm": "kv_a_layernorm",
+        "linear_kv_up_proj": "kv_b_proj",
+        "linear_proj": "o_proj",
+    }
+    return tuple(_layer_rule(f"self_attention.{ours}.weight", f"self_attn.{hf}.weight") for ours, hf in names.items())
+
+
+def gated_mlp(layers: Layers = None, *, megatron: str = "mlp.", hf: str = "mlp.") -> Rules:
+    """Gated MLP with gate and up projections of their own."""
+    return (
+        _layer_rule(
+            f"{megatron}linear_fc1.weight",
+            f"{hf}gate_proj.weight",
+            f"{hf}up_proj.weight",
+            layout=GATE_UP,
+            layers=layers,
+        ),
+        _layer_rule(f"{megatron}linear_fc2.weight", f"{hf}down_proj.weight", layers=layers),
+    )
+
+
+def fused_gated_mlp(layers: Layers = None) -> Rules:
+    """Gated MLP whose checkpoint keeps gate and up behind one another in a single tensor."""
+    return (
+        _layer_rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", layout=FUSED_GATE_UP, layers=layers),
+        _layer_rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", layers=layers),
+    )
+
+
+def moe(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) -> Rules:
+    """Router, routed experts and, if any, the shared expert of the layers that have experts."""
+    bias = _layer_rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", layers=layers)
+    shared = gated_mlp(layers, megatron="mlp.shared_experts.", hf="mlp.shared_experts.")
+    return (
+        _layer_rule("mlp.router.weight", "mlp.gate.weight", layers=layers),
+        *((bias,) if correction_bias else ()),
+        *(shared if shared_expert else ()),
+        *gated_mlp(layers, megatron="mlp.experts.local_experts.{expert}.", hf="mlp.experts.{expert}."),
+    )

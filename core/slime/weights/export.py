@@ -1,0 +1,294 @@
+"""Gathers Megatron's parameters into whole Hugging Face tensors on global rank 0, bit for bit.
+
+Every shard travels once, from the rank that owns it straight to rank 0, many small ones in one message. Rank 0 hands
+the tensors to the publisher, or writes them as a folder that transformers loads (`save_hf`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from slime.contracts import HfConfig
+from slime.errors import SlimeError
+from slime.files import disk_errors, sync_tree
+from slime.weights.files import INDEX, SINGLE
+from slime.weights.local import LocalTensor, local_tensors
+from slime.weights.mapping import Entry, Shard, WeightMapping
+
+BUCKET_BYTES = 256 * 2**20
+"""Parameters that are on their way to rank 0 at once, in bytes; one larger parameter travels alone."""
+
+SHARD_BYTES = 5 * 10**9
+"""Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """What a rank tells the others of one shard it owns."""
+
+    rank: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    shard: Shard
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+Owners = Mapping[str, Sequence[_Owned]]
+"""By parameter name, who owns its shards, in the order of the shards."""
+
+
+def export_hf(
+    modules: Sequence[torch.nn.Module], mapping: WeightMapping, bucket_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and whole tensor of everything the mapping exports; collective over the default process group.
+
+    The order depends on the mapping alone, not on the layout. Tensors have the dtype and device of their parameters
+    and belong to the caller. Rank 0 receives them; the iterator of every other rank is empty and must be drained
+    (`drain`). Peak memory on rank 0: about twice `bucket_bytes` or twice the largest parameter.
+
+    Args:
+        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
+
+    Raises:
+        SlimeError: the mapping names a parameter that no rank has.
+    """
+    local = local_tensors(modules, mapping)
+    owners = _exchange_owners(local)
+    for bucket in _buckets(_exported(mapping, owners), owners, bucket_bytes):
+        received = _send_or_receive(bucket, local, owners)
+        if dist.get_rank() == 0:
+            for entry in bucket:
+                yield from _assemble(entry, owners[entry.megatron], received)
+
+
+def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Take part in an export on a rank that receives nothing."""
+    for name, _ in tensors:
+        raise AssertionError(f"only rank 0 receives tensors, but got {name}")
+
+
+def _exchange_owners(local: Mapping[str, LocalTensor]) -> Owners:
+    """The one exchange of metadata; afterwards every rank knows who sends what, and when."""
+    rank = dist.get_rank()
+    mine = {
+        name: _Owned(rank, tuple(held.tensor.shape), held.tensor.dtype, held.shard)
+        for name, held in local.items()
+        if held.primary
+    }
+    everyone: list[dict[str, _Owned]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    owners: dict[str, list[_Owned]] = defaultdict(list)
+    for owned in everyone:
+        for name, part in owned.items():
+            owners[name].append(part)
+    return {name: sorted(parts, key=lambda part: part.shard.rank) for name, parts in owners.items()}
+
+
+def _exported(mapping: WeightMapping, owners: Owners) -> list[Entry]:
+    entries = [entry for entry in mapping.entries if entry.rule.exported]
+    for entry in entries:
+        shards = [part.shard for part in owners.get(entry.megatron, ())]
+        if not shards or [shard.rank for shard in shards] != list(range(shards[0].size)):
+            raise SlimeError(
+                f"no complete parameter '{entry.megatron}' to make '{entry.hf[0]}' of (shards: {shards})",
+                where="weight_mapping",
+                todo="The plugin's block_spec and weight_mapping must agree.",
+            )
+    return entries
+
+
+def _buckets(entries: Sequence[Entry], owners: Owners, bucket_bytes: int) -> Iterator[list[Entry]]:
+    bucket: list[Entry] = []
+    filled = 0
+    for entry in entries:
+        num_bytes = sum(part.num_bytes for part in owners[entry.megatron])
+        if bucket and filled + num_bytes > bucket_bytes:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(entry)
+        filled += num_bytes
+    if bucket:
+        yield bucket
+
+
+Received = Mapping[tuple[str, int], torch.Tensor]
+"""Shards on rank 0 by parameter name and owner."""
+
+
+def _send_or_receive(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> Received:
+    """One message from each owner to rank 0, its shards of the bucket behind one another as bytes."""
+    by_rank, rank = _by_rank(bucket, owners), dist.get_rank()
+    if rank != 0:
+        if rank in by_rank:
+            _wait(dist.P2POp(dist.isend, _as_bytes([local[name].tensor for name, _ in by_rank[rank]]), 0))
+        return {}
+    own = {(name, 0): local[name].tensor for name, _ in by_rank.pop(0, [])}
+    return own | _receive(by_rank, next(iter(local.values())).tensor.device)
+
+
+def _by_rank(bucket: Sequence[Entry], owners: Owners) -> dict[int, list[tuple[str, _Owned]]]:
+    """Who sends what, wide dtypes first: in such a message every shard starts at a multiple of its item size."""
+    by_rank: dict[int, list[tuple[str, _Owned]]] = defaultdict(list)
+    for entry in bucket:
+        for part in owners[entry.megatron]:
+            by_rank[part.rank].append((entry.megatron, part))
+    return {rank: sorted(parts, key=lambda named: -named[1].dtype.itemsize) for rank, parts in by_rank.items()}
+
+
+def _receive(
+    by_rank: Mapping[int, Sequence[tuple[str, _Owned]]], device: torch.device
+) -> dict[tuple[str, int], torch.Tensor]:
+    messages = {
+        rank: torch.empty(sum(part.num_bytes for _, part in parts), dtype=torch.uint8, device=device)
+        for rank, parts in by_rank.items()
+    }
+    _wait(*(dist.P2POp(dist.irecv, message, rank) for rank, message in messages.items()))
+    received: dict[tuple[str, int], torch.Tensor] = {}
+    for rank, parts in by_rank.items():
+        start = 0
+        for name, part in parts:
+            shard = messages[rank][start : start + part.num_bytes]
+            received[name, rank] = shard.view(part.dtype).view(part.shape)
+            start += part.num_bytes
+    return received
+
+
+def _wait(*operations: dist.P2POp) -> None:
+    for work in dist.batch_isend_irecv(list(operations)) if operations else []:
+        work.wait()
+
+
+def _as_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+
+
+def _assemble(entry: Entry, parts: Sequence[_Owned], received: Received) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole HF tensors of one parameter, from its shards."""
+    layout, first = entry.rule.layout, parts[0]
+    device = received[entry.megatron, first.rank].device
+    whole = [
+        torch.empty(shape, dtype=first.dtype, device=device) for shape in layout.hf_shapes(first.shape, first.shard)
+    ]
+    for part in parts:
+        shard, dim = received[entry.megatron, part.rank].detach(), part.shard.dim
+        for piece in layout.pieces(part.shape[dim], part.shard):
+            rows = shard.narrow(dim, piece.target, piece.length)
+            whole[piece.index].narrow(dim, piece.source, piece.length).copy_(rows)
+    yield from zip(entry.hf, whole, strict=True)
+
+
+def save_hf(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    source_folder: Path,
+    destination: Path,
+    hf: HfConfig | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a Hugging Face folder: safetensors, index, config.json, and tokenizer and generation files of the source.
+
+    Everything is written to a folder aside, synced and renamed, so `destination` is whole or not there. Call it on
+    rank 0 with the tensors of `export_hf`. Memory: one shard.
+
+    Args:
+        source_folder: the HF folder the run started from.
+        destination: must not exist.
+        hf: the config.json of the model as built, if that differs from the source's (a layer cut).
+
+    Raises:
+        SlimeError: `destination` exists, or the disk is full.
+    """
+    if destination.exists():
+        raise SlimeError("the folder exists already", where=str(destination), todo="Choose another, or remove it.")
+    aside = destination.with_name(f".{destination.name}.new")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed while it wrote
+    with disk_errors(destination):
+        aside.mkdir(parents=True)
+        writer = _Writer(aside, shard_bytes)
+        for name, tensor in tensors:
+            writer.add(name, tensor)
+        writer.finish()
+        _copy_companions(source_folder, aside)
+        config = dict(hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8")))
+        config.pop("torch_dtype", None)  # the older spelling of `dtype`
+        _write_json(aside / "config.json", config | {"dtype": writer.dtype})
+        sync_tree(aside)
+        aside.rename(destination)
+
+
+@dataclass
+class _Writer:
+    """Fills safetensors files one after another; `dtype` is that of the first tensor, the embeddings."""
+
+    folder: Path
+    shard_bytes: int
+    dtype: str = ""
+    shard: dict[str, torch.Tensor] = field(default_factory=dict)
+    filled: int = 0
+    total: int = 0
+    shards: list[list[str]] = field(default_factory=list)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self.dtype = self.dtype or str(tensor.dtype).removeprefix("torch.")
+        if self.shard and self.filled + tensor.nbytes > self.shard_bytes:
+            self._flush()
+        self.shard[name] = tensor.cpu()
+        self.filled += tensor.nbytes
+        self.total += tensor.nbytes
+
+    def finish(self) -> None:
+        """Write the last shard, give all their final names, and the index if there are several."""
+        self._flush()
+        count = len(self.shards)
+        names = [f"model-{number + 1:05}-of-{count:05}.safetensors" for number in range(count)]
+        names = [SINGLE] if count == 1 else names
+        for number, name in enumerate(names):
+            self._aside(number).rename(self.folder / name)
+        if count > 1:
+            weight_map = {tensor: name for name, shard in zip(names, self.shards, strict=True) for tensor in shard}
+            _write_json(self.folder / INDEX, {"metadata": {"total_size": self.total}, "weight_map": weight_map})
+
+    def _flush(self) -> None:
+        try:
+            save_file(self.shard, self._aside(len(self.shards)), metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise _os_error(error) from error
+        self.shards.append(list(self.shard))
+        self.shard, self.filled = {}, 0
+
+    def _aside(self, number: int) -> Path:
+        return self.folder / f"shard-{number}"
+
+
+def _os_error(error: SafetensorError) -> OSError:
+    """safetensors wraps the operating system's errors and leaves their number in the text."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]) if number else errno.EIO, str(error))
+
+
+def _copy_companions(source: Path, destination: Path) -> None:
+    """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
+    for file in sorted(source.iterdir()):
+        if file.is_file() and file.suffix in _COMPANIONS and not file.name.endswith(".index.json"):
+            shutil.copyfile(file, destination / file.name)
+
+
+_COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"}
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

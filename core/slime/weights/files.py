@@ -1,0 +1,98 @@
+"""The safetensors of a Hugging Face folder, read slice by slice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from slime.errors import SlimeError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """Where a tensor lies and what its file says of it; `dtype` in the file's own words ("BF16")."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class HfFiles:
+    """The tensors of a checkpoint folder; every file's header is read and checked when this is made.
+
+    Raises:
+        SlimeError: no safetensors, a torn index, a missing or truncated file, a tensor that the index promises in vain.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tensors = self._headers(_promised(folder))
+
+    @contextmanager
+    def open(self, file: str) -> Iterator[Any]:
+        """The open safetensors file, whose `get_slice(name)[rows]` reads those rows only."""
+        try:
+            with safe_open(self.folder / file, framework="pt") as opened:
+                yield opened
+        except FileNotFoundError:
+            raise SlimeError(
+                f"'{file}' is missing", where=str(self.folder), todo="Download the checkpoint again."
+            ) from None
+        except SafetensorError as error:
+            raise SlimeError(
+                f"'{file}' is torn or no safetensors file ({error})",
+                where=str(self.folder),
+                todo="Download the checkpoint again.",
+            ) from None
+
+    def _headers(self, promised: dict[str, set[str] | None]) -> dict[str, FileTensor]:
+        found: dict[str, FileTensor] = {}
+        for file, names in promised.items():
+            with self.open(file) as opened:
+                present = set(opened.keys())
+                if missing := sorted((names or set()) - present):
+                    raise SlimeError(
+                        f"'{file}' lacks {len(missing)} tensors that {INDEX} promises, '{missing[0]}' first",
+                        where=str(self.folder),
+                        todo="Download the checkpoint again.",
+                    )
+                for name in present:
+                    header = opened.get_slice(name)
+                    found[name] = FileTensor(file, tuple(header.get_shape()), header.get_dtype())
+        return found
+
+
+def _promised(folder: Path) -> dict[str, set[str] | None]:
+    """File names with the tensors the index promises in each; None where there is no index to promise anything."""
+    if (folder / INDEX).is_file():
+        files: dict[str, set[str] | None] = {}
+        for name, file in _weight_map(folder / INDEX).items():
+            names = files.setdefault(file, set())
+            assert names is not None
+            names.add(name)
+        return files
+    if (folder / SINGLE).is_file():
+        return {SINGLE: None}
+    raise SlimeError(
+        f"neither {INDEX} nor {SINGLE} is there",
+        where=str(folder),
+        todo="Point model.path at a checkpoint with safetensors, or set model.init=random.",
+    )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SlimeError(
+            f"no valid index of safetensors ({error!r})", where=str(index), todo="Download the checkpoint again."
+        ) from None

@@ -1,0 +1,137 @@
+"""Loads a Hugging Face checkpoint into Megatron modules: each rank reads only the rows it holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.errors import SlimeError, nearest
+from slime.weights.files import HfFiles
+from slime.weights.local import LocalTensor, local_tensors
+from slime.weights.mapping import Piece, WeightMapping
+
+_DTYPES = {"F32", "BF16", "F16"}
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A block of one HF tensor on its way into a parameter."""
+
+    target: LocalTensor
+    piece: Piece
+
+
+def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: Path) -> None:
+    """Copy the checkpoint in `folder` into this rank's modules, one block of one tensor at a time.
+
+    Values are converted to each parameter's own dtype; vocabulary padding becomes zero. Nothing is written before
+    every name, shape and dtype has been checked. Needs no communication.
+
+    Args:
+        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
+        mapping: of the model as built; a checkpoint with more layers is cut.
+        folder: HF folder with config.json and safetensors.
+
+    Raises:
+        SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype.
+    """
+    files = HfFiles(folder)
+    _check_names(files, mapping)
+    targets = local_tensors(modules, mapping).values()
+    by_file = _plan(files, targets)
+    for target in targets:
+        _zero_padding(target)
+    for file, tensors in sorted(by_file.items()):
+        with files.open(file) as opened, torch.no_grad():
+            for name, reads in tensors.items():
+                for read in reads:
+                    _copy(opened.get_slice(name), read)
+
+
+def _plan(files: HfFiles, targets: Iterable[LocalTensor]) -> dict[str, dict[str, list[_Read]]]:
+    """What to read, by file and tensor. Shapes and dtypes are checked on the way."""
+    by_file: dict[str, dict[str, list[_Read]]] = defaultdict(lambda: defaultdict(list))
+    for target in targets:
+        layout, names = target.entry.rule.layout, target.entry.hf
+        for name, shape in zip(names, layout.hf_shapes(target.tensor.shape, target.shard), strict=True):
+            _check_tensor(files, name, shape)
+        for piece in layout.pieces(target.tensor.shape[target.shard.dim], target.shard):
+            name = names[piece.index]
+            by_file[files.tensors[name].file][name].append(_Read(target, piece))
+    return by_file
+
+
+def _zero_padding(target: LocalTensor) -> None:
+    """Rows behind the vocabulary belong to no token; all others are about to be read."""
+    if target.entry.rule.layout.num_rows is not None:
+        target.tensor.data.zero_()
+
+
+def _copy(source: Any, read: _Read) -> None:
+    """Read the piece's rows (or columns) only, and write them where they belong."""
+    piece, dim = read.piece, read.target.shard.dim
+    rows = slice(piece.source, piece.source + piece.length)
+    block = source[rows] if dim == 0 else source[:, rows]
+    read.target.tensor.narrow(dim, piece.target, piece.length).copy_(block)
+
+
+def _check_tensor(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
+    found = files.tensors[name]
+    if found.shape != shape:
+        raise SlimeError(
+            f"'{name}' has shape {list(found.shape)}, the model needs {list(shape)}",
+            where=str(files.folder / found.file),
+            todo="Its config.json belongs to another checkpoint.",
+        )
+    if found.dtype not in _DTYPES:
+        raise SlimeError(
+            f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_DTYPES))}",
+            where=str(files.folder / found.file),
+            todo="Take the checkpoint in bf16.",
+        )
+
+
+def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
+    """Refuse a checkpoint that lacks a tensor or holds one that nobody asked for."""
+    expected = mapping.hf_names
+    beyond = _layers_beyond(files.folder, mapping)
+    missing = sorted(expected - files.tensors.keys())
+    unexpected = sorted(
+        name
+        for name in files.tensors.keys() - expected - mapping.ignored
+        if not ((layer := _LAYER.match(name)) and int(layer[1]) in beyond)
+    )
+    if missing:
+        raise _name_error(files, missing, "is missing", unexpected)
+    if unexpected:
+        raise _name_error(files, unexpected, "belongs to no part of the model", sorted(expected))
+
+
+def _layers_beyond(folder: Path, mapping: WeightMapping) -> range:
+    """Layers that the checkpoint's own config.json announces and the model does not have."""
+    try:
+        announced = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+    except (OSError, ValueError, KeyError) as error:
+        raise SlimeError(
+            f"config.json is missing or torn ({error!r})", where=str(folder), todo="Download the checkpoint again."
+        ) from None
+    return range(mapping.num_layers, announced + mapping.num_ignored_layers)
+
+
+def _name_error(files: HfFiles, names: list[str], fault: str, others: list[str]) -> SlimeError:
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    close = nearest(names[0], others)
+    hint = f" The nearest name is '{close}'." if close else ""
+    return SlimeError(
+        f"the tensor '{names[0]}'{more} {fault}",
+        where=str(files.folder),
+        todo=f"Check that the checkpoint and its config.json belong together.{hint}",
+    )

@@ -1,0 +1,119 @@
+"""From the config.json of `glm4` and `glm4_moe` to Megatron-core and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime import architecture
+from slime.architecture import ConfigReader
+from slime.contracts import HfConfig
+from slime.weights import blocks
+from slime.weights.mapping import WeightMapping
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+class Glm4:
+    """Dense GLM-4: sandwich norms, fused gate and up, biases on q/k/v, interleaved rotary on half of each head."""
+
+    family = "glm4"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read_dense(hf)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read_dense(hf)[1]
+
+    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_glm4 import spec
+
+        return spec.dense_block(config, vp_stage)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        rules = (
+            *blocks.embeddings(hf["vocab_size"]),
+            *blocks.norms(),
+            *blocks.sandwich_norms(),
+            *blocks.gqa(hf["num_attention_heads"], hf["num_key_value_heads"], bias=hf.get("attention_bias", True)),
+            *blocks.fused_gated_mlp(),
+            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+        )
+        return WeightMapping(rules, hf["num_hidden_layers"])
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        return architecture.gqa_problems(hf, megatron)
+
+
+class Glm4Moe:
+    """GLM-4.5 and later: dense layers, then experts with sigmoid routing, a correction bias and a shared expert.
+
+    Multi-token prediction layers of a checkpoint (`num_nextn_predict_layers`) are recognised and left out.
+    """
+
+    family = "glm4_moe"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read_moe(hf)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read_moe(hf)[1]
+
+    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_glm4 import spec
+
+        return spec.moe_block(config, vp_stage)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
+        dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+        attention = blocks.gqa(
+            hf["num_attention_heads"],
+            hf["num_key_value_heads"],
+            bias=hf.get("attention_bias", False),
+            qk_norm=hf.get("use_qk_norm", False),
+        )
+        rules = (
+            *blocks.embeddings(hf["vocab_size"]),
+            *blocks.norms(),
+            *attention,
+            *blocks.gated_mlp(dense),
+            *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+        )
+        num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
+        return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        return architecture.gqa_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
+
+
+def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    reader = ConfigReader(hf)
+    bias = reader.get("attention_bias", True)
+    config = {
+        **architecture.decoder(reader),
+        **architecture.gqa(reader, bias=bias, qk_norm=False, rotary_interleaved=True),
+    }
+    return config, _model_kwargs(reader)
+
+
+def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    reader = ConfigReader(hf)
+    bias, qk_norm = reader.get("attention_bias", False), reader.get("use_qk_norm", False)
+    reader.get("num_nextn_predict_layers", 0)
+    config = {
+        **architecture.decoder(reader),
+        **architecture.gqa(reader, bias=bias, qk_norm=qk_norm, rotary_interleaved=False),
+        **architecture.sigmoid_moe(reader),
+    }
+    return config, _model_kwargs(reader)
+
+
+def _model_kwargs(reader: ConfigReader) -> dict[str, Any]:
+    """The last part of a config.json; whatever is left unread now is refused."""
+    kwargs = {**architecture.rotary(reader, default_percent=0.5), **architecture.embeddings(reader)}
+    reader.finish()
+    return kwargs

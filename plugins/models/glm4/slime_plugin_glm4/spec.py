@@ -1,0 +1,29 @@
+"""Layer specs of `glm4` and `glm4_moe`, from the portable blocks."""
+
+from __future__ import annotations
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime.train import specs
+
+
+def dense_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Layers whose attention and MLP outputs have norms of their own (sandwich norms)."""
+
+    def layer(moe: bool) -> ModuleSpec:
+        attention, mlp = specs.gqa(config, post_norm=True), specs.gated_mlp(config, post_norm=True)
+        return specs.transformer_layer(config, attention=attention, mlp=mlp)
+
+    return specs.decoder_block(config, vp_stage, layer)
+
+
+def moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Dense or expert layers, as `moe_layer_freq` says."""
+
+    def layer(moe: bool) -> ModuleSpec:
+        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+        return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
+
+    return specs.decoder_block(config, vp_stage, layer)
