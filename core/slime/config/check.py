@@ -1,0 +1,250 @@
+"""Rules between keys: everything about a run that can be known to be wrong before a process is started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config import passthrough
+from slime.config.hf import read_hf_config
+from slime.config.keys import FOREIGN, own_keys
+from slime.config.options import check_options
+from slime.config.paths import resolve
+from slime.config.schema import Init, SlimeConfig
+from slime.contracts import ModelBridge
+from slime.errors import SlimeError, did_you_mean
+from slime.plan.layout import Grid, read_grid
+from slime.plan.rules import batch_problems, layout_problems, placement_problems
+from slime.plugins import Plugins, Registry
+
+ALGORITHMS = ("grpo", "sft")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number must be at least `least` (above it, if `strict`)."""
+
+    least: float
+    strict: bool = False
+
+    def holds(self, value: float) -> bool:
+        return math.isfinite(value) and (value > self.least if self.strict else value >= self.least)
+
+
+_AT_LEAST_0, _AT_LEAST_1, _POSITIVE = Bound(0), Bound(1), Bound(0, strict=True)
+BOUNDS: Mapping[Bound, tuple[str, ...]] = {
+    _AT_LEAST_0: (
+        "run.seed",
+        "run.num_steps",
+        "train.lr_warmup_steps",
+        "train.checkpoint.interval",
+        "sft.num_steps",
+        "sft.lr_warmup_steps",
+        "algo.clip_low",
+        "algo.clip_high",
+        "algo.kl_coef",
+        "rollout.sampling.temperature",
+        "eval.sampling.temperature",
+        "reward.max_failed_share",
+        "observe.logprob_alarm",
+    ),
+    _AT_LEAST_1: (
+        "model.num_layers",
+        "cluster.num_nodes",
+        "cluster.devices_per_node",
+        "cluster.num_trainers",
+        "cluster.num_engines",
+        "train.max_tokens_per_micro_batch",
+        "train.steps_per_rollout",
+        "train.logprob_chunk_tokens",
+        "train.lr_decay_steps",
+        "train.checkpoint.keep",
+        "sft.batch_size",
+        "rollout.prompts_per_step",
+        "rollout.samples_per_prompt",
+        "rollout.sampling.max_response_tokens",
+        "rollout.max_prompt_tokens",
+        "rollout.max_requests_per_engine",
+        "rollout.over_sampling",
+        "eval.interval",
+        "eval.samples_per_prompt",
+        "eval.sampling.max_response_tokens",
+        "reward.num_workers",
+        "reward.memory_mb",
+        "weights.bucket_mb",
+    ),
+    _POSITIVE: (
+        "cluster.start_timeout_s",
+        "cluster.hang_timeout_s",
+        "sft.lr",
+        "rollout.sampling.top_p",
+        "rollout.request_timeout_s",
+        "eval.sampling.top_p",
+        "reward.timeout_s",
+    ),
+    Bound(1, strict=True): ("algo.clip_dual",),
+}
+AT_MOST_1 = ("algo.clip_low", "rollout.sampling.top_p", "eval.sampling.top_p", "reward.max_failed_share")
+TOP_K = ("rollout.sampling.top_k", "eval.sampling.top_k")
+
+
+def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
+    """Every rule that the run breaks, the most basic first."""
+    problems = [*_numbers(cfg), *_foreign(cfg)]
+    if problems:  # the other rules compute with these values
+        return problems
+    problems += [*_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg), *placement_problems(cfg), *_model(cfg, plugins)]
+    return problems + plugins.check(cfg)
+
+
+def value_of(cfg: SlimeConfig, key: str) -> Any:
+    """The value of a dotted key."""
+    section: Any = cfg
+    for part in key.split("."):
+        section = getattr(section, part)
+    return section
+
+
+def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    for bound, keys in BOUNDS.items():
+        for key in keys:
+            value = value_of(cfg, key)
+            if value is not None and not bound.holds(value):
+                than = "above" if bound.strict else "at least"
+                yield _out_of_range(key, f"must be {than} {bound.least:g}, got {value}")
+    for key in AT_MOST_1:
+        if value_of(cfg, key) > 1:
+            yield _out_of_range(key, f"must be at most 1, got {value_of(cfg, key)}")
+    for key in TOP_K:
+        if value_of(cfg, key) != -1 and value_of(cfg, key) < 1:
+            yield _out_of_range(key, f"must be -1 (all tokens) or at least 1, got {value_of(cfg, key)}")
+
+
+def _out_of_range(key: str, what: str) -> SlimeError:
+    return SlimeError(what, where=key, todo=f"It is: {own_keys()[key].doc}")
+
+
+def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    return passthrough.check_all({section: value_of(cfg, section) for section in FOREIGN})
+
+
+def _names(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
+    if cfg.algo.name not in ALGORITHMS:
+        yield SlimeError(
+            f"no algorithm '{cfg.algo.name}'", where="algo.name", todo=did_you_mean(cfg.algo.name, ALGORITHMS)
+        )
+    chosen: list[tuple[Registry[Any], Any]] = [(plugins.filters, cfg.filter), (plugins.buffers, cfg.buffer)]
+    if cfg.algo.name != "sft" or cfg.eval.path is not None:
+        chosen.insert(0, (plugins.rewards, cfg.reward))
+    for registry, section in chosen:
+        try:
+            item = registry.get(section.name)
+        except SlimeError as problem:
+            yield problem
+        else:
+            yield from check_options(item, section.options, plugins.schemas.get(f"{registry.kind}/{section.name}"))
+
+
+def _paths(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    for key in ("data.path", "eval.path", "sft.path"):
+        path = value_of(cfg, key)
+        if path is not None:
+            try:
+                _require_rows(key, path)
+            except SlimeError as problem:
+                yield SlimeError(problem.what, where=", ".join(filter(None, (key, problem.where))), todo=problem.todo)
+
+
+def _require_rows(key: str, path: str) -> None:
+    file = resolve(path)
+    if not file.is_file():
+        raise SlimeError(f"'{path}' is a folder", todo="Name a jsonl or parquet file.")
+    if file.stat().st_size == 0:
+        raise SlimeError(f"'{path}' is empty", todo="Name a file with rows.")
+
+
+def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    if cfg.algo.name == "sft":
+        if cfg.sft.path is None or cfg.sft.num_steps == 0:
+            yield SlimeError("algo=sft has nothing to do", where="sft", todo="Set sft.path and sft.num_steps.")
+        return
+    if cfg.sft.num_steps > 0 and cfg.sft.path is None:
+        todo = "Set sft.path, or sft.num_steps=0."
+        yield SlimeError(f"{cfg.sft.num_steps} supervised steps without demonstrations", where="sft.path", todo=todo)
+    if cfg.run.num_steps < 1:
+        yield SlimeError(
+            "there is no step to run", where="run.num_steps", todo="Set it to 1 or more, or choose algo=sft."
+        )
+    if cfg.rollout.samples_per_prompt < 2:
+        where, todo = "rollout.samples_per_prompt", "Set it to 2 or more."
+        yield SlimeError("group-relative advantages need at least 2 samples a prompt", where=where, todo=todo)
+    if cfg.rollout.sampling.temperature == 0:
+        where, todo = "rollout.sampling.temperature", "Set it above 0."
+        yield SlimeError("greedy samples of one prompt are all the same", where=where, todo=todo)
+
+
+def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
+    """The model's own facts, and the rules that need them; nothing more is said about a model that cannot be read."""
+    try:
+        hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
+        bridge = plugins.models.create(_family(cfg, hf, plugins))
+        architecture = _architecture(bridge, hf)
+        grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
+    except SlimeError as problem:
+        yield problem
+        return
+    yield from _weights(cfg)
+    yield from _owned_by_model(cfg, architecture)
+    yield from layout_problems(cfg, grid, architecture)
+    yield from batch_problems(cfg, grid)
+    yield from _context(cfg, hf, grid)
+    for sentence in bridge.plan_problems(hf, cfg.train.megatron):
+        yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
+
+
+def _architecture(bridge: ModelBridge, hf: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return bridge.transformer_config(hf)
+    except KeyError as missing:
+        where, todo = "config.json", f"Use one that a model of family {bridge.family} comes with."
+        raise SlimeError(f"{missing} is missing", where=where, todo=todo) from missing
+
+
+def _family(cfg: SlimeConfig, hf: Mapping[str, Any], plugins: Plugins) -> str:
+    plugins.models.get(cfg.model.family)
+    if hf["model_type"] != cfg.model.family:
+        what = f"is '{cfg.model.family}', but config.json says model_type '{hf['model_type']}'"
+        raise SlimeError(
+            what, where="model.family", todo=f"Set model.family={hf['model_type']}, or another model.path."
+        )
+    return cfg.model.family
+
+
+def _weights(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    folder = resolve(cfg.model.path)
+    if cfg.model.init is Init.checkpoint and not any(folder.glob("*.safetensors")):
+        todo = "Fetch the weights, or set model.init=random."
+        yield SlimeError("there are no *.safetensors files", where=str(folder), todo=todo)
+
+
+def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterator[SlimeError]:
+    for key, value in cfg.train.megatron.items():
+        if key in architecture and value != architecture[key]:
+            where, todo = (
+                f"train.megatron.{key}",
+                f"Remove it: config.json of {cfg.model.path} says {architecture[key]}.",
+            )
+            yield SlimeError("is not yours to set", where=where, todo=todo)
+
+
+def _context(cfg: SlimeConfig, hf: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    longest = cfg.rollout.max_prompt_tokens + cfg.rollout.sampling.max_response_tokens
+    context = hf.get("max_position_embeddings")
+    if context is not None and longest > context:
+        yield SlimeError(
+            f"prompt and response may have {longest} tokens, the model's context has {context}",
+            where="rollout.max_prompt_tokens, rollout.sampling.max_response_tokens",
+            todo=f"Lower them to {context} together.",
+        )

@@ -1,0 +1,55 @@
+"""Values that follow from others: filled in when absent, so that the resolved config shows them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from slime.config.schema import SlimeConfig
+from slime.plan.layout import SIZE_KEYS
+from slime.plugins import Plugins
+
+
+def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
+    """Complete `cfg` in place; what the user set is never changed (contradictions are found by `check`)."""
+    megatron = cfg.train.megatron
+    for key, value in required_megatron(megatron).items():
+        megatron.setdefault(key, value)
+    if _size(megatron, "ep") > 1:
+        tp = _size(megatron, "tp")
+        megatron.setdefault(SIZE_KEYS["etp"], 1 if _size(megatron, "ep") >= tp else tp)
+    distributed = "use_distributed_optimizer"
+    for one, other in ((cfg.train.ddp, cfg.train.optimizer), (cfg.train.optimizer, cfg.train.ddp)):
+        if distributed in one:
+            other.setdefault(distributed, one[distributed])
+    for kind, section in (("reward", cfg.reward), ("filter", cfg.filter), ("buffer", cfg.buffer)):
+        section.options = _schema_defaults(plugins.schemas.get(f"{kind}/{section.name}")) | section.options
+
+
+def required_megatron(megatron: dict[str, Any]) -> dict[str, Any]:
+    """What this trainer needs of Megatron-core under these parallel sizes; each has a reason in `slime.plan.rules`."""
+    required: dict[str, Any] = {}
+    if _size(megatron, "tp") > 1:
+        required["sequence_parallel"] = True
+    if megatron.get("moe_token_dispatcher_type") != "flex":
+        required["moe_token_dispatcher_type"] = "alltoall"
+    if _size(megatron, "vpp") > 1:
+        required |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    return required
+
+
+def _size(megatron: dict[str, Any], name: str) -> int:
+    """A parallel size, 1 while it is unset or of a wrong type (which `check` reports)."""
+    value = megatron.get(SIZE_KEYS[name])
+    return value if isinstance(value, int) else 1
+
+
+def _schema_defaults(schema: type | None) -> dict[str, Any]:
+    """The options a schema gives a default; the others must be set and are found missing by `check`."""
+    defaults = {}
+    for field in dataclasses.fields(schema) if schema else ():
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults

@@ -1,0 +1,109 @@
+"""The config groups (`model`, `cluster`, `reward`, ...) and who provides each option, found by looking at the folders.
+
+Hydra takes the first of two providers of one `group/name` without a word; here that is an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime.errors import SlimeError, did_you_mean, nearest
+from slime.plugins import CONFIG_SCHEME, Plugins
+
+DECLARED = ("model", "cluster", "algo", "reward", "filter", "buffer", "recipe")
+"""The groups that `conf/config.yaml` lists; `+group=` and `group=` mean the same for them."""
+UNSET = "unset"
+NO_RECIPE = "none"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One choice of a group: the file, and the distribution that ships it."""
+
+    group: str
+    name: str
+    file: Path
+    distribution: str
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether a user may want it (the empty `unset` is not offered)."""
+        return self.name != UNSET
+
+
+class Groups:
+    """Every option of every group of the installed plugins."""
+
+    def __init__(self, options: Sequence[Option]) -> None:
+        self._options: dict[str, dict[str, Option]] = defaultdict(dict)
+        for option in options:
+            self._add(option)
+
+    def _add(self, option: Option) -> None:
+        rival = self._options[option.group].get(option.name)
+        if rival is not None:
+            raise SlimeError(
+                f"{option.group}={option.name} is provided by both {rival.distribution} and {option.distribution}",
+                todo=f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'.",
+            )
+        self._options[option.group][option.name] = option
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._options
+
+    def names(self, group: str) -> list[str]:
+        """What a user may choose in a group, sorted."""
+        return sorted(option.name for option in self._options[group].values() if option.is_choice)
+
+    def of(self, distribution: str) -> Mapping[str, list[str]]:
+        """Group -> option names that one distribution ships."""
+        shipped: dict[str, list[str]] = defaultdict(list)
+        for group, options in self._options.items():
+            shipped[group] += [o.name for o in options.values() if o.distribution == distribution and o.is_choice]
+        return {group: sorted(names) for group, names in shipped.items() if names}
+
+    def require(self, group: str, name: str) -> None:
+        """SlimeError with the nearest name if the group has no such option."""
+        if name not in self._options[group]:
+            raise SlimeError(f"there is no {group}={name}", todo=did_you_mean(name, self.names(group)))
+
+    def recipe_for(self, model: str, cluster: str) -> str:
+        """The recipe of a model on a cluster, `none` if nobody ships one; a mistyped file name is an error."""
+        wanted = f"{model}@{cluster}"
+        if wanted in self._options["recipe"]:
+            return wanted
+        match = nearest(wanted, (name for name in self.names("recipe") if self._is_orphan(name)))
+        if match:
+            option = self._options["recipe"][match]
+            raise SlimeError(
+                f"recipe '{match}' of {option.distribution} belongs to no installed model and cluster",
+                todo=f"Rename {option.file.name} to '{wanted}.yaml' if that is meant, or add recipe={NO_RECIPE}.",
+            )
+        return NO_RECIPE
+
+    def _is_orphan(self, recipe: str) -> bool:
+        model, _, cluster = recipe.partition("@")
+        return recipe != NO_RECIPE and not (model in self._options["model"] and cluster in self._options["cluster"])
+
+
+def scan(plugins: Plugins) -> Groups:
+    """Look at every config folder of the sound plugins."""
+    folders = [(path, plugin.distribution) for plugin in plugins.sound for path in plugin.config_paths]
+    return Groups([option for path, distribution in folders for option in _scan(path, distribution)])
+
+
+def folder_of(config_path: str) -> Path:
+    """The folder of `pkg://package.conf`."""
+    spec = importlib.util.find_spec(config_path.removeprefix(CONFIG_SCHEME))
+    assert spec is not None, "a missing config package is found while loading the plugin"
+    assert spec.submodule_search_locations, "a config path is a package"
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _scan(config_path: str, distribution: str) -> list[Option]:
+    folder = folder_of(config_path)
+    return [Option(file.parent.name, file.stem, file, distribution) for file in sorted(folder.glob("*/*.yaml"))]

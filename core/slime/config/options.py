@@ -1,0 +1,62 @@
+"""Options of rewards, filters and buffers: typed by the plugin's schema, or by the factory's signature without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from slime.config.keys import type_in_words
+from slime.errors import SlimeError, did_you_mean
+from slime.plugins import Contribution
+
+
+def check_options(item: Contribution, options: Mapping[str, Any], schema: type | None) -> Iterator[SlimeError]:
+    """What is wrong with `<kind>.options` of one contribution."""
+    names, required = _of_schema(schema) if schema else _of_factory(item)
+    for name in options:
+        if names is not None and name not in names:
+            todo = did_you_mean(name, names) if names else "Remove it: it takes no options."
+            yield _error(item, name, f"{item.kind} '{item.name}' has no such option", todo)
+    for name in required - options.keys():
+        yield _error(item, name, f"{item.kind} '{item.name}' needs this option", f"Set {item.kind}.options.{name}=...")
+    if schema:
+        yield from _type_faults(item, options, schema)
+
+
+def _of_schema(schema: type) -> tuple[set[str], set[str]]:
+    fields = dataclasses.fields(schema)
+    missing = dataclasses.MISSING
+    required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
+    return {field.name for field in fields}, required
+
+
+def _of_factory(item: Contribution) -> tuple[set[str] | None, set[str]]:
+    """Keyword names the factory takes (None: any) and those without a default."""
+    parameters = inspect.signature(item.factory).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None, set()
+    required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+    return {parameter.name for parameter in parameters}, required
+
+
+def _type_faults(item: Contribution, options: Mapping[str, Any], schema: type) -> Iterator[SlimeError]:
+    """OmegaConf's own conversion against the schema, one option at a time, so that each is named."""
+    hints = inspect.get_annotations(schema, eval_str=True)
+    for name in options.keys() & hints.keys():
+        typed = OmegaConf.create({"value": None})
+        single = dataclasses.make_dataclass("Single", [("value", hints[name])])
+        try:
+            typed = OmegaConf.structured(single)
+            OmegaConf.update(typed, "value", options[name])
+        except OmegaConfBaseException as error:
+            fact = str(error).splitlines()[0]
+            yield _error(item, name, fact, f"It takes {type_in_words(hints[name])}.")
+
+
+def _error(item: Contribution, name: str, what: str, todo: str) -> SlimeError:
+    return SlimeError(what, where=f"{item.kind}.options.{name}", todo=todo)

@@ -1,0 +1,203 @@
+"""Keys that belong to Megatron-core and SGLang: checked against the dataclasses of the *installed* versions.
+
+The sources are parsed, not imported: importing them takes seconds and torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime.config.annotations import accepts, in_words, is_value
+from slime.config.keys import FOREIGN
+from slime.errors import SlimeError, did_you_mean, nearest
+
+_TRANSFORMER = "core/transformer/transformer_config.py"
+SOURCES: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
+    "train.megatron": (
+        "megatron",
+        (
+            ("core/model_parallel_config.py", "ModelParallelConfig"),
+            (_TRANSFORMER, "TransformerConfig"),
+            (_TRANSFORMER, "MLATransformerConfig"),
+        ),
+    ),
+    "train.optimizer": ("megatron", (("core/optimizer/optimizer_config.py", "OptimizerConfig"),)),
+    "train.ddp": (
+        "megatron",
+        (("core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
+    ),
+    "rollout.sglang": ("sglang", (("srt/server_args.py", "ServerArgs"),)),
+}
+"""Section -> installed package and the (file, dataclass) pairs whose fields the section takes."""
+
+DISTRIBUTION = {"megatron": "megatron-core", "sglang": "sglang"}
+
+_FROM_SCHEDULE = "slime passes it from the schedule keys beside `train.optimizer`"
+_BY_LAUNCHER = "slime sets it for every engine it starts"
+_BY_MODEL = "it comes from `model.path`"
+SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
+    "train.megatron": {
+        "variable_seq_lengths": "sequences are always packed",
+        "calculate_per_token_loss": "losses carry their denominators",
+        "finalize_model_grads_func": "the trainer installs it",
+        "grad_scale_func": "the trainer installs it",
+        "no_sync_func": "the trainer installs it",
+        "grad_sync_func": "the trainer installs it",
+        "param_sync_func": "the trainer installs it",
+        "timers": "the trainer installs it",
+    },
+    "train.optimizer": {},
+    "train.ddp": {},
+    "rollout.sglang": {
+        "model_path": _BY_MODEL,
+        "tokenizer_path": _BY_MODEL,
+        "load_format": "weights always arrive from the trainer",
+        "skip_tokenizer_init": "slime sends and receives token ids",
+        "host": _BY_LAUNCHER,
+        "port": _BY_LAUNCHER,
+        "nccl_port": _BY_LAUNCHER,
+        "dist_init_addr": _BY_LAUNCHER,
+        "nnodes": _BY_LAUNCHER,
+        "node_rank": _BY_LAUNCHER,
+        "base_gpu_id": _BY_LAUNCHER,
+        "gpu_id_step": _BY_LAUNCHER,
+        "device": "it follows `cluster.device`",
+        "random_seed": "it follows `run.seed`",
+        "weight_version": "slime counts weight versions",
+    },
+}
+"""Keys that slime fills in itself, with where their value comes from."""
+
+
+@dataclass(frozen=True)
+class ForeignField:
+    """One field of an installed dataclass, as written there."""
+
+    name: str
+    annotation: ast.expr
+    choices: tuple[Any, ...] | None = None
+
+    def fault(self, value: Any) -> str:
+        """Why the value does not fit, empty if it does."""
+        if not is_value(self.annotation):
+            return f"takes code ({ast.unparse(self.annotation)}), which a config cannot give"
+        if not accepts(self.annotation, value):
+            return f"must be {in_words(self.annotation)}, got {value!r}"
+        if self.choices is not None and value is not None and not self._chosen(value):
+            near = nearest(str(value), map(str, self.choices))
+            hint = f" (did you mean '{near}'?)" if near else ""
+            return f"must be one of {', '.join(map(str, self.choices))}, got {value!r}{hint}"
+        return ""
+
+    def _chosen(self, value: Any) -> bool:
+        assert self.choices is not None
+        return all(item in self.choices for item in value) if isinstance(value, list) else value in self.choices
+
+
+@functools.cache
+def fields_of(section: str) -> dict[str, ForeignField]:
+    """The fields that a pass-through section takes, read from the installed source."""
+    package, classes = SOURCES[section]
+    fields: dict[str, ForeignField] = {}
+    for file, name in classes:
+        fields |= {field.name: field for field in _read_class(_installed(package) / file, name)}
+    return fields
+
+
+def check_section(section: str, values: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """What is wrong with the keys of one pass-through section."""
+    for key, value in values.items():
+        where = f"{section}.{key}"
+        if key in SET_BY_SLIME[section]:
+            yield SlimeError("is not yours to set", where=where, todo=f"Remove it: {SET_BY_SLIME[section][key]}.")
+        elif key not in fields_of(section):
+            yield SlimeError(f"{_classes(section)} has no such field", where=where, todo=_elsewhere(section, key))
+        elif fault := fields_of(section)[key].fault(value):
+            yield SlimeError(fault, where=where, todo=f"The field is {_classes(section)}'s.")
+
+
+def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]:
+    for section, values in sections.items():
+        yield from check_section(section, values)
+
+
+def sections_with(key: str) -> list[str]:
+    """The pass-through sections that have a field of this name."""
+    return [section for section in FOREIGN if key in fields_of(section)]
+
+
+def _elsewhere(section: str, key: str) -> str:
+    others = [other for other in sections_with(key) if other != section]
+    return f"Did you mean '{others[0]}.{key}'?" if others else _nearest_field(section, key)
+
+
+def _nearest_field(section: str, key: str) -> str:
+    names = fields_of(section)
+    if nearest(key, names):
+        return did_you_mean(key, names)
+    return f"Its fields are in {_classes(section)} of the installed {DISTRIBUTION[SOURCES[section][0]]}."
+
+
+def _classes(section: str) -> str:
+    return SOURCES[section][1][-1][1] if section != "train.megatron" else "TransformerConfig"
+
+
+def _installed(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        distribution = DISTRIBUTION[package]
+        raise SlimeError(f"{distribution} is not installed", todo=f"Run 'pip install {distribution}'.")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@functools.cache
+def _parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes())
+
+
+def _read_class(file: Path, name: str) -> Iterator[ForeignField]:
+    module = _parse(file)
+    body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
+    constants = _constants(module)
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+            yield _field(node.target.id, node.annotation, constants)
+
+
+def _field(name: str, annotation: ast.expr, constants: Mapping[str, tuple[Any, ...]]) -> ForeignField:
+    """Unwrap SGLang's `A[type, "help"]` and `A[type, Arg(choices=...)]`."""
+    if not (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "A"):
+        return ForeignField(name, annotation)
+    assert isinstance(annotation.slice, ast.Tuple), "Annotated takes a type and metadata"
+    kind, metadata = annotation.slice.elts[:2]
+    keywords = metadata.keywords if isinstance(metadata, ast.Call) else []
+    choices = next((keyword.value for keyword in keywords if keyword.arg == "choices"), None)
+    return ForeignField(name, kind, _literals(choices, constants) if choices is not None else None)
+
+
+def _constants(module: ast.Module) -> dict[str, tuple[Any, ...]]:
+    """Module-level names bound to literal lists of choices."""
+    constants: dict[str, tuple[Any, ...]] = {}
+    for node in module.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            values = _literals(node.value, constants)
+            if values is not None:
+                constants[node.targets[0].id] = values
+    return constants
+
+
+def _literals(node: ast.expr, constants: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """The values of a literal list, tuple or set, or of a name bound to one; None for anything computed."""
+    if isinstance(node, ast.Name):
+        return constants.get(node.id)
+    if not isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return None
+    if not all(isinstance(item, ast.Constant) for item in node.elts):
+        return None
+    return tuple(ast.literal_eval(item) for item in node.elts)

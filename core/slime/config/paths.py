@@ -1,0 +1,46 @@
+"""Paths of the config: ordinary ones, and `pkg://package/sub/file` for files inside an installed package."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from slime.errors import SlimeError, did_you_mean
+
+SCHEME = "pkg://"
+
+
+def resolve(path: str) -> Path:
+    """The existing file or folder that `path` names, absolute; SlimeError with the nearest name if there is none."""
+    found = _in_package(path) if path.startswith(SCHEME) else Path(path).expanduser().absolute()
+    if not found.exists():
+        raise SlimeError(f"there is no '{path}'", where=_missing_part(found), todo=_neighbours(found))
+    return found
+
+
+def _in_package(path: str) -> Path:
+    """Locate the top-level package without importing it, so that a data path never runs a plugin's code."""
+    package, _, inside = path.removeprefix(SCHEME).partition("/")
+    top, *below = package.split(".")
+    spec = importlib.util.find_spec(top) if top else None
+    if spec is None or not spec.submodule_search_locations:
+        raise SlimeError(f"there is no installed package '{package}'", where=path, todo=f"Run 'pip install {package}'.")
+    return Path(next(iter(spec.submodule_search_locations))).joinpath(*below, inside)
+
+
+def _first_missing(path: Path) -> Path:
+    """The topmost part of a path that does not exist."""
+    return next(part for part in [*reversed(path.parents), path] if not part.exists())
+
+
+def _missing_part(path: Path) -> str:
+    missing = _first_missing(path)
+    return "" if missing == path else f"folder {missing} is missing"
+
+
+def _neighbours(path: Path) -> str:
+    missing = _first_missing(path)
+    names = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    if len(names) > 12:
+        return did_you_mean(missing.name, names).replace("Choose one of: ", "")[:200] or "Check the path."
+    return did_you_mean(missing.name, names) if names else f"{missing.parent} is empty."

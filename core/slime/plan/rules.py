@@ -1,0 +1,137 @@
+"""What a parallel layout must respect so that Megatron-core and slime compute the right thing.
+
+Each rule yields one error a violation. The reasons are Megatron-core 0.16.1's: without sequence parallelism its
+gradients of replicated norms are wrong under TP; with ETP < TP and EP < TP expert gradients are not summed over TP; the
+`allgather` dispatcher needs equal token counts; the interleaved schedule deadlocks unless its sends overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime.config.derive import required_megatron
+from slime.config.schema import Device, Placement, SlimeConfig
+from slime.errors import SlimeError
+from slime.plan.layout import Grid, split_layers
+
+MEGATRON = "train.megatron"
+
+
+def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Rules about ranks and layers.
+
+    Args:
+        architecture: keywords of Megatron's TransformerConfig that the model's bridge gives.
+    """
+    model = {**architecture, **cfg.train.megatron}
+    yield from _required(cfg)
+    yield from _heads(model, grid)
+    yield from _experts(model, grid)
+    yield from _stages(model, grid)
+
+
+def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    megatron = cfg.train.megatron
+    for key, value in required_megatron(megatron).items():
+        if megatron[key] != value:
+            todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
+            yield SlimeError(f"is {megatron[key]}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
+
+
+def _heads(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    heads, groups = model.get("num_attention_heads"), model.get("num_query_groups")
+    where = f"{MEGATRON}.tensor_model_parallel_size"
+    if heads is not None and heads % grid.tp:
+        yield SlimeError(
+            f"{heads} attention heads cannot be divided by {grid.tp}", where=where, todo="Choose a divisor."
+        )
+    elif groups is not None and groups % grid.tp and grid.tp % groups:
+        todo = f"Choose a divisor or a multiple of {groups}."
+        yield SlimeError(f"{groups} query groups and {grid.tp} ranks do not divide one another", where=where, todo=todo)
+
+
+def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    experts = model.get("num_moe_experts")
+    where = f"{MEGATRON}.expert_model_parallel_size"
+    if not experts:
+        if grid.ep > 1:
+            yield SlimeError(f"is {grid.ep}, but the model has no experts", where=where, todo="Set it to 1.")
+        return
+    if experts % grid.ep:
+        yield SlimeError(f"{experts} experts cannot be divided by {grid.ep}", where=where, todo="Choose a divisor.")
+    if grid.etp != grid.tp and grid.ep < grid.tp:
+        yield SlimeError(
+            f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",
+            where=f"{MEGATRON}.expert_tensor_parallel_size",
+            todo=f"Set it to {grid.tp}, or {where} to {grid.tp} or more.",
+        )
+
+
+def _stages(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    if grid.vpp > 1 and grid.pp == 1:
+        where, todo = f"{MEGATRON}.virtual_pipeline_model_parallel_size", "Remove it."
+        yield SlimeError("needs more than one pipeline stage", where=where, todo=todo)
+    elif "num_layers" in model:
+        try:
+            split_layers(model["num_layers"], grid, model)
+        except SlimeError as problem:
+            yield problem
+
+
+def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Whether trainers and engines fit the devices."""
+    cluster = cfg.cluster
+    have = cluster.num_nodes * cluster.devices_per_node
+    engines = cluster.num_engines * devices_per_engine(cfg)
+    if cluster.device is Device.cpu or cluster.placement is Placement.colocated:
+        need, parts = max(cluster.num_trainers, 0 if cluster.device is Device.cpu else engines), "shared"
+    else:
+        need, parts = (
+            cluster.num_trainers + engines,
+            f"{cluster.num_trainers} trainer ranks and {engines} engine devices",
+        )
+    if need > have:
+        where = f"cluster {cluster.name} has {cluster.num_nodes} x {cluster.devices_per_node} devices"
+        todo = (
+            "Lower cluster.num_trainers or cluster.num_engines, or raise cluster.num_nodes or cluster.devices_per_node."
+        )
+        yield SlimeError(f"the run needs {need} ({parts})", where=where, todo=todo)
+    if devices_per_engine(cfg) > cluster.devices_per_node:
+        where = "rollout.sglang.tp_size"
+        todo = f"Use at most {cluster.devices_per_node}: an engine stays on one host."
+        yield SlimeError(f"an engine needs {devices_per_engine(cfg)} devices", where=where, todo=todo)
+
+
+def devices_per_engine(cfg: SlimeConfig) -> int:
+    """Devices one SGLang engine takes: tp_size x pp_size."""
+    return int(cfg.rollout.sglang.get("tp_size", 1)) * int(cfg.rollout.sglang.get("pp_size", 1))
+
+
+def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
+    """Whether every sequence fits a micro-batch and every rank gets samples."""
+    longest = cfg.rollout.max_prompt_tokens + cfg.rollout.sampling.max_response_tokens
+    padded = -(-longest // grid.packing_align) * grid.packing_align
+    cap = cfg.train.max_tokens_per_micro_batch
+    if padded > cap:
+        pad = f", {padded} when padded to a multiple of {grid.packing_align}" if padded > longest else ""
+        yield SlimeError(
+            f"is {cap}, but a sequence may have {longest} tokens{pad}",
+            where="train.max_tokens_per_micro_batch",
+            todo=f"Set it to {padded} or more, or lower rollout.max_prompt_tokens or max_response_tokens.",
+        )
+    if cfg.algo.name != "sft":
+        yield from _shares(cfg, grid)
+
+
+def _shares(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
+    samples, steps = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt, cfg.train.steps_per_rollout
+    if samples % steps:
+        what = f"{samples} samples a rollout cannot be divided into {steps} optimizer steps"
+        yield SlimeError(what, where="train.steps_per_rollout", todo=f"Choose a divisor of {samples}.")
+    needed = grid.dp * (grid.pp if grid.vpp > 1 else 1)
+    if samples // steps < needed:
+        what = f"{samples // steps} samples an optimizer step are fewer than the {needed} that {grid.dp} data-parallel"
+        yield SlimeError(
+            f"{what} rank(s) need", where="rollout.prompts_per_step", todo="Raise it, or lower train.steps_per_rollout."
+        )
