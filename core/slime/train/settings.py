@@ -16,7 +16,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.config.schema import Device, Init, SlimeConfig
+from slime.config.schema import Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
 
@@ -75,7 +75,8 @@ def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
         "sequence_parallel": size("tensor_model_parallel_size", 1) > 1,
         "expert_tensor_parallel_size": 1 if size("expert_model_parallel_size", 1) > 1 else None,
         "use_cpu_initialization": cfg.cluster.device is Device.cpu,
-        "perform_initialization": cfg.model.init is Init.random,
+        # Also before a checkpoint is loaded: Megatron marks parameters as tensor parallel while it initialises them.
+        "perform_initialization": True,
         # The correction bias of a router belongs to the checkpoint; moving it is the user's choice.
         "moe_router_bias_update_rate": 0.0,
     }
