@@ -1,0 +1,176 @@
+"""Contract tests for plugins, to be called from a plugin's own tests: what slime relies on, checked on the real thing.
+
+    from slime.testing.plugins import RewardCase, check_reward
+
+    def test_contract() -> None:
+        check_reward("shortness", [RewardCase("hi", None, 0.5), RewardCase("", None, Verdict.invalid("empty"))])
+
+They need the plugin to be installed (`pip install -e .`), because being found is part of the contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from slime import plugins
+from slime.config import groups as config_groups
+from slime.config.schema import RewardConfig
+from slime.plugins import Contribution, Registry
+from slime.reward.service import RewardService
+from slime.types import Decision, Group, Prompt, Sample, Verdict, VerdictKind
+
+HEAVY = ("torch", "ray", "sglang", "transformers", "megatron")
+"""What neither importing a plugin nor `slime plan` may import: each costs a second or more."""
+UNKNOWN_OPTION = "no_such_option"
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RewardCase:
+    """One response, its label, and the verdict it must get (a number stands for a VALUE verdict with any parts)."""
+
+    response: str
+    label: Any
+    expected: Verdict | float
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sample(response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Sample:
+    """A sample that has only what most rewards read."""
+    return Sample(Prompt("0/0", (), (), label, metadata or {}), index=0, response=response)
+
+
+def group(rewards: Sequence[float | None]) -> Group:
+    """A group of samples with these reward values; None is a sample whose reward gave an error."""
+    prompt = Prompt("0/0", (), ())
+    verdicts = [Verdict.error("no value") if reward is None else Verdict.of(reward) for reward in rewards]
+    return Group(prompt, [Sample(prompt, index, verdict=verdict) for index, verdict in enumerate(verdicts)])
+
+
+def check_reward(name: str, cases: Sequence[RewardCase], options: Options | None = None) -> None:
+    """Assert that reward `name` is well installed and gives the expected verdicts in real worker processes.
+
+    Every case is judged twice, by two workers with a reward object each: the verdicts must be equal.
+
+    Args:
+        cases: at least one.
+        options: `reward.options` of the run; the plugin's schema must know and type them.
+
+    Raises:
+        AssertionError: a part of the contract is broken; says which.
+        SlimeError: the reward cannot be created.
+    """
+    assert cases, "a contract test needs a case"
+    check_contribution(plugins.load().rewards, name, options or {})
+    cfg = RewardConfig(name=name, options=_typed(f"reward/{name}", options or {}), num_workers=2)
+    with RewardService(cfg) as service:
+        once, again = (asyncio.run(_verdicts(service, cases)) for _ in range(2))
+    for case, first, second in zip(cases, once, again, strict=True):
+        assert _like(first, case.expected), f"{case.response!r} with label {case.label!r}: {first}, not {case.expected}"
+        assert first == second, f"{case.response!r} is judged differently the second time: {first}, then {second}"
+
+
+def check_filter(
+    name: str, cases: Sequence[tuple[Sequence[float | None], Decision]], options: Options | None = None
+) -> None:
+    """Assert that filter `name` is well installed and decides as expected, twice alike and without touching the group.
+
+    Args:
+        cases: the reward values of a group (None where the reward failed), and the decision; at least one.
+        options: `filter.options` of the run; the plugin's schema must know and type them.
+
+    Raises:
+        AssertionError: a part of the contract is broken; says which.
+    """
+    assert cases, "a contract test needs a case"
+    registry = plugins.load().filters
+    check_contribution(registry, name, options or {})
+    chosen = registry.create(name, **_typed(f"filter/{name}", options or {}))
+    for rewards, expected in cases:
+        given = group(rewards)
+        before = copy.deepcopy(given)
+        decision = chosen.decide(given)
+        assert decision == expected, f"{rewards}: {decision}, not {expected}"
+        assert chosen.decide(given) == decision, f"{rewards}: decided differently the second time"
+        assert given == before, f"{rewards}: the filter changed the group"
+        metric = re.fullmatch(r"[a-z0-9_]*", decision.reason)
+        assert metric, f"reason '{decision.reason}' becomes a metric's name: use a-z, 0-9 and _"
+
+
+def check_contribution(registry: Registry[Any], name: str, options: Options) -> None:
+    """Assert what holds for everything chosen by name: found, light to import, selectable, with options that are typed.
+
+    Raises:
+        AssertionError, or SlimeError if nothing of that name is installed.
+    """
+    contribution = registry.get(name)
+    _check_light(contribution)
+    shipped = config_groups.scan(plugins.load()).of(contribution.distribution).get(registry.kind, [])
+    where = f"conf/{registry.kind}/{name}.yaml"
+    assert name in shipped, f"{registry.kind}={name} cannot be chosen: {contribution.distribution} ships no {where}"
+    _check_refuses_unknown(registry, name, _typed(f"{registry.kind}/{name}", options))
+
+
+def _check_light(contribution: Contribution) -> None:
+    modules = [
+        entry.module
+        for entry in entry_points(group=plugins.ENTRY_POINT_GROUP)
+        if entry.dist is not None and entry.dist.name == contribution.distribution
+    ]
+    code = f"import sys; sys.path[:] = {sys.path!r}\nimport {', '.join(modules)}\nprint(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = [module for module in HEAVY if module in imported]
+    assert not heavy, f"importing {', '.join(modules)} imports {', '.join(heavy)}; import them inside the factory"
+
+
+def _check_refuses_unknown(registry: Registry[Any], name: str, options: Options) -> None:
+    try:
+        registry.create(name, **options, **{UNKNOWN_OPTION: None})
+    except TypeError:
+        return
+    raise AssertionError(f"{registry.kind} '{name}' takes options it does not know; give its factory no **keywords")
+
+
+def _typed(key: str, options: Options) -> dict[str, Any]:
+    """The schema's defaults with `options` over them; the schema must have each of them, with that type."""
+    from omegaconf import OmegaConf
+
+    schema = plugins.load().schemas.get(key)
+    if schema is None:
+        assert not options, f"slime_config_schemas has no '{key}', so options {sorted(options)} are not checked"
+        return {}
+    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(schema), dict(options)))
+    assert isinstance(merged, dict)
+    return {str(option): value for option, value in merged.items()}
+
+
+async def _verdicts(service: RewardService, cases: Sequence[RewardCase]) -> list[Verdict]:
+    samples = [sample(case.response, case.label, case.metadata) for case in cases]
+    return list(await asyncio.gather(*(service.score(each) for each in samples)))
+
+
+def _like(verdict: Verdict, expected: Verdict | float) -> bool:
+    """Equal, with numbers up to rounding (1e-9 relative: a sum in another order, not another result)."""
+    if not isinstance(expected, Verdict):
+        return verdict.kind is VerdictKind.VALUE and _close(verdict.value, expected)
+    same_parts = verdict.parts.keys() == expected.parts.keys() and all(
+        _close(verdict.parts[part], expected.parts[part]) for part in expected.parts
+    )
+    same_text = (verdict.kind, verdict.reason) == (expected.kind, expected.reason)
+    return same_text and same_parts and _close(verdict.value, expected.value)
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
