@@ -1,0 +1,40 @@
+"""Math for slime: the rewards `math` and `arithmetic`, and a small arithmetic prompt set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from slime.contracts import RewardModel
+from slime.hookspecs import hookimpl
+
+
+@hookimpl
+def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
+    return {"math": _math, "arithmetic": _arithmetic}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return ["pkg://slime_plugin_math.conf"]
+
+
+@hookimpl
+def slime_config_schemas() -> Mapping[str, type]:
+    from slime_plugin_math.options import ArithmeticOptions, MathOptions
+
+    return {"reward/math": MathOptions, "reward/arithmetic": ArithmeticOptions}
+
+
+def _math(**options: Any) -> RewardModel:
+    from slime_plugin_math.options import MathOptions
+    from slime_plugin_math.rewards import MathReward
+
+    return MathReward(MathOptions(**options))
+
+
+def _arithmetic(**options: Any) -> RewardModel:
+    from slime_plugin_math.options import ArithmeticOptions
+    from slime_plugin_math.rewards import ArithmeticReward
+
+    return ArithmeticReward(ArithmeticOptions(**options))

@@ -1,0 +1,29 @@
+"""What `reward.options` may hold for each reward of this plugin."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class AnswerForm(enum.Enum):
+    """Where a response states its answer."""
+
+    auto = "auto"  # the last box; without one the last "Answer:" line; without one the last number
+    boxed = "boxed"  # the last \boxed{...}
+    line = "line"  # the last line "Answer: ..."
+    number = "number"  # the last number anywhere
+
+
+@dataclass
+class MathOptions:
+    answer: AnswerForm = AnswerForm.auto
+    """Where the answer is read: auto, boxed, line or number."""
+    wrong_value: float = 0.0
+    """Value of a wrong or missing answer (DAPO uses -1); a right one is 1."""
+
+
+@dataclass
+class ArithmeticOptions:
+    wrong_value: float = 0.0
+    """Value of a wrong answer; a right one is 1."""

@@ -1,0 +1,47 @@
+"""The two rewards: both judge text alone, and both give 1 for a right answer."""
+
+from __future__ import annotations
+
+from slime.types import Sample, Verdict
+from slime_plugin_math.answers import find_answer
+from slime_plugin_math.compare import label_text, same
+from slime_plugin_math.data.arithmetic import final_number
+from slime_plugin_math.options import AnswerForm, ArithmeticOptions, MathOptions
+
+
+class MathReward:
+    """1 where the stated answer equals the label, else `wrong_value`.
+
+    Parts: `correct` (0 or 1), `format` (1 if the answer stands in a box or on an "Answer:" line).
+    """
+
+    def __init__(self, options: MathOptions) -> None:
+        self._form, self._wrong_value = AnswerForm(options.answer), options.wrong_value
+
+    def score(self, sample: Sample) -> Verdict:
+        label = label_text(sample.prompt.label)
+        if label is None:
+            return _no_label(sample)
+        answer, marked = find_answer(sample.response, self._form)
+        correct = answer is not None and same(answer, label)
+        return Verdict.of(1.0 if correct else self._wrong_value, correct=float(correct), format=float(marked))
+
+
+class ArithmeticReward:
+    """1 where the text after the last "=" (the whole response if it has none) is the label, else `wrong_value`."""
+
+    def __init__(self, options: ArithmeticOptions) -> None:
+        self._wrong_value = options.wrong_value
+
+    def score(self, sample: Sample) -> Verdict:
+        label = label_text(sample.prompt.label)
+        if label is None:
+            return _no_label(sample)
+        return Verdict.of(1.0 if final_number(sample.response) == label else self._wrong_value)
+
+
+def _no_label(sample: Sample) -> Verdict:
+    label = sample.prompt.label
+    return Verdict.invalid(
+        f"row {sample.prompt.id}: label {label!r:.80} is a {type(label).__name__}, not a number or text"
+    )

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from slime.testing.plugins import RewardCase, check_reward, sample
+from slime.types import Verdict, VerdictKind
+from slime_plugin_math.options import AnswerForm, ArithmeticOptions, MathOptions
+from slime_plugin_math.rewards import ArithmeticReward, MathReward
+
+RIGHT = Verdict.of(1.0, correct=1.0, format=1.0)
+
+
+def test_math_keeps_the_contract() -> None:
+    check_reward(
+        "math",
+        [
+            RewardCase("so \\boxed{5}", "5", RIGHT),
+            RewardCase("Answer: 0.5", "\\frac12", RIGHT),
+            RewardCase("it is 5", 5, Verdict.of(1.0, correct=1.0, format=0.0)),
+            RewardCase("\\boxed{6}", "5", Verdict.of(0.0, correct=0.0, format=1.0)),
+            RewardCase("", "5", Verdict.of(0.0, correct=0.0, format=0.0)),
+            RewardCase("5", None, Verdict.invalid("row 0/0: label None is a NoneType, not a number or text")),
+            RewardCase("5", ["5"], Verdict.invalid("row 0/0: label ['5'] is a list, not a number or text")),
+        ],
+    )
+
+
+def test_math_with_a_strict_box_and_a_penalty() -> None:
+    check_reward(
+        "math",
+        [
+            RewardCase("\\boxed{5}", "5", RIGHT),
+            RewardCase("Answer: 5", "5", Verdict.of(-1.0, correct=0.0, format=0.0)),
+        ],
+        options={"answer": "boxed", "wrong_value": -1.0},
+    )
+
+
+def test_arithmetic_keeps_the_contract() -> None:
+    check_reward(
+        "arithmetic",
+        [
+            RewardCase("70+15=85", "85", Verdict.of(1.0)),
+            RewardCase(" 85 ", "85", Verdict.of(1.0)),
+            RewardCase("85", 85, Verdict.of(1.0)),
+            RewardCase("75", "85", Verdict.of(0.0)),
+            RewardCase("70+15=", "85", Verdict.of(0.0)),
+            RewardCase("the sum is 85", "85", Verdict.of(0.0)),
+            RewardCase("85", {}, Verdict.invalid("row 0/0: label {} is a dict, not a number or text")),
+        ],
+    )
+
+
+def test_a_wrong_answer_costs_what_the_options_say() -> None:
+    assert ArithmeticReward(ArithmeticOptions(wrong_value=-0.5)).score(sample("1", "2")).value == -0.5
+
+
+@pytest.mark.parametrize("form", list(AnswerForm))
+def test_no_response_whatever_raises(form: AnswerForm) -> None:
+    rng, reward = random.Random(0), MathReward(MathOptions(answer=form))
+    pieces = ["\\boxed{", "}", "Answer:", "\n", "9" * 300, "\\frac{", "1", "/", "0", ",", ".", "-", "=", "²", "\0", " "]
+    for _ in range(2000):
+        response = "".join(rng.choices(pieces, k=12))
+        assert reward.score(sample(response, "9" * 300)).kind is VerdictKind.VALUE
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "1,", "\\text{", "answer is ", "9", "\\frac{1}{", " " * 7, "1/", "\\"])
+def test_a_long_response_is_judged_in_time(piece: str) -> None:
+    """100,000 characters take well under a second; a regular expression that backtracks would take hours."""
+    response: Any = piece * (100_000 // len(piece))
+    began = time.perf_counter()
+    MathReward(MathOptions()).score(sample(response, "5"))
+    MathReward(MathOptions()).score(sample(f"\\boxed{{{response}}}", "5"))
+    assert time.perf_counter() - began < 5.0
