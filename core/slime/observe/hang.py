@@ -16,8 +16,6 @@ from typing import IO
 
 import psutil
 
-ANSWER_S = 5.0
-"""Seconds a process gets to write its stack."""
 QUIET_S = 0.2
 """A stack is whole once its file has not grown for this long."""
 
@@ -38,21 +36,22 @@ def register(stack_file: Path) -> None:
     _registered.append(file)
 
 
-def dump(pids: Sequence[int], folder: Path) -> str:
+def dump(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> str:
     """The stacks of processes of this node, one paragraph each, whatever state they are in.
 
     Args:
         pids: processes to ask.
         folder: where their stack files lie (`<run>/logs`).
+        answer_s: seconds that all of them together get to write their stacks.
 
     Returns:
         For each process its name and its stack; or its state and command line if it never registered, is gone or
-        does not answer. Takes at most `ANSWER_S` seconds.
+        does not answer.
     """
     files = _stack_files(folder)
     before = {pid: files[pid].stat().st_size for pid in pids if pid in files}
     before = {pid: size for pid, size in before.items() if _ask(pid)}
-    _wait_for(before, files)
+    _wait_for(before, files, answer_s)
     return "\n\n".join(_paragraph(pid, files.get(pid), before.get(pid, 0)) for pid in pids)
 
 
@@ -79,9 +78,9 @@ def _is_alive(pid: int, started: float) -> bool:
         return False
 
 
-def _wait_for(before: dict[int, int], files: dict[int, Path]) -> None:
+def _wait_for(before: dict[int, int], files: dict[int, Path], answer_s: float) -> None:
     """Until every file has grown and then kept still, or the time is over."""
-    deadline = time.monotonic() + ANSWER_S
+    deadline = time.monotonic() + answer_s
     sizes = before
     while time.monotonic() < deadline:
         time.sleep(QUIET_S)

@@ -21,6 +21,8 @@ from slime.observe.metrics import HELD_OUT, LOSS, REWARD, TOKENS_PER_S
 
 LINE_INTERVAL_S = 2.0
 """Without a terminal, steps shorter than this share a line."""
+REFRESH_INTERVAL_S = 0.1
+"""A status that changes faster than this is not drawn each time: thousands of samples finish in a step."""
 ETA_STEPS = 20
 """The ETA is the mean wall time of this many latest steps, times the steps left."""
 SHOWN = {
@@ -47,11 +49,12 @@ class Progress:
     ) -> None:
         self._stage, self._total, self._done = stage, total, done
         self._console = console or Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False) if live and self._console.is_terminal else None
+        live = live and self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = Live(console=self._console, auto_refresh=False) if live else None
         self._values: dict[str, float] = {}
         self._status = ""
         self._ends = deque([time.monotonic()], maxlen=ETA_STEPS + 1)
-        self._printed = float("-inf")
+        self._printed = self._drawn = float("-inf")
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -62,7 +65,8 @@ class Progress:
     def status(self, phase: str, done: int | None = None, total: int | None = None) -> None:
         """What the running step is at: `generate 12/32`, `train`, `publish`."""
         self._status = phase if done is None else f"{phase} {done}/{total}"
-        self._show()
+        if time.monotonic() - self._drawn >= REFRESH_INTERVAL_S:
+            self._show()
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Step number `step` of `total` is done; `values` are its metrics, of which the known ones are shown."""
@@ -86,6 +90,7 @@ class Progress:
 
     def _show(self) -> None:
         if self._live:
+            self._drawn = time.monotonic()
             self._live.update(self._render(), refresh=True)
 
     def _render(self) -> Group:

@@ -56,20 +56,21 @@ def _ran(stage: str, rows: Sequence[Row]) -> bool:
 
 
 def _stage(stage: str, rows: Sequence[Row]) -> str:
-    """One line on a stage: steps, wall time of its steps, loss."""
-    losses, seconds = _values(rows, LOSS), _values(rows, "seconds/step")
+    """One line on a stage: steps, their wall time, speed; of the supervised stage also the loss, its outcome."""
+    losses = _values(rows, LOSS) if stage == "sft" else []
+    seconds, speed = _values(rows, "seconds/step"), _values(rows, TOKENS_PER_S)
     parts = [f"{stage:<4}{max(row['step'] for row in rows):>6} steps"]
     parts += [f"in {duration(sum(seconds))}"] if seconds else []
+    parts += [f"{fmean(speed):,.0f} tokens/s"] if speed else []
     parts += [f"loss {losses[0]:.4f} -> {losses[-1]:.4f}"] if losses else []
     return "   ".join(parts)
 
 
 def _outcome(rows: Sequence[Row]) -> list[str]:
-    """Reward first and last, speed, and how far apart engine and trainer are on the same tokens."""
+    """Reward first and last, and how far apart engine and trainer are on the same tokens."""
     held_out, reward = _values(rows, HELD_OUT), _values(rows, REWARD)
-    speed, difference = _values(rows, TOKENS_PER_S), _values(rows, LOGPROB_DIFF)
+    difference = _values(rows, LOGPROB_DIFF)
     lines = [("held-out reward", _before_after(held_out)), ("training reward", _before_after(reward))]
-    lines += [("tokens/s", f"{fmean(speed):,.0f}")] if speed else []
     lines += (
         [("log-prob gap", f"{fmean(difference):.2g} nats a token, {max(difference):.2g} at most")] if difference else []
     )
@@ -122,7 +123,7 @@ def plot_rewards(rows: Sequence[Row], path: Path, title: str = "") -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="best")
     FigureCanvasAgg(figure).print_png(path)
 
 

@@ -1,0 +1,107 @@
+"""Stacks of real processes that hang in different ways."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slime.observe import hang
+
+REGISTERED = """
+import re, sys, threading, time
+from pathlib import Path
+from slime.observe import hang
+
+def ready():
+    print("ready", flush=True)
+
+def sleeps(entered=ready):
+    entered()
+    time.sleep(600)
+
+def waits_for_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    ready()
+    lock.acquire()
+
+def holds_the_gil():
+    ready()
+    re.match("(a+)+$", "a" * 64 + "b")
+
+hang.register(Path(sys.argv[1]))
+asleep = threading.Event()
+threading.Thread(target=sleeps, args=[asleep.set], daemon=True).start()
+asleep.wait()
+globals()[sys.argv[2]]()
+"""
+
+
+@pytest.fixture
+def start():
+    """Start a child and wait for its first line; all are killed at the end."""
+    children = []
+
+    def start(*command):
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        children.append(child)
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.fixture
+def hung(start, tmp_path):
+    return lambda name, how: start(sys.executable, "-c", REGISTERED, str(tmp_path / f"{name}.stack"), how)
+
+
+@pytest.mark.parametrize("how", ["waits_for_a_lock", "sleeps", "holds_the_gil"])
+def test_a_hung_process_says_where_every_thread_stands_and_lives_on(hung, tmp_path, how):
+    child = hung("trainer-0", how)
+    for _ in range(2):
+        text = hang.dump([child.pid], tmp_path)
+        assert text.startswith(f"trainer-0 (pid {child.pid}): ")
+        assert text.count("Current thread") == 1
+        assert f"in {how}" in text
+        assert "in sleeps" in text
+    assert child.poll() is None
+
+
+def test_processes_that_cannot_answer_are_described_and_left_unharmed(start, hung, tmp_path):
+    stopped, sleeping, dead = hung("engine-1", "sleeps"), hung("engine-2", "sleeps"), hung("engine-3", "sleeps")
+    stranger = start("sh", "-c", "echo ready; sleep 600; true")
+    stopped.send_signal(signal.SIGSTOP)
+    dead.kill()
+    dead.wait()
+    started = time.monotonic()
+    text = hang.dump([stopped.pid, sleeping.pid, dead.pid, stranger.pid], tmp_path, answer_s=1.0)
+    assert time.monotonic() - started < 3
+    parts = {int(part.split("pid ")[1].split(")")[0]): part for part in text.split("\n\n") if "pid " in part}
+    assert "engine-1" in parts[stopped.pid]
+    assert "no stack; stopped: " in parts[stopped.pid]
+    assert "in sleeps" in parts[sleeping.pid]
+    assert parts[dead.pid] == f"(pid {dead.pid}): gone"
+    assert "no stack; sleeping: sh -c echo ready" in parts[stranger.pid]
+    assert stranger.poll() is None, "a process that never registered gets no signal"
+
+
+def test_a_reused_process_number_gets_no_signal(start, tmp_path):
+    stranger = start("sh", "-c", "echo ready; sleep 600; true")
+    (tmp_path / "trainer-0.stack").write_text(f"{stranger.pid} 12345.0\n")
+    assert "no stack" in hang.dump([stranger.pid], tmp_path, answer_s=0.5)
+    assert stranger.poll() is None
+
+
+def test_registering_in_this_process(tmp_path):
+    before = signal.getsignal(signal.SIGUSR1)
+    hang.register(tmp_path / "logs" / "driver.stack")
+    assert "test_registering_in_this_process" in hang.dump([os.getpid()], tmp_path / "logs")
+    assert signal.getsignal(signal.SIGUSR1) == before  # faulthandler's handler lies below Python's
