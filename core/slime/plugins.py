@@ -75,6 +75,15 @@ class Plugin:
         """Whether it implements `slime_check`."""
         return self.hooks is not None and bool(self.hooks.slime_check.get_hookimpls())
 
+    def brings(self) -> dict[str, list[str]]:
+        """Kind -> names of what it contributes, for a listing; a plugin that only checks says so."""
+        kinds = {
+            kind: sorted(item.name for item in self.contributions if item.kind == kind)
+            for kind in HOOK_OF_KIND
+            if any(item.kind == kind for item in self.contributions)
+        }
+        return {**kinds, "check": ["slime_check"]} if self.checks else kinds
+
     def ask(self, hook: str, **arguments: Any) -> Any:
         """The plugin's answer to one hook, None if it does not implement it; SlimeError if it raises."""
         assert self.hooks is not None, "a plugin without hooks is broken and is not asked"

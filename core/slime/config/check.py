@@ -87,6 +87,8 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
     Bound(1, strict=True): ("algo.clip_dual",),
 }
 AT_MOST_1 = ("algo.clip_low", "rollout.sampling.top_p", "eval.sampling.top_p", "reward.max_failed_share")
+OVER_THE_MODEL = frozenset({"moe_router_bias_update_rate", "moe_router_load_balancing_type", "init_method_std"})
+"""Keywords a bridge gives that say how the model is trained, not what it is: `train.megatron` may change them."""
 TOP_K = ("rollout.sampling.top_k", "eval.sampling.top_k")
 
 
@@ -231,7 +233,7 @@ def _weights(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterator[SlimeError]:
     for key, value in cfg.train.megatron.items():
-        if key in architecture and value != architecture[key]:
+        if key in architecture and key not in OVER_THE_MODEL and value != architecture[key]:
             where, todo = (
                 f"train.megatron.{key}",
                 f"Remove it: config.json of {cfg.model.path} says {architecture[key]}.",

@@ -74,6 +74,11 @@ def examine(argv: Sequence[str]) -> Composed:
     return Composed(cfg, check(cfg, plugins), line.choices)
 
 
+def to_yaml(cfg: SlimeConfig) -> str:
+    """The resolved config as YAML, every key in the schema's order."""
+    return OmegaConf.to_yaml(OmegaConf.structured(cfg))
+
+
 def _merge(line: CommandLine, groups: Groups) -> SlimeConfig:
     HydraPlugins.instance().register(PluginSearchPath)
     ConfigStore.instance().store(name="schema", node=SlimeConfig)
@@ -87,7 +92,8 @@ def _merge(line: CommandLine, groups: Groups) -> SlimeConfig:
 
 
 def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> None:
-    missing = [name for name in own_keys() if name in OmegaConf.missing_keys(merged)]
+    unset = OmegaConf.missing_keys(merged)
+    missing = [name for name in own_keys() if name in unset]
     if not missing:
         return
     if "reward.name" in missing:

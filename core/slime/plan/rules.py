@@ -40,15 +40,11 @@ def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _heads(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
-    heads, groups = model.get("num_attention_heads"), model.get("num_query_groups")
-    where = f"{MEGATRON}.tensor_model_parallel_size"
+    heads = model.get("num_attention_heads")
     if heads is not None and heads % grid.tp:
-        yield SlimeError(
-            f"{heads} attention heads cannot be divided by {grid.tp}", where=where, todo="Choose a divisor."
-        )
-    elif groups is not None and groups % grid.tp and grid.tp % groups:
-        todo = f"Choose a divisor or a multiple of {groups}."
-        yield SlimeError(f"{groups} query groups and {grid.tp} ranks do not divide one another", where=where, todo=todo)
+        where = f"{MEGATRON}.tensor_model_parallel_size"
+        what = f"{heads} attention heads cannot be divided by {grid.tp}"
+        yield SlimeError(what, where=where, todo="Choose a divisor.")
 
 
 def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
@@ -58,8 +54,6 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
         if grid.ep > 1:
             yield SlimeError(f"is {grid.ep}, but the model has no experts", where=where, todo="Set it to 1.")
         return
-    if experts % grid.ep:
-        yield SlimeError(f"{experts} experts cannot be divided by {grid.ep}", where=where, todo="Choose a divisor.")
     if grid.etp != grid.tp and grid.ep < grid.tp:
         yield SlimeError(
             f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",

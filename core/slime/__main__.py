@@ -1,0 +1,168 @@
+"""`slime`: from the command line to a verb. The one place that prints errors.
+
+Nothing heavy is imported before a run is known to be right, so that `--help`, `plugins` and `plan` answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import slime
+from slime.errors import SlimeError, did_you_mean
+
+EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+
+USAGE = """\
+slime post-trains large language models with reinforcement learning: generate, reward, train, publish.
+
+  slime [train] +model=<model> +cluster=<cluster> [key=value ...]   train
+  slime plan    ...same...   what would run where, and what is wrong; starts nothing
+  slime eval    ...same...   score the model on eval.path
+  slime plugins              what is installed and what each plugin brings
+  slime convert --help       HF folders to Megatron checkpoints and back
+
+  slime plan ... --config    print the resolved config as YAML
+  slime --help, --version
+
+Keys are in docs/config.md. Keys under train.megatron, train.optimizer, train.ddp and rollout.sglang are the installed
+Megatron-core's and SGLang's own. What can be chosen here:
+"""
+HYDRA_FLAGS = (
+    "--multirun",
+    "-m",
+    "--cfg",
+    "-c",
+    "--config-name",
+    "--config-path",
+    "--config-dir",
+    "--info",
+    "--resolve",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; 0 if it went well, 2 after an error that is the user's, printed as a line."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except SlimeError as error:
+        print(f"slime: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("slime: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(argv: list[str]) -> int:
+    verb = argv.pop(0) if argv and argv[0] in VERBS else None
+    if verb == "convert":
+        return VERBS[verb](argv)
+    if "--help" in argv or "-h" in argv or (verb is None and not argv):
+        return _help()
+    if "--version" in argv:
+        print(f"slime {slime.__version__}")
+        return 0
+    _refuse_strangers(verb, argv)
+    return VERBS[verb or "train"](argv)
+
+
+def _refuse_strangers(verb: str | None, argv: Sequence[str]) -> None:
+    for word in argv:
+        if word in HYDRA_FLAGS:
+            todo = (
+                "Start one run a command."
+                if word in ("-m", "--multirun")
+                else "'slime plan --config' prints the config."
+            )
+            raise SlimeError(f"'{word}' is a flag of Hydra that slime does not take", todo=todo)
+        if word.startswith("-") and not (word == "--config" and verb == "plan"):
+            raise SlimeError(f"there is no flag '{word}'", todo=did_you_mean(word, ["--help", "--version", "--config"]))
+        if "=" not in word and word[0] not in "~-":
+            place = "The verb comes first." if word in VERBS else did_you_mean(word, VERBS)
+            raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=place)
+
+
+def _help() -> int:
+    from slime import plugins
+    from slime.config import groups
+
+    print(USAGE)
+    options = groups.scan(plugins.load())
+    for group in groups.DECLARED:
+        print(f"  {group}=".ljust(12) + ", ".join(options.names(group)))
+    return 0
+
+
+def _train(argv: Sequence[str]) -> int:
+    from slime.config.compose import compose
+
+    cfg = compose(argv)
+    from slime.run import train
+
+    train(cfg)
+    return 0
+
+
+def _eval(argv: Sequence[str]) -> int:
+    from slime.config.compose import compose
+
+    cfg = compose(argv)
+    if cfg.eval.path is None:
+        raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
+    from slime.run import evaluate
+
+    evaluate(cfg)
+    return 0
+
+
+def _plan(argv: Sequence[str]) -> int:
+    from slime import plugins
+    from slime.config.compose import examine, to_yaml
+    from slime.plan.report import report
+
+    composed = examine([word for word in argv if word != "--config"])
+    if "--config" in argv:
+        print(to_yaml(composed.cfg), end="")
+    elif not composed.problems:
+        print(report(composed, plugins.load()))
+    for problem in composed.problems:
+        print(f"slime: {problem}", file=sys.stderr)
+    return EXIT_ERROR if composed.problems else 0
+
+
+def _plugins(argv: Sequence[str]) -> int:
+    from slime import plugins
+    from slime.config import groups
+
+    if argv:
+        raise SlimeError(f"'plugins' takes no arguments, got '{argv[0]}'", todo="Leave it out.")
+    installed = plugins.load()
+    options = groups.scan(installed)
+    for plugin in installed.installed:
+        print(f"{plugin.distribution} {plugin.version} ({plugin.name}){'  BROKEN' if plugin.problem else ''}")
+        for kind, names in plugin.brings().items():
+            print(f"  {kind:<8} {', '.join(names)}")
+        for group, names in options.of(plugin.distribution).items() if not plugin.problem else ():
+            print(f"  choose   {' '.join(f'{group}={name}' for name in names)}")
+    for problem in installed.problems:
+        print(f"slime: {problem}", file=sys.stderr)
+    return EXIT_ERROR if installed.problems else 0
+
+
+def _convert(argv: Sequence[str]) -> int:
+    from slime.tools.convert import main as convert
+
+    convert(argv)
+    return 0
+
+
+VERBS: Mapping[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "plan": _plan,
+    "plugins": _plugins,
+    "convert": _convert,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Which host and device every trainer rank and engine gets, as the run's placement group packs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime.config.schema import Device, Placement, SlimeConfig
+from slime.plan.rules import devices_per_engine
+
+
+@dataclass(frozen=True)
+class Place:
+    """`devices` of host `node`, numbered from 0; empty for an engine on cpu, which takes no trainer slot."""
+
+    node: int
+    devices: range
+
+    def __str__(self) -> str:
+        last = f"-{self.devices[-1]}" if len(self.devices) > 1 else ""
+        return f"node {self.node}" + (f" device {self.devices[0]}{last}" if self.devices else "")
+
+
+def trainer_places(cfg: SlimeConfig) -> list[Place]:
+    """Ranks fill hosts in rank order, so that tensor parallelism stays inside a host."""
+    return [_place(cfg, rank, 1) for rank in range(cfg.cluster.num_trainers)]
+
+
+def engine_places(cfg: SlimeConfig) -> list[Place]:
+    """Engines follow the trainers, or share their devices when colocated; none spans two hosts."""
+    if cfg.cluster.device is Device.cpu:
+        return [Place(engine % cfg.cluster.num_nodes, range(0)) for engine in range(cfg.cluster.num_engines)]
+    size, per_node = devices_per_engine(cfg), cfg.cluster.devices_per_node
+    first = 0 if cfg.cluster.placement is Placement.colocated else cfg.cluster.num_trainers
+    places = []
+    for _ in range(cfg.cluster.num_engines):
+        if first % per_node + size > per_node:
+            first += per_node - first % per_node
+        places.append(_place(cfg, first, size))
+        first += size
+    return places
+
+
+def _place(cfg: SlimeConfig, first: int, count: int) -> Place:
+    node, device = divmod(first, cfg.cluster.devices_per_node)
+    return Place(node, range(device, device + count))

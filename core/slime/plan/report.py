@@ -1,0 +1,147 @@
+"""The text of `slime plan`: what will run where, how the ranks are grouped, and what each engine is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from slime.config.compose import Composed
+from slime.config.hf import read_hf_config
+from slime.config.paths import resolve
+from slime.config.schema import Device, SlimeConfig
+from slime.plan.layout import Grid, read_grid, split_layers
+from slime.plan.placement import engine_places, trainer_places
+from slime.plugins import Plugins
+
+MAX_ROWS = 16
+"""Ranks, groups and engines shown in full; of more, the first ones and a count."""
+
+
+def report(composed: Composed, plugins: Plugins) -> str:
+    """The plan of a run without problems."""
+    assert not composed.problems, "a plan is made of a run that can start"
+    cfg = composed.cfg
+    hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
+    grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
+    sections = [
+        _run(composed, hf, plugins),
+        ["", "processes", *_processes(cfg, grid)],
+        ["", "trainer ranks", *_ranks(cfg, hf, grid)],
+        ["", "parallel groups", *_groups(grid, hf)],
+        ["", "engines", *_engines(cfg)],
+        ["", "each engine's arguments", *_arguments(cfg)],
+    ]
+    return "\n".join(line.rstrip() for section in sections for line in section)
+
+
+def _run(composed: Composed, hf: Mapping[str, Any], plugins: Plugins) -> Iterator[str]:
+    cfg, recipe = composed.cfg, composed.choices["recipe"]
+    used = {"filter": cfg.filter.name, "buffer": cfg.buffer.name}
+    if cfg.reward.name in plugins.rewards:
+        used = {"reward": cfg.reward.name, **used}
+    sizes = f"{hf['num_hidden_layers']} layers, hidden {hf['hidden_size']}, {hf['num_attention_heads']} heads"
+    model = f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {cfg.model.init.name}"
+    yield _row("run", f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}")
+    yield _row("model", model)
+    yield _row("recipe", recipe)
+    yield from (_row(stage, text) for stage, text in _stages(cfg))
+    for kind, item in plugins.provenance(used)["used"].items():
+        yield _row(kind, f"{item['name']} ({item['distribution']} {item['version']})")
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<11} {text}"
+
+
+def _stages(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
+    rollout = cfg.rollout
+    if cfg.sft.path and cfg.sft.num_steps:
+        yield "supervised", f"{cfg.sft.num_steps} steps of {cfg.sft.batch_size} rows of {cfg.sft.path}"
+    if cfg.algo.name != "sft":
+        samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
+        yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
+    if cfg.eval.path:
+        yield "evaluation", f"every {cfg.eval.interval} steps on {cfg.eval.path}"
+
+
+def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
+    cluster = cfg.cluster
+    sizes = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp}"
+    backend = "gloo" if cluster.device is Device.cpu else "NCCL"
+    where = cluster.ray_address or "started for this run"
+    limits = f"{cfg.reward.timeout_s:g} s and {cfg.reward.memory_mb} MiB a sample"
+    rows = [
+        ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
+        ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
+        ("engine", cluster.num_engines, f"SGLang, {cluster.placement.name}"),
+        ("router", int(cluster.num_engines > 1), "sglang-router"),
+        (
+            "reward worker",
+            cfg.reward.num_workers,
+            f"{cfg.reward.timeout_s:g} s and {cfg.reward.memory_mb} MiB a sample",
+        ),
+    ]
+    return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
+
+
+def _ranks(cfg: SlimeConfig, hf: Mapping[str, Any], grid: Grid) -> Iterator[str]:
+    stages = split_layers(hf["num_hidden_layers"], grid, cfg.train.megatron)
+    names = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if _has_experts(grid, hf) else [])]
+    yield f"  rank  {'place':<18}" + "".join(f"{name:>4}" for name in names) + "  layers"
+    for rank, place in enumerate(trainer_places(cfg)[:MAX_ROWS]):
+        at = grid.coordinates(rank)
+        numbers = "".join(f"{at[name]:>4}" for name in names)
+        yield f"  {rank:>4}  {place!s:<18}{numbers}  {_layers(stages[at['pp']])}"
+    yield from _more(grid.world_size, "ranks")
+
+
+def _layers(chunks: Sequence[range]) -> str:
+    return ", ".join(f"{chunk[0]}-{chunk[-1]}" if chunk else "none" for chunk in chunks)
+
+
+def _has_experts(grid: Grid, hf: Mapping[str, Any]) -> bool:
+    return grid.ep > 1 or grid.etp != grid.tp or "num_experts_per_tok" in hf
+
+
+def _groups(grid: Grid, hf: Mapping[str, Any]) -> Iterator[str]:
+    names = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if _has_experts(grid, hf) else [])]
+    for name in names:
+        groups = grid.groups(name)
+        shown = " ".join(_ranks_in_words(group) for group in groups[: MAX_ROWS // 2])
+        more = f" ... {len(groups) - MAX_ROWS // 2} more" if len(groups) > MAX_ROWS // 2 else ""
+        yield f"  {name:<4}{len(groups):>4} of {getattr(grid, name):<4} {shown}{more}"
+
+
+def _ranks_in_words(group: Sequence[int]) -> str:
+    """`[0,8,..,56]` for long groups (every group is an arithmetic sequence of sequences; its ends tell enough)."""
+    inside = group if len(group) <= 4 else [group[0], group[1], "..", group[-1]]
+    return f"[{','.join(map(str, inside))}]"
+
+
+def _more(count: int, what: str) -> Iterator[str]:
+    if count > MAX_ROWS:
+        yield f"  ... {count - MAX_ROWS} more {what}"
+
+
+def _engines(cfg: SlimeConfig) -> Iterator[str]:
+    for engine, place in enumerate(engine_places(cfg)[:MAX_ROWS]):
+        yield f"  {engine:>4}  {place}"
+    yield from _more(cfg.cluster.num_engines, "engines")
+
+
+def _arguments(cfg: SlimeConfig) -> Iterator[str]:
+    """`rollout.sglang` as SGLang's own flags, behind those slime sets itself."""
+    yield f"  --model-path {resolve(cfg.model.path)}"
+    yield f"  --device {cfg.cluster.device.name}"
+    for key, value in sorted(cfg.rollout.sglang.items()):
+        if value is not None and value is not False:
+            yield f"  --{key.replace('_', '-')}{_argument(value)}"
+
+
+def _argument(value: Any) -> str:
+    if value is True:
+        return ""
+    if isinstance(value, list):
+        return "".join(f" {item}" for item in value)
+    return f" {json.dumps(value) if isinstance(value, dict) else value}"
