@@ -35,7 +35,9 @@ def logprobs_and_entropy(
     Returns:
         [2, t] fp32 (float64 for float64 inputs): log-probs and entropies.
     """
-    result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, labels, chunk_tokens, entropy_gradient, group)
+    result: Tensor = _LogprobsAndEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, labels, chunk_tokens, entropy_gradient, group
+    )
     return result
 
 
@@ -53,7 +55,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         first = group.rank() * weight.size(0)
         chunks = [
             _forward_chunk(rows, weight, label - first, group)
-            for rows, label in zip(hidden.split(chunk_tokens), labels.split(chunk_tokens), strict=True)
+            for rows, label in zip(torch.split(hidden, chunk_tokens), torch.split(labels, chunk_tokens), strict=True)
         ]
         logprob, entropy, log_z = torch.cat(chunks, dim=1)
         ctx.save_for_backward(hidden, weight, labels - first, log_z, entropy)

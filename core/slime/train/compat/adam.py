@@ -44,7 +44,7 @@ class FusedAdam(torch.optim.Optimizer):
         steps = torch.full((len(params),), float(group["step"]), device=params[0].device)
         self._kernel(
             params,
-            [param.grad for param in params],
+            [param.grad for param in params if param.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],

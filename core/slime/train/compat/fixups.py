@@ -69,7 +69,7 @@ def grouped_matmul(
     if a.is_cuda and a.dtype == torch.bfloat16:
         offsets = torch.cumsum(batch_sizes.to(a.device), 0).to(torch.int32)
         return torch._grouped_mm(a, b, offs=offsets)
-    return torch.cat([rows @ b[i] for i, rows in enumerate(a.split(batch_sizes.tolist()))])
+    return torch.cat([rows @ b[i] for i, rows in enumerate(torch.split(a, batch_sizes.tolist()))])
 
 
 def provide_fused_adam() -> None:

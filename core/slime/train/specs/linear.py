@@ -59,7 +59,8 @@ class PostNormRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
             tp_group=self.tp_group,
             dp_cp_group=metadata["dp_cp_group"],
         )
-        return sharded | norm
+        sharded.update(norm)
+        return sharded
 
 
 class ReplicatedLinear(torch.nn.Module):

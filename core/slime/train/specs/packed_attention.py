@@ -144,7 +144,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
         both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp_group)
         keys, values = both.index_select(0, index).split([key[0].numel(), value[0].numel()], dim=1)
-        return keys.unflatten(1, key.shape[1:]), values.unflatten(1, value.shape[1:])
+        return keys.reshape(-1, *key.shape[1:]), values.reshape(-1, *value.shape[1:])
 
 
 def causal_attention(
@@ -173,7 +173,7 @@ def causal_attention(
 
 def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
     """`count` sequences of one length lie behind one another: a view makes them a batch, nothing is copied."""
-    q, k, v = (x.unflatten(0, (count, -1)).transpose(1, 2) for x in (query, key, value))
+    q, k, v = (x.reshape(count, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
     q_length, k_length = q.size(2), k.size(2)
     mask = None
     if q_length != k_length:
@@ -203,6 +203,7 @@ def _varlen_attention(
         scale=scale,
         window_size=(-1, 0),
     )
+    assert isinstance(out, Tensor), "only return_aux makes it a tuple"
     return out[..., :value_size]
 
 

@@ -1,0 +1,199 @@
+"""The trainer's part of a checkpoint: Megatron-core's torch_dist format, re-shardable into any parallel layout.
+
+The folder is staged, synced, checked for truncation and published by `slime.checkpoints`; this module only fills it
+and reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.serialization import (
+    get_default_load_sharded_strategy,
+    get_default_save_sharded_strategy,
+)
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+from slime import files
+from slime.errors import SlimeError
+from slime.train import reference
+from slime.train.megatron import Model
+from slime.train.optimizer import Optimizer, parts_of
+
+_SHARDING = "fully_reshardable"
+
+
+def save(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> None:
+    """Collective: write everything into the existing folder `path`.
+
+    Raises:
+        SlimeError: the disk is full or refuses the write.
+    """
+    state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
+    state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": _facts(model, optimizer, ref)}
+    strategy = FullyParallelSaveStrategyWrapper(get_default_save_sharded_strategy(), _dp_cp_group(), True)
+    with _megatron_errors(path, "cannot be written"), files.disk_errors(path):
+        dist_checkpointing.save(state, str(path), strategy)
+
+
+def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | None:
+    """Collective: take up what `save` wrote, in any layout; returns the reference weights if there were any.
+
+    Random state is taken up in the layout that it was saved in; another layout keeps its own.
+
+    Raises:
+        SlimeError: the folder holds no checkpoint, or one of another model.
+    """
+    with _megatron_errors(path, "is not a checkpoint of this model"):
+        facts = dist_checkpointing.load_common_state_dict(str(path))["slime"]
+        optimizer.set_schedule(facts["stage"])
+        state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
+        if facts["has_reference"]:
+            state |= _reference_state(model, reference.copy_weights(model.modules))
+        if facts["layout"] == _layout(model):
+            state["rng"] = _rng_object()
+        strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
+        loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
+    for name, module in _named(model):
+        module.load_state_dict(loaded[name], strict=True)
+    _load_optimizer(optimizer, loaded["optimizer"], facts)
+    if "rng" in state:
+        _set_rng(loaded["rng"])
+    if not facts["has_reference"]:
+        return None
+    return [_tensors(loaded[f"reference.{name}"]) for name, _ in _named(model)]
+
+
+def _dp_cp_group() -> Any:
+    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+
+
+def _metadata() -> dict[str, Any]:
+    return {
+        "dp_cp_group": _dp_cp_group(),
+        "distrib_optim_sharding_type": _SHARDING,
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+    }
+
+
+def _named(model: Model) -> Iterator[tuple[str, Any]]:
+    """Modules by their key in the checkpoint; tensor keys inside are those of the whole model."""
+    yield from ((f"model{index}", module) for index, module in enumerate(model.modules))
+
+
+def _model_state(model: Model) -> dict[str, Any]:
+    return {name: module.sharded_state_dict(prefix="", metadata=_metadata()) for name, module in _named(model)}
+
+
+def _optimizer_state(model: Model, optimizer: Optimizer, *, is_loading: bool) -> Any:
+    state = _model_state(model)
+    only = state["model0"] if len(state) == 1 else state
+    return optimizer.megatron.sharded_state_dict(only, is_loading=is_loading, metadata=_metadata())
+
+
+def _reference_state(model: Model, ref: reference.Weights | None) -> dict[str, Any]:
+    """The reference weights under keys of their own, sharded as the model's parameters are."""
+    if ref is None:
+        return {}
+    with reference.swapped_in(ref, model.modules):
+        state = {f"reference.{name}": part for name, part in _model_state(model).items()}
+        dict_list_map_inplace(_copied, state)
+    add_prefix_for_sharding(state, "reference.")
+    return state
+
+
+def _copied(entry: Any) -> Any:
+    """The entry with a copy of its data: the modules' storage is about to hold the trained weights again."""
+    if isinstance(entry, ShardedTensor | ShardedTensorFactory):
+        entry.data = entry.data.detach().clone()
+    return entry
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value.cpu() for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _layout(model: Model) -> tuple[int, ...]:
+    config = model.config
+    return (
+        dist.get_world_size(),
+        config.tensor_model_parallel_size,
+        config.pipeline_model_parallel_size,
+        config.virtual_pipeline_model_parallel_size or 1,
+        config.context_parallel_size,
+        config.expert_model_parallel_size,
+    )
+
+
+def _facts(model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, Any]:
+    """What is the same on every rank."""
+    steps = [group["step"] for adam in optimizer.adams() for group in adam.param_groups]
+    return {
+        "layout": _layout(model),
+        "stage": optimizer.stage,
+        "has_reference": ref is not None,
+        "adam_step": max(steps),
+        "scheduler_steps": optimizer.scheduler.num_steps,
+    }
+
+
+def _load_optimizer(optimizer: Optimizer, loaded: Any, facts: Mapping[str, Any]) -> None:
+    """Moments and master weights from the checkpoint; parameter groups from the live optimizer.
+
+    The number of chained optimizers differs between layouts (experts have one of their own under expert
+    parallelism), so the saved groups do not fit; all that they say beyond the config is the step.
+    """
+    parts = parts_of(optimizer.megatron)
+    states = [loaded] if len(parts) == 1 else [loaded[index] for index in range(len(parts))]
+    for part, state in zip(parts, states, strict=True):
+        if part.optimizer is None:
+            continue
+        state["optimizer"] = part.state_dict()["optimizer"]
+        state.setdefault("param_state_sharding_type", _SHARDING)
+        for group in state["optimizer"]["param_groups"]:
+            group["step"] = facts["adam_step"]
+    optimizer.megatron.load_state_dict(states[0] if len(parts) == 1 else dict(enumerate(states)))
+    optimizer.scheduler.num_steps = facts["scheduler_steps"]
+    optimizer.scheduler.step(0)
+
+
+def _rng_object() -> ShardedObject:
+    """Each rank's own random state."""
+    state = {"cpu": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return ShardedObject("rng", state, (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def _set_rng(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    get_cuda_rng_tracker().set_states(state["tracker"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextmanager
+def _megatron_errors(path: Path, what: str) -> Iterator[None]:
+    """Megatron-core's complaints about a checkpoint, as one line that names the folder."""
+    try:
+        yield
+    except (CheckpointingException, KeyError, RuntimeError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SlimeError(
+            f"the trainer's checkpoint {what}: {reason[:300]}", where=str(path), todo="See the trainer's log for more."
+        ) from error

@@ -1,0 +1,120 @@
+"""Megatron-core's optimizer and learning-rate schedule, for the two stages of a run: supervised, then reinforced.
+
+Reinforcement learning starts with fresh Adam moments: the second moments of a supervised stage measure gradients of
+another loss, typically orders of magnitude apart, and would scale the first RL steps wrongly. Megatron's fp32 master
+weights stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from slime.config.schema import LrDecay, SlimeConfig
+from slime.errors import SlimeError
+from slime.train import settings
+from slime.train.compat.adam import FusedAdam
+from slime.train.megatron import Model
+
+
+@dataclass(frozen=True)
+class LrSchedule:
+    """Peak and final learning rate, and optimizer steps of warm-up and decay."""
+
+    max_lr: float
+    min_lr: float
+    warmup_steps: int
+    decay: LrDecay
+    decay_steps: int
+
+
+def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
+    """The learning-rate schedule of stage "sft" or "rl"."""
+    if stage == "sft":
+        return LrSchedule(cfg.sft.lr, 0.0, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay, cfg.sft.num_steps)
+    optimizer, train = settings.optimizer_config(cfg), cfg.train
+    decay_steps = train.lr_decay_steps or cfg.run.num_steps * train.steps_per_rollout
+    return LrSchedule(optimizer.lr, optimizer.min_lr or 0.0, train.lr_warmup_steps, train.lr_decay, decay_steps)
+
+
+class Optimizer:
+    """The distributed optimizer with the schedule of the current stage.
+
+    Attributes:
+        megatron: Megatron-core's optimizer; one for dense parameters and one for experts, chained.
+        stage: "sft", "rl", or "" before the first step.
+    """
+
+    def __init__(self, cfg: SlimeConfig, model: Model) -> None:
+        self._cfg = cfg
+        self.megatron = get_megatron_optimizer(settings.optimizer_config(cfg), model.chunks)
+        model.config.grad_scale_func = self.megatron.scale_loss
+        self.stage = ""
+        self.scheduler: OptimizerParamScheduler
+
+    def enter(self, stage: str) -> None:
+        """Switch to the schedule of `stage`, with fresh moments; nothing happens if it is the current one."""
+        if stage == self.stage:
+            return
+        for adam in self.adams():
+            adam.forget()
+        self.set_schedule(stage)
+
+    def set_schedule(self, stage: str) -> None:
+        """Take up the schedule of `stage` from its beginning, moments as they are."""
+        schedule, weight_decay = schedule_of(self._cfg, stage), self.megatron.config.weight_decay
+        for group in self.megatron.param_groups:
+            group["max_lr"], group["min_lr"] = schedule.max_lr, schedule.min_lr
+        self.scheduler = OptimizerParamScheduler(
+            self.megatron,
+            init_lr=0.0,
+            max_lr=schedule.max_lr,
+            min_lr=schedule.min_lr,
+            lr_warmup_steps=schedule.warmup_steps,
+            lr_decay_steps=_decay_end(schedule, stage),
+            lr_decay_style=schedule.decay.value,
+            start_wd=weight_decay,
+            end_wd=weight_decay,
+            wd_incr_steps=1,
+            wd_incr_style="constant",
+        )
+        self.stage = stage
+
+    def step(self) -> tuple[float, float]:
+        """One step over the gradients that lie ready; returns (gradient norm before clipping, learning rate)."""
+        lr = max(group["lr"] for group in self.megatron.param_groups)
+        updated, grad_norm, _ = self.megatron.step()
+        assert updated, "bf16 and fp32 never skip a step"
+        self.scheduler.step(increment=1)
+        return float(grad_norm), lr
+
+    def adams(self) -> list[FusedAdam]:
+        """The inner optimizers of this rank."""
+        return [part.optimizer for part in parts_of(self.megatron) if part.optimizer is not None]
+
+    def after_load_of_model(self) -> None:
+        """Take the master weights anew from the model's parameters."""
+        with torch.no_grad():
+            self.megatron.reload_model_params()
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """The chained optimizers, or the only one."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def _decay_end(schedule: LrSchedule, stage: str) -> int:
+    """Megatron-core wants the decay to end after the warm-up, even when nothing decays."""
+    if schedule.decay is LrDecay.constant:
+        return max(schedule.decay_steps, schedule.warmup_steps + 1)
+    if schedule.warmup_steps >= schedule.decay_steps:
+        raise SlimeError(
+            f"a warm-up of {schedule.warmup_steps} steps leaves none of {schedule.decay_steps} for the decay",
+            where=f"{'sft' if stage == 'sft' else 'train'}.lr_warmup_steps",
+            todo="Shorten the warm-up or lengthen the decay.",
+        )
+    return schedule.decay_steps

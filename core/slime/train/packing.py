@@ -1,0 +1,213 @@
+"""From a list of sequences to packed micro-batches for every rank, with the loss denominators computed beforehand.
+
+Nothing here depends on chance: the same samples give the same packs. No torch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from slime.config.schema import LossMean
+from slime.errors import SlimeError
+from slime.types import Batch, MicroBatch, TrainSample
+
+Bins = list[list[int]]
+"""Sample numbers by micro-batch."""
+
+
+def pack(
+    samples: Sequence[TrainSample],
+    *,
+    num_dp: int,
+    align: int,
+    max_tokens: int,
+    loss_mean: LossMean,
+    num_optimizer_steps: int = 1,
+    micro_batch_multiple: int = 1,
+) -> list[Batch]:
+    """Split samples into optimizer steps and pack each step's sequences into micro-batches.
+
+    Args:
+        samples: of one rollout, groups next to one another; step i trains on the i-th of `num_optimizer_steps` parts.
+        num_dp: data-parallel ranks; each gets the same number of micro-batches and nearly the same tokens.
+        align: every sequence is padded to a multiple of this many tokens.
+        max_tokens: no micro-batch is longer, padding included.
+        loss_mean: what the sum of weighted token losses over a whole step amounts to.
+        micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
+
+    Raises:
+        SlimeError: a sequence is longer than `max_tokens`, a step has no sample, or nothing to learn from.
+    """
+    lengths = [_padded(sample.num_tokens, align) for sample in samples]
+    _check(samples, lengths, max_tokens, num_optimizer_steps)
+    steps = np.array_split(np.arange(len(samples)), num_optimizer_steps)
+    build = partial(_batch, samples, lengths, num_dp, align, max_tokens, loss_mean, micro_batch_multiple)
+    return [build(step.tolist()) for step in steps]
+
+
+def _padded(num_tokens: int, align: int) -> int:
+    return -(-num_tokens // align) * align
+
+
+def _check(samples: Sequence[TrainSample], lengths: list[int], max_tokens: int, num_optimizer_steps: int) -> None:
+    if len(samples) < num_optimizer_steps:
+        raise SlimeError(
+            f"{len(samples)} samples cannot make {num_optimizer_steps} optimizer steps",
+            where="train.steps_per_rollout",
+            todo="Lower it, or train on more samples a step.",
+        )
+    for index, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        assert sample.num_response_tokens < sample.num_tokens, f"sample {index} has no prompt token"
+        if length > max_tokens:
+            raise SlimeError(
+                f"sample {index} has {sample.num_tokens} tokens ({length} padded), the cap is {max_tokens}",
+                where="train.max_tokens_per_micro_batch",
+                todo=f"Raise it to {length} or more, or lower the prompt and response limits.",
+            )
+
+
+def _batch(
+    samples: Sequence[TrainSample],
+    lengths: list[int],
+    num_dp: int,
+    align: int,
+    max_tokens: int,
+    loss_mean: LossMean,
+    multiple: int,
+    members: list[int],
+) -> Batch:
+    weights = _token_weights([samples[i] for i in members], loss_mean)
+    weight_of = dict(zip(members, weights, strict=True))
+    bins = _fill({i: lengths[i] for i in members}, max_tokens, num_dp, multiple)
+    micro_batches = [_micro_batch(samples, lengths, weight_of, align, content) for content in bins]
+    return Batch(
+        # Bins come largest first, so dealing them out gives every rank a like share.
+        micro_batches=tuple(tuple(micro_batches[rank::num_dp]) for rank in range(num_dp)),
+        num_samples=len(members),
+        num_loss_tokens=int(sum(np.count_nonzero(samples[i].loss_mask) for i in members)),
+    )
+
+
+def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean) -> list[float]:
+    """By sample, the factor of each of its token losses, so that a plain sum is the mean.
+
+    A sample without loss tokens has no mean of its own and does not count.
+    """
+    counts = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+    if not any(counts):
+        raise SlimeError(
+            "no sample of this optimizer step has a token to learn from",
+            where="loss masks",
+            todo="Check the data and filters: every response is empty or masked.",
+        )
+    if loss_mean is LossMean.token:
+        return [1 / sum(counts)] * len(samples)
+    num_counted = sum(count > 0 for count in counts)
+    return [1 / (num_counted * count) if count else 0.0 for count in counts]
+
+
+def _fill(lengths: dict[int, int], max_tokens: int, num_dp: int, multiple: int) -> Bins:
+    """The fewest equal numbers of micro-batches a rank that hold everything, evenly filled, the fullest first."""
+    unit = num_dp * multiple
+    num_bins = math.ceil(max(1, sum(lengths.values()) / max_tokens) / unit) * unit
+    longest_first = sorted(lengths, key=lambda i: (-lengths[i], i))
+    while True:
+        for strategy in (_into_emptiest, _into_first_that_fits):
+            if bins := strategy(longest_first, lengths, max_tokens, num_bins):
+                return sorted(bins, key=lambda content: -sum(lengths[i] for i in content))
+        num_bins += unit
+
+
+def _into_emptiest(order: list[int], lengths: dict[int, int], max_tokens: int, num_bins: int) -> Bins | None:
+    """Longest processing time first (Graham 1969): the most even filling; None if something does not fit."""
+    bins: Bins = [[] for _ in range(num_bins)]
+    heap = [(0, number) for number in range(num_bins)]
+    for i in order:
+        filled, number = heap[0]
+        if filled + lengths[i] > max_tokens:
+            return None
+        heapq.heapreplace(heap, (filled + lengths[i], number))
+        bins[number].append(i)
+    return bins
+
+
+def _into_first_that_fits(order: list[int], lengths: dict[int, int], max_tokens: int, num_bins: int) -> Bins | None:
+    """First fit decreasing: fills tightly where even filling runs over; None if something does not fit."""
+    bins: Bins = [[] for _ in range(num_bins)]
+    room = np.full(num_bins, max_tokens)
+    for i in order:
+        fits = np.flatnonzero(room >= lengths[i])
+        if not len(fits):
+            return None
+        room[fits[0]] -= lengths[i]
+        bins[fits[0]].append(i)
+    return bins
+
+
+def _micro_batch(
+    samples: Sequence[TrainSample], lengths: list[int], weight_of: dict[int, float], align: int, content: list[int]
+) -> MicroBatch:
+    """Sequences stand in order of length: equal ones side by side let attention run on a view."""
+    if not content:
+        return _empty(align)
+    members = [samples[i] for i in content]
+    ends = np.cumsum([lengths[i] for i in content])
+    mask = np.zeros(ends[-1], np.float32)
+    weights, tokens, labels, positions = np.zeros_like(mask), *(np.zeros(ends[-1], np.int64) for _ in range(3))
+    for i, sample, end in zip(content, members, ends, strict=True):
+        start, last = end - lengths[i], end - lengths[i] + sample.num_tokens - 1
+        tokens[start : last + 1], labels[start:last] = sample.tokens, sample.tokens[1:]
+        positions[start:end] = np.arange(lengths[i])
+        mask[_predicting(sample, last)] = sample.loss_mask != 0
+        weights[_predicting(sample, last)] = weight_of[i] * (sample.loss_mask != 0)
+    lasts = [int(end) - lengths[i] + samples[i].num_tokens - 1 for i, end in zip(content, ends, strict=True)]
+    return MicroBatch(
+        tokens=tokens,
+        labels=labels,
+        position_ids=positions,
+        cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+        loss_mask=mask,
+        loss_weights=weights,
+        sample_ids=tuple(content),
+        advantages=_spread([sample.advantages for sample in members], members, lasts, len(mask)),
+        rollout_logprobs=_spread([sample.rollout_logprobs for sample in members], members, lasts, len(mask)),
+    )
+
+
+def _predicting(sample: TrainSample, last: int) -> slice:
+    """Positions that predict the response: the response itself, shifted by one, up to before the last token."""
+    return slice(last - sample.num_response_tokens, last)
+
+
+def _spread(
+    values: Sequence[np.ndarray | None], members: Sequence[TrainSample], lasts: Sequence[int], num_tokens: int
+) -> np.ndarray | None:
+    """Per-response-token values at the positions that predict them; None if the samples carry none."""
+    if all(value is None for value in values):
+        return None
+    spread = np.zeros(num_tokens, np.float32)
+    for value, sample, last in zip(values, members, lasts, strict=True):
+        assert value is not None, "either every sample carries this value or none"
+        spread[_predicting(sample, last)] = value
+    return spread
+
+
+def _empty(align: int) -> MicroBatch:
+    """Padding alone: keeps a rank in step with the others when there are fewer sequences than micro-batches."""
+    zeros, nothing = np.zeros(align, np.int64), np.zeros(align, np.float32)
+    return MicroBatch(
+        tokens=zeros,
+        labels=zeros,
+        position_ids=np.arange(align),
+        cu_seqlens=np.array([0, align], np.int32),
+        loss_mask=nothing,
+        loss_weights=nothing,
+        sample_ids=(),
+        advantages=nothing,
+        rollout_logprobs=nothing,
+    )

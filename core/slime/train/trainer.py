@@ -1,0 +1,232 @@
+"""One trainer rank: builds the model, takes optimizer steps, exports and saves weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from slime import plugins
+from slime.config.hf import read_hf_config
+from slime.config.paths import resolve
+from slime.config.schema import Device, Init, SlimeConfig
+from slime.train import checkpoint, megatron, metrics, reference
+from slime.train.compat import cpu_stands_in_for_cuda
+from slime.train.local_batch import LocalMicroBatch, local_micro_batches
+from slime.train.objective import Contribution, reinforced, supervised
+from slime.train.optimizer import Optimizer
+from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score
+from slime.types import Batch
+
+Scores = list[Tensor]
+"""[2, t] log-probs and entropies by micro-batch; empty on pipeline stages other than the last."""
+
+
+class Trainer:
+    """One per process; every method is collective: all ranks call it with the same arguments.
+
+    Args:
+        cfg: the checked config of the run.
+        rank, world_size: of this process among the trainers.
+        master_addr, master_port: where rank 0 listens.
+    """
+
+    def __init__(self, cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
+        self.cfg = cfg
+        megatron.initialize(cfg, rank, world_size, master_addr, master_port)
+        self.hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
+        self.bridge = plugins.load().models.create(cfg.model.family)
+        self.device = _device(cfg)
+        self.model = megatron.build(cfg, self.bridge, self.hf)
+        with cpu_stands_in_for_cuda():
+            self.optimizer = Optimizer(cfg, self.model)
+        self.gradient_check = GradientCheck(self.model)
+        self.reference: reference.Weights | None = None
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that train on different samples: `num_dp` of `slime.train.packing.pack`."""
+        return int(parallel_state.get_data_parallel_world_size())
+
+    @property
+    def packing_align(self) -> int:
+        """Every sequence is padded to a multiple of this: zig-zag halves for each context-parallel rank, and an
+        equal part for each sequence-parallel one."""
+        config = self.model.config
+        cp_size = config.context_parallel_size
+        return int((2 * cp_size if cp_size > 1 else 1) * config.tensor_model_parallel_size)
+
+    @property
+    def micro_batch_multiple(self) -> int:
+        """A rank's micro-batches come in multiples of this: the interleaved schedule wants full groups."""
+        config = self.model.config
+        return int(config.pipeline_model_parallel_size if config.virtual_pipeline_model_parallel_size else 1)
+
+    def init_weights(self) -> None:
+        """The HF checkpoint's weights, or the random ones the model was built with, as `model.init` says."""
+        if self.cfg.model.init is Init.random:
+            return
+        from slime.weights.load import load_hf
+
+        mapping = self.bridge.weight_mapping(self.hf)
+        load_hf(self.model.modules, mapping, resolve(self.cfg.model.path))
+        self.optimizer.after_load_of_model()
+
+    def snapshot_reference(self) -> None:
+        """The current weights become the reference of the KL penalty; without a penalty nothing is kept."""
+        if self.cfg.algo.kl_coef:
+            self.reference = reference.copy_weights(self.model.modules)
+
+    def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
+        """One optimizer step on demonstrations: mean negative log-likelihood of the response tokens.
+
+        Returns:
+            loss, entropy (nats), grad_norm, lr, num_tokens, seconds/train; the same on every rank.
+        """
+        seconds: dict[str, float] = {}
+        with cpu_stands_in_for_cuda(), self._timed("train", seconds):
+            self.optimizer.enter("sft")
+            micro_batches = local_micro_batches(batch, self.device)
+            values = self._optimizer_step(
+                batch,
+                micro_batches,
+                lambda scores, number: supervised(scores, micro_batches[number]),
+                step=step,
+                means=metrics.SFT_MEANS,
+            )
+        return values | seconds
+
+    def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
+        """Log-probs under the old and the reference policy, then one optimizer step a batch.
+
+        The old log-probs are computed anew, unless `algo.rollout_logprobs_as_old`, or there is one batch: before the
+        only step the old policy is the current one.
+
+        Returns:
+            Means over the batches of loss, pg_loss, kl, entropy, clip_fraction, ratio_mean, approx_kl (to the old
+            policy), logprob_diff_mean (trainer against engine, nats a token), grad_norm, lr; logprob_diff_max;
+            num_tokens (padding included), seconds/logprobs, seconds/train. The same on every rank.
+
+        Raises:
+            SlimeError: loss or gradient is not finite.
+        """
+        seconds: dict[str, float] = {}
+        with cpu_stands_in_for_cuda():
+            self.optimizer.enter("rl")
+            with self._timed("logprobs", seconds):
+                local = [local_micro_batches(batch, self.device) for batch in batches]
+                old = self._old_scores(local)
+                ref = self._reference_scores(local)
+            with self._timed("train", seconds):
+                steps = [
+                    self._rl_step(batch, local[i], old[i] if old else None, ref[i] if ref else None, i == 0, step)
+                    for i, batch in enumerate(batches)
+                ]
+        return metrics.combine(steps) | seconds
+
+    def _old_scores(self, local: Sequence[list[LocalMicroBatch]]) -> list[Scores]:
+        """Empty where the old policy needs no pass of its own."""
+        if self.cfg.algo.rollout_logprobs_as_old or len(local) == 1:
+            return []
+        return [score(self.model, micro_batches) for micro_batches in local]
+
+    def _reference_scores(self, local: Sequence[list[LocalMicroBatch]]) -> list[Scores]:
+        if not self.cfg.algo.kl_coef:
+            return []
+        assert self.reference is not None, "snapshot_reference comes before the first step with a KL penalty"
+        with reference.swapped_in(self.reference, self.model.modules):
+            return [score(self.model, micro_batches) for micro_batches in local]
+
+    def _rl_step(
+        self,
+        batch: Batch,
+        micro_batches: list[LocalMicroBatch],
+        old: Scores | None,
+        ref: Scores | None,
+        is_first: bool,
+        step: int,
+    ) -> dict[str, float]:
+        # After the first step the trainer's weights are no longer the engine's.
+        checks_engine = old is not None or is_first
+
+        def contribute(scores: Tensor, number: int) -> Contribution:
+            micro, before = micro_batches[number], old[number][0] if old else None
+            return reinforced(
+                scores,
+                micro,
+                self.cfg.algo,
+                old=micro.rollout_logprobs if self.cfg.algo.rollout_logprobs_as_old else before,
+                reference=ref[number][0] if ref else None,
+                engine_check=(scores[0] if before is None else before) if checks_engine else None,
+            )
+
+        return self._optimizer_step(
+            batch,
+            micro_batches,
+            contribute,
+            step=step,
+            means=metrics.RL_MEANS,
+            token_sums=metrics.RL_TOKEN_SUMS + metrics.ENGINE_TOKEN_SUMS * checks_engine,
+            maxima=metrics.ENGINE_MAXIMA * checks_engine,
+        )
+
+    def _optimizer_step(
+        self, batch: Batch, micro_batches: Sequence[LocalMicroBatch], loss: LossFunction, *, step: int, **names: Any
+    ) -> dict[str, float]:
+        """Gradients, metrics (which refuse what is not finite), then the step itself."""
+        contributions = accumulate_gradients(self.model, micro_batches, loss)
+        values = metrics.reduce_contributions(
+            contributions,
+            num_loss_tokens=batch.num_loss_tokens,
+            gradients_are_finite=self.gradient_check.is_finite,
+            step=step,
+            device=self.device,
+            **names,
+        )
+        grad_norm, lr = self.optimizer.step()
+        return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(micro_batches[0].num_step_tokens)}
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """HF names and full tensors of the current weights, on rank 0; the other ranks run through it for nothing."""
+        from slime.weights.export import export_hf
+
+        return export_hf(self.model.modules, self.bridge.weight_mapping(self.hf))
+
+    def save(self, path: Path) -> None:
+        """Write model, optimizer, schedule, random state and reference into the existing folder `path`.
+
+        Raises:
+            SlimeError: the disk is full or the folder cannot be written.
+        """
+        with cpu_stands_in_for_cuda():
+            checkpoint.save(path, self.model, self.optimizer, self.reference)
+
+    def load(self, path: Path) -> None:
+        """Take up what `save` wrote, also in another parallel layout.
+
+        Raises:
+            SlimeError: the folder is not a checkpoint of this model, or a file of it is damaged.
+        """
+        with cpu_stands_in_for_cuda():
+            self.reference = checkpoint.load(path, self.model, self.optimizer)
+
+    @contextmanager
+    def _timed(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
+        """Wall time of the block, device work included, as `seconds/<name>`."""
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds[f"seconds/{name}"] = time.perf_counter() - start
+
+
+def _device(cfg: SlimeConfig) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if cfg.cluster.device is Device.cuda else torch.device("cpu")
+    )
