@@ -10,21 +10,25 @@ Megatron-core on gloo, in processes of their own.
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime import plugins
+from slime.config.hf import read_hf_config
 from slime.config.schema import Init, ModelConfig, SlimeConfig
+from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
+from slime.weights.files import SINGLE
 
-Parallel = Mapping[str, int]
-"""Parallel sizes under Megatron's names; what is left of the ranks is data parallel."""
+Parallel = Mapping[str, Any]
+"""`train.megatron`: parallel sizes and precision; what is left of the ranks is data parallel."""
 
 TWO_RANKS: dict[str, Parallel] = {
     "dp2": {},
@@ -52,13 +56,16 @@ FOUR_RANKS_MOE: dict[str, Parallel] = {
 SEQUENCE_LENGTHS = (3, 17, 40, 8)
 
 
-def write_checkpoint(hf: Mapping[str, Any], folder: Path, *, seed: int = 0, **save: Any) -> None:
+def write_checkpoint(
+    hf: Mapping[str, Any], folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **save: Any
+) -> None:
     """Write a random checkpoint of transformers' class of `hf["model_type"]`, with nothing left trivial.
 
     Norm weights, biases and the router's correction bias are random too, or a mapping that drops them would pass.
 
     Args:
         hf: config.json of a small model.
+        dtype: of everything but the correction bias, which is fp32 in every checkpoint.
         save: keywords of transformers' `save_pretrained`, such as `max_shard_size`.
     """
     from transformers import AutoConfig
@@ -66,7 +73,8 @@ def write_checkpoint(hf: Mapping[str, Any], folder: Path, *, seed: int = 0, **sa
     model = _auto_model().from_config(AutoConfig.for_model(**hf), dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        tensor.data.copy_(_random_like(name, tensor, generator))
+        kept = torch.float32 if "correction_bias" in name else dtype
+        tensor.data = _random_like(name, tensor, generator).to(kept)
     model.save_pretrained(folder, **save)
 
 
@@ -94,15 +102,17 @@ def sequences(vocab_size: int) -> list[Tensor]:
     return [torch.randint(vocab_size, (length,), generator=generator) for length in SEQUENCE_LENGTHS]
 
 
-def check_parity(family: str, folder: Path, tolerance: float = 1e-5) -> None:
+def check_parity(family: str, folder: Path, *, num_layers: int | None = None, tolerance: float = 1e-5) -> None:
     """Logits of the packed sequences equal transformers' logits of each sequence alone (fp32, CPU).
 
     Args:
+        num_layers: cut both models to their first layers.
         tolerance: largest absolute difference of a logit. The two implementations add in another order, which costs
             about 1e-6 at logits of order 1 in fp32; a wrong norm, rotary or routing costs more than 1e-2.
     """
-    [ours] = run_ranks(packed_logits, 1, family, folder)
-    model = _auto_model().from_pretrained(folder, dtype=torch.float32).eval()
+    [ours] = run_ranks(packed_logits, 1, family, folder, num_layers)
+    cut = {"num_hidden_layers": num_layers} if num_layers else {}
+    model = _auto_model().from_pretrained(folder, dtype=torch.float32, **cut).eval()
     with torch.no_grad():
         theirs = torch.cat([model(tokens[None]).logits[0] for tokens in sequences(model.config.vocab_size)])
     assert theirs.abs().max() > 0.5, "logits near zero would agree with anything"
@@ -117,6 +127,47 @@ def check_round_trip(family: str, folder: Path, world_size: int, layouts: Mappin
     assert all(order == orders[0] for order in orders), "the order of export depends on the layout"
 
 
+def check_refusals(family: str, folder: Path, scratch: Path) -> None:
+    """A checkpoint that lacks a tensor, has one too many, or one of another shape or dtype is refused by that name.
+
+    Args:
+        folder: a good checkpoint in one safetensors file.
+        scratch: an empty folder for the bad ones.
+    """
+    tensors = load_file(folder / SINGLE)
+    name = "model.layers.1.input_layernorm.weight"
+    bad = {
+        "missing": {key: tensor for key, tensor in tensors.items() if key != name},
+        "unexpected": {**tensors, name + "_surplus": tensors[name].clone()},
+        "shape": {**tensors, name: tensors[name][:-1].clone()},
+        "dtype": {**tensors, name: tensors[name].to(torch.int8)},
+    }
+    for fault, content in bad.items():
+        shutil.copytree(folder, scratch / fault)
+        save_file(content, scratch / fault / SINGLE)
+    [messages] = run_ranks(refusals, 1, family, folder, {fault: scratch / fault for fault in bad})
+    for fault, message in messages.items():
+        assert name in message, f"a checkpoint with the fault '{fault}' gave: {message or 'no error'}"
+
+
+def refusals(rank: Rank, family: str, folder: Path, bad: Mapping[str, Path]) -> dict[str, str]:
+    """What loading says of each bad checkpoint; empty if it was taken. Runs in a rank of its own."""
+    from slime.train import megatron
+    from slime.weights.load import load_hf
+
+    cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder))
+    bridge = plugins.load().models.create(family)
+    megatron.initialize(cfg, *rank)
+    modules = megatron.build(cfg, bridge, hf).modules
+    messages = dict.fromkeys(bad, "")
+    for fault, path in bad.items():
+        try:
+            load_hf(modules, bridge.weight_mapping(hf), path)
+        except SlimeError as error:
+            messages[fault] = str(error)
+    return messages
+
+
 def run_config(family: str, folder: Path, parallel: Parallel) -> SlimeConfig:
     """As much of a run's config as building the model takes."""
     model = ModelConfig(name=family, family=family, path=str(folder), init=Init.checkpoint)
@@ -125,13 +176,13 @@ def run_config(family: str, folder: Path, parallel: Parallel) -> SlimeConfig:
     return cfg
 
 
-def packed_logits(rank: Rank, family: str, folder: Path) -> Tensor:
+def packed_logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Tensor:
     """[tokens, vocab]: logits of `sequences` packed behind one another. Runs in a rank of its own."""
     from slime.train import megatron
     from slime.train.compat import cpu_stands_in_for_cuda
     from slime.train.specs.packed_attention import PackedSequences
 
-    cfg, hf = run_config(family, folder, {}), _read(folder)
+    cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder), num_layers)
     megatron.initialize(cfg, *rank)
     [module] = _load(cfg, hf)
     packed = sequences(hf["vocab_size"])
@@ -153,8 +204,11 @@ def round_trips(
     orders, differences = [], {}
     for number, (layout, parallel) in enumerate(layouts.items()):
         cfg = run_config(family, folder, parallel)
-        _ = megatron.make_groups(cfg) if number else megatron.initialize(cfg, *rank)
-        hf = _read(folder)
+        if number:
+            megatron.make_groups(cfg)
+        else:
+            megatron.initialize(cfg, *rank)
+        hf = read_hf_config(str(folder))
         mapping = plugins.load().models.create(family).weight_mapping(hf)
         exported = list(
             export_hf(_load(cfg, hf), mapping, bucket_bytes=100_000)
@@ -173,11 +227,6 @@ def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
     model = megatron.build(cfg, bridge, hf)
     load_hf(model.modules, bridge.weight_mapping(hf), Path(cfg.model.path))
     return [module.eval() for module in model.modules]
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return parsed
 
 
 def _changed(exported: Sequence[tuple[str, Tensor]], folder: Path) -> list[str]:
