@@ -28,17 +28,8 @@ slime post-trains large language models with reinforcement learning: generate, r
 Keys are in docs/config.md. Keys under train.megatron, train.optimizer, train.ddp and rollout.sglang are the installed
 Megatron-core's and SGLang's own. What can be chosen here:
 """
-HYDRA_FLAGS = (
-    "--multirun",
-    "-m",
-    "--cfg",
-    "-c",
-    "--config-name",
-    "--config-path",
-    "--config-dir",
-    "--info",
-    "--resolve",
-)
+SWEEP_FLAGS = ("--multirun", "-m")
+CONFIG_FLAGS = ("--cfg", "-c", "--config-name", "--config-path", "--config-dir", "--info", "--resolve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,12 +59,10 @@ def _dispatch(argv: list[str]) -> int:
 
 def _refuse_strangers(verb: str | None, argv: Sequence[str]) -> None:
     for word in argv:
-        if word in HYDRA_FLAGS:
-            todo = (
-                "Start one run a command."
-                if word in ("-m", "--multirun")
-                else "'slime plan --config' prints the config."
-            )
+        if word in SWEEP_FLAGS:
+            raise SlimeError(f"'{word}': a command is one run", todo="Start several, for instance in a shell loop.")
+        if word in CONFIG_FLAGS:
+            todo = "'slime plan --config' prints the resolved config."
             raise SlimeError(f"'{word}' is a flag of Hydra that slime does not take", todo=todo)
         if word.startswith("-") and not (word == "--config" and verb == "plan"):
             raise SlimeError(f"there is no flag '{word}'", todo=did_you_mean(word, ["--help", "--version", "--config"]))

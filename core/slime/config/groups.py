@@ -69,7 +69,8 @@ class Groups:
     def require(self, group: str, name: str) -> None:
         """SlimeError with the nearest name if the group has no such option."""
         if name not in self._options[group]:
-            raise SlimeError(f"there is no {group}={name}", todo=did_you_mean(name, self.names(group)))
+            known = [f"{group}={option}" for option in self.names(group)]
+            raise SlimeError(f"there is no {group}={name}", todo=did_you_mean(f"{group}={name}", known))
 
     def recipe_for(self, model: str, cluster: str) -> str:
         """The recipe of a model on a cluster, `none` if nobody ships one; a mistyped file name is an error."""

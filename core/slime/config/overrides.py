@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from slime.config.groups import DECLARED, NO_RECIPE, UNSET, Groups
 from slime.config.keys import open_section, own_keys, suggest
@@ -48,7 +48,7 @@ def _parse(item: str) -> Override:
         raise SlimeError(f"'{item}' is not key=value", todo="Write for instance run.seed=1; 'slime --help' shows how.")
     try:
         override = OverridesParser.create().parse_override(item)
-    except OverrideParseException as error:
+    except HydraException as error:
         fault = str(error).splitlines()[0]
         raise SlimeError(f"'{item}' cannot be read: {fault}", todo=f"Quote the value: {_quoted(item)}") from error
     if override.is_sweep_override():

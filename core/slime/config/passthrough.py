@@ -138,7 +138,7 @@ def _elsewhere(section: str, key: str) -> str:
 
 
 def _nearest_field(section: str, key: str) -> str:
-    names = fields_of(section)
+    names = fields_of(section).keys() - SET_BY_SLIME[section].keys()
     if nearest(key, names):
         return did_you_mean(key, names)
     return f"Its fields are in {_classes(section)} of the installed {DISTRIBUTION[SOURCES[section][0]]}."

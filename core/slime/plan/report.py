@@ -24,11 +24,13 @@ def report(composed: Composed, plugins: Plugins) -> str:
     cfg = composed.cfg
     hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
+    architecture = plugins.models.create(cfg.model.family).transformer_config(hf)
+    dimensions = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if architecture.get("num_moe_experts") else [])]
     sections = [
         _run(composed, hf, plugins),
         ["", "processes", *_processes(cfg, grid)],
-        ["", "trainer ranks", *_ranks(cfg, hf, grid)],
-        ["", "parallel groups", *_groups(grid, hf)],
+        ["", "trainer ranks", *_ranks(cfg, hf, grid, dimensions)],
+        ["", "parallel groups", *_groups(grid, dimensions)],
         ["", "engines", *_engines(cfg)],
         ["", "each engine's arguments", *_arguments(cfg)],
     ]
@@ -76,18 +78,13 @@ def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
         ("engine", cluster.num_engines, f"SGLang, {cluster.placement.name}"),
         ("router", int(cluster.num_engines > 1), "sglang-router"),
-        (
-            "reward worker",
-            cfg.reward.num_workers,
-            f"{cfg.reward.timeout_s:g} s and {cfg.reward.memory_mb} MiB a sample",
-        ),
+        ("reward worker", cfg.reward.num_workers, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
 
 
-def _ranks(cfg: SlimeConfig, hf: Mapping[str, Any], grid: Grid) -> Iterator[str]:
+def _ranks(cfg: SlimeConfig, hf: Mapping[str, Any], grid: Grid, names: Sequence[str]) -> Iterator[str]:
     stages = split_layers(hf["num_hidden_layers"], grid, cfg.train.megatron)
-    names = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if _has_experts(grid, hf) else [])]
     yield f"  rank  {'place':<18}" + "".join(f"{name:>4}" for name in names) + "  layers"
     for rank, place in enumerate(trainer_places(cfg)[:MAX_ROWS]):
         at = grid.coordinates(rank)
@@ -100,12 +97,7 @@ def _layers(chunks: Sequence[range]) -> str:
     return ", ".join(f"{chunk[0]}-{chunk[-1]}" if chunk else "none" for chunk in chunks)
 
 
-def _has_experts(grid: Grid, hf: Mapping[str, Any]) -> bool:
-    return grid.ep > 1 or grid.etp != grid.tp or "num_experts_per_tok" in hf
-
-
-def _groups(grid: Grid, hf: Mapping[str, Any]) -> Iterator[str]:
-    names = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if _has_experts(grid, hf) else [])]
+def _groups(grid: Grid, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         groups = grid.groups(name)
         shown = " ".join(_ranks_in_words(group) for group in groups[: MAX_ROWS // 2])

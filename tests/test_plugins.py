@@ -1,0 +1,132 @@
+"""Loading plugins: what they contribute, and one line for each way in which one can be broken."""
+
+import pytest
+
+from slime import plugins
+from slime.errors import SlimeError
+from slime.testing.site import Site
+
+REWARD = """
+@hookimpl
+def slime_rewards():
+    return {"%s": dict}
+"""
+NAMED = "plugin acme-reward 1.0: "
+WAY_OUT = "remove it ('pip uninstall acme-reward')."
+
+
+def problem_of(distribution: str) -> str:
+    (plugin,) = [plugin for plugin in plugins.load().installed if plugin.distribution == distribution]
+    return str(plugin.problem)
+
+
+def test_builtins_come_through_the_same_hooks() -> None:
+    installed = plugins.load()
+    assert installed.filters.get("none").distribution == "slime"
+    assert installed.buffers.get("fifo").distribution == "slime"
+
+
+def test_contribution_is_created_with_its_options(site: Site) -> None:
+    site.add("acme-reward", REWARD % "acme")
+    assert plugins.load().rewards.create("acme", strict=True) == {"strict": True}
+
+
+def test_unknown_name_gets_the_nearest_one(site: Site) -> None:
+    site.add("acme-reward", REWARD % "acme")
+    with pytest.raises(SlimeError, match=r"no reward named 'acmee' is installed. Did you mean 'acme'\?"):
+        plugins.load().rewards.create("acmee")
+
+
+@pytest.mark.parametrize(
+    ("source", "requires", "says"),
+    [
+        ("import no_such_package", "slime", "does not import (ModuleNotFoundError: No module named 'no_such_package')"),
+        ("def broken(:", "slime", "does not import (SyntaxError"),
+        ("raise KeyError('x')", "slime", "does not import (KeyError: 'x')"),
+        ("@hookimpl\ndef slime_rewards(cfg): return {}", "slime", "wrong hook signature: "),
+        ("@hookimpl\ndef slime_reward(): return {}", "slime", "no hook 'slime_reward'. Did you mean 'slime_rewards'?"),
+        ("@hookimpl\ndef slime_rewards(): return ['a']", "slime", "returned ['a'], not {name: factory}"),
+        ("@hookimpl\ndef slime_rewards(): return {'a': 1}", "slime", "returned {'a': 1}, not {name: factory}"),
+        ("@hookimpl\ndef slime_rewards(): return 1 / 0", "slime", "slime_rewards raised ZeroDivisionError: division"),
+        (REWARD % "acme", "slime>=0.2,<0.3", "made for slime <0.3,>=0.2, this is slime 0.1.0"),
+        ("def slime_rewards(): return {}", "slime", "it contributes nothing (are its hooks marked with @hookimpl?)"),
+        (
+            "@hookimpl\ndef slime_config_paths(): return ['pkg://acme_reward.cnf']",
+            "slime",
+            "names 'pkg://acme_reward.c",
+        ),
+        (
+            "@hookimpl\ndef slime_config_schemas(): return {'reward/acm': int}",
+            "slime",
+            "schema for 'reward/acm', which",
+        ),
+    ],
+)
+def test_broken_plugin_is_one_line_with_the_way_out(site: Site, source: str, requires: str, says: str) -> None:
+    site.add("acme-reward", source, requires=requires)
+    line = problem_of("acme-reward")
+    assert line.startswith(NAMED)
+    assert says in line
+    assert line.endswith(WAY_OUT)
+    assert "\n" not in line
+    with pytest.raises(SlimeError, match="plugin acme-reward"):
+        plugins.load().require_sound()
+
+
+def test_two_contributions_of_one_name_name_both_distributions(site: Site) -> None:
+    site.add("acme-reward", REWARD % "acme")
+    site.add("other-reward", REWARD % "acme")
+    assert "reward 'acme' is also brought by other-reward" in problem_of("acme-reward")
+    assert "reward 'acme' is also brought by acme-reward" in problem_of("other-reward")
+
+
+def test_two_entry_points_of_one_name_name_both_distributions(site: Site) -> None:
+    site.add("acme-reward", REWARD % "acme", entry="reward")
+    site.add("other-reward", REWARD % "other", entry="reward")
+    assert "entry point 'reward' is also brought by other-reward" in problem_of("acme-reward")
+    assert "entry point 'reward' is also brought by acme-reward" in problem_of("other-reward")
+
+
+def test_builtin_is_never_blamed_for_a_duplicate(site: Site) -> None:
+    site.add("acme-filter", "@hookimpl\ndef slime_filters(): return {'none': dict}")
+    assert "filter 'none' is also brought by slime" in problem_of("acme-filter")
+    assert plugins.load().filters.get("none").distribution == "slime"
+
+
+def test_check_hook_names_its_distribution(site: Site) -> None:
+    site.add("acme-check", "@hookimpl\ndef slime_check(cfg): return [f'{cfg} is too long.']")
+    (problem,) = plugins.load().check("the name")  # type: ignore[arg-type]
+    assert str(problem) == "acme-check: the name is too long. Change the keys it names."
+
+
+def test_provenance_tells_where_a_used_name_came_from(site: Site) -> None:
+    site.add("acme-reward", REWARD % "acme", version="2.3")
+    record = plugins.load().provenance({"reward": "acme", "filter": "none"})
+    assert record["used"]["reward"] == {"name": "acme", "distribution": "acme-reward", "version": "2.3"}
+    assert record["used"]["filter"]["distribution"] == "slime"
+    assert record["installed"]["acme-reward"]["contributes"] == ["reward/acme"]
+
+
+def test_node_with_another_version_is_named(site: Site) -> None:
+    site.add("acme-reward", REWARD % "acme")
+    driver = plugins.load().fingerprint()
+    plugins.load().require_same(driver, "node-7")
+    driver["acme-reward"]["version"] = "2.0"
+    with pytest.raises(
+        SlimeError, match=r"node-7: .*acme-reward 2.0 at the driver, but acme-reward 1.0 there. .*==2.0'"
+    ):
+        plugins.load().require_same(driver, "node-7")
+
+
+@pytest.mark.parametrize(
+    ("there", "says"), [(True, "installed there and not at the driver"), (False, "but none there")]
+)
+def test_node_with_a_plugin_more_or_less_is_named(site: Site, there: bool, says: str) -> None:
+    without = plugins.load().fingerprint()
+    site.add("acme-reward", REWARD % "acme")
+    extended = plugins.load().fingerprint()
+    if not there:
+        (site.folder / "acme_reward-1.0.dist-info" / "entry_points.txt").unlink()
+        plugins.load.cache_clear()
+    with pytest.raises(SlimeError, match=says):
+        plugins.load().require_same(without if there else extended, "node-7")
