@@ -104,6 +104,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(folder, caplog
     assert_holds(store.latest(), 20)
 
 
+def test_a_run_does_not_start_over_by_itself_because_every_checkpoint_is_damaged(folder):
+    store = CheckpointStore(folder, keep=2)
+    save(store, 10)
+    truncated(folder / "step-000010")
+    with pytest.raises(SlimeError, match=r"every checkpoint is damaged \(shard-0.bin has 1 bytes instead of 1010\)"):
+        store.latest()
+
+
 def test_a_step_is_saved_once(folder):
     store = CheckpointStore(folder, keep=2)
     save(store, 10)

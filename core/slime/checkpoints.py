@@ -82,16 +82,23 @@ class CheckpointStore:
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files are what was saved; None if there is none.
+        """The newest checkpoint whose files are what was saved; None if nothing was ever published.
 
         A damaged one is skipped with a warning that names the file: going on from an older step beats stopping, and
         going on from a damaged one would be silent corruption.
+
+        Raises:
+            SlimeError: every checkpoint is damaged; starting over is for the user to decide.
         """
+        problem = ""
         for checkpoint in reversed(self.all()):
             problem = checkpoint.problem()
             if not problem:
                 return checkpoint
             log.warning("skipping damaged checkpoint %s: %s", checkpoint.path, problem)
+        if problem:
+            todo = "Bring the file back, or remove the folder to start over."
+            raise SlimeError(f"every checkpoint is damaged ({problem})", where=str(self._folder), todo=todo)
         return None
 
     @contextmanager

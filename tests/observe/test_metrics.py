@@ -22,7 +22,7 @@ def run(tmp_path):
 def log_steps(run, stage, steps, resumed=None, tensorboard=False):
     with MetricsLog(run, tensorboard, resumed) as metrics:
         for step in steps:
-            metrics.log(stage, step, {"reward/mean": step / 10})
+            metrics.log(stage, step, {"rollout/reward_mean": step / 10})
 
 
 def places(run):
@@ -41,10 +41,10 @@ def events(folder):
 
 def test_a_row_is_on_disk_when_log_returns(run):
     with MetricsLog(run, tensorboard=False) as metrics:
-        metrics.log("rl", 3, {"reward/mean": 0.25, "seconds/generate": 2})
+        metrics.log("rl", 3, {"rollout/reward_mean": 0.25, "seconds/generate": 2})
         (row,) = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert row.pop("time") > 1.7e9
-    assert row == {"stage": "rl", "step": 3, "reward/mean": 0.25, "seconds/generate": 2.0}
+    assert row == {"stage": "rl", "step": 3, "rollout/reward_mean": 0.25, "seconds/generate": 2.0}
 
 
 def test_what_is_not_finite_stays_json_comes_back_and_is_warned_of(run, caplog):
@@ -52,12 +52,12 @@ def test_what_is_not_finite_stays_json_comes_back_and_is_warned_of(run, caplog):
         raise AssertionError(f"{constant} is not JSON")
 
     with MetricsLog(run, tensorboard=False) as metrics:
-        metrics.log("rl", 1, {"train/loss": float("nan"), "a": float("inf"), "b": float("-inf"), "c": 1.0})
-    assert json.loads(run.metrics.read_text(), parse_constant=strict)["train/loss"] == "NaN"
+        metrics.log("rl", 1, {"loss": float("nan"), "a": float("inf"), "b": float("-inf"), "c": 1.0})
+    assert json.loads(run.metrics.read_text(), parse_constant=strict)["loss"] == "NaN"
     (row,) = read_rows(run.metrics)
-    assert row["train/loss"] != row["train/loss"]
+    assert row["loss"] != row["loss"]
     assert (row["a"], row["b"], row["c"]) == (float("inf"), float("-inf"), 1.0)
-    assert "rl step 1: not a finite number: train/loss = nan, a = inf, b = -inf" in caplog.text
+    assert "rl step 1: not a finite number: loss = nan, a = inf, b = -inf" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_tensorboard_has_every_value_and_hides_what_runs_again(run):
     assert {path.name for path in run.tensorboard.iterdir()} == {"sft", "rl"}
     rl = list(events(run.tensorboard / "rl"))
     values = [(event.step, value.tag, value.simple_value) for event in rl for value in event.summary.value]
-    assert values == [(step, "reward/mean", pytest.approx(step / 10)) for step in (1, 2, 3, 2, 3)]
+    assert values == [(step, "rollout/reward_mean", pytest.approx(step / 10)) for step in (1, 2, 3, 2, 3)]
     starts = [event.step for event in rl if event.session_log.status == SessionLog.START]
     assert starts == [0, 2]
 
@@ -122,7 +122,7 @@ from slime.run_dir import RunDir
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 metrics = MetricsLog(RunDir.open(Path(sys.argv[1])), tensorboard=False)
 for step in range(1000):
-    metrics.log("rl", step, {"reward/mean": 0.5})
+    metrics.log("rl", step, {"rollout/reward_mean": 0.5})
 """
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from slime.observe import progress
 from slime.observe.progress import Progress, duration
 
-VALUES = {"reward/mean": 0.5, "train/loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0}
+VALUES = {"rollout/reward_mean": 0.5, "loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0}
 
 
 def plain(live=True, terminal=False):
@@ -24,10 +24,10 @@ def test_lines_off_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
     console = plain()
     with Progress("rl", 3, done=1, console=console) as bar:
-        bar.values({"eval/reward/mean": 0.25})
+        bar.values({"eval/reward_mean": 0.25})
         bar.status("generate", 12, 32)
         bar.step(2, VALUES)
-        bar.step(3, VALUES | {"eval/reward/mean": 0.75})
+        bar.step(3, VALUES | {"eval/reward_mean": 0.75})
     lines = console.file.getvalue().splitlines()
     assert re.sub(r"eta \S+", "eta T", lines[0]) == (
         "rl 2/3  reward 0.500  held-out 0.250  loss 0.0123  tokens/s 1,234  eta T"
@@ -70,8 +70,8 @@ with progress.Progress("rl", 2) as bar:
         time.sleep(0.001)
     thread.join()
     logging.getLogger("slime").warning("a warning")
-    bar.step(1, {"reward/mean": 0.5})
-    bar.step(2, {"reward/mean": 0.75, "tokens_per_s": 2000})
+    bar.step(1, {"rollout/reward_mean": 0.5})
+    bar.step(2, {"rollout/reward_mean": 0.75, "tokens_per_s": 2000})
     assert threading.enumerate() == [threading.main_thread()], "the display has no thread"
 print("after")
 """

@@ -7,12 +7,24 @@ from slime.observe import report
 from slime.observe.metrics import MetricsLog, read_rows
 from slime.run_dir import RunDir
 
-SFT = [{"train/loss": 2.0, "seconds/step": 30.0, "tokens_per_s": 9000}, {"train/loss": 0.5, "seconds/step": 45.0}]
+SFT = [{"loss": 2.0, "seconds/step": 30.0, "tokens_per_s": 9000}, {"loss": 0.5, "seconds/step": 45.0}]
 RL = [
-    {"eval/reward/mean": 0.4},
-    {"reward/mean": 0.41, "seconds/generate": 3.0, "seconds/other": 0.1, "seconds/train": 0.9, "seconds/step": 4.0},
-    {"reward/mean": 0.8, "seconds/generate": 4.0, "seconds/other": 0.0, "seconds/train": 2.0, "seconds/step": 6.0}
-    | {"eval/reward/mean": 0.9, "logprob/abs_diff": 0.004},
+    {"eval/reward_mean": 0.4},
+    {
+        "rollout/reward_mean": 0.41,
+        "seconds/generate": 3.0,
+        "seconds/other": 0.1,
+        "seconds/train": 0.9,
+        "seconds/step": 4.0,
+    },
+    {
+        "rollout/reward_mean": 0.8,
+        "seconds/generate": 4.0,
+        "seconds/other": 0.0,
+        "seconds/train": 2.0,
+        "seconds/step": 6.0,
+    }
+    | {"eval/reward_mean": 0.9, "logprob_diff_mean": 0.004},
 ]
 
 
@@ -86,4 +98,4 @@ def test_the_running_mean_is_the_mean_of_the_last_five(count):
 
 def test_the_curves_have_the_steps_of_the_rl_rows(tmp_path):
     rows = read_rows(finished_run(tmp_path / "run").metrics)
-    assert report._curve(rows, "eval/reward/mean") == ([0, 2], [0.4, 0.9])
+    assert report._curve(rows, "eval/reward_mean") == ([0, 2], [0.4, 0.9])

@@ -20,6 +20,15 @@ def test_phases_and_other_add_up_to_the_wall_time():
     assert parts == pytest.approx(seconds["seconds/step"])
 
 
+def test_seconds_among_metrics_are_counted_and_other_metrics_are_not():
+    watch = Stopwatch()
+    watch.add("train", 0.5)
+    watch.add_all({"loss": 7.0, "seconds/train": 0.25, "seconds/logprobs": 0.125})
+    seconds = watch.seconds()
+    assert (seconds["seconds/train"], seconds["seconds/logprobs"]) == (0.75, 0.125)
+    assert "seconds/loss" not in seconds
+
+
 def test_a_phase_that_raises_is_counted_and_closed():
     watch = Stopwatch()
     with pytest.raises(KeyError), watch("train"):

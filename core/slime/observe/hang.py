@@ -40,8 +40,8 @@ def dump(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> str:
     """The stacks of processes of this node, one paragraph each, whatever state they are in.
 
     Args:
-        pids: processes to ask.
-        folder: where their stack files lie (`<run>/logs`).
+        pids: processes to ask, beside every living one that registered in `folder` on this node.
+        folder: where the stack files lie (`<run>/logs`).
         answer_s: seconds that all of them together get to write their stacks.
 
     Returns:
@@ -49,10 +49,11 @@ def dump(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> str:
         does not answer.
     """
     files = _stack_files(folder)
-    before = {pid: files[pid].stat().st_size for pid in pids if pid in files}
-    before = {pid: size for pid, size in before.items() if _ask(pid)}
-    _wait_for(before, files, answer_s)
-    return "\n\n".join(_paragraph(pid, files.get(pid), before.get(pid, 0)) for pid in pids)
+    before = {pid: path.stat().st_size for pid, path in files.items()}
+    asked = {pid: size for pid, size in before.items() if _ask(pid)}
+    _wait_for(asked, files, answer_s)
+    everyone = dict.fromkeys([*pids, *files])
+    return "\n\n".join(_paragraph(pid, files.get(pid), before.get(pid, 0)) for pid in everyone)
 
 
 def _ask(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """metrics.jsonl and TensorBoard events: one row a step, written through, never double after a resume.
 
-A row is one flat JSON object: `stage`, `step`, `time` (Unix seconds) and the values by name (`reward/mean`,
-`train/loss`, `seconds/generate`, ...). JSON has no NaN: a value that is not finite is written as the string "NaN",
+A row is one flat JSON object: `stage`, `step`, `time` (Unix seconds) and the values by name (`rollout/reward_mean`,
+`loss`, `seconds/generate`, ...). JSON has no NaN: a value that is not finite is written as the string "NaN",
 "Infinity" or "-Infinity" and warned of, so that the file stays JSON, nothing becomes null, and `float(...)` reads it.
 """
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 STAGES = ("sft", "rl")
 """In the order they run; a row's place in the run is (stage, step)."""
 
-REWARD, HELD_OUT, LOSS = "reward/mean", "eval/reward/mean", "train/loss"
-TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "logprob/abs_diff"
-"""Names that the progress display and the report look for."""
+REWARD, HELD_OUT, LOSS = "rollout/reward_mean", "eval/reward_mean", "loss"
+TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "logprob_diff_mean"
+"""Names that the progress display, the report and the log-prob alarm look for."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -37,6 +37,12 @@ class Stopwatch:
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere, a trainer rank for instance, inside this step's wall time."""
         self._phases[phase] = self._phases.get(phase, 0.0) + seconds
+
+    def add_all(self, values: Mapping[str, float]) -> None:
+        """Count every `seconds/<phase>` among the metrics `values`, measured elsewhere."""
+        for name, value in values.items():
+            if name.startswith("seconds/"):
+                self.add(name.removeprefix("seconds/"), value)
 
     def seconds(self) -> dict[str, float]:
         """`seconds/<phase>` in the order they first ran, then `seconds/other` and `seconds/step`, the wall time."""
