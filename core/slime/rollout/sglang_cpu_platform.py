@@ -9,6 +9,8 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
+from slime.rollout import deterministic_cpu
+
 
 class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
     """What SGLang asks of a device, answered for main memory and gloo (sizes in bytes)."""
@@ -44,7 +46,15 @@ class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
         return False
 
     def get_default_attention_backend(self) -> str:
-        return "torch_native"
+        return deterministic_cpu.ATTENTION_BACKEND
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """SGLang calls this before it checks its arguments."""
+        deterministic_cpu.allow_attention_backend()
+
+    def init_backend(self) -> None:
+        """SGLang calls this in each worker."""
+        deterministic_cpu.install()
 
     def get_mha_kv_pool_cls(self) -> type:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool

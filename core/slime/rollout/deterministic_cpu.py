@@ -1,0 +1,122 @@
+"""SGLang's `enable_deterministic_inference` on a plain CPU: the same tokens however requests are batched.
+
+Stock SGLang brings the two pieces it needs as GPU kernels; here they are in torch, installed by our CPU platform. The
+third condition, attention that sees one sequence at a time, holds for its torch-native backend as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ATTENTION_BACKEND = "torch_native"
+BLOCK_ROWS = 16
+VECTOR_ELEMENTS = 64
+"""A multiple of what torch's vectorised loops do at once: two AVX-512 registers of bfloat16."""
+_MASK = 0xFFFFFFFF
+
+_library: torch.library.Library | None = None
+
+
+def allow_attention_backend() -> None:
+    """Tell SGLang's argument check that torch-native attention is deterministic."""
+    from sglang.srt import server_args
+
+    if ATTENTION_BACKEND not in server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES:
+        server_args.add_deterministic_attention_backend_choices([ATTENTION_BACKEND])
+
+
+def install() -> None:
+    """Put the torch versions where SGLang's worker looks for its kernels; they act only in deterministic mode."""
+    from sglang.srt import batch_invariant_ops
+    from sglang.srt.layers import sampler
+
+    batch_invariant_ops.enable_batch_invariant_mode = enable_batch_invariant_mode
+    sampler.murmur_hash32 = murmur_hash32
+
+
+def enable_batch_invariant_mode() -> None:
+    """Replace torch's CPU operators whose result for one row depends on how many other rows there are.
+
+    BLAS chooses its kernel, and with it the order of summation, by the number of rows: a row multiplied alone differs
+    in the last bits from the same row in a batch of 64. Products of a fixed number of rows use one kernel always.
+    Element-wise exponentials take a scalar path for what does not fill the last vector registers, which rounds
+    otherwise than the vector path. (The out-variants called inside are operators of their own and stay torch's.)
+    """
+    global _library
+    if _library is None:
+        _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        for name, kernel in {"mm": mm, "addmm": addmm, "sigmoid": sigmoid, "silu": silu}.items():
+            _library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
+
+
+def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """`left @ right`, in blocks of `BLOCK_ROWS` rows: [rows, inner] x [inner, columns] -> [rows, columns]."""
+    rows = left.shape[0]
+    padded = torch.nn.functional.pad(left, (0, 0, 0, -rows % BLOCK_ROWS)).contiguous()
+    product = left.new_empty(padded.shape[0], right.shape[1])
+    for start in range(0, len(padded), BLOCK_ROWS):
+        block = slice(start, start + BLOCK_ROWS)
+        torch.mm(padded[block], right, out=product[block])
+    return product[:rows]
+
+
+def addmm(
+    bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """`beta * bias + alpha * left @ right`, batch-invariant like `mm`."""
+    return beta * bias + alpha * mm(left, right)
+
+
+def sigmoid(values: torch.Tensor) -> torch.Tensor:
+    """Element-wise logistic function, by the vector path throughout."""
+    padded = _whole_vectors(values)
+    return _unpadded(torch.sigmoid(padded, out=torch.empty_like(padded)), values)
+
+
+def silu(values: torch.Tensor) -> torch.Tensor:
+    """Element-wise `x * sigmoid(x)`, by the vector path throughout."""
+    padded = _whole_vectors(values)
+    return _unpadded(torch.ops.aten.silu.out(padded, out=torch.empty_like(padded)), values)
+
+
+def _whole_vectors(values: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(values.flatten(), (0, -values.numel() % VECTOR_ELEMENTS))
+
+
+def _unpadded(padded: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return padded[: like.numel()].view(like.shape)
+
+
+def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
+    """MurmurHash3 (32 bit, hash seed 0) of the blocks (seed low, seed high, position, column).
+
+    Equal to SGLang's Triton kernel `sglang/kernels/ops/sampling/murmur_hash.py`. Shapes: `seed` and `positions`
+    [rows], `col_indices` [columns]; the result is uint32 [rows, columns].
+    """
+    seed = seed.to(torch.int64)
+    hashed = torch.zeros(len(seed), 1, dtype=torch.int64)
+    for block in (seed & _MASK, (seed >> 32) & _MASK, positions.to(torch.int64)):
+        hashed = _mix(hashed, block[:, None])
+    hashed = _mix(hashed, col_indices.to(torch.int64)[None, :]) ^ 16  # 16 bytes were hashed
+    return _finish(hashed).to(torch.uint32)
+
+
+def _mix(hashed: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    block = _rotate_left(_times(block, 0xCC9E2D51), 15)
+    hashed = _rotate_left(hashed ^ _times(block, 0x1B873593), 13)
+    return (hashed * 5 + 0xE6546B64) & _MASK
+
+
+def _finish(hashed: torch.Tensor) -> torch.Tensor:
+    hashed = _times(hashed ^ (hashed >> 16), 0x85EBCA6B)
+    hashed = _times(hashed ^ (hashed >> 13), 0xC2B2AE35)
+    return hashed ^ (hashed >> 16)
+
+
+def _times(value: torch.Tensor, factor: int) -> torch.Tensor:
+    """The low 32 bits of a product; int64 wraps around, which leaves them right."""
+    return (value * factor) & _MASK
+
+
+def _rotate_left(value: torch.Tensor, bits: int) -> torch.Tensor:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK
