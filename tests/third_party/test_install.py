@@ -1,0 +1,88 @@
+"""`pip install` of built wheels is all that a plugin needs, slime's own plugins included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+DEMO = ("+model=glm4-tiny", "+cluster=local")
+
+
+def test_what_pip_installed_is_listed_and_comes_from_the_wheels(environment: Any) -> None:
+    listed = environment.slime("plugins")
+    assert listed.returncode == 0, listed.stderr
+    for words in ("slime-plugin-glm4 0.1.0", "glm4_moe", "slime-plugin-math 0.1.0", "slime-closeness 0.3.0"):
+        assert words in listed.stdout
+    where = environment.run("-c", "import slime, slime_plugin_glm4; print(slime.__file__, slime_plugin_glm4.__file__)")
+    assert all(Path(file).is_relative_to(environment.folder) for file in where.stdout.split())
+
+
+def test_a_third_party_reward_is_chosen_by_name(environment: Any) -> None:
+    plan = environment.slime("plan", *DEMO, "reward=closeness", "reward.options.scale=5")
+    assert plan.returncode == 0, plan.stderr
+    assert "closeness (slime-closeness 0.3.0)" in plan.stdout
+
+
+def test_the_options_of_a_third_party_reward_are_checked(environment: Any) -> None:
+    plan = environment.slime("plan", *DEMO, "reward=closeness", "reward.options.scael=5")
+    assert plan.returncode == 2
+    assert "Did you mean 'scale'?" in plan.stderr
+
+
+def test_a_third_party_reward_scores_in_its_own_workers(environment: Any) -> None:
+    code = """
+import asyncio
+from slime.config.schema import RewardConfig
+from slime.reward.service import RewardService
+from slime.testing.plugins import sample
+with RewardService(RewardConfig(name="closeness", options={"scale": 5.0})) as service:
+    print(asyncio.run(service.score(sample("70+15=80", "85"))).value)
+"""
+    scored = environment.run("-c", code)
+    assert scored.stdout.strip() == "0.5", scored.stderr  # 5 / (5 + |80 - 85|)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "tests/third_party/closeness/tests",
+        "plugins/rewards/math/tests/test_rewards.py",
+        "plugins/filters/dynamic-sampling/tests",
+    ],
+)
+def test_a_plugin_s_own_contract_test_passes_where_only_wheels_are_installed(environment: Any, tests: str) -> None:
+    root = Path(__file__).parents[2]
+    done = environment.run("-m", "pytest", "-c", "/dev/null", "--noconftest", root / tests)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("import", ["does not import", "No module named 'a_package_that_nobody_has'"]),
+        ("signature", ["wrong hook signature", "settings"]),
+        ("misspelt", ["there is no hook 'slime_reward'", "Did you mean 'slime_rewards'"]),
+        ("duplicate", ["reward 'math'", "slime-plugin-math"]),
+        ("version", ["made for slime >=9", "this is slime"]),
+        ("empty", ["contributes nothing"]),
+        ("config", ["pkg://slime_broken_config.conf"]),
+        ("raising", ["slime_rewards raised FileNotFoundError: rewards.json"]),
+    ],
+)
+def test_a_broken_plugin_is_one_line_that_names_it_and_the_way_out(
+    environment: Any, broken_wheels: Any, tmp_path: Path, fault: str, words: list[str]
+) -> None:
+    assert fault in broken_wheels
+    beside = environment.beside(tmp_path, f"slime-broken-{fault}")
+    for verb in (("plan", *DEMO), ("plugins",)):
+        refused = beside.slime(*verb)
+        assert refused.returncode == 2, f"{verb}: {refused.stdout}{refused.stderr}"
+        lines = [line for line in refused.stderr.splitlines() if f"slime-broken-{fault} 0.1.0" in line]
+        assert len(lines) == 1, refused.stderr
+        assert "Traceback" not in refused.stderr
+        for word in [*words, f"pip uninstall slime-broken-{fault}"]:
+            assert word in lines[0]
