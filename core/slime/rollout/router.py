@@ -1,0 +1,105 @@
+"""`sglang-router` before several engines: a process of its own, which ends when the one that started it ends.
+
+`python -m slime.rollout.router PORT TIMEOUT_S ENGINE_URL...` is what runs in it. Only `/generate` goes through the
+router; weights and aborts concern every engine and go to each directly.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime.errors import SlimeError
+from slime.rollout.lifeline import die_with_parent
+
+HOST = "127.0.0.1"
+POLL_S = 0.1
+BALANCE_THRESHOLD = 8
+"""Requests one engine may have more than another before load counts for more than a shared prefix."""
+
+
+class RouterProcess:
+    """The router, from start to stop.
+
+    Args:
+        engine_urls: engines that are already healthy.
+        port: free TCP port of this host.
+        log: file that gets its output.
+        request_timeout_s: seconds a request may take.
+    """
+
+    def __init__(self, engine_urls: Sequence[str], port: int, log: Path, request_timeout_s: float) -> None:
+        self.url = f"http://{HOST}:{port}"
+        self._engine_urls, self._log = list(engine_urls), log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(port), str(request_timeout_s), *engine_urls],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Block until the router knows every engine.
+
+        Raises:
+            SlimeError: it ended (its port was taken, ...), or an engine is still missing after `timeout_s` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        while missing := self._missing():
+            if self._process.poll() is not None:
+                raise self._error(f"the router ended with code {self._process.returncode}: {self._last_line()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise self._error(f"the router did not reach {', '.join(missing)} within {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End the router now; requests in flight fail."""
+        self._process.kill()
+        self._process.wait()
+
+    def _missing(self) -> list[str]:
+        """Engines that the router does not know yet."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
+                known = {worker["url"] for worker in json.load(answer)["workers"] if worker["is_healthy"]}
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            known = set()
+        return [url for url in self._engine_urls if url not in known]
+
+    def _last_line(self) -> str:
+        return self._log.read_text(errors="replace").strip().splitlines()[-1]
+
+    def _error(self, what: str) -> SlimeError:
+        return SlimeError(what, where=self.url, todo=f"See {self._log}.")
+
+
+def main(port: int, request_timeout_s: float, engine_urls: list[str]) -> None:
+    """Serve until killed."""
+    from sglang_router.router import Router
+    from sglang_router.router_args import RouterArgs
+
+    args = RouterArgs(
+        worker_urls=engine_urls,
+        host=HOST,
+        port=port,
+        policy="cache_aware",
+        balance_abs_threshold=BALANCE_THRESHOLD,
+        request_timeout_secs=int(request_timeout_s),
+        prometheus_port=0,  # any free one: its default is the same for every router of a host
+        log_level="warn",
+    )
+    Router.from_args(args).start()
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
