@@ -54,14 +54,14 @@ class HfFiles:
                 todo="Download the checkpoint again.",
             ) from None
 
-    def _headers(self, promised: dict[str, set[str] | None]) -> dict[str, FileTensor]:
+    def _headers(self, promised: dict[str, set[str]]) -> dict[str, FileTensor]:
         found: dict[str, FileTensor] = {}
         for file, names in promised.items():
             with self.open(file) as opened:
                 present = set(opened.keys())
-                if missing := sorted((names or set()) - present):
+                if missing := sorted(names - present):
                     raise SlimeError(
-                        f"'{file}' lacks {len(missing)} tensors that {INDEX} promises, '{missing[0]}' first",
+                        f"'{file}' lacks '{missing[0]}', which {INDEX} promises ({len(missing)} in all)",
                         where=str(self.folder),
                         todo="Download the checkpoint again.",
                     )
@@ -71,17 +71,15 @@ class HfFiles:
         return found
 
 
-def _promised(folder: Path) -> dict[str, set[str] | None]:
-    """File names with the tensors the index promises in each; None where there is no index to promise anything."""
+def _promised(folder: Path) -> dict[str, set[str]]:
+    """File names with the tensors the index promises in each; a single file has no index and promises nothing."""
     if (folder / INDEX).is_file():
-        files: dict[str, set[str] | None] = {}
+        files: dict[str, set[str]] = {}
         for name, file in _weight_map(folder / INDEX).items():
-            names = files.setdefault(file, set())
-            assert names is not None
-            names.add(name)
+            files.setdefault(file, set()).add(name)
         return files
     if (folder / SINGLE).is_file():
-        return {SINGLE: None}
+        return {SINGLE: set()}
     raise SlimeError(
         f"neither {INDEX} nor {SINGLE} is there",
         where=str(folder),

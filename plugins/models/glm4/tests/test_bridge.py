@@ -1,0 +1,118 @@
+"""What the bridge reads from config.json, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.contracts import ModelBridge
+from slime.errors import SlimeError
+from slime_plugin_glm4.bridge import Glm4, Glm4Moe
+
+CONFIGS = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parent / "configs").glob("*.json")}
+DENSE, MOE = CONFIGS["dense"], CONFIGS["moe"]
+FAMILIES = [(Glm4(), DENSE), (Glm4Moe(), MOE)]
+ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
+
+
+@pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
+def test_bridges_keep_the_contract(bridge: ModelBridge, hf: dict[str, Any]) -> None:
+    assert isinstance(bridge, ModelBridge)
+    assert bridge.family == hf["model_type"]
+
+
+def test_dense_model_of_the_hub() -> None:
+    hf = CONFIGS["GLM-4-9B-0414"]  # rotary settings in the spelling before transformers 5
+    config, kwargs = Glm4().transformer_config(hf), Glm4().model_kwargs(hf)
+    assert (config["num_layers"], config["num_query_groups"], config["kv_channels"]) == (40, 2, 128)
+    assert config["rotary_interleaved"] is True
+    assert config["add_qkv_bias"] is True
+    assert kwargs["rotary_base"] == 10000.0
+    assert kwargs["rotary_percent"] == 0.5
+    assert kwargs["share_embeddings_and_output_weights"] is False
+
+
+def test_moe_model_of_the_hub() -> None:
+    hf = CONFIGS["GLM-4.5"]
+    config, mapping = Glm4Moe().transformer_config(hf), Glm4Moe().weight_mapping(hf)
+    assert config["moe_layer_freq"] == [0] * 3 + [1] * 89
+    assert config["moe_router_topk_scaling_factor"] == 2.5
+    assert config["moe_shared_expert_intermediate_size"] == 1536
+    assert config["rotary_interleaved"] is False
+    assert mapping.num_ignored_layers == 1  # the multi-token prediction layer
+    assert "model.layers.91.mlp.experts.159.up_proj.weight" in mapping.hf_names
+    assert "model.layers.2.mlp.gate_proj.weight" in mapping.hf_names
+    assert "model.layers.2.mlp.gate.weight" not in mapping.hf_names
+
+
+@pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
+def test_both_spellings_of_rotary_embeddings_are_one(bridge: ModelBridge, hf: dict[str, Any]) -> None:
+    old = {key: value for key, value in hf.items() if key != "rope_parameters"}
+    old |= {"rope_theta": hf["rope_parameters"]["rope_theta"], "partial_rotary_factor": 0.5, "rope_scaling": None}
+    assert bridge.model_kwargs(old) == bridge.model_kwargs(hf)
+    assert bridge.transformer_config(old) == bridge.transformer_config(hf)
+
+
+@pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"attention_dropout": 0.1}, "attention_dropout: 0.1"),
+        ({"sliding_window": 4096}, "sliding_window: 4096"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type: yarn"),
+    ],
+)
+def test_what_would_change_the_model_is_refused(
+    bridge: ModelBridge, hf: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SlimeError, match=named):
+        bridge.transformer_config(hf | change)
+
+
+@pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"n_group": 4, "topk_group": 1}])
+def test_routing_that_megatron_computes_otherwise_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SlimeError, match="not supported"):
+        Glm4Moe().transformer_config(MOE | change)
+
+
+@pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
+def test_missing_size_is_named(bridge: ModelBridge, hf: dict[str, Any]) -> None:
+    with pytest.raises(SlimeError, match="'num_attention_heads' is missing"):
+        bridge.transformer_config({key: value for key, value in hf.items() if key != "num_attention_heads"})
+
+
+@pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
+def test_tensor_parallelism_that_cuts_key_value_heads_is_a_plan_problem(
+    bridge: ModelBridge, hf: dict[str, Any]
+) -> None:
+    assert bridge.plan_problems(hf, {"tensor_model_parallel_size": 2}) == []
+    [problem] = bridge.plan_problems(hf, {"tensor_model_parallel_size": 4})
+    assert "2 key/value heads" in problem
+
+
+def test_expert_parallelism_that_cuts_experts_is_a_plan_problem() -> None:
+    [problem] = Glm4Moe().plan_problems(MOE, {"expert_model_parallel_size": 3})
+    assert "8 experts" in problem
+
+
+@pytest.mark.parametrize(("asset", "bridge"), [("glm4-tiny", Glm4()), ("glm4-moe-tiny", Glm4Moe())])
+def test_the_models_of_the_demo_are_supported(asset: str, bridge: ModelBridge) -> None:
+    hf = json.loads((ASSETS / asset / "config.json").read_text())
+    assert bridge.transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys, slime_plugin_glm4 as plugin\n"
+        "for family, factory in plugin.slime_models().items():\n"
+        "    assert factory().family == family\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,101 @@
+"""The contract every model plugin keeps: parity with transformers, exact round trips, refusals by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slime.testing import models
+from slime.weights.export import save_hf
+from slime.weights.load import load_hf
+from slime_plugin_glm4.bridge import Glm4Moe
+
+CONFIGS = Path(__file__).parent / "configs"
+DENSE, MOE = (json.loads((CONFIGS / name).read_text()) for name in ("dense.json", "moe.json"))
+FAMILIES = [DENSE, MOE]
+TIED = DENSE | {"tie_word_embeddings": True}
+GROUPED = MOE | {"n_group": 4, "topk_group": 2}  # four groups of two experts, two groups kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "hf",
+    [*FAMILIES, TIED, GROUPED, MOE | {"use_qk_norm": False}],
+    ids=["dense", "moe", "tied", "grouped", "no-qk-norm"],
+)
+def test_logits_equal_those_of_transformers(hf: dict[str, Any], tmp_path: Path) -> None:
+    models.write_checkpoint(hf, tmp_path)
+    models.check_parity(hf["model_type"], tmp_path)
+
+
+@pytest.mark.slow
+def test_cut_model_is_the_first_layers(tmp_path: Path) -> None:
+    models.write_checkpoint(MOE, tmp_path)
+    models.check_parity("glm4_moe", tmp_path, num_layers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hf", "world_size", "layouts"),
+    [
+        (DENSE, 1, {"one rank": {}}),
+        (DENSE, 2, models.TWO_RANKS),
+        (TIED, 2, models.TWO_RANKS),
+        (DENSE, 4, models.FOUR_RANKS),
+        (MOE, 1, {"one rank": {}}),
+        (MOE, 2, models.TWO_RANKS_MOE),
+        (MOE, 4, models.FOUR_RANKS_MOE),
+    ],
+    ids=["dense-1", "dense-2", "tied-2", "dense-4", "moe-1", "moe-2", "moe-4"],
+)
+def test_round_trip_is_exact(
+    hf: dict[str, Any], world_size: int, layouts: dict[str, models.Parallel], tmp_path: Path
+) -> None:
+    models.write_checkpoint(hf, tmp_path, max_shard_size="150KB")
+    models.check_round_trip(hf["model_type"], tmp_path, world_size, layouts)
+
+
+@pytest.mark.slow
+def test_round_trip_in_bf16_keeps_the_correction_bias_in_fp32(tmp_path: Path) -> None:
+    models.write_checkpoint(MOE, tmp_path, dtype=torch.bfloat16)
+    kinds = {name: tensor.dtype for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    assert kinds["model.layers.1.mlp.gate.e_score_correction_bias"] is torch.float32
+    assert kinds["model.norm.weight"] is torch.bfloat16
+    layouts = {name: {**parallel, "bf16": True} for name, parallel in models.TWO_RANKS_MOE.items()}
+    models.check_round_trip("glm4_moe", tmp_path, 2, layouts)
+
+
+@pytest.mark.slow
+def test_bad_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
+    models.write_checkpoint(DENSE, tmp_path / "good")
+    models.check_refusals("glm4", tmp_path / "good", tmp_path)
+
+
+def test_prediction_layer_of_a_checkpoint_is_left_out(tmp_path: Path) -> None:
+    hf = MOE | {"num_nextn_predict_layers": 1}
+    models.write_checkpoint(MOE, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"model.layers.4.eh_proj.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    load_hf([], Glm4Moe().weight_mapping(hf), tmp_path)
+
+
+@pytest.mark.parametrize("hf", FAMILIES, ids=["dense", "moe"])
+def test_transformers_loads_what_is_saved(hf: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    models.write_checkpoint(hf, tmp_path / "source")
+    source = load_file(tmp_path / "source/model.safetensors")
+    save_hf(source.items(), tmp_path / "source", tmp_path / "saved", shard_bytes=150_000)
+    tokens = models.sequences(hf["vocab_size"])[1][None]
+    with torch.no_grad():
+        one, other = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens).logits for name in ("source", "saved")
+        )
+    assert torch.equal(one, other)
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
+    assert json.loads((tmp_path / "saved/config.json").read_text())["dtype"] == "float32"
