@@ -66,6 +66,16 @@ class Misbehaving:
         Path(pid_file).write_text(" ".join(str(pid) for pid in [os.getpid(), *(child.pid for child in children)]))
         return self.sleep(1000)
 
+    def wait_for(self, file: str) -> Verdict:
+        while not Path(file).exists():
+            time.sleep(0.01)
+        return Verdict.of(1.0)
+
+    def segfault_with_a_daemon(self, pid_file: str) -> Verdict:
+        daemon = subprocess.Popen([sys.executable, "-c", CHILD.format(daemon=True)])
+        Path(pid_file).write_text(str(daemon.pid))
+        return self.segfault(None)
+
     def segfault(self, _: Any) -> Verdict:
         return Verdict.of(ctypes.string_at(0)[0])
 

@@ -63,6 +63,7 @@ class RewardService:
         async with self._slots():
             if self._closed:
                 return _CLOSED
+            assert self._idle, "start() comes first, and one event loop at a time"
             worker = self._idle.popleft()
             self._busy.add(worker)
             try:
