@@ -1,6 +1,5 @@
 """The checkpoint store: real kills at every statement and at random times, real full disks, damaged files."""
 
-import errno
 import json
 import os
 import pickle
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from slime import files
 from slime.checkpoints import CheckpointStore
 from slime.errors import SlimeError
 
@@ -224,7 +222,7 @@ while True:
 def test_kills_at_random_times_lose_no_published_checkpoint(folder):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     delays, last = random.Random(7), 0
-    for _ in range(25):
+    for _ in range(20):
         command = [sys.executable, "-c", SAVE_FOREVER, str(folder), str(last)]
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         published = int(child.stdout.readline())
@@ -236,93 +234,6 @@ def test_kills_at_random_times_lose_no_published_checkpoint(folder):
         assert latest.step >= published > last
         assert_holds(latest, latest.step)
         last = latest.step
-
-
-FILL = """
-import resource, sys
-from pathlib import Path
-from slime.checkpoints import CheckpointStore
-from slime.errors import SlimeError
-from test_checkpoints import assert_holds, save
-folder, kind = Path(sys.argv[1]), sys.argv[2]
-store = CheckpointStore(folder, keep=2)
-save(store, 10)
-try:
-    with store.saving(20, {"step": 20}) as staging:
-        if kind == "driver":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
-        else:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            (staging / "big").write_bytes(b"x" * 2000)
-except SlimeError as error:
-    print(error)
-assert [path.name for path in folder.iterdir()] == ["step-000010"]
-assert_holds(store.latest(), 10)
-"""
-
-
-@pytest.mark.parametrize("writer", ["trainer", "driver"])
-def test_a_write_that_does_not_fit_is_one_line_and_costs_no_earlier_checkpoint(folder, writer):
-    """A file-size limit refuses the write as a quota does (EFBIG), in the trainers' files or in the driver's own."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, "-c", FILL, str(folder), writer]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
-    (line,) = child.stdout.splitlines()
-    assert line.startswith(
-        f"{folder / 'step-000020'}: the disk (or a quota or file-size limit on it) is full: it needs"
-    )
-
-
-FULL_DISK = """
-import sys
-from pathlib import Path
-from slime import files
-from slime.checkpoints import CheckpointStore
-from slime.errors import SlimeError
-from test_checkpoints import assert_holds, save
-disk = Path(sys.argv[1])
-store = CheckpointStore(disk / "checkpoints", keep=2)
-save(store, 10)
-try:
-    with store.saving(20, {}) as staging:
-        (staging / "big").write_bytes(bytes(300_000))
-except SlimeError as error:
-    print(error)
-(disk / "other").write_bytes(bytes(files.free_bytes(disk)))
-try:
-    store.begin(20)
-except SlimeError as error:
-    print(error)
-assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-000010"]
-assert_holds(store.latest(), 10)
-"""
-IN_NAMESPACE = ["unshare", "--map-root-user", "--mount"]
-
-
-@pytest.mark.skipif(
-    subprocess.run([*IN_NAMESPACE, "true"], capture_output=True).returncode != 0, reason="may not mount a file system"
-)
-def test_a_full_disk_is_one_line_and_costs_no_earlier_checkpoint(tmp_path):
-    """A file system of 256 KiB: first a write that does not fit, then a save refused beforehand for lack of room."""
-    mount = 'mount -t tmpfs -o size=256k tmpfs "$1" && exec "$0" -c "$2" "$1"'
-    command = [*IN_NAMESPACE, "sh", "-c", mount, sys.executable, str(tmp_path), FULL_DISK]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    child = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
-    write, begin = child.stdout.splitlines()
-    path = tmp_path / "checkpoints" / "step-000020"
-    assert write.startswith(f"{path}: the disk (or a quota or file-size limit on it) is full: it needs ")
-    assert begin.startswith(f"{path}: the disk (or a quota or file-size limit on it) is full: it needs ")
-
-
-def test_an_error_wrapped_by_a_library_is_recognised(tmp_path):
-    """Megatron's writers hand on an OSError as the cause of a RuntimeError."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(SlimeError, match="is full"), files.disk_errors(tmp_path):
-        raise RuntimeError("worker failure") from full
-    with pytest.raises(ValueError, match="unrelated"), files.disk_errors(tmp_path):
-        raise ValueError("unrelated")
 
 
 def test_driver_state_must_be_picklable(folder):

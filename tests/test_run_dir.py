@@ -105,10 +105,11 @@ def test_another_configuration_is_refused_by_key_and_the_old_one_stays(path, ove
         ),
     ],
 )
-def test_a_resumed_run_may_change_how_it_runs(path, override, change):
+def test_a_resumed_run_may_change_how_it_runs_and_says_so(path, override, change, caplog):
     saved_run(path)
     with RunDir.open(path) as run:
         assert run.write_config(config(override)) == [change]
+        assert caplog.messages == [f"{path} continues with changes: {change}"]
         assert run.write_config(config(override)) == []
 
 

@@ -14,6 +14,9 @@ from slime.errors import SlimeError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+ALMOST_FULL = 2**20
+"""A write that fails for whatever reason while fewer bytes are free failed for lack of room: torch's file writer loses
+the operating system's error and says only `unexpected pos 704 vs 598`."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -71,7 +74,7 @@ def free_bytes(path: Path) -> int:
 
 def disk_full(path: Path, needed: int = 0) -> SlimeError:
     """The error for a write that did not fit; `needed` bytes in all, 0 if unknown."""
-    need = f"it needs {human_bytes(needed)} and " if needed else ""
+    need = f"it needs about {human_bytes(needed)} and " if needed else ""
     return SlimeError(
         f"the disk (or a quota or file-size limit on it) is full: {need}{human_bytes(free_bytes(path))} are free",
         where=str(path),
@@ -82,7 +85,7 @@ def disk_full(path: Path, needed: int = 0) -> SlimeError:
 class disk_errors:
     """Context in which a full or refusing disk becomes a SlimeError that names `path`; other errors pass unchanged.
 
-    The whole chain of causes is searched, because Megatron and torch wrap the OSError of their writer processes.
+    The whole chain of causes is searched, because libraries wrap the OSError of their writers.
 
     Args:
         path: what is being written.
@@ -98,10 +101,11 @@ class disk_errors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, SlimeError):
+        # Not "no Exception": torch's CheckpointException is none.
+        if error is None or isinstance(error, SlimeError | KeyboardInterrupt | SystemExit | GeneratorExit):
             return
         codes = {cause.errno for cause in _causes(error) if isinstance(cause, OSError)}
-        if codes & set(FULL):
+        if codes & set(FULL) or free_bytes(self._path) < ALMOST_FULL:
             raise disk_full(self._path, self._needed) from error
         if codes & set(REFUSED):
             raise SlimeError(

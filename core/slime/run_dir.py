@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from omegaconf import OmegaConf
 from slime import files
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
+
+log = logging.getLogger(__name__)
 
 FOLDERS = ("checkpoints", "logs", "tensorboard", "export")
 
@@ -93,6 +96,8 @@ class RunDir:
                 where=str(self.path),
                 todo="Undo the change to continue that run, or set another `run.name` for a new one.",
             )
+        if changes:
+            log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
         with files.disk_errors(self.config):
             files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(_container(cfg))).encode())
         return list(changes.values())

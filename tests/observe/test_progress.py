@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -45,6 +46,21 @@ def test_fast_steps_share_lines_and_the_last_is_always_printed():
     assert lines[0].startswith("sft 1/500 ")
     assert lines[-1].startswith("sft 500/500 ")
     assert len(lines) < 10
+
+
+def test_the_eta_knows_steps_only():
+    """Half a second before the first step, then steps of 0.1 s: 100 more take 10 s, and 60 s if the start counted."""
+    console = plain()
+    with Progress("rl", 102, console=console) as bar:
+        time.sleep(0.5)
+        bar.values({"eval/reward_mean": 0.25})
+        time.sleep(0.1)
+        bar.step(1, VALUES)
+        bar._printed = 0.0
+        time.sleep(0.1)
+        bar.step(2, VALUES)
+    seconds = int(re.search(r"eta 0:(\d+)", console.file.getvalue().splitlines()[-1])[1])
+    assert 10 <= seconds < 25  # sleeps are never short, but a busy machine may make them longer
 
 
 def test_a_terminal_without_progress_gets_lines():

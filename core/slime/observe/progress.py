@@ -78,6 +78,8 @@ class Progress:
 
     def values(self, values: Mapping[str, float]) -> None:
         """Show metrics that belong to no finished step, an evaluation before the first for instance."""
+        if len(self._ends) == 1:  # no step ended yet: what ran until now is no part of one
+            self._ends[0] = time.monotonic()
         self._values |= {name: values[name] for name in SHOWN if name in values}
         self._show()
 
