@@ -67,8 +67,10 @@ def _refuse_strangers(verb: str | None, argv: Sequence[str]) -> None:
         if word.startswith("-") and not (word == "--config" and verb == "plan"):
             raise SlimeError(f"there is no flag '{word}'", todo=did_you_mean(word, ["--help", "--version", "--config"]))
         if "=" not in word and word[0] not in "~-":
-            place = "The verb comes first." if word in VERBS else did_you_mean(word, VERBS)
-            raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=place)
+            todo = "The verb comes first." if word in VERBS else did_you_mean(word, VERBS)
+            if "." in word or word[0] == "+":
+                todo = f"Write {word}=<value>."
+            raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=todo)
 
 
 def _help() -> int:

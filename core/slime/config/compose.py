@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,9 +80,15 @@ def to_yaml(cfg: SlimeConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(cfg))
 
 
-def _merge(line: CommandLine, groups: Groups) -> SlimeConfig:
+@functools.cache
+def _introduce() -> None:
+    """Make slime's schema and the plugins' folders known to Hydra."""
     HydraPlugins.instance().register(PluginSearchPath)
     ConfigStore.instance().store(name="schema", node=SlimeConfig)
+
+
+def _merge(line: CommandLine, groups: Groups) -> SlimeConfig:
+    _introduce()
     try:
         with hydra.initialize_config_module("slime.conf", job_name="slime", version_base="1.3"):
             merged = hydra.compose("config", overrides=line.overrides)
@@ -105,12 +112,11 @@ def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> 
 
 def _no_recipe(line: CommandLine, groups: Groups) -> str:
     """Says that no recipe fills the gap, and which ones there are for this model."""
-    if line.choices["recipe"] != NO_RECIPE:
+    model, wanted = line.choices["model"], f"{line.choices['model']}@{line.choices['cluster']}"
+    recipes = [name for name in groups.names("recipe") if name.startswith(f"{model}@")]
+    if line.choices["recipe"] != NO_RECIPE or wanted in recipes:
         return ""
-    model = line.choices["model"]
-    others = [name for name in groups.names("recipe") if name.startswith(f"{model}@")]
-    known = f" (only {', '.join(others)})" if others else ""
-    return f"there is no recipe {model}@{line.choices['cluster']}{known}"
+    return f"there is no recipe {wanted}" + (f" (only {', '.join(recipes)})" if recipes else "")
 
 
 def _in_one_line(error: Exception) -> SlimeError:
@@ -137,7 +143,7 @@ def _unknown_key(key: str) -> str:
 
 def _omegaconf_cause(error: BaseException | None) -> OmegaConfBaseException | None:
     while error is not None and not isinstance(error, OmegaConfBaseException):
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return error
 
 

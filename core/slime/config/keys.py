@@ -108,6 +108,10 @@ def suggest(name: str) -> str:
         return f"Did you mean '{match or namesakes[0]}'?"
     if namesakes:
         return f"Choose one of: {', '.join(namesakes)}."
+    section = name.rpartition(".")[0]
+    neighbours = [key for key in own_keys() if key.rpartition(".")[0] == section and section]
+    if neighbours:
+        return f"'{section}' has {', '.join(key.rpartition('.')[2] for key in neighbours)}."
     match = nearest(name, own_keys())
     return f"Did you mean '{match}'?" if match else "docs/config.md lists every key."
 

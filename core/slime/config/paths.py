@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from slime.errors import SlimeError, did_you_mean
+from slime.errors import SlimeError, nearest
 
 SCHEME = "pkg://"
 
@@ -40,7 +40,5 @@ def _missing_part(path: Path) -> str:
 
 def _neighbours(path: Path) -> str:
     missing = _first_missing(path)
-    names = [entry.name for entry in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    if len(names) > 12:
-        return did_you_mean(missing.name, names).replace("Choose one of: ", "")[:200] or "Check the path."
-    return did_you_mean(missing.name, names) if names else f"{missing.parent} is empty."
+    match = nearest(missing.name, (entry.name for entry in missing.parent.iterdir()))
+    return f"Did you mean '{match}'?" if match else "Check the path."

@@ -149,7 +149,8 @@ def _uneven(num_layers: int, pp: int, first: int | None, last: int | None) -> li
 
 def _share(layers: int, parts: int, num_layers: int) -> int:
     if layers % parts:
-        raise _indivisible(num_layers, f"{parts} equal pipeline parts ({layers} layers with embedding and loss)")
+        counted = "" if layers == num_layers else f" ({layers} to divide)"
+        raise _indivisible(num_layers, f"{parts} equal pipeline parts{counted}")
     return layers // parts
 
 

@@ -78,8 +78,10 @@ def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     cluster = cfg.cluster
     have = cluster.num_nodes * cluster.devices_per_node
     engines = cluster.num_engines * devices_per_engine(cfg)
-    if cluster.device is Device.cpu or cluster.placement is Placement.colocated:
-        need, parts = max(cluster.num_trainers, 0 if cluster.device is Device.cpu else engines), "shared"
+    if cluster.device is Device.cpu:
+        need, parts = cluster.num_trainers, "one for each trainer rank"
+    elif cluster.placement is Placement.colocated:
+        need, parts = max(cluster.num_trainers, engines), f"{cluster.num_trainers} trainer ranks share {engines}"
     else:
         need, parts = (
             cluster.num_trainers + engines,

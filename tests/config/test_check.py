@@ -1,0 +1,164 @@
+"""Rules between keys, one broken at a time on a run that is otherwise right."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from slime import plugins
+from slime.config.check import BOUNDS, check, value_of
+from slime.config.compose import compose
+from slime.config.derive import derive
+from slime.config.keys import own_keys
+from slime.config.schema import Device, Init, Placement, SlimeConfig
+
+SIZES = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16", "rollout.prompts_per_step=32"]
+DENSE = ["+model=glm4-tiny", "+cluster=local", "rollout.samples_per_prompt=8", *SIZES]
+MIXTURE = [
+    "+model=glm4-moe-tiny",
+    "+cluster=local",
+    "reward=arithmetic",
+    "run.num_steps=1",
+    "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+    *SIZES,
+]
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[str, SlimeConfig]:
+    return {"dense": compose(DENSE), "mixture": compose(MIXTURE)}
+
+
+def problems(cfg: SlimeConfig, changes: dict[str, Any]) -> list[str]:
+    """What `check` says of a copy of `cfg` with some keys changed (foreign ones by dotted name too)."""
+    changed = copy.deepcopy(cfg)
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        holder = value_of(changed, section)
+        holder.__setitem__(name, value) if isinstance(holder, dict) else setattr(holder, name, value)
+    derive(changed, plugins.load())
+    return [str(problem) for problem in check(changed, plugins.load())]
+
+
+def ranks(count: int, **sizes: int) -> dict[str, Any]:
+    """A cluster of `count` trainer slots, and parallel sizes by Megatron's names without `_model_parallel_size`."""
+    keys = {"context": "context_parallel_size", "expert_tensor": "expert_tensor_parallel_size"}
+    named = {keys.get(name, f"{name}_model_parallel_size"): size for name, size in sizes.items()}
+    cluster = {"cluster.num_trainers": count, "cluster.devices_per_node": count}
+    return cluster | {f"train.megatron.{name}": size for name, size in named.items()}
+
+
+def test_recipe_and_plain_run_are_right(composed: dict[str, SlimeConfig]) -> None:
+    assert [problems(cfg, {}) for cfg in composed.values()] == [[], []]
+
+
+@pytest.mark.parametrize("key", [key for keys in BOUNDS.values() for key in keys])
+def test_every_bounded_number_is_refused_below_its_bound(composed: dict[str, SlimeConfig], key: str) -> None:
+    kind = int if "int" in own_keys()[key].type else float
+    (problem,) = problems(composed["dense"], {key: kind(-3)})
+    assert problem.startswith(f"{key}: must be ")
+
+
+def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
+    bounded = {key for keys in BOUNDS.values() for key in keys}
+    numeric = {key.name for key in own_keys().values() if {"int", "float"} & set(key.type.split())}
+    top_k = {"rollout.sampling.top_k", "eval.sampling.top_k"}
+    assert numeric - bounded == top_k | {"algo.entropy_coef"}  # an entropy penalty (negative bonus) is legitimate
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rollout.sampling.top_p": 1.5}, "rollout.sampling.top_p: must be at most 1, got 1.5"),
+        ({"rollout.sampling.top_k": 0}, "top_k: must be -1 (all tokens) or at least 1, got 0"),
+        ({"rollout.request_timeout_s": float("inf")}, "request_timeout_s: must be above 0, got inf"),
+        ({"algo.name": "grop"}, "algo.name: no algorithm 'grop'. Did you mean 'grpo'?"),
+        ({"reward.name": "arithmetics"}, "no reward named 'arithmetics' is installed. Did you mean 'arithmetic'?"),
+        ({"filter.name": "non"}, "no filter named 'non' is installed. Did you mean 'none'?"),
+        ({"buffer.name": "lifo"}, "no buffer named 'lifo' is installed. Did you mean 'fifo'?"),
+        ({"reward.options.wrong_valu": 1.0}, "reward.options.wrong_valu: reward 'arithmetic' has no such option"),
+        ({"reward.options.wrong_value": "no"}, "reward.options.wrong_value: Value 'no'"),
+        ({"filter.options.size": 1}, "filter.options.size: filter 'none' has no such option. Remove it"),
+        ({"data.path": "nowhere.jsonl"}, "data.path: there is no 'nowhere.jsonl'"),
+        ({"data.path": "pkg://slime_plugin_math/data"}, "data.path: 'pkg://slime_plugin_math/data' is a folder"),
+        ({"eval.path": "/nowhere/x"}, "eval.path, folder /nowhere is missing: there is no '/nowhere/x'"),
+        ({"sft.path": None}, "supervised steps without demonstrations"),
+        ({"run.num_steps": 0}, "run.num_steps: there is no step to run"),
+        ({"rollout.samples_per_prompt": 1}, "need at least 2 samples a prompt"),
+        ({"rollout.sampling.temperature": 0.0}, "greedy samples of one prompt are all the same"),
+        ({"train.steps_per_rollout": 7}, "256 samples a rollout cannot be divided into 7 optimizer steps"),
+        ({"train.max_tokens_per_micro_batch": 47}, "is 47, but a sequence may have 48 tokens"),
+        ({"rollout.max_prompt_tokens": 500}, "may have 516 tokens, the model's context has 512. Lower them to 512"),
+        ({"model.family": "glm4_moe"}, "is 'glm4_moe', but config.json says model_type 'glm4'"),
+        ({"model.family": "glm5"}, "no model named 'glm5' is installed. Did you mean 'glm4'?"),
+        (
+            {"model.init": Init.checkpoint},
+            "there are no *.safetensors files. Fetch the weights, or set model.init=random",
+        ),
+        ({"model.num_layers": 5}, "model.num_layers is 5, but the model has 4 layers"),
+        ({"train.megatron.hidden_size": 256}, "train.megatron.hidden_size: is not yours to set"),
+        ({"cluster.num_trainers": 2}, "the run needs 2 (one for each trainer rank)"),
+        ({"rollout.sglang.tp_size": 2}, "rollout.sglang.tp_size: an engine needs 2 devices. Use at most 1"),
+        (ranks(1, tensor=2), "1 trainer ranks cannot be divided by tp 2 x cp 1 x pp 1 = 2. Use 2 ranks, or"),
+        (ranks(3, pipeline=2), "3 trainer ranks cannot be divided by tp 1 x cp 1 x pp 2 = 2. Use 4 ranks or 2, or"),
+        (ranks(1, tensor=0), "train.megatron.tensor_model_parallel_size: must be at least 1, got 0"),
+        (ranks(3, tensor=3), "attention heads cannot be divided by 3"),
+        (ranks(3, pipeline=3), "4 layers cannot be divided into 3 equal pipeline parts"),
+        (ranks(2, expert=2), "expert_model_parallel_size: is 2, but the model has no experts. Set it to 1"),
+        (ranks(1, virtual_pipeline=2), "virtual_pipeline_model_parallel_size: needs more than one pipeline stage"),
+        (ranks(2, tensor=2) | {"train.megatron.sequence_parallel": False}, "is False, but this layout needs True"),
+        (ranks(4) | {"rollout.prompts_per_step": 1, "rollout.samples_per_prompt": 2}, "are fewer than the 4 that"),
+        (ranks(2, context=2) | {"train.max_tokens_per_micro_batch": 48, "rollout.max_prompt_tokens": 31}, ""),
+        (
+            ranks(2, context=2) | {"train.max_tokens_per_micro_batch": 49, "rollout.max_prompt_tokens": 33},
+            "may have 49 tokens, 52 when padded to a multiple of 4. Set it to 52 or more",
+        ),
+    ],
+)
+def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], says: str) -> None:
+    found = [line for line in problems(composed["dense"], changes) if "key/value heads" not in line]
+    assert len(found) == (1 if says else 0), found
+    assert says in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (ranks(3, expert=3), "does not divide the model's 8 experts"),
+        (ranks(2, expert=2), ""),
+        (ranks(2, tensor=2, expert_tensor=1), "is 1, which needs an expert parallel size of at least 2, got 1"),
+        (ranks(2, tensor=2, expert=2), ""),
+        (ranks(8, tensor=4, expert=2), ""),
+        ({"train.megatron.moe_token_dispatcher_type": "allgather"}, "is allgather, but this layout needs alltoall"),
+        ({"train.megatron.moe_router_bias_update_rate": 0.001}, ""),
+        ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
+    ],
+)
+def test_mixture_of_experts(composed: dict[str, SlimeConfig], changes: dict[str, Any], says: str) -> None:
+    found = [line for line in problems(composed["mixture"], changes) if "key/value heads" not in line]
+    assert len(found) == (1 if says else 0), found
+    assert says in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("placement", "engines", "fits"),
+    [("disaggregated", 4, True), ("disaggregated", 5, False), ("colocated", 8, True), ("colocated", 9, False)],
+)
+def test_gpus_are_counted(composed: dict[str, SlimeConfig], placement: str, engines: int, fits: bool) -> None:
+    changes = {
+        "cluster.device": Device.cuda,
+        "cluster.placement": Placement[placement],
+        "cluster.num_trainers": 8,
+        "cluster.num_nodes": 2,
+        "cluster.devices_per_node": 8,
+        "cluster.num_engines": engines,
+        "rollout.sglang.tp_size": 2,
+    }
+    assert (problems(composed["dense"], changes) == []) is fits
+
+
+def test_supervised_run_needs_no_reward_and_no_prompts() -> None:
+    cfg = compose([*DENSE, "algo=sft", "eval.path=null"])
+    assert (cfg.algo.name, cfg.reward.name) == ("sft", "arithmetic")
+    assert problems(cfg, {"reward.name": "none"}) == []
+    assert "nothing to do" in problems(cfg, {"sft.num_steps": 0})[0]

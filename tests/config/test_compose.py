@@ -1,0 +1,167 @@
+"""From argv to the checked config: precedence, `+group=`, recipes, and Hydra's silent holes."""
+
+import enum
+from pathlib import Path
+
+import pytest
+
+from slime.config.compose import compose, examine, to_yaml
+from slime.config.schema import Device, SlimeConfig
+from slime.errors import SlimeError
+from slime.testing.site import Site
+
+FAMILY = """
+class Bridge:
+    family = "acme"
+    def transformer_config(self, hf): return {"num_layers": hf["num_hidden_layers"], "num_attention_heads": 4}
+    def plan_problems(self, hf, megatron): return ["Acme dislikes it."] if "moe_layer_freq" in megatron else []
+
+@hookimpl
+def slime_models(): return {"acme": Bridge}
+
+@hookimpl
+def slime_rewards(): return {"first": lambda bonus=0.0: None, "second": lambda: None}
+
+@hookimpl
+def slime_config_paths(): return ["pkg://acme_models.conf"]
+"""
+RECIPE = """
+# @package _global_
+defaults:
+  - override /reward: first
+run: {num_steps: 5}
+data: {path: pkg://acme_models/rows.jsonl}
+rollout: {prompts_per_step: 7, max_prompt_tokens: 8, sampling: {max_response_tokens: 8}}
+"""
+CONF = {
+    "model/acme-1.5b.yaml": "{name: acme-1.5b, family: acme, path: 'pkg://acme_models', init: random}",
+    "reward/first.yaml": "name: first",
+    "reward/second.yaml": "name: second",
+    "recipe/acme-1.5b@local.yaml": RECIPE,
+}
+RUN = ["+model=acme-1.5b", "+cluster=local"]
+
+
+@pytest.fixture
+def acme(site: Site) -> Site:
+    """A model plugin of its own, so that these tests do not depend on what else is installed."""
+    add(site, CONF)
+    package = site.folder / "acme_models"
+    (package / "config.json").write_text('{"model_type": "acme", "num_hidden_layers": 2, "hidden_size": 8}')
+    (package / "rows.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
+    return site
+
+
+def add(site: Site, conf: dict[str, str]) -> None:
+    site.add("acme-models", FAMILY, conf=conf)
+
+
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_plus_before_a_group_changes_nothing(acme: Site, plus: str) -> None:
+    cfg = compose([f"{plus}model=acme-1.5b", f"{plus}cluster=local"])
+    assert (cfg.model.name, cfg.cluster.name, cfg.cluster.device) == ("acme-1.5b", "local", Device.cpu)
+    assert cfg.run.name == "acme-1.5b-local"
+
+
+def test_values_are_plain_dataclasses(acme: Site) -> None:
+    cfg = compose(RUN)
+    assert type(cfg) is SlimeConfig
+    assert type(cfg.train.megatron) is dict
+    assert isinstance(cfg.run.resume, enum.Enum)
+
+
+def test_precedence_is_cluster_recipe_command_line(acme: Site) -> None:
+    assert compose([*RUN, "recipe=none", "reward=first", *given(acme)]).rollout.prompts_per_step == 32
+    assert compose(RUN).rollout.prompts_per_step == 7
+    assert compose([*RUN, "rollout.prompts_per_step=9"]).rollout.prompts_per_step == 9
+
+
+def given(acme: Site) -> list[str]:
+    return [f"data.path={acme.folder}/acme_models/rows.jsonl", "run.num_steps=1"]
+
+
+def test_command_line_choice_wins_over_the_recipe(acme: Site) -> None:
+    assert compose(RUN).reward.name == "first"
+    assert compose([*RUN, "reward=second"]).reward.name == "second"
+
+
+def test_explicit_recipe_is_taken_on_any_cluster(acme: Site) -> None:
+    cfg = compose(["+model=acme-1.5b", "+cluster=local2", "recipe=acme-1.5b@local"])
+    assert (cfg.cluster.name, cfg.rollout.prompts_per_step) == ("local2", 7)
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_foreign_keys_need_no_plus(acme: Site, plus: str) -> None:
+    cfg = compose([*RUN, f"{plus}train.megatron.recompute_granularity=full", f"{plus}rollout.sglang.log_level=info"])
+    assert cfg.train.megatron["recompute_granularity"] == "full"
+    assert cfg.rollout.sglang["log_level"] == "info"
+
+
+def test_foreign_key_of_a_cluster_can_be_removed(acme: Site) -> None:
+    assert "grammar_backend" not in compose([*RUN, "~rollout.sglang.grammar_backend"]).rollout.sglang
+
+
+def test_mistyped_recipe_is_found(acme: Site) -> None:
+    add(acme, {name.replace("recipe/acme-1.5b", "recipe/acme-1.5bb"): text for name, text in CONF.items()})
+    (acme.folder / "acme_models/conf/recipe/acme-1.5b@local.yaml").unlink()
+    with pytest.raises(
+        SlimeError, match=r"recipe 'acme-1.5bb@local' of acme-models belongs to no .*acme-1.5b@local.yaml"
+    ):
+        compose(RUN)
+
+
+def test_two_providers_of_one_option_are_refused(acme: Site) -> None:
+    other = "@hookimpl\ndef slime_config_paths(): return ['pkg://other_models.conf']"
+    acme.add("other-models", other, conf={"model/acme-1.5b.yaml": "name: mine"})
+    with pytest.raises(SlimeError, match=r"model=acme-1.5b is provided by both acme-models and other-models. Keep one"):
+        compose(RUN)
+
+
+def test_plugin_cannot_shadow_an_option_of_slime(acme: Site) -> None:
+    add(acme, {**CONF, "cluster/local.yaml": "name: mine"})
+    with pytest.raises(SlimeError, match="cluster=local is provided by both slime and acme-models"):
+        compose(RUN)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        (
+            "reward/first.yaml",
+            "nme: first",
+            r"reward/first.yaml: there is no key 'reward.nme'. Did you mean 'reward.name'",
+        ),
+        ("reward/first.yaml", "timeout_s: soon", r"reward.timeout_s: Value 'soon' .* It takes float"),
+        ("recipe/acme-1.5b@local.yaml", "run: {num_steps: 5}", r"there is no key 'recipe.*# @package _global_"),
+        ("recipe/acme-1.5b@local.yaml", RECIPE.replace("/reward: first", "/reward: frist"), "reward/frist"),
+    ],
+)
+def test_mistakes_in_config_files_are_named(acme: Site, file: str, text: str, says: str) -> None:
+    add(acme, {**CONF, file: text})
+    with pytest.raises(SlimeError, match=says):
+        compose(RUN)
+
+
+def test_broken_plugin_stops_the_run_by_name(acme: Site) -> None:
+    acme.add("acme-broken", "import no_such_package")
+    with pytest.raises(SlimeError, match=r"plugin acme-broken 1.0: .* does not import"):
+        compose(RUN)
+
+
+def test_family_rules_are_asked(acme: Site) -> None:
+    (problem,) = examine([*RUN, "train.megatron.moe_layer_freq=2"]).problems
+    assert str(problem) == "model family acme: Acme dislikes it. Change train.megatron."
+
+
+def test_compose_writes_nothing(acme: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    compose(RUN)
+    assert list(folder.iterdir()) == []
+
+
+def test_yaml_of_the_resolved_config_has_every_section(acme: Site) -> None:
+    text = to_yaml(compose(RUN))
+    assert "name: acme-1.5b-local" in text
+    assert "max_tokens_per_micro_batch" in text
