@@ -139,4 +139,6 @@ def _main(job: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    from slime.testing import ranks  # what a rank pickles must be found under this name, not as `__main__`
+
+    ranks._main(Path(sys.argv[1]), int(sys.argv[2]))

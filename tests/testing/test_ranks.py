@@ -1,0 +1,54 @@
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from slime.testing.ranks import Rank, run_ranks
+
+
+def where(rank: Rank, word: str) -> tuple[Rank, str, str]:
+    return rank, os.environ["RANK"], word
+
+
+def fail_on_one(rank: Rank) -> None:
+    if rank.rank == 1:
+        raise ValueError("the reason")
+    time.sleep(60)
+
+
+def wait_for_ever(rank: Rank) -> None:
+    time.sleep(600)
+
+
+def leave_a_helper(rank: Rank) -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+
+def test_results_come_by_rank() -> None:
+    (first, env0, word), (second, env1, _) = run_ranks(where, 2, "hello")
+    assert (first.rank, second.rank, env0, env1, word) == (0, 1, "0", "1", "hello")
+    assert first.world_size == second.world_size == 2
+    assert first.master_port == second.master_port
+
+
+def test_an_exception_ends_all_ranks_at_once_and_shows_its_traceback() -> None:
+    start = time.monotonic()
+    with pytest.raises(AssertionError, match=r"rank 1 ended with 1[\s\S]*ValueError: the reason"):
+        run_ranks(fail_on_one, 2)
+    assert time.monotonic() - start < 30
+
+
+def test_a_hang_shows_where_every_rank_stands() -> None:
+    with pytest.raises(AssertionError, match=r"rank \[0\] still ran at the time limit[\s\S]*in wait_for_ever"):
+        run_ranks(wait_for_ever, 1, timeout_s=2)
+
+
+def test_helper_processes_go_with_their_rank() -> None:
+    (pid,) = run_ranks(leave_a_helper, 1)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the helper outlived its rank"
+        time.sleep(0.05)

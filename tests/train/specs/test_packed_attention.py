@@ -1,0 +1,71 @@
+"""Packed attention against one dense softmax a sequence, in float64, with gradients."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime.train.local_batch import zigzag_index
+from slime.train.specs.packed_attention import ContextParallelLayout, PackedSequences, causal_attention
+
+LENGTHS = [16, 16, 8, 32, 4, 4, 4]
+BORDERS = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+SCALE = 0.3
+
+
+def inputs(heads: int = 4, groups: int = 2, size: int = 8, value_size: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(heads, size), (groups, size), (groups, value_size)]
+    return [torch.randn(BORDERS[-1], *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    repeats = query.size(1) // key.size(1)
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    outputs = []
+    for start, end in pairwise(BORDERS):
+        scores = torch.einsum("qhd,khd->hqk", query[start:end], key[start:end]) * SCALE
+        future = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, value[start:end]))
+    return torch.cat(outputs)
+
+
+def with_gradients(function, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    tensors = [tensor.clone().requires_grad_() for tensor in tensors]
+    output = function(*tensors)
+    factors = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    return output.detach(), *torch.autograd.grad((output * factors).sum(), tensors)
+
+
+@pytest.mark.parametrize(("groups", "value_size"), [(4, 8), (2, 8), (1, 8), (4, 6)])
+def test_equals_dense_attention(groups: int, value_size: int) -> None:
+    tensors = inputs(groups=groups, value_size=value_size)
+    got = with_gradients(lambda q, k, v: causal_attention(q, k, v, LENGTHS, LENGTHS, SCALE), tensors)
+    torch.testing.assert_close(got, with_gradients(dense, tensors), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cp_size", [2])
+def test_context_parallel_ranks_together_equal_one_rank(cp_size: int) -> None:
+    """What each rank computes from the gathered keys, put back in order; the gather itself is torch's."""
+
+    def ranks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows = [torch.from_numpy(zigzag_index(BORDERS, cp_size, rank)) for rank in range(cp_size)]
+        gathered = [torch.cat([tensor[index] for index in rows]) for tensor in (key, value)]
+        outputs = []
+        for rank, index in enumerate(rows):
+            layout = ContextParallelLayout.of(LENGTHS, cp_size, rank, torch.device("cpu"))
+            keys, values = (tensor[layout.key_index] for tensor in gathered)
+            lengths = layout.query_lengths, layout.key_lengths
+            outputs.append(causal_attention(query[index], keys, values, *lengths, SCALE))
+        return torch.cat(outputs)[torch.argsort(torch.cat(rows))]
+
+    got, wanted = with_gradients(ranks, inputs()), with_gradients(dense, inputs())
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_sequences_that_context_parallel_ranks_cannot_halve_are_refused() -> None:
+    with pytest.raises(AssertionError, match="multiples of 2"):
+        PackedSequences.of([0, 8, 14], 2, 0, torch.device("cpu"))

@@ -1,0 +1,153 @@
+import dataclasses
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from slime.config.schema import LossMean
+from slime.errors import SlimeError
+from slime.testing.recorded import recorded_samples
+from slime.train.packing import pack
+from slime.types import Batch, MicroBatch, TrainSample
+
+SAMPLES = recorded_samples(37, 50, seed=3)
+CONFIGURATIONS = [
+    {"num_dp": 1, "align": 1, "max_tokens": 10_000},
+    {"num_dp": 1, "align": 1, "max_tokens": 40},
+    {"num_dp": 3, "align": 4, "max_tokens": 64},
+    {"num_dp": 4, "align": 8, "max_tokens": 96, "micro_batch_multiple": 2},
+]
+packings = pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+
+
+def micro_batches(batch: Batch) -> list[MicroBatch]:
+    return [micro for of_rank in batch.micro_batches for micro in of_rank]
+
+
+def token_loss(micro: MicroBatch) -> np.ndarray:
+    """A made-up loss of each predicted token, from its context alone: the packing must not change it."""
+    return np.sin(micro.tokens * 7.0 + micro.labels * 3.0 + micro.position_ids)
+
+
+def weighted_loss(batch: Batch) -> float:
+    return float(sum((token_loss(micro) * micro.loss_weights).sum(dtype=np.float64) for micro in micro_batches(batch)))
+
+
+def plain_mean(samples: list[TrainSample], loss_mean: LossMean) -> float:
+    """The definition, without any packing."""
+    losses = []
+    for sample in samples:
+        position = np.arange(sample.num_tokens - sample.num_response_tokens, sample.num_tokens) - 1
+        loss = np.sin(sample.tokens[position] * 7.0 + sample.tokens[position + 1] * 3.0 + position)
+        losses.append(loss[sample.loss_mask != 0])
+    if loss_mean is LossMean.token:
+        return float(np.concatenate(losses).mean())
+    return float(np.mean([loss.mean() for loss in losses if len(loss)]))
+
+
+@packings
+@pytest.mark.parametrize("loss_mean", LossMean)
+def test_the_sum_of_weighted_losses_is_the_mean_whatever_the_packing(options: dict, loss_mean: LossMean) -> None:
+    (batch,) = pack(SAMPLES, loss_mean=loss_mean, **options)
+    # weights are fp32: 6e-8 relative each, some hundred terms of order 1e-2
+    assert weighted_loss(batch) == pytest.approx(plain_mean(SAMPLES, loss_mean), abs=1e-7)
+
+
+@packings
+def test_every_rank_gets_the_same_number_of_micro_batches_under_the_cap(options: dict) -> None:
+    (batch,) = pack(SAMPLES, loss_mean=LossMean.token, **options)
+    counts = [len(of_rank) for of_rank in batch.micro_batches]
+    assert len(counts) == options["num_dp"]
+    assert len(set(counts)) == 1
+    assert counts[0] % options.get("micro_batch_multiple", 1) == 0
+    assert all(len(micro.tokens) <= options["max_tokens"] for micro in micro_batches(batch))
+    assert all(border % options["align"] == 0 for micro in micro_batches(batch) for border in micro.cu_seqlens)
+
+
+@packings
+def test_every_sequence_stands_once_and_whole(options: dict) -> None:
+    (batch,) = pack(SAMPLES, loss_mean=LossMean.token, **options)
+    seen = []
+    for micro in micro_batches(batch):
+        for number, (start, end) in zip(micro.sample_ids, pairwise(micro.cu_seqlens), strict=True):
+            sample = SAMPLES[number]
+            seen.append(number)
+            length, first = sample.num_tokens, start + sample.num_tokens - sample.num_response_tokens - 1
+            assert (micro.tokens[start : start + length] == sample.tokens).all()
+            assert (micro.labels[start : start + length - 1] == sample.tokens[1:]).all()
+            assert (micro.position_ids[start:end] == np.arange(end - start)).all()
+            assert (micro.loss_mask[first : start + length - 1] == sample.loss_mask).all()
+            assert (micro.advantages[first : start + length - 1] == sample.advantages).all()
+            assert (micro.rollout_logprobs[first : start + length - 1] == sample.rollout_logprobs).all()
+            assert not micro.loss_mask[start:first].any()
+            assert not micro.loss_mask[start + length - 1 : end].any()
+    assert sorted(seen) == list(range(len(SAMPLES)))
+    assert batch.num_samples == len(SAMPLES)
+    assert batch.num_loss_tokens == sum(int(sample.loss_mask.sum()) for sample in SAMPLES)
+
+
+def test_ranks_carry_like_loads() -> None:
+    (batch,) = pack(SAMPLES, num_dp=4, align=1, max_tokens=120, loss_mean=LossMean.token)
+    loads = [sum(len(micro.tokens) for micro in of_rank) for of_rank in batch.micro_batches]
+    assert max(loads) <= 1.1 * min(loads)
+
+
+def test_fewest_micro_batches() -> None:
+    """Six halves and six other halves of the cap fit six micro-batches and no fewer."""
+    tokens = [60] * 6 + [40] * 6
+    samples = [TrainSample(np.arange(count), np.ones(3, np.float32)) for count in tokens]
+    (batch,) = pack(samples, num_dp=2, align=1, max_tokens=100, loss_mean=LossMean.token)
+    assert [len(of_rank) for of_rank in batch.micro_batches] == [3, 3]
+
+
+def test_packing_is_deterministic() -> None:
+    options = {"num_dp": 2, "align": 2, "max_tokens": 80, "loss_mean": LossMean.sample}
+    first, second = pack(SAMPLES, **options)[0], pack(SAMPLES, **options)[0]
+    assert [micro.sample_ids for micro in micro_batches(first)] == [m.sample_ids for m in micro_batches(second)]
+
+
+def test_optimizer_steps_share_out_the_samples_in_order() -> None:
+    batches = pack(SAMPLES, num_dp=1, align=1, max_tokens=10_000, loss_mean=LossMean.token, num_optimizer_steps=3)
+    members = [sorted(i for micro in micro_batches(batch) for i in micro.sample_ids) for batch in batches]
+    assert [i for part in members for i in part] == list(range(len(SAMPLES)))
+    for batch, part in zip(batches, members, strict=True):
+        wanted = plain_mean([SAMPLES[i] for i in part], LossMean.token)
+        assert weighted_loss(batch) == pytest.approx(wanted, abs=1e-7)
+
+
+def test_a_rank_without_sequences_gets_padding_that_weighs_nothing() -> None:
+    (batch,) = pack(SAMPLES[:1], num_dp=2, align=4, max_tokens=64, loss_mean=LossMean.sample)
+    padding = batch.micro_batches[1][0]
+    assert len(padding.tokens) == 4
+    assert not padding.loss_weights.any()
+    assert padding.sample_ids == ()
+    assert weighted_loss(batch) == pytest.approx(plain_mean(SAMPLES[:1], LossMean.sample), abs=1e-7)
+
+
+def test_a_sample_that_is_all_masked_does_not_count() -> None:
+    masked = dataclasses.replace(SAMPLES[0], loss_mask=np.zeros_like(SAMPLES[0].loss_mask))
+    (batch,) = pack([masked, *SAMPLES[1:5]], num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.sample)
+    assert weighted_loss(batch) == pytest.approx(plain_mean(SAMPLES[1:5], LossMean.sample), abs=1e-7)
+
+
+def test_supervised_samples_carry_no_advantages() -> None:
+    samples = [dataclasses.replace(sample, advantages=None, rollout_logprobs=None) for sample in SAMPLES]
+    (batch,) = pack(samples, num_dp=1, align=1, max_tokens=500, loss_mean=LossMean.token)
+    assert all(micro.advantages is None and micro.rollout_logprobs is None for micro in micro_batches(batch))
+
+
+def test_a_sequence_beyond_the_cap_is_named_with_the_key_to_change() -> None:
+    long = TrainSample(np.arange(130), np.ones(100, np.float32))
+    with pytest.raises(SlimeError, match=r"max_tokens_per_micro_batch: sample 2 has 130 tokens \(132 padded\).*132"):
+        pack([*SAMPLES[:2], long], num_dp=1, align=4, max_tokens=128, loss_mean=LossMean.token)
+
+
+def test_more_steps_than_samples() -> None:
+    with pytest.raises(SlimeError, match="steps_per_rollout: 2 samples cannot make 3 optimizer steps"):
+        pack(SAMPLES[:2], num_dp=1, align=1, max_tokens=99, loss_mean=LossMean.token, num_optimizer_steps=3)
+
+
+def test_nothing_to_learn_from() -> None:
+    masked = [dataclasses.replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) for sample in SAMPLES[:3]]
+    with pytest.raises(SlimeError, match="no sample of this optimizer step has a token to learn from"):
+        pack(masked, num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
