@@ -35,7 +35,7 @@ def _declare_operators() -> None:
     import torch
 
     global _library
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _OPERATORS:
-        library.define(schema)
+        library.define(schema)  # type: ignore[no-untyped-call]
     _library = library

@@ -1,23 +1,32 @@
-"""`python -m slime.rollout.launcher ARGS`: one SGLang server that ends when its parent ends.
+"""`python -m slime.rollout.launcher FIELD=JSON ...`: one SGLang server that ends when its parent ends.
 
 SGLang spawns its workers from the main module, so what this module does at import happens in all of them.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from slime import torchvision_ops
 from slime.rollout.lifeline import die_with_parent
 
 
-def main() -> None:
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """`["port=30000", 'dtype="float32"']` -> fields of SGLang's `ServerArgs`."""
+    return {name: json.loads(value) for name, _, value in (argument.partition("=") for argument in arguments)}
 
-    load_plugins()
-    launch_server(prepare_server_args(sys.argv[1:]))
+
+def main() -> None:
+    import logging
+
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.server_args import ServerArgs
+
+    logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
+    launch_server(ServerArgs(**parse(sys.argv[1:])))
 
 
 if __name__ == "__main__":

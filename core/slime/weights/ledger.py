@@ -1,7 +1,118 @@
-"""The engine's half of the receipt, inside SGLang's scheduler processes (entry-point group `sglang.srt.plugins`)."""
+"""The engine's half of the receipt, inside SGLang's scheduler processes (entry-point group `sglang.srt.plugins`).
+
+While SGLang's own loader runs, every write into the model's memory is noted. Afterwards the ledger knows of each
+received tensor whether its bytes are the published ones and whether all of it was used; and of each parameter, at the
+end of a version, whether all of it was written by this version. SGLang is hooked by its own plugin mechanism
+(`HookRegistry`), not patched, and requests without a `BucketNote` pass through untouched.
+"""
 
 from __future__ import annotations
+
+import json
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from slime.weights.receipt import NOTE_KEY, BucketNote
+from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
+from slime.weights.writes import observed_writes
+
+if TYPE_CHECKING:
+    import torch
+
+Answer = tuple[bool, str]
+logger = logging.getLogger(__name__)
+_transfers: weakref.WeakKeyDictionary[torch.nn.Module, Transfer] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
     """SGLang calls this in each of its processes before it builds anything."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+    worker = "sglang.srt.managers.tp_worker.BaseTpWorker"
+    HookRegistry.register(f"{updater}.update_weights_from_tensor", load_bucket, HookType.AROUND)
+    HookRegistry.register(f"{worker}.update_weights_from_tensor", answer, HookType.AROUND)
+
+
+def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
+    """Around the worker's update, on every rank: a fault becomes an answer and never ends the engine."""
+    try:
+        result = original(worker, recv_req)
+    except TransferFault as fault:
+        result = False, str(fault)
+    except Exception as error:
+        logger.exception("A bucket of weights could not be loaded")
+        result = False, f"{type(error).__name__}: {error}"
+    return _merge(result)
+
+
+def _merge(result: Answer) -> Answer:
+    """One answer for all tensor-parallel ranks of the engine: the first fault, or that nothing was left unused.
+
+    The only collective of the ledger, reached by every rank whatever happened before.
+    """
+    from sglang.srt.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    results = group.all_gather_object(result) if group.world_size > 1 else [result]
+    if fault := next((other for other in results if not other[0]), None):
+        return fault
+    if not result[1].startswith(f'{{"{NOTE_KEY}"'):  # a request that was not ours
+        return result
+    answers = [json.loads(message) for _, message in results]
+    if missing := unused([answer["partial"] for answer in answers]):
+        name = min(missing)
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        return False, f"tensor '{name}'{more}: the engine's model has no place for {missing[name]} bytes of it"
+    return True, json.dumps({NOTE_KEY: answers[0][NOTE_KEY]})
+
+
+def load_bucket(
+    original: Callable[..., Answer], updater: Any, named_tensors: Any, load_format: str | None = None
+) -> Answer:
+    """Around the loading of one bucket on one rank: check, load under observation, account, answer."""
+    if not (isinstance(named_tensors, dict) and NOTE_KEY in named_tensors):
+        return original(updater, named_tensors=named_tensors, load_format=load_format)
+    note = BucketNote(**named_tensors[NOTE_KEY])
+    model = updater.get_model()
+    if note.index == 0:
+        _transfers[model] = Transfer(note.version, model)
+    transfer = _transfers.pop(model, None)  # put back only after a good bucket: a fault ends the version
+    if transfer is None:
+        raise TransferFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
+    partial = _load(original, updater, named_tensors, load_format, transfer, note)
+    if note.last:
+        transfer.finish()
+    else:
+        _transfers[model] = transfer
+    summary = {"version": note.version, **transfer.fingerprint.summary()}
+    return True, json.dumps({NOTE_KEY: summary, "partial": partial})
+
+
+def _load(
+    original: Callable[..., Answer],
+    updater: Any,
+    bucket: dict[str, Any],
+    load_format: str | None,
+    transfer: Transfer,
+    note: BucketNote,
+) -> Partial:
+    tensors = _unpack(bucket)
+    transfer.receive(note, tensors)
+    with observed_writes() as writes:
+        try:
+            original(updater, named_tensors=bucket, load_format=load_format)
+        except Exception as error:
+            name = tensor_in_traceback(error, tensors)
+            raise TransferFault(f"tensor '{name}' does not fit the engine's model: {error}") from error
+    return transfer.account(tensors, writes)
+
+
+def _unpack(bucket: dict[str, Any]) -> NamedTensors:
+    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+    flat = FlattenedTensorBucket(flattened_tensor=bucket["flattened_tensor"], metadata=bucket["metadata"])
+    tensors: NamedTensors = flat.reconstruct_tensors()
+    return tensors

@@ -1,0 +1,147 @@
+"""One SGLang server (or a router before several) over HTTP, for asyncio."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from slime.errors import SlimeError
+
+
+class FinishReason(enum.StrEnum):
+    """Why the engine stopped: SGLang's own words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one request brought back, also when it was aborted.
+
+    Attributes:
+        tokens: generated token ids, the stop token included.
+        logprobs: natural logarithms of their probabilities at temperature 1, one a token.
+        finish_reason: stop, length or abort.
+        weight_version: of the weights that finished it; engines are paused by abort while weights change, so all
+            tokens are of this version.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    weight_version: int
+
+
+class EngineClient:
+    """Requests to the server at `url`; opens its connections at the first one. `close` it in the same event loop.
+
+    Args:
+        url: `http://host:port` of an engine, or of the router.
+        timeout_s: for one request.
+        log: the engine's log file, named in errors.
+
+    Raises (every method):
+        SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
+    """
+
+    def __init__(self, url: str, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
+        self.url, self.log, self.timeout_s = url.rstrip("/"), log, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session:
+            await self._session.close()
+
+    def _connect(self) -> aiohttp.ClientSession:
+        """The session; the caller bounds the number of requests, so it does not."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        return self._session
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
+        """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...)."""
+        body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True}
+        return self._generation(await self._post("/generate", body))
+
+    def _generation(self, answer: Mapping[str, Any]) -> Generation:
+        meta = answer["meta_info"]
+        logprobs = meta.get("output_token_logprobs") or []  # absent if aborted before the first token
+        return Generation(
+            tokens=[token for _, token, _ in logprobs],
+            logprobs=[logprob for logprob, _, _ in logprobs],
+            finish_reason=FinishReason(meta["finish_reason"]["type"]),
+            weight_version=self._version(meta["weight_version"]),
+        )
+
+    def _version(self, text: str) -> int:
+        if not text.isdecimal():
+            raise self._error(f"the engine serves '{text}' weights", "Publish a weight version before generating.")
+        return int(text)
+
+    async def abort_all(self) -> None:
+        """End every request now; each answers with what it had."""
+        await self._post("/abort_request", {"abort_all": True})
+
+    async def pause_generation(self) -> None:
+        """Abort what runs and hold new requests back until `continue_generation`: the state to publish in."""
+        await self._post("/pause_generation", {"mode": "abort"})
+
+    async def continue_generation(self) -> None:
+        await self._post("/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        """Forget the prefix cache; the engine must be idle."""
+        await self._post("/flush_cache", None)
+
+    async def release_memory_occupation(self, tags: Sequence[str] = ()) -> None:
+        """Give GPU memory back (`kv_cache`, `weights`, `cuda_graph`; empty: all); needs `enable_memory_saver`."""
+        await self._post("/release_memory_occupation", {"tags": list(tags) or None})
+
+    async def resume_memory_occupation(self, tags: Sequence[str] = ()) -> None:
+        await self._post("/resume_memory_occupation", {"tags": list(tags) or None})
+
+    async def model_info(self) -> dict[str, Any]:
+        """SGLang's `/model_info`: model_path, weight_version, ..."""
+        info: dict[str, Any] = await self._get("/model_info")
+        return info
+
+    async def health(self) -> None:
+        """Returns when the server answers; raises otherwise."""
+        await self._get("/health")
+
+    async def _get(self, path: str) -> Any:
+        return await self._request("GET", path, None)
+
+    async def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        return await self._request("POST", path, body)
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        try:
+            async with self._connect().request(method, self.url + path, json=body) as response:
+                text = await response.text()
+        except TimeoutError as error:
+            limit = f"no answer to {path} within {self.timeout_s:g} s"
+            raise self._error(limit, "Raise rollout.request_timeout_s, or look for a hang.") from error
+        except aiohttp.ClientError as error:
+            raise self._error(f"no answer to {path}: {error}", "The engine died or was never there.") from error
+        if response.status != 200:
+            raise self._error(f"{path} was refused with status {response.status}: {text[:500]}", "Mend the request.")
+        return _parse(text)
+
+    def _error(self, what: str, todo: str) -> SlimeError:
+        log = f" Its log: {self.log}" if self.log else ""
+        return SlimeError(what, where=f"engine {self.url}", todo=todo + log)
+
+
+def _parse(text: str) -> Any:
+    """JSON where the server answers in JSON; `/health` and some others answer with bare words."""
+    return json.loads(text) if text.startswith(("{", "[")) else text

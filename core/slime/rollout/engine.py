@@ -1,0 +1,192 @@
+"""An SGLang server as a process of its own: what it is told, how it starts, how it ends.
+
+Engines start from `config.json` alone with dummy weights; real ones always arrive by `slime.weights.publish`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from slime.config.schema import Device, Placement, SlimeConfig
+from slime.errors import SlimeError
+
+POLL_S = 0.1
+PORT_ATTEMPTS = 3
+TAIL_LINES = 5
+UNPUBLISHED = "unpublished"
+"""Weight version of an engine that has not received weights yet."""
+
+
+def server_fields(cfg: SlimeConfig, *, model_path: Path, host: str, port: int) -> dict[str, Any]:
+    """Fields of SGLang's `ServerArgs`: what slime sets, then `rollout.sglang` by its own names."""
+    fields: dict[str, Any] = {
+        "model_path": str(model_path),
+        "host": host,
+        "port": port,
+        "device": cfg.cluster.device.value,
+        "load_format": "dummy",
+        "weight_version": UNPUBLISHED,
+        "random_seed": cfg.run.seed,
+        "skip_server_warmup": True,
+        "skip_tokenizer_init": not _has_stop_strings(cfg),
+        "log_level_http": "warning",
+        **_device_fields(cfg),
+        **cfg.rollout.sglang,
+    }
+    if cfg.model.num_layers is not None:
+        overrides = json.loads(fields.get("json_model_override_args", "{}"))
+        fields["json_model_override_args"] = json.dumps(overrides | {"num_hidden_layers": cfg.model.num_layers})
+    return fields
+
+
+def server_args(cfg: SlimeConfig, *, model_path: Path, host: str, port: int) -> list[str]:
+    """`server_fields` as arguments of `slime.rollout.launcher`, `field=<JSON>` each.
+
+    By field and not by command-line flag: SGLang's flags cannot say false where the default is true.
+    """
+    fields = server_fields(cfg, model_path=model_path, host=host, port=port)
+    return [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+
+
+def _has_stop_strings(cfg: SlimeConfig) -> bool:
+    """Only they need text inside the engine; without them it spares itself tokenizer and detokenizer."""
+    return bool(cfg.rollout.sampling.stop or cfg.eval.sampling.stop)
+
+
+def _device_fields(cfg: SlimeConfig) -> dict[str, Any]:
+    if cfg.cluster.device is Device.cpu:  # an idle scheduler that polls would take a core from the trainer
+        return {"sleep_on_idle": True}
+    return {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
+
+
+def engine_environment(cfg: SlimeConfig, scratch: str) -> dict[str, str]:
+    """Environment of an engine: log-probs at temperature 1, and SGLang's sockets in a folder that we remove."""
+    settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "TMPDIR": scratch}
+    if cfg.cluster.device is Device.cpu:
+        settings |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TORCHDYNAMO_DISABLE": "1"}
+    return {**os.environ, **settings}
+
+
+class EngineProcess:
+    """One SGLang server, from start to stop. It ends with the process that started it, however that ends.
+
+    Args:
+        cfg: the run.
+        model_path: HF folder; config.json is read, weights are not.
+        host: address it listens on.
+        log: file its output is appended to.
+    """
+
+    def __init__(self, cfg: SlimeConfig, *, model_path: Path, host: str, log: Path) -> None:
+        self.cfg, self.model_path, self.host, self.log = cfg, model_path, host, log
+        self.url = ""
+        self._process: subprocess.Popen[bytes]
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._log_start = 0
+
+    def start(self) -> str:
+        """Start the server and wait until it answers; returns its URL.
+
+        Raises:
+            SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
+        """
+        deadline = time.monotonic() + self.cfg.cluster.start_timeout_s
+        for attempt in range(PORT_ATTEMPTS):
+            self._spawn(free_port(self.host))
+            if self._is_ready(deadline):
+                return self.url
+            output = self._output()
+            self.stop()
+            if "address already in use" not in output.lower() or attempt == PORT_ATTEMPTS - 1:
+                raise self._died(output)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _spawn(self, port: int) -> None:
+        self.url = f"http://{self.host}:{port}"
+        self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-")
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        arguments = server_args(self.cfg, model_path=self.model_path, host=self.host, port=port)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "slime.rollout.launcher", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=engine_environment(self.cfg, self._scratch.name),
+                start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
+            )
+
+    def _is_ready(self, deadline: float) -> bool:
+        """True once it answers, False if it ended before."""
+        while self._process.poll() is None:
+            if _answers(self.url):
+                return True
+            if time.monotonic() > deadline:
+                output = self._output()
+                self.stop()
+                raise self._error(
+                    f"not up after {self.cfg.cluster.start_timeout_s:g} s; its log ends: {_tail(output)}",
+                    f"Read {self.log}, or raise cluster.start_timeout_s.",
+                )
+            time.sleep(POLL_S)
+        return False
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of the process group that holds everything the engine started."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Kill the server and all its workers: it holds nothing worth a goodbye."""
+        if self._scratch is None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # it has ended, workers included
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._scratch.cleanup()
+        self._scratch = None
+
+    def _output(self) -> str:
+        """What this attempt has written to the log."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def _died(self, output: str) -> SlimeError:
+        what = f"ended with status {self._process.returncode} before it answered; its log ends: {_tail(output)}"
+        return self._error(what, f"Read {self.log}; `rollout.sglang` holds SGLang's arguments.")
+
+    def _error(self, what: str, todo: str) -> SlimeError:
+        return SlimeError(what, where=f"engine {self.url}", todo=todo)
+
+
+def free_port(host: str) -> int:
+    """A TCP port that is free at `host` now."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/model_info", timeout=5):
+            return True
+    except OSError:  # not listening yet, or still starting
+        return False
+
+
+def _tail(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return " | ".join(lines[-TAIL_LINES:]) or "(it wrote nothing)"

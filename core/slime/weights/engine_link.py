@@ -1,0 +1,85 @@
+"""The publisher's connection to one engine: blocking, a thread each, small requests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from slime.errors import SlimeError
+from slime.weights.receipt import NOTE_KEY
+
+_READ_LOG = "Read that engine's log in the run directory, then restart: the run resumes from its last checkpoint."
+
+
+class EngineLink:
+    """Talks to the SGLang server at `url`; `timeout_s` bounds every request.
+
+    Raises (every method):
+        SlimeError: naming the engine: it is gone, refused the bucket, or answered without a receipt.
+    """
+
+    def __init__(self, url: str, version: int, timeout_s: float) -> None:
+        self.url, self.version, self.timeout_s = url, version, timeout_s
+        self._num_ranks = 0
+
+    def connect(self) -> None:
+        """Learn how many tensor-parallel ranks the engine has: each takes its own copy of the handle."""
+        self._num_ranks = int(self._request("/server_info")["tp_size"])
+
+    def load(self, payload: bytes, last: bool) -> dict[str, Any]:
+        """Hand over one bucket; returns the receipt's summary so far. The last bucket sets the weight version."""
+        answer = self._request(
+            "/update_weights_from_tensor",
+            {
+                "serialized_named_tensors": [base64.b64encode(payload).decode()] * self._num_ranks,
+                "load_format": "flattened_bucket",
+                "flush_cache": last,
+                "weight_version": str(self.version) if last else None,
+            },
+        )
+        return self._receipt(str(answer["message"]))
+
+    def check_version(self) -> None:
+        """The engine must answer with the published version from now on."""
+        served = self._request("/model_info")["weight_version"]
+        if served != str(self.version):
+            raise self._error(f"serves weight version '{served}' after the publish of version {self.version}")
+
+    def _receipt(self, message: str) -> dict[str, Any]:
+        if NOTE_KEY not in message:
+            todo = "Install slime in the engine's environment: SGLang finds its ledger as an entry point."
+            raise SlimeError(f"the engine keeps no receipts, it answered '{message}'", where=self._where, todo=todo)
+        receipt, _ = json.JSONDecoder().raw_decode(message)
+        summary: dict[str, Any] = receipt[NOTE_KEY]
+        return summary
+
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            raise self._error(_reason(error.read().decode(errors="replace"))) from error
+        except TimeoutError as error:
+            raise self._error(f"did not answer {path} within {self.timeout_s:g} s") from error
+        except OSError as error:  # refused, reset, or gone in the middle of an answer
+            raise self._error(f"is not reachable at {path}: {error}") from error
+
+    @property
+    def _where(self) -> str:
+        return f"publish of weight version {self.version} to engine {self.url}"
+
+    def _error(self, what: str) -> SlimeError:
+        return SlimeError(what, where=self._where, todo=_READ_LOG)
+
+
+def _reason(body: str) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):  # a body that is not SGLang's own JSON
+        return body

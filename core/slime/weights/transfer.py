@@ -1,0 +1,129 @@
+"""One weight version arriving at an engine: what has come, what it was, where it went, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime.weights.coverage import Coverage, Intervals
+from slime.weights.receipt import BucketNote, Fingerprint, tensor_digest
+from slime.weights.writes import Block, Memory, Write, differs
+
+NamedTensors = Sequence[tuple[str, torch.Tensor]]
+Partial = dict[str, tuple[int, list[list[int]]]]
+"""Of tensors that one rank did not use as a whole: size in bytes and the byte ranges it used; JSON-able."""
+_NUM_NAMED = 3  # so many names in a message, then a count
+
+
+class TransferFault(Exception):
+    """This version cannot become the engine's: the message names the tensor and what is wrong with it."""
+
+
+class Transfer:
+    """The books of one version on one rank of an engine, from its first bucket to its last."""
+
+    def __init__(self, version: int, model: torch.nn.Module) -> None:
+        self.version = version
+        self.fingerprint = Fingerprint()
+        self._next_index = 0
+        self._parameters = Memory(model.named_parameters())
+        self._written = {block.name: Coverage(block.tensor.nbytes) for block in self._parameters.blocks}
+        self._writers: dict[str, list[str]] = {block.name: [] for block in self._parameters.blocks}
+
+    def receive(self, note: BucketNote, tensors: NamedTensors) -> None:
+        """Check a bucket before anything of it is loaded: its turn, and the digest of each of its tensors."""
+        if (note.version, note.index) != (self.version, self._next_index):
+            raise TransferFault(
+                f"bucket {self._next_index} of version {self.version} never arrived: "
+                f"the engine got bucket {note.index} of version {note.version} instead"
+            )
+        for (name, tensor), published in zip(tensors, note.digests, strict=True):
+            received = tensor_digest(tensor)
+            if received != published:
+                raise TransferFault(
+                    f"tensor '{name}' arrived with digest {received:016x}, it was published with {published:016x}"
+                )
+            self.fingerprint.add(name, tensor, received)
+        self._next_index += 1
+
+    def account(self, tensors: NamedTensors, writes: Sequence[Write]) -> Partial:
+        """Book the loader's writes; returns the tensors of which this rank used a part only, or nothing."""
+        sources = Memory(tensors)
+        used = {name: Coverage(tensor.nbytes) for name, tensor in tensors}
+        copies = [copy for write in writes if (copy := self._book(write, sources, used))]
+        self._check_bits(copies)
+        return {
+            name: (coverage.num_bytes, coverage.covered().tolist())
+            for name, coverage in used.items()
+            if len(coverage.missing())
+        }
+
+    def _book(self, write: Write, sources: Memory, used: dict[str, Coverage]) -> tuple[Write, Block, Block] | None:
+        """Book one write into a parameter; returns it with both ends, None for padding and scratch memory."""
+        parameter = self._parameters.find(write.target)
+        if parameter is None:
+            return None
+        self._written[parameter.name].add_view(write.target, parameter.address)
+        if write.source is None:  # SGLang fills the padding of vocabulary-parallel weights
+            return None
+        source = sources.find(write.source)
+        if source is None:
+            raise TransferFault(f"parameter '{parameter.name}' was written from memory outside the published bucket")
+        used[source.name].add_view(write.source, source.address)
+        self._writers[parameter.name].append(source.name)
+        return write, parameter, source
+
+    def _check_bits(self, copies: Sequence[tuple[Write, Block, Block]]) -> None:
+        """Compare all copies with their sources; one device synchronisation for the whole bucket."""
+        flags = [differs(write.target, write.source) for write, _, _ in copies if write.source is not None]
+        wrong = torch.stack(flags).nonzero().flatten().tolist() if flags else []
+        if wrong:
+            _, parameter, source = copies[wrong[0]]
+            raise TransferFault(
+                f"tensor '{source.name}' ({source.tensor.dtype}) is not what parameter '{parameter.name}' "
+                f"({parameter.tensor.dtype}) holds after loading"
+            )
+
+    def finish(self) -> None:
+        """After the last bucket: every parameter must have been written completely by this version."""
+        gaps = {name: ranges for name, coverage in self._written.items() if len(ranges := coverage.missing())}
+        if gaps:
+            named = [self._describe_gap(name, gaps[name]) for name in list(gaps)[:_NUM_NAMED]]
+            more = f" and {len(gaps) - _NUM_NAMED} more" if len(gaps) > _NUM_NAMED else ""
+            raise TransferFault(f"version {self.version} leaves parameters unwritten: {', '.join(named)}{more}")
+
+    def _describe_gap(self, name: str, gaps: Intervals) -> str:
+        missing, total = int(np.diff(gaps).sum()), self._written[name].num_bytes
+        writers = ", ".join(dict.fromkeys(self._writers[name]))
+        return f"'{name}' ({missing} of {total} bytes, published were {writers})" if writers else f"'{name}'"
+
+
+def unused(partial_by_rank: Sequence[Partial]) -> dict[str, int]:
+    """Bytes of each tensor that no rank of the engine used: tensor and expert parallel ranks use parts."""
+    missing = {}
+    for name in set.intersection(*(set(partial) for partial in partial_by_rank)):
+        coverage = Coverage(partial_by_rank[0][name][0])
+        for partial in partial_by_rank:
+            coverage.add(np.array(partial[name][1], dtype=np.int64).reshape(-1, 2))
+        if num_missing := int(np.diff(coverage.missing()).sum()):
+            missing[name] = num_missing
+    return missing
+
+
+def tensor_in_traceback(error: BaseException, tensors: NamedTensors) -> str | None:
+    """Name of the published tensor that a failed loader was holding: SGLang's shape errors do not say it."""
+    memory = Memory(tensors)
+    trace, found = error.__traceback__, None
+    while trace:
+        for value in trace.tb_frame.f_locals.values():
+            block = memory.find(value) if _holds_data(value) else None
+            found = block.name if block else found
+        trace = trace.tb_next
+    return found
+
+
+def _holds_data(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_meta

@@ -1,0 +1,101 @@
+"""Watching a loader at work: which memory it wrote, from where, and whether the bytes are the same."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Write:
+    """One in-place write: `target` is the written view, `source` the tensor it was copied from (None: a constant)."""
+
+    target: torch.Tensor
+    source: torch.Tensor | None
+
+
+@contextlib.contextmanager
+def observed_writes() -> Iterator[list[Write]]:
+    """Note every in-place write of the whole process while the block runs.
+
+    The methods are replaced on the class, not by a TorchFunctionMode: that is local to a thread, and SGLang's
+    loaders may copy from a thread pool. Torch inherits the three from its C base class, so deleting restores them.
+    """
+    writes: list[Write] = []
+    copy, fill, set_item = torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__
+
+    def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        result = copy(self, source, non_blocking)
+        writes.append(Write(self, source))
+        return result
+
+    def fill_(self: torch.Tensor, value: Any) -> torch.Tensor:
+        result: torch.Tensor = fill(self, value)
+        writes.append(Write(self, None))
+        return result
+
+    def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
+        set_item(self, index, value)
+        writes.append(Write(self[index], value if isinstance(value, torch.Tensor) else None))
+
+    torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__ = copy_, fill_, setitem  # type: ignore
+    try:
+        yield writes
+    finally:
+        del torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__
+
+
+@dataclass(frozen=True)
+class Block:
+    """A named tensor and the memory it occupies."""
+
+    name: str
+    tensor: torch.Tensor
+
+    @property
+    def address(self) -> int:
+        return self.tensor.data_ptr()
+
+
+class Memory:
+    """Finds the named tensor in whose memory another tensor lies (dense tensors that do not overlap)."""
+
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.blocks = sorted((Block(name, tensor) for name, tensor in named), key=lambda block: block.address)
+        self._addresses = [block.address for block in self.blocks]
+
+    def find(self, tensor: torch.Tensor) -> Block | None:
+        position = bisect.bisect_right(self._addresses, tensor.data_ptr()) - 1
+        if position < 0:
+            return None
+        block = self.blocks[position]
+        inside = tensor.device == block.tensor.device and tensor.data_ptr() < block.address + block.tensor.nbytes
+        return block if inside else None
+
+
+def differs(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Boolean scalar, still on its device: `target` does not hold the bits of `source`.
+
+    Where the loader converted the dtype, the value must survive the way back: widening passes, rounding does not.
+    """
+    back = target.to(source.dtype)
+    source = source.expand(target.shape)
+    wide = all(_is_word_aligned(tensor) for tensor in (back, source))
+    return (_bits(back, wide) != _bits(source, wide)).any()
+
+
+def _is_word_aligned(tensor: torch.Tensor) -> bool:
+    offset = tensor.storage_offset() * tensor.element_size()
+    return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and offset % 8 == 0
+
+
+def _bits(tensor: torch.Tensor, wide: bool) -> torch.Tensor:
+    """The same memory as integers: compared by bits, NaN equals itself and -0 is not 0."""
+    if wide:
+        return tensor.view(-1).view(torch.int64)
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
