@@ -20,7 +20,7 @@ slime post-trains large language models with reinforcement learning: generate, r
   slime plan    ...same...   what would run where, and what is wrong; starts nothing
   slime eval    ...same...   score the model on eval.path
   slime plugins              what is installed and what each plugin brings
-  slime convert --help       HF folders to Megatron checkpoints and back
+  slime convert --help       HF folders from a run's checkpoints
 
   slime plan ... --config    print the resolved config as YAML
   slime --help, --version

@@ -13,7 +13,7 @@ class SlimeError(Exception):
     stay assertions and ordinary exceptions.
 
     Args:
-        what: the fact, without a final full stop ("no model named 'glm4-tny'").
+        what: the fact, without a final full stop ("no reward named 'mth'").
         where: file, key, plugin, rank or engine it concerns; empty if `what` says it.
         todo: the next thing the user should do; never empty.
     """

@@ -13,6 +13,7 @@ from slime.config.schema import Device, SlimeConfig
 from slime.plan.layout import Grid, read_grid, split_layers
 from slime.plan.placement import engine_places, trainer_places
 from slime.plugins import Plugins
+from slime.rollout.engine import server_fields
 
 MAX_ROWS = 16
 """Ranks, groups and engines shown in full; of more, the first ones and a count."""
@@ -123,17 +124,8 @@ def _engines(cfg: SlimeConfig) -> Iterator[str]:
 
 
 def _arguments(cfg: SlimeConfig) -> Iterator[str]:
-    """`rollout.sglang` as SGLang's own flags, behind those slime sets itself."""
-    yield f"  --model-path {resolve(cfg.model.path)}"
-    yield f"  --device {cfg.cluster.device.name}"
-    for key, value in sorted(cfg.rollout.sglang.items()):
-        if value is not None and value is not False:
-            yield f"  --{key.replace('_', '-')}{_argument(value)}"
-
-
-def _argument(value: Any) -> str:
-    if value is True:
-        return ""
-    if isinstance(value, list):
-        return "".join(f" {item}" for item in value)
-    return f" {json.dumps(value) if isinstance(value, dict) else value}"
+    """Fields of SGLang's ServerArgs that every engine gets; its address is found when it starts."""
+    fields = server_fields(cfg, model_path=resolve(cfg.model.path), host="", port=0)
+    for name, value in sorted(fields.items()):
+        if name not in ("host", "port"):
+            yield f"  {name:<26} {json.dumps(value) if not isinstance(value, str) else value}"

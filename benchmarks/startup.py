@@ -1,0 +1,71 @@
+"""How long a user waits: seconds of `--help`, `plugins` and `plan`, and the time to the first optimizer step.
+
+    python benchmarks/startup.py                 # the verbs, each the median of five fresh processes
+    python benchmarks/startup.py --first-step    # also starts the demo with one supervised and one RL step
+
+The limits are those the project promises: `--help` 0.3 s, `plan` 1 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RUN = ["+model=glm4-tiny", "+cluster=local"]
+VERBS = {"--help": ["--help"], "plugins": ["plugins"], "plan": ["plan", *RUN]}
+LIMITS_S = {"--help": 0.3, "plan": 1.0}
+SHORT = [
+    "sft.num_steps=1",
+    "run.num_steps=1",
+    "rollout.prompts_per_step=4",
+    "eval.path=null",
+    "train.checkpoint.export_hf=false",
+    "run.progress=false",
+]
+
+
+def slime(arguments: list[str]) -> tuple[float, float]:
+    """(wall seconds, CPU seconds) of one fresh process."""
+    cpu_before, start = children_cpu_s(), time.perf_counter()
+    subprocess.run([sys.executable, "-m", "slime", *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start, children_cpu_s() - cpu_before
+
+
+def children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def first_steps() -> dict[str, float]:
+    """Seconds from the command to the end of the first supervised and the first RL optimizer step."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.time()
+        subprocess.run([sys.executable, "-m", "slime", *RUN, *SHORT, f"run.dir={folder}"], check=True)
+        (metrics,) = Path(folder).glob("*/metrics.jsonl")
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return {f"first {row['stage']} step": row["time"] - start for row in rows if row["step"] == 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first-step", action="store_true", help="also run the demo to its first optimizer steps")
+    parser.add_argument("--repeat", type=int, default=5, help="fresh processes a verb")
+    options = parser.parse_args()
+    print("| command | wall s | CPU s | limit s |\n|---|---|---|---|")
+    for name, arguments in VERBS.items():
+        times = [slime(arguments) for _ in range(options.repeat)]
+        wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+        print(f"| slime {name} | {wall:.2f} | {cpu:.2f} | {LIMITS_S.get(name, '')} |")
+    for name, wall in first_steps().items() if options.first_step else ():
+        print(f"| {name} | {wall:.1f} | | |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The verbs: quick, without heavy imports, and the one place that prints errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime import __main__ as command
+from slime.errors import SlimeError
+from slime.testing.site import Site
+
+HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")
+RUN = ["+model=glm4-tiny", "+cluster=local"]
+PROBE = """
+import json, sys, time
+from slime.__main__ import main
+code = main({argv!r})
+print(json.dumps({{"code": code, "cpu_s": time.process_time(), "modules": sorted(sys.modules)}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "limit_s"),
+    [(["--help"], 0.3), (["plugins"], 0.3), (["plan", *RUN], 1.0), (["plan", "--config", *RUN], 1.0)],
+)
+def test_verb_is_quick_and_imports_nothing_heavy(argv: list[str], limit_s: float) -> None:
+    """CPU seconds, since the machine that tests may be busy; benchmarks/startup.py shows wall time."""
+    shown = subprocess.run([sys.executable, "-c", PROBE.format(argv=argv)], capture_output=True, text=True, check=True)
+    seen = json.loads(shown.stdout.splitlines()[-1])
+    assert seen["code"] == 0
+    assert [name for name in HEAVY if name in seen["modules"]] == []
+    assert seen["cpu_s"] < limit_s
+
+
+def test_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["plan"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("slime: no model is chosen. Choose one: +model=")
+    assert shown.err.count("\n") == 1
+
+
+def test_programming_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(command.VERBS, "plan", lambda argv: 1 // 0)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        command.main(["plan", *RUN])
+
+
+def test_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command.VERBS, "plan", interrupted)  # type: ignore[arg-type]
+    assert command.main(["plan", *RUN]) == 130
+    assert capsys.readouterr().err == "slime: interrupted\n"
+
+
+def test_nothing_but_the_program_name_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 0
+    assert "  model=    " in capsys.readouterr().out
+
+
+def test_plugins_lists_the_broken_beside_the_sound(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.add("acme-reward", "@hookimpl\ndef slime_rewards(): return {'acme': dict}")
+    site.add("acme-broken", "import no_such_package", version="0.3")
+    assert command.main(["plugins"]) == 2
+    shown = capsys.readouterr()
+    assert "acme-reward 1.0 (acme-reward)\n  reward   acme\n" in shown.out
+    assert "acme-broken 0.3 (acme-broken)  BROKEN\n" in shown.out
+    assert shown.err.startswith("slime: plugin acme-broken 0.3: 'acme_broken' does not import (ModuleNotFoundError")
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["eval"], ["plan"]])
+def test_no_run_starts_beside_a_broken_plugin(site: Site, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    site.add("acme-broken", "import no_such_package")
+    assert command.main([*verb, *RUN]) == 2
+    assert "plugin acme-broken 1.0: 'acme_broken' does not import" in capsys.readouterr().err
+
+
+def test_a_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command.main([*RUN, "run.seed=-1"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slime_error_is_one_line_whatever_its_parts() -> None:
+    assert "\n" not in str(SlimeError("two\nlines", where="a\nb", todo="do\nit"))
