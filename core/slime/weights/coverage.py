@@ -26,9 +26,8 @@ class Coverage:
         self._pieces.append(intervals)
 
     def covered(self) -> Intervals:
-        if not self._pieces:
-            return np.empty((0, 2), dtype=np.int64)
-        self._pieces = [_merge(np.concatenate(self._pieces))]
+        pieces = np.concatenate([np.empty((0, 2), dtype=np.int64), *self._pieces])
+        self._pieces = [_merge(pieces) if len(pieces) else pieces]
         return self._pieces[0]
 
     def missing(self) -> Intervals:
