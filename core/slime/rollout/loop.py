@@ -180,7 +180,7 @@ class _Step:
     def _stop_if_fruitless(self) -> None:
         if self._num_fruitless >= MAX_FRUITLESS * self._cfg.prompts_per_step:
             reason, count = self._dropped.most_common(1)[0]
-            what = f"the filter dropped {self._num_fruitless} groups one after the other, {count} as {reason}"
+            what = f"the filter dropped {self._num_fruitless} groups one after the other; {count} {reason}"
             todo = "See what the model answers; give it prompts it solves sometimes, or set filter=none."
             raise SlimeError(what, where=f"weight version {self._version}", todo=todo)
 

@@ -136,14 +136,20 @@ class Pipeline:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while not self._ended.empty():  # one error ended the step; those that came with it are of the same cause
+            task, _, _ = self._ended.get_nowait()
+            task.cancelled() or task.exception()
 
     def _advance(self, group: Group, sample: Sample) -> None:
-        """Begin what `sample` lacks next; with nothing lacking, see whether its group is complete."""
+        """Begin what `sample` lacks next; with nothing lacking, see whether its group is complete.
+
+        Several samples of a group may have ended before the first of them comes here: then it has been returned.
+        """
         if sample.status in _UNFINISHED:
             self._waiting.append((group, sample))
         elif sample.verdict is None:
             self._start(self._score(sample), self._scoring, group, sample)
-        elif all(other.verdict is not None for other in group.samples):
+        elif group.id in self.active and all(other.verdict is not None for other in group.samples):
             self._finished[group.id] = group
 
     def _fill(self) -> None:

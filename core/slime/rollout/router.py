@@ -7,21 +7,50 @@ router; weights and aborts concern every engine and go to each directly.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
 from slime.rollout.lifeline import die_with_parent
+
+if TYPE_CHECKING:
+    from slime.rollout.client import EngineClient
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
 BALANCE_THRESHOLD = 8
 """Requests one engine may have more than another before load counts for more than a shared prefix."""
+
+
+@contextmanager
+def open_router(
+    engine_urls: Sequence[str], logs: Path, request_timeout_s: float, start_timeout_s: float = 60.0
+) -> Iterator[EngineClient]:
+    """A client, not yet entered, of a router before `engine_urls`; these must be healthy. It ends with the context.
+
+    Raises:
+        SlimeError: the router does not come up or does not reach an engine within `start_timeout_s` seconds.
+    """
+    from slime.rollout.client import EngineClient
+
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    log = logs / "router.log"
+    router = RouterProcess(engine_urls, port, log, request_timeout_s)
+    try:
+        router.wait_until_ready(start_timeout_s)
+        yield EngineClient(router.url, log=log, timeout_s=request_timeout_s)
+    finally:
+        router.stop()
 
 
 class RouterProcess:

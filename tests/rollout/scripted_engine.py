@@ -1,0 +1,117 @@
+"""A real HTTP server that speaks SGLang's `/generate` and `/abort_request` and takes as long as a script says.
+
+For tests of timing and failure in the loop, where what SGLang would generate does not matter. Token t of an answer to
+prompt token p is `answer(p, t)`, whatever was generated before, so a continued response equals an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from slime.rollout.client import EngineClient
+
+STOP_TOKEN = 0
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[EngineClient]:
+    """A client that is closed in the end."""
+    client = EngineClient(url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def answer(prompt_token: int, position: int) -> int:
+    return 100 + prompt_token * 10 + position % 10
+
+
+class ScriptedEngine:
+    """Use as an asynchronous context manager; `url` is set within.
+
+    Args:
+        lengths: tokens of the response to the prompt whose first token is the key, stop token included.
+        token_s: seconds a token takes, by the same key.
+    """
+
+    def __init__(self, lengths: dict[int, int] | None = None, token_s: dict[int, float] | None = None) -> None:
+        self._lengths = defaultdict(lambda: 4, lengths or {})
+        self._token_s = defaultdict(float, token_s or {})
+        self.version = "3"
+        self.requests: list[dict] = []
+        self.num_aborts = self.num_running = self.max_running = 0
+        self.dies_after: int | None = None
+        self.aborts_itself = False
+        self._abort = asyncio.Event()
+
+    async def __aenter__(self) -> ScriptedEngine:
+        app = web.Application()
+        app.add_routes([web.post("/generate", self._generate), web.post("/abort_request", self._abort_request)])
+        self._runner = web.AppRunner(app, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _abort_request(self, request: web.Request) -> web.Response:
+        assert await request.json() == {"abort_all": True}
+        self.num_aborts += 1
+        self._abort.set()
+        self._abort = asyncio.Event()
+        return web.Response()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        if self.dies_after is not None and len(self.requests) > self.dies_after:
+            request.transport.close()
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        try:
+            return web.json_response(await self._answer(body["input_ids"], body["sampling_params"]["max_new_tokens"]))
+        finally:
+            self.num_running -= 1
+
+    async def _answer(self, input_ids: list[int], limit: int) -> dict:
+        key, done = input_ids[0], len(input_ids) - 1
+        tokens: list[int] = []
+        reason = "abort" if self.aborts_itself else await self._decode(key, done, limit, tokens)
+        return {
+            "meta_info": {
+                "output_token_logprobs": [[-token / 100, token, None] for token in tokens],
+                "finish_reason": {"type": reason},
+                "weight_version": self.version,
+            }
+        }
+
+    async def _decode(self, key: int, done: int, limit: int, tokens: list[int]) -> str:
+        aborted = self._abort
+        while len(tokens) < limit:
+            if await self._aborted_within(aborted, self._token_s[key]):
+                return "abort"
+            position = done + len(tokens)
+            if position == self._lengths[key] - 1:
+                tokens.append(STOP_TOKEN)
+                return "stop"
+            tokens.append(answer(key, position))
+        return "length"
+
+    @staticmethod
+    async def _aborted_within(aborted: asyncio.Event, seconds: float) -> bool:
+        if not seconds:
+            return aborted.is_set()
+        try:
+            await asyncio.wait_for(aborted.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
