@@ -161,14 +161,14 @@ def causal_attention(
     """
     if query.is_cuda:
         return _varlen_attention(query, key, value, query_lengths, key_lengths, scale)
-    outputs, q_start, k_start = [], 0, 0
-    for (q_length, k_length), same in groupby(zip(query_lengths, key_lengths, strict=True)):
-        count = len(list(same))
-        q_end, k_end = q_start + count * q_length, k_start + count * k_length
-        block = query[q_start:q_end], key[k_start:k_end], value[k_start:k_end]
-        outputs.append(_equal_lengths(*block, count, scale))
-        q_start, k_start = q_end, k_end
-    return torch.cat(outputs)
+    runs = [(pair, len(list(same))) for pair, same in groupby(zip(query_lengths, key_lengths, strict=True))]
+    # Split, not sliced: the backward of a slice fills a tensor as large as the whole pack.
+    queries = torch.split(query, [count * length for (length, _), count in runs])
+    key_sizes = [count * length for (_, length), count in runs]
+    keys, values = torch.split(key, key_sizes), torch.split(value, key_sizes)
+    counts = [count for _, count in runs]
+    blocks = zip(queries, keys, values, counts, strict=True)
+    return torch.cat([_equal_lengths(*block, scale) for block in blocks])
 
 
 def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
