@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slime.hookspecs import hookimpl
@@ -21,6 +22,14 @@ class KeepAll:
         return Decision(keep=True)
 
 
+@dataclass
+class FifoOptions:
+    max_groups: int | None = None
+    """Groups held at most; null holds all."""
+    max_weight_lag: int = 4
+    """Responses generated more than this many weight versions ago are started anew."""
+
+
 def _fifo(**options: Any) -> BufferPolicy:
     from slime.rollout.buffer import FifoBuffer
 
@@ -35,6 +44,11 @@ def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
 @hookimpl
 def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
     return {"fifo": _fifo}
+
+
+@hookimpl
+def slime_config_schemas() -> Mapping[str, type]:
+    return {"buffer/fifo": FifoOptions}
 
 
 @hookimpl

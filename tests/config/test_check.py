@@ -88,7 +88,22 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"rollout.sampling.temperature": 0.0}, "greedy samples of one prompt are all the same"),
         ({"train.steps_per_rollout": 7}, "256 samples a rollout cannot be divided into 7 optimizer steps"),
         ({"train.max_tokens_per_micro_batch": 47}, "is 47, but a sequence may have 48 tokens"),
-        ({"rollout.max_prompt_tokens": 500}, "may have 516 tokens, the model's context has 512. Lower them to 512"),
+        ({"rollout.max_prompt_tokens": 500}, "may have 516 tokens, the model's context is 512. Lower them to 512"),
+        (
+            {"eval.sampling.max_response_tokens": 500},
+            "eval.sampling.max_response_tokens: prompt and response may have 532",
+        ),
+        ({"rollout.sglang.max_total_tokens": 47}, "may have 48 tokens, rollout.sglang.max_total_tokens is 47"),
+        ({"train.optimizer.lr": -1e-3}, "train.optimizer.lr: must be at least 0, got -0.001"),
+        (
+            {"train.optimizer.lr": 1e-3, "train.optimizer.min_lr": 1e-2},
+            "min_lr: is 0.01, above train.optimizer.lr=0.001",
+        ),
+        ({"train.optimizer.use_precision_aware_optimizer": True}, "is not supported: it needs Transformer Engine"),
+        ({"train.megatron.mtp_num_layers": 1}, "mtp_num_layers: is not supported: multi-token prediction"),
+        (ranks(2, context=2) | {"train.megatron.cp_comm_type": "p2p"}, "is p2p, but this layout needs all_gather"),
+        ({"buffer.options.max_groups": "many"}, "buffer.options.max_groups: Value 'many'"),
+        ({"buffer.options.size": 1}, "buffer.options.size: buffer 'fifo' has no such option"),
         ({"model.family": "glm4_moe"}, "is 'glm4_moe', but config.json says model_type 'glm4'"),
         ({"model.family": "glm5"}, "no model named 'glm5' is installed. Did you mean 'glm4'?"),
         (

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from slime.config.compose import compose, examine, to_yaml
+from slime.config.groups import scan
 from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
+from slime.plugins import load
 from slime.testing.site import Site
 
 FAMILY = """
@@ -90,6 +92,15 @@ def test_explicit_recipe_is_taken_on_any_cluster(acme: Site) -> None:
     assert (cfg.cluster.name, cfg.rollout.prompts_per_step) == ("local2", 7)
 
 
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_group_of_a_plugin_comes_after_the_recipe(acme: Site, plus: str) -> None:
+    small = "# @package _global_\nrollout: {prompts_per_step: 3}"
+    add(acme, {**CONF, "experiment/small.yaml": small})
+    assert compose([*RUN, f"{plus}experiment=small"]).rollout.prompts_per_step == 3
+    with pytest.raises(SlimeError, match=r"there is no experiment=smal. Did you mean 'experiment=small'\?"):
+        compose([*RUN, f"{plus}experiment=smal"])
+
+
 @pytest.mark.parametrize("plus", ["", "+", "++"])
 def test_foreign_keys_need_no_plus(acme: Site, plus: str) -> None:
     cfg = compose([*RUN, f"{plus}train.megatron.recompute_granularity=full", f"{plus}rollout.sglang.log_level=info"])
@@ -140,6 +151,12 @@ def test_mistakes_in_config_files_are_named(acme: Site, file: str, text: str, sa
     add(acme, {**CONF, file: text})
     with pytest.raises(SlimeError, match=says):
         compose(RUN)
+
+
+@pytest.mark.parametrize("recipe", [name for name in scan(load()).names("recipe") if name.endswith("@local")])
+def test_every_installed_recipe_for_this_machine_is_right(recipe: str) -> None:
+    model, _, cluster = recipe.partition("@")
+    assert examine([f"+model={model}", f"+cluster={cluster}"]).problems == []
 
 
 def test_broken_plugin_stops_the_run_by_name(acme: Site) -> None:

@@ -15,7 +15,7 @@ from slime.config.paths import resolve
 from slime.config.schema import Init, SlimeConfig
 from slime.contracts import ModelBridge
 from slime.errors import SlimeError, did_you_mean
-from slime.plan.layout import Grid, read_grid
+from slime.plan.layout import read_grid
 from slime.plan.rules import batch_problems, layout_problems, placement_problems
 from slime.plugins import Plugins, Registry
 
@@ -97,7 +97,8 @@ def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     problems = [*_numbers(cfg), *_foreign(cfg)]
     if problems:  # the other rules compute with these values
         return problems
-    problems += [*_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg), *placement_problems(cfg), *_model(cfg, plugins)]
+    problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg)]
+    problems += [*placement_problems(cfg), *_model(cfg, plugins)]
     return problems + plugins.check(cfg)
 
 
@@ -122,6 +123,17 @@ def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for key in TOP_K:
         if value_of(cfg, key) != -1 and value_of(cfg, key) < 1:
             yield _out_of_range(key, f"must be -1 (all tokens) or at least 1, got {value_of(cfg, key)}")
+
+
+def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    for key in ("lr", "min_lr", "weight_decay", "clip_grad"):
+        value = cfg.train.optimizer.get(key)
+        if value is not None and not _AT_LEAST_0.holds(value):
+            yield SlimeError(f"must be at least 0, got {value}", where=f"train.optimizer.{key}", todo="Raise it.")
+    lr, min_lr = cfg.train.optimizer.get("lr"), cfg.train.optimizer.get("min_lr") or 0
+    if lr is not None and 0 <= lr < min_lr:
+        where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
+        yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
 
 
 def _out_of_range(key: str, what: str) -> SlimeError:
@@ -201,7 +213,7 @@ def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
     yield from _owned_by_model(cfg, architecture)
     yield from layout_problems(cfg, grid, architecture)
     yield from batch_problems(cfg, grid)
-    yield from _context(cfg, hf, grid)
+    yield from _context(cfg, hf)
     for sentence in bridge.plan_problems(hf, cfg.train.megatron):
         yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
 
@@ -241,12 +253,20 @@ def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterat
             yield SlimeError("is not yours to set", where=where, todo=todo)
 
 
-def _context(cfg: SlimeConfig, hf: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
-    longest = cfg.rollout.max_prompt_tokens + cfg.rollout.sampling.max_response_tokens
-    context = hf.get("max_position_embeddings")
-    if context is not None and longest > context:
-        yield SlimeError(
-            f"prompt and response may have {longest} tokens, the model's context has {context}",
-            where="rollout.max_prompt_tokens, rollout.sampling.max_response_tokens",
-            todo=f"Lower them to {context} together.",
-        )
+def _context(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether the longest sequence fits the model's context and the engines' token pool."""
+    lengths = {"rollout.sampling.max_response_tokens": cfg.rollout.sampling.max_response_tokens}
+    if cfg.eval.path:
+        lengths["eval.sampling.max_response_tokens"] = cfg.eval.sampling.max_response_tokens
+    key, response = max(lengths.items(), key=lambda item: item[1])
+    limits = {
+        "the model's context": hf.get("max_position_embeddings"),
+        "rollout.sglang.context_length": cfg.rollout.sglang.get("context_length"),
+        "rollout.sglang.max_total_tokens": cfg.rollout.sglang.get("max_total_tokens"),
+    }
+    name, limit = min(limits.items(), key=lambda item: math.inf if item[1] is None else item[1])
+    longest = cfg.rollout.max_prompt_tokens + response
+    if limit is not None and longest > limit:
+        what = f"prompt and response may have {longest} tokens, {name} is {limit}"
+        where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {limit} together."
+        yield SlimeError(what, where=where, todo=todo)

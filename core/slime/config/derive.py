@@ -35,6 +35,8 @@ def required_megatron(megatron: dict[str, Any]) -> dict[str, Any]:
         required["moe_token_dispatcher_type"] = "alltoall"
     if _size(megatron, "vpp") > 1:
         required |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    if _size(megatron, "cp") > 1:
+        required["cp_comm_type"] = "all_gather"
     return required
 
 

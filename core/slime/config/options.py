@@ -48,7 +48,6 @@ def _type_faults(item: Contribution, options: Mapping[str, Any], schema: type) -
     """OmegaConf's own conversion against the schema, one option at a time, so that each is named."""
     hints = inspect.get_annotations(schema, eval_str=True)
     for name in options.keys() & hints.keys():
-        typed = OmegaConf.create({"value": None})
         single = dataclasses.make_dataclass("Single", [("value", hints[name])])
         try:
             typed = OmegaConf.structured(single)

@@ -26,6 +26,7 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     """
     model = {**architecture, **cfg.train.megatron}
     yield from _required(cfg)
+    yield from _unsupported(cfg)
     yield from _heads(model, grid)
     yield from _experts(model, grid)
     yield from _stages(model, grid)
@@ -37,6 +38,24 @@ def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
         if megatron[key] != value:
             todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
             yield SlimeError(f"is {megatron[key]}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
+
+
+UNSUPPORTED = {
+    f"{MEGATRON}.mtp_num_layers": "multi-token prediction is not trained",
+    f"{MEGATRON}.cross_entropy_loss_fusion": "it takes the gradient through bf16",
+    f"{MEGATRON}.gradient_accumulation_fusion": "it needs apex",
+    f"{MEGATRON}.fp8": "it needs Transformer Engine",
+    f"{MEGATRON}.fp4": "it needs Transformer Engine",
+    "train.optimizer.use_precision_aware_optimizer": "it needs Transformer Engine",
+}
+"""Fields that Megatron-core would take and this trainer cannot honour, with the reason."""
+
+
+def _unsupported(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    for where, reason in UNSUPPORTED.items():
+        _, section, key = where.split(".")
+        if getattr(cfg.train, section).get(key):
+            yield SlimeError(f"is not supported: {reason}", where=where, todo="Remove it.")
 
 
 def _heads(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
