@@ -55,7 +55,6 @@ def test_open_makes_the_folders(path):
             "checkpoints",
             "logs",
             "tensorboard",
-            "export",
         }
         assert run.export == path / "export"
 

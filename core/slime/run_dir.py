@@ -25,7 +25,7 @@ from slime.errors import SlimeError
 
 log = logging.getLogger(__name__)
 
-FOLDERS = ("checkpoints", "logs", "tensorboard", "export")
+FOLDERS = ("checkpoints", "logs", "tensorboard")
 
 MAY_CHANGE = (
     "run.name", "run.dir", "run.num_steps", "run.resume", "run.progress",
@@ -49,7 +49,8 @@ class RunDir:
         self.metrics, self.summary, self.reward_plot = (
             path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
         )
-        self.checkpoints, self.logs, self.tensorboard, self.export = (path / name for name in FOLDERS)
+        self.checkpoints, self.logs, self.tensorboard = (path / name for name in FOLDERS)
+        self.export = path / "export"  # appears whole, at the end
 
     @classmethod
     def open(cls, path: Path, resume: Resume = Resume.auto) -> RunDir:

@@ -18,6 +18,6 @@ def test_rewards():
 def test_loss_and_log_prob_difference():
     from slime.train import metrics
 
-    assert LOSS in metrics.SFT_MEANS
-    assert LOSS in metrics.RL_MEANS
-    assert LOGPROB_DIFF in metrics.ENGINE_TOKEN_SUMS
+    names = {f"train/{name}" for name in metrics.SFT_MEANS}  # as Session.train prefixes them
+    assert LOSS in names & {f"train/{name}" for name in metrics.RL_MEANS}
+    assert LOGPROB_DIFF in {f"train/{name}" for name in metrics.ENGINE_TOKEN_SUMS}

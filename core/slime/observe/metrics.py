@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 STAGES = ("sft", "rl")
 """In the order they run; a row's place in the run is (stage, step)."""
 
-REWARD, HELD_OUT, LOSS = "rollout/reward_mean", "eval/reward_mean", "loss"
-TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "logprob_diff_mean"
+REWARD, HELD_OUT, LOSS = "rollout/reward_mean", "eval/reward_mean", "train/loss"
+TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "train/logprob_diff_mean"
 """Names that the progress display, the report and the log-prob alarm look for."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")

@@ -1,0 +1,149 @@
+"""The two Ray actors of a run, a process each: a trainer rank and the keeper of one SGLang engine.
+
+Both are thin: everything they do lives in `slime.train` and `slime.rollout`. What an actor prints goes to its own log
+in the run directory, and SIGUSR1 makes it write its stacks beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime.config.schema import Device, SlimeConfig
+from slime.rollout.engine import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slime.plugins import Fingerprint
+    from slime.rollout.engine import EngineProcess
+    from slime.train.trainer import Trainer
+    from slime.types import Batch, Receipt
+
+
+class _Actor:
+    """What both actors share: log file, thread settings, and the check that this node has the driver's plugins."""
+
+    def __init__(self, cfg: SlimeConfig, name: str, logs: Path, fingerprint: Fingerprint) -> None:
+        self.cfg, self.name, self.log = cfg, name, logs / f"{name}.log"
+        if cfg.cluster.device is Device.cpu:
+            # One thread a rank: more would fight over the cores. Compiling costs 16 s on CPU and saves nothing.
+            os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        logs.mkdir(parents=True, exist_ok=True)
+        self._redirect_output()
+        from slime import plugins
+        from slime.observe.hang import register
+
+        plugins.load().require_same(fingerprint, f"{socket.gethostname()} ({name})")
+
+        register(logs / f"{name}.stack")
+
+    def _redirect_output(self) -> None:
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+
+    def pid(self) -> tuple[str, int]:
+        """Ray node id and process id, for stack dumps from outside."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def host(self) -> str:
+        """Address other nodes reach this process at."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+
+class TrainerActor(_Actor):
+    """One Megatron rank. Every method but `pid`, `host` and `free_port` is collective: call it on all ranks."""
+
+    def __init__(self, cfg: SlimeConfig, rank: int, world_size: int, logs: Path, fingerprint: Fingerprint) -> None:
+        super().__init__(cfg, f"trainer-{rank}", logs, fingerprint)
+        self.rank, self.world_size = rank, world_size
+        self.trainer: Trainer
+
+    def free_port(self) -> int:
+        return free_port(self.host())
+
+    def start(self, master_addr: str, master_port: int) -> tuple[int, int]:
+        """Join the process groups and build the model; returns (data-parallel size, packing alignment)."""
+        from slime.train.trainer import Trainer
+
+        self.trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
+        return self.trainer.data_parallel_size, self.trainer.packing_align
+
+    def init_weights(self) -> None:
+        self.trainer.init_weights()
+
+    def snapshot_reference(self) -> None:
+        self.trainer.snapshot_reference()
+
+    def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
+        return self.trainer.train_sft(batch, step)
+
+    def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
+        return self.trainer.train_rl(batches, step)
+
+    def publish(self, engine_urls: Sequence[str], version: int) -> Receipt | None:
+        """Gather the weights and hand them to every engine; the receipt is on rank 0, None elsewhere."""
+        from slime.weights.publish import publish
+
+        tensors = self.trainer.export()
+        if self.rank == 0:
+            return publish(tensors, engine_urls, version, self.cfg.weights.bucket_mb * 2**20)
+        for _ in tensors:
+            pass
+        return None
+
+    def save(self, folder: Path) -> None:
+        self.trainer.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.trainer.load(folder)
+
+    def export_hf(self, source: Path, destination: Path) -> None:
+        """Write the current weights as an HF folder; one that an earlier end of this run left is replaced."""
+        from slime.weights.export import save_hf
+
+        tensors = self.trainer.export()
+        if self.rank == 0:
+            if destination.exists():
+                shutil.rmtree(destination)
+            save_hf(tensors, source, destination)
+        for _ in tensors:
+            pass
+
+
+class EngineActor(_Actor):
+    """Keeps one SGLang server process; generation itself goes over HTTP and never through Ray."""
+
+    def __init__(self, cfg: SlimeConfig, index: int, logs: Path, fingerprint: Fingerprint) -> None:
+        super().__init__(cfg, f"engine-{index}", logs, fingerprint)
+        self.index = index
+        self.process: EngineProcess
+
+    def start(self, model_path: Path) -> str:
+        """Start the server and wait until it answers; returns its URL."""
+        from slime.rollout.engine import EngineProcess
+
+        self.process = EngineProcess(self.cfg, model_path=model_path, host=self.host(), log=self.log)
+        return self.process.start()
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+def remote(actor: type[_Actor], **options: Any) -> Any:
+    """The Ray actor class of `actor` with the given options."""
+    import ray
+
+    return ray.remote(actor).options(**options)

@@ -1,0 +1,128 @@
+"""All actors of a run as two groups, and the one place that waits for remote calls."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime import plugins
+from slime.cluster.actors import EngineActor, TrainerActor, remote
+from slime.cluster.launch import ray_cluster
+from slime.cluster.placement import bundles, reserve
+from slime.config.schema import SlimeConfig
+from slime.errors import SlimeError
+
+
+@dataclass
+class Cluster:
+    """Handles of the run's actors and what is known of them once they are up."""
+
+    cfg: SlimeConfig
+    trainers: list[Any]
+    engines: list[Any]
+    logs: Path
+    engine_urls: tuple[str, ...] = ()
+    data_parallel_size: int = 1
+    packing_align: int = 1
+    _pids: dict[str, list[int]] = field(default_factory=dict)
+
+    def start(self, model_path: Path) -> None:
+        """Bring trainers and engines up at the same time; engines hold no weights until the first publish."""
+        for node, pid in self.wait([actor.pid.remote() for actor in self._actors], "starting", self._start_limit):
+            self._pids.setdefault(node, []).append(pid)
+        urls = [engine.start.remote(model_path) for engine in self.engines]
+        first = self.trainers[0]
+        address, port = self.wait([first.host.remote(), first.free_port.remote()], "finding a port", self._start_limit)
+        started = self.wait([rank.start.remote(address, port) for rank in self.trainers], "starting", self._start_limit)
+        self.data_parallel_size, self.packing_align = started[0]
+        self.engine_urls = tuple(self.wait(urls, "starting engines", self._start_limit))
+
+    def train(self, method: str, *args: Any) -> Any:
+        """Call a collective method on every trainer rank; returns rank 0's answer."""
+        refs = [getattr(rank, method).remote(*args) for rank in self.trainers]
+        return self.wait(refs, method, self.cfg.cluster.hang_timeout_s)[0]
+
+    def wait(self, refs: Sequence[Any], what: str, limit_s: float) -> list[Any]:
+        """Results of remote calls, in order. The first failure is raised at once; silence ends with every stack.
+
+        Raises:
+            SlimeError: a process died (with the tail of its log), or nothing came within `limit_s` seconds.
+        """
+        import ray
+
+        pending, deadline = list(refs), time.monotonic() + limit_s
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise self._hung(what, limit_s)
+            self._get(ready[0], what)
+        return [self._get(ref, what) for ref in refs]
+
+    def _get(self, ref: Any, what: str) -> Any:
+        import ray
+
+        try:
+            return ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, SlimeError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.ActorDiedError as error:
+            todo = (
+                f"Read the newest *.log in {self.logs}; a process killed for memory leaves no line there (see dmesg)."
+            )
+            raise SlimeError(
+                f"a process died while {what}: {_first_line(error)}", where="cluster", todo=todo
+            ) from error
+
+    def _hung(self, what: str, limit_s: float) -> SlimeError:
+        for node, pids in self._pids.items():
+            dump_stacks(node, pids, self.logs)
+        return SlimeError(
+            f"no answer within {limit_s:g} s while {what}",
+            where="cluster",
+            todo=f"Each process's stack is in {self.logs}/*.stack; raise cluster.hang_timeout_s if it was only slow.",
+        )
+
+    @property
+    def _actors(self) -> list[Any]:
+        return [*self.trainers, *self.engines]
+
+    @property
+    def _start_limit(self) -> float:
+        return self.cfg.cluster.start_timeout_s
+
+
+def dump_stacks(node: str, pids: Sequence[int], logs: Path) -> None:
+    """Make the processes `pids` of Ray node `node` write their stacks into `logs`."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from slime.observe.hang import dump
+
+    there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    ray.get(ray.remote(dump).options(num_cpus=0, scheduling_strategy=there).remote(pids, logs), timeout=30)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
+    """Reserve the devices, create every actor, and take all of it down at the end."""
+    with ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
+        slots, fingerprint = reserve(cfg), plugins.load().fingerprint()
+        trainers = [
+            remote(TrainerActor, **slots.options(bundle)).remote(cfg, rank, len(slots.trainers), logs, fingerprint)
+            for rank, bundle in enumerate(slots.trainers)
+        ]
+        engines = [
+            remote(EngineActor, **slots.options(bundle)).remote(cfg, index, logs, fingerprint)
+            for index, bundle in enumerate(slots.engines)
+        ]
+        yield Cluster(cfg, trainers, engines, logs)

@@ -1,0 +1,110 @@
+"""The loop of a run, top to bottom: supervise, then generate -> reward -> train -> publish, again and again."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from slime.config.schema import SlimeConfig
+from slime.errors import SlimeError
+from slime.observe import report
+from slime.observe.metrics import LOGPROB_DIFF
+from slime.observe.progress import Progress
+from slime.observe.stopwatch import Stopwatch
+from slime.rollout.samples import to_train_samples
+from slime.session import Session
+
+
+def train(cfg: SlimeConfig) -> str:
+    """Run `cfg` to its end, from its newest checkpoint if there is one; returns the summary that was printed.
+
+    Raises:
+        SlimeError: whatever stopped it; everything up to the last checkpoint is in the run directory.
+    """
+    with ExitStack() as stack:
+        session = Session.open(cfg, stack)
+        supervise(session)
+        if cfg.algo.name != "sft":
+            reinforce(session)
+        session.export()
+        return report.write(session.run)
+
+
+def evaluate(cfg: SlimeConfig) -> dict[str, float]:
+    """The held-out metrics of the run's newest checkpoint, or of the model it would start from."""
+    with ExitStack() as stack:
+        session = Session.open(cfg, stack, log_metrics=False)
+        session.publish(session.position.rl_step)
+        with Progress("eval", len(session.held_out), live=cfg.run.progress) as bar:
+            return session.evaluate(bar)
+
+
+def supervise(session: Session) -> None:
+    """The supervised stage: next-token loss on demonstrations, until `sft.num_steps`."""
+    cfg, position = session.cfg, session.position
+    if position.sft_step == cfg.sft.num_steps:
+        return
+    with Progress("sft", cfg.sft.num_steps, position.sft_step, live=cfg.run.progress) as bar:
+        for step in range(position.sft_step + 1, cfg.sft.num_steps + 1):
+            watch = Stopwatch()
+            with watch("pack"):
+                (batch,) = session.pack(session.demonstrations.take(cfg.sft.batch_size))
+            with watch("train"):
+                values = session.train("train_sft", batch, step)
+            position.sft_step = step
+            bar.step(step, session.log("sft", step, values, watch, batch.num_loss_tokens))
+            if _due(step, cfg.sft.num_steps, cfg.train.checkpoint.interval):
+                session.checkpoint("sft", step)
+
+
+def reinforce(session: Session) -> None:
+    """The reinforcement-learning stage, until `run.num_steps`."""
+    cfg, position = session.cfg, session.position
+    if position.rl_step == cfg.run.num_steps:
+        return
+    session.prepare_reinforcement()
+    session.publish(position.rl_step)
+    with Progress("rl", cfg.run.num_steps, position.rl_step, live=cfg.run.progress) as bar:
+        if position.rl_step == 0:
+            session.log_values("rl", 0, session.evaluate(bar) if session.held_out else {})
+        for step in range(position.rl_step + 1, cfg.run.num_steps + 1):
+            _step(session, step, bar)
+
+
+def _step(session: Session, step: int, bar: Progress) -> None:
+    """One step: it starts with every engine at weight version `step - 1` and ends with all of them at `step`."""
+    cfg, watch = session.cfg, Stopwatch()
+    collected = session.collect(step - 1, bar)
+    watch.add_all(collected.stats)
+    with watch("pack"):
+        batches = session.pack(to_train_samples(collected.groups, cfg.algo), cfg.train.steps_per_rollout)
+    bar.status("train")
+    values = session.train("train_rl", batches, step)
+    watch.add_all(values)
+    _check_logprobs(cfg, values, step)
+    bar.status("publish")
+    with watch("publish"):
+        values |= session.publish(step)
+    session.position.rl_step = step
+    if session.held_out and _due(step, cfg.run.num_steps, cfg.eval.interval):
+        with watch("eval"):
+            values |= session.evaluate(bar)
+    num_tokens = collected.stats["rollout/num_tokens"]
+    bar.step(step, session.log("rl", step, collected.stats | values, watch, num_tokens))
+    if _due(step, cfg.run.num_steps, cfg.train.checkpoint.interval):
+        session.checkpoint("rl", step)
+
+
+def _due(step: int, last: int, interval: int) -> bool:
+    """Whether something that happens every `interval` steps (0: never) and after the last one happens now."""
+    return step == last or (interval > 0 and step % interval == 0)
+
+
+def _check_logprobs(cfg: SlimeConfig, values: dict[str, float], step: int) -> None:
+    """The alarm: engine and trainer must agree on the log-probs of the same tokens under the same weights."""
+    limit, found = cfg.observe.logprob_alarm, values[LOGPROB_DIFF]
+    if limit and found > limit:
+        raise SlimeError(
+            f"engine and trainer differ by {found:.4f} nats a token, more than observe.logprob_alarm={limit:g}",
+            where=f"step {step}",
+            todo="Compare their precision, rotary and sampling settings; raise the alarm only if the gap is expected.",
+        )

@@ -1,0 +1,264 @@
+"""Everything a run holds while it lasts, and the verbs that `slime.run` puts in order."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime import plugins
+from slime.checkpoints import Checkpoint, CheckpointStore
+from slime.cluster.group import Cluster, open_cluster
+from slime.config.paths import resolve
+from slime.config.schema import DataConfig, SlimeConfig
+from slime.contracts import BufferPolicy
+from slime.data.demonstrations import DemonstrationSource
+from slime.data.prompts import PromptSet, PromptSource
+from slime.data.tokenize import Tokenizer, load_tokenizer
+from slime.observe.metrics import TOKENS_PER_S, MetricsLog
+from slime.observe.progress import Progress
+from slime.observe.stopwatch import Stopwatch
+from slime.reward.service import RewardService
+from slime.rollout.client import EngineClient
+from slime.rollout.evaluate import evaluate
+from slime.rollout.loop import Collected, Rollout
+from slime.rollout.router import open_router
+from slime.run_dir import RunDir
+from slime.train.packing import pack
+from slime.types import Batch, Prompt, Receipt, TrainSample
+
+
+@dataclass
+class Position:
+    """How far the run has come: supervised steps, then reinforcement-learning steps."""
+
+    sft_step: int = 0
+    rl_step: int = 0
+
+    @property
+    def total(self) -> int:
+        """Number of the checkpoint taken here."""
+        return self.sft_step + self.rl_step
+
+    @property
+    def stage(self) -> tuple[str, int]:
+        """Place in metrics.jsonl."""
+        return ("rl", self.rl_step) if self.rl_step else ("sft", self.sft_step)
+
+
+class Data:
+    """Prompts, demonstrations and held-out prompts: read and checked whole before any process starts."""
+
+    def __init__(self, cfg: SlimeConfig, tokenizer: Tokenizer) -> None:
+        self.prompts: PromptSource | None = None
+        self.demonstrations: DemonstrationSource | None = None
+        self.held_out: list[Prompt] = []
+        if cfg.sft.num_steps:
+            assert cfg.sft.path, "compose() asks for demonstrations"
+            limit = cfg.train.max_tokens_per_micro_batch
+            self.demonstrations = DemonstrationSource(
+                resolve(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data.chat_template_kwargs
+            )
+        if cfg.algo.name != "sft":
+            self.prompts = PromptSource(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
+        if cfg.eval.path:
+            self.held_out = _held_out(cfg.data, resolve(cfg.eval.path), tokenizer, cfg.rollout.max_prompt_tokens)
+
+
+def _held_out(data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
+    prompts = PromptSet(data, path, tokenizer, max_prompt_tokens)
+    return [prompts.prompt(row, "eval") for row in range(len(prompts))]
+
+
+class Session:
+    """The open run. Methods are the verbs of the loop; `slime.run` says in which order they happen."""
+
+    def __init__(
+        self, cfg: SlimeConfig, run: RunDir, cluster: Cluster, data: Data, tokenizer: Tokenizer, buffer: BufferPolicy
+    ) -> None:
+        self.cfg, self.run, self.cluster = cfg, run, cluster
+        self.tokenizer, self._data, self._buffer = tokenizer, data, buffer
+        self.position = Position()
+        self._store = CheckpointStore(run.checkpoints, cfg.train.checkpoint.keep)
+        self._metrics: MetricsLog | None = None
+        self._runner: asyncio.Runner
+        self._rewards: RewardService
+        self._engines: list[EngineClient] = []
+        self._router: EngineClient | None = None
+        self._rollout: Rollout
+
+    @classmethod
+    def open(cls, cfg: SlimeConfig, stack: ExitStack, *, log_metrics: bool = True) -> Session:
+        """Open everything; `stack` closes it again, in reverse.
+
+        Data first, then the run directory, the reward workers, the cluster and at last the weights: a mistake in the
+        cheap parts is found before the expensive ones start.
+        """
+        model = resolve(cfg.model.path)
+        tokenizer = load_tokenizer(model)
+        data, installed = Data(cfg, tokenizer), plugins.load()
+        run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
+        run.write_config(cfg)
+        run.write_plugins(installed.provenance(_used(cfg)))
+        rewards = RewardService(cfg.reward, run.logs / "reward.log") if data.prompts or data.held_out else None
+        if rewards:
+            stack.enter_context(rewards)
+        cluster = stack.enter_context(open_cluster(cfg, run.logs))
+        buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
+        session = cls(cfg, run, cluster, data, tokenizer, buffer)
+        cluster.start(model)
+        checkpoint = session._restore()
+        if log_metrics:
+            resumed = session.position.stage if checkpoint else None
+            session._metrics = stack.enter_context(MetricsLog(run, cfg.observe.tensorboard, resumed))
+        if rewards:
+            session._connect(stack, rewards, installed)
+        return session
+
+    def _connect(self, stack: ExitStack, rewards: RewardService, installed: plugins.Plugins) -> None:
+        """Clients of the engines, and the sampling loop over them, in one event loop."""
+        cfg = self.cfg
+        self._runner, self._rewards = stack.enter_context(asyncio.Runner()), rewards
+        self._engines = [
+            EngineClient(url, cfg.rollout.request_timeout_s, log=self.run.logs / f"engine-{index}.log")
+            for index, url in enumerate(self.cluster.engine_urls)
+        ]
+        for engine in self._engines:
+            self._close_later(stack, engine)
+        if len(self._engines) > 1:
+            timeout_s = cfg.rollout.request_timeout_s
+            self._router = stack.enter_context(open_router(self.cluster.engine_urls, self.run.logs, timeout_s))
+            self._close_later(stack, self._router)
+        if self._data.prompts:
+            self._rollout = Rollout(
+                cfg.rollout,
+                cfg.reward,
+                cfg.run.seed,
+                tokenizer=self.tokenizer,
+                prompts=self._data.prompts,
+                buffer=self._buffer,
+                sample_filter=installed.filters.create(cfg.filter.name, **cfg.filter.options),
+                scorer=rewards,
+                engines=self._engines,
+                router=self._router,
+            )
+
+    def _close_later(self, stack: ExitStack, client: EngineClient) -> None:
+        stack.callback(lambda: self._runner.run(client.close()))
+
+    @property
+    def demonstrations(self) -> DemonstrationSource:
+        assert self._data.demonstrations, "opened with demonstrations"
+        return self._data.demonstrations
+
+    @property
+    def held_out(self) -> Sequence[Prompt]:
+        return self._data.held_out
+
+    def prepare_reinforcement(self) -> None:
+        """What reinforcement learning starts from becomes the reference of its KL penalty."""
+        if self.position.rl_step == 0 and self.cfg.algo.kl_coef:
+            self.cluster.train("snapshot_reference")
+
+    def pack(self, samples: Sequence[TrainSample], num_steps: int = 1) -> list[Batch]:
+        """Micro-batches of every rank, for `num_steps` optimizer steps."""
+        return pack(
+            samples,
+            num_dp=self.cluster.data_parallel_size,
+            align=self.cluster.packing_align,
+            max_tokens=self.cfg.train.max_tokens_per_micro_batch,
+            loss_mean=self.cfg.algo.loss_mean,
+            num_optimizer_steps=num_steps,
+        )
+
+    def collect(self, version: int, bar: Progress) -> Collected:
+        """One step's groups, generated, rewarded and filtered under weight `version`."""
+        return self._runner.run(
+            self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
+        )
+
+    def train(self, method: str, batches: Batch | list[Batch], step: int) -> dict[str, float]:
+        """One step on every trainer rank; metrics `train/...`, and `seconds/...` as the ranks measured them."""
+        values: dict[str, float] = self.cluster.train(method, batches, step)
+        return {name if name.startswith("seconds/") else f"train/{name}": value for name, value in values.items()}
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
+        receipt: Receipt = self.cluster.train("publish", self.cluster.engine_urls, version)
+        seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
+        return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
+
+    def evaluate(self, bar: Progress) -> dict[str, float]:
+        """Metrics on the held-out prompts under the published weights."""
+        cfg = self.cfg
+        values = self._runner.run(
+            evaluate(
+                cfg.eval,
+                cfg.reward,
+                cfg.run.seed,
+                self.position.rl_step,
+                prompts=self.held_out,
+                tokenizer=self.tokenizer,
+                scorer=self._rewards,
+                engines=self._engines,
+                router=self._router,
+                max_in_flight=cfg.rollout.max_requests_per_engine * len(self._engines),
+                progress=lambda done, total: bar.status("evaluate", done, total),
+            )
+        )
+        bar.values(values)
+        return values
+
+    def log(
+        self, stage: str, step: int, values: Mapping[str, float], watch: Stopwatch, num_tokens: float
+    ) -> dict[str, float]:
+        """Write one step's row, with where its time went; returns the row."""
+        seconds = watch.seconds()
+        row = {**values, **seconds, TOKENS_PER_S: num_tokens / seconds["seconds/step"]}
+        self.log_values(stage, step, row)
+        return row
+
+    def log_values(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+        assert self._metrics, "opened for training"
+        self._metrics.log(stage, step, values)
+
+    def checkpoint(self, stage: str, step: int) -> None:
+        """Save everything a resumed run needs. The step's metrics are on disk by then, so none is lost to a kill."""
+        watch = Stopwatch()
+        with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as folder:
+            self.cluster.train("save", folder)
+        self.log_values(stage, step, {"seconds/checkpoint": watch.seconds()["seconds/checkpoint"]})
+
+    def _driver_state(self) -> dict[str, Any]:
+        sources = {"prompts": self._data.prompts, "demonstrations": self._data.demonstrations, "buffer": self._buffer}
+        return {"position": dataclasses.asdict(self.position)} | {
+            name: source.state_dict() for name, source in sources.items() if source is not None
+        }
+
+    def _restore(self) -> Checkpoint | None:
+        """Continue from the newest good checkpoint, or start from the model's first weights."""
+        checkpoint = self._store.latest()
+        if checkpoint is None:
+            self.cluster.train("init_weights")
+            return None
+        self.cluster.train("load", checkpoint.path)
+        state = checkpoint.driver_state()
+        self.position = Position(**state["position"])
+        self._buffer.load_state_dict(state["buffer"])
+        for name, source in (("prompts", self._data.prompts), ("demonstrations", self._data.demonstrations)):
+            if source is not None and name in state:
+                source.load_state_dict(state[name])
+        return checkpoint
+
+    def export(self) -> None:
+        """Write the model as an HF folder into the run directory."""
+        if self.cfg.train.checkpoint.export_hf:
+            self.cluster.train("export_hf", resolve(self.cfg.model.path), self.run.export)
+
+
+def _used(cfg: SlimeConfig) -> dict[str, str]:
+    return {"model": cfg.model.family, "reward": cfg.reward.name, "filter": cfg.filter.name, "buffer": cfg.buffer.name}
