@@ -76,6 +76,13 @@ def test_bad_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
     models.check_refusals("glm4", tmp_path / "good", tmp_path)
 
 
+@pytest.mark.slow
+def test_tensor_parallelism_that_cuts_key_value_heads_is_refused(tmp_path: Path) -> None:
+    models.write_checkpoint(DENSE | {"num_key_value_heads": 1}, tmp_path)
+    with pytest.raises(AssertionError, match=r"the 1 key/value heads of .* cannot be cut into 2 equal parts"):
+        models.check_round_trip("glm4", tmp_path, 2, {"tp2": {"tensor_model_parallel_size": 2}})
+
+
 def test_prediction_layer_of_a_checkpoint_is_left_out(tmp_path: Path) -> None:
     hf = MOE | {"num_nextn_predict_layers": 1}
     models.write_checkpoint(MOE, tmp_path)
