@@ -100,6 +100,7 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
             "min_lr: is 0.01, above train.optimizer.lr=0.001",
         ),
         ({"train.optimizer.use_precision_aware_optimizer": True}, "is not supported: it needs Transformer Engine"),
+        ({"train.ddp.use_distributed_optimizer": False}, "differs from train.optimizer.use_distributed_optimizer"),
         ({"train.megatron.mtp_num_layers": 1}, "mtp_num_layers: is not supported: multi-token prediction"),
         (ranks(2, context=2) | {"train.megatron.cp_comm_type": "p2p"}, "is p2p, but this layout needs all_gather"),
         ({"buffer.options.max_groups": "many"}, "buffer.options.max_groups: Value 'many'"),

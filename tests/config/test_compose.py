@@ -144,7 +144,11 @@ def test_plugin_cannot_shadow_an_option_of_slime(acme: Site) -> None:
         ),
         ("reward/first.yaml", "timeout_s: soon", r"reward.timeout_s: Value 'soon' .* It takes float"),
         ("recipe/acme-1.5b@local.yaml", "run: {num_steps: 5}", r"there is no key 'recipe.*# @package _global_"),
-        ("recipe/acme-1.5b@local.yaml", RECIPE.replace("/reward: first", "/reward: frist"), "reward/frist"),
+        (
+            "recipe/acme-1.5b@local.yaml",
+            RECIPE.replace("/reward: first", "/reward: frist"),
+            r"recipe acme-1.5b@local: there is no reward=frist. Did you mean 'first'\?",
+        ),
     ],
 )
 def test_mistakes_in_config_files_are_named(acme: Site, file: str, text: str, says: str) -> None:

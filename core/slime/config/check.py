@@ -130,6 +130,10 @@ def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
         value = cfg.train.optimizer.get(key)
         if value is not None and not _AT_LEAST_0.holds(value):
             yield SlimeError(f"must be at least 0, got {value}", where=f"train.optimizer.{key}", todo="Raise it.")
+    distributed = [section.get("use_distributed_optimizer", False) for section in (cfg.train.ddp, cfg.train.optimizer)]
+    if distributed[0] != distributed[1]:
+        where, todo = "train.ddp.use_distributed_optimizer", "Set both alike, or remove one."
+        yield SlimeError("differs from train.optimizer.use_distributed_optimizer", where=where, todo=todo)
     lr, min_lr = cfg.train.optimizer.get("lr"), cfg.train.optimizer.get("min_lr") or 0
     if lr is not None and 0 <= lr < min_lr:
         where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."

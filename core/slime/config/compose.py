@@ -12,7 +12,7 @@ import hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins as HydraPlugins
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -94,8 +94,17 @@ def _merge(line: CommandLine, groups: Groups) -> SlimeConfig:
             merged = hydra.compose("config", overrides=line.overrides)
         _require_complete(merged, line, groups)
         return cast(SlimeConfig, OmegaConf.to_object(merged))
+    except MissingConfigException as error:
+        raise _missing_option(error, line, groups) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise _in_one_line(error) from error
+
+
+def _missing_option(error: MissingConfigException, line: CommandLine, groups: Groups) -> SlimeError:
+    """A file's own `defaults` names an option that nobody ships (the command line's choices were checked before)."""
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    where = f"recipe {line.choices['recipe']}" if line.choices["recipe"] != NO_RECIPE else ""
+    return SlimeError(f"there is no {group}={name}", where=where, todo=did_you_mean(name, groups.names(group)))
 
 
 def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> None:

@@ -50,8 +50,7 @@ def _type_faults(item: Contribution, options: Mapping[str, Any], schema: type) -
     for name in options.keys() & hints.keys():
         single = dataclasses.make_dataclass("Single", [("value", hints[name])])
         try:
-            typed = OmegaConf.structured(single)
-            OmegaConf.update(typed, "value", options[name])
+            OmegaConf.update(OmegaConf.structured(single), "value", options[name])
         except OmegaConfBaseException as error:
             fact = str(error).splitlines()[0]
             yield _error(item, name, fact, f"It takes {type_in_words(hints[name])}.")
