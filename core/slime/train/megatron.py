@@ -95,7 +95,7 @@ def _seed(cfg: SlimeConfig) -> None:
 
 
 def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
-    """This rank's chunks of the model. Weights are random, or unset where `model.init` is checkpoint.
+    """This rank's chunks of the model. Weights are random.
 
     For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
