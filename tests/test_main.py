@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +27,17 @@ print(json.dumps({{"code": code, "cpu_s": time.process_time(), "modules": sorted
     [(["--help"], 0.3), (["plugins"], 0.3), (["plan", *RUN], 1.0), (["plan", "--config", *RUN], 1.0)],
 )
 def test_verb_is_quick_and_imports_nothing_heavy(argv: list[str], limit_s: float) -> None:
-    """CPU seconds, since the machine that tests may be busy; benchmarks/startup.py shows wall time."""
-    shown = subprocess.run([sys.executable, "-c", PROBE.format(argv=argv)], capture_output=True, text=True, check=True)
-    seen = json.loads(shown.stdout.splitlines()[-1])
+    """CPU seconds, the best of at most three: the machine that tests may be busy. benchmarks/startup.py has wall time."""
+    seen = probe(argv)
     assert seen["code"] == 0
     assert [name for name in HEAVY if name in seen["modules"]] == []
-    assert seen["cpu_s"] < limit_s
+    assert seen["cpu_s"] < limit_s or any(probe(argv)["cpu_s"] < limit_s for _ in range(2))
+
+
+def probe(argv: list[str]) -> dict[str, Any]:
+    """Exit code, CPU seconds and imported modules of one verb in a fresh process."""
+    shown = subprocess.run([sys.executable, "-c", PROBE.format(argv=argv)], capture_output=True, text=True, check=True)
+    return json.loads(shown.stdout.splitlines()[-1])
 
 
 def test_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,4 +128,4 @@ def _arguments(cfg: SlimeConfig) -> Iterator[str]:
     fields = server_fields(cfg, model_path=resolve(cfg.model.path), host="", port=0)
     for name, value in sorted(fields.items()):
         if name not in ("host", "port"):
-            yield f"  {name:<26} {json.dumps(value) if not isinstance(value, str) else value}"
+            yield f"  {name:<32} {json.dumps(value) if not isinstance(value, str) else value}"
