@@ -27,7 +27,7 @@ print(json.dumps({{"code": code, "cpu_s": time.process_time(), "modules": sorted
     [(["--help"], 0.3), (["plugins"], 0.3), (["plan", *RUN], 1.0), (["plan", "--config", *RUN], 1.0)],
 )
 def test_verb_is_quick_and_imports_nothing_heavy(argv: list[str], limit_s: float) -> None:
-    """CPU seconds, the best of at most three: the machine that tests may be busy. benchmarks/startup.py has wall time."""
+    """CPU seconds, best of at most three: the machine may be busy. benchmarks/startup.py shows wall time."""
     seen = probe(argv)
     assert seen["code"] == 0
     assert [name for name in HEAVY if name in seen["modules"]] == []
