@@ -27,6 +27,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 )
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
 
 from slime import files
 from slime.errors import SlimeError
@@ -35,6 +36,9 @@ from slime.train.megatron import Model
 from slime.train.optimizer import Optimizer, parts_of
 
 _SHARDING = "fully_reshardable"
+
+_SHORT_WRITE = "unexpected pos"
+"""What torch's zip writer says when a file did not take all bytes; no OSError reaches us then."""
 
 
 def save(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> None:
@@ -46,7 +50,7 @@ def save(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights 
     state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
     state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": _facts(model, optimizer, ref)}
     strategy = FullyParallelSaveStrategyWrapper(get_default_save_sharded_strategy(), _dp_cp_group(), True)
-    with _megatron_errors(path, "cannot be written"), files.disk_errors(path):
+    with _megatron_errors(path, "cannot be written"):
         dist_checkpointing.save(state, str(path), strategy)
 
 
@@ -189,11 +193,24 @@ def _set_rng(state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _megatron_errors(path: Path, what: str) -> Iterator[None]:
-    """Megatron-core's complaints about a checkpoint, as one line that names the folder."""
+    """Megatron-core's complaints about a checkpoint, or the disk's, as one line that names the folder."""
     try:
-        yield
+        with files.disk_errors(path), _first_failure():
+            yield
     except (CheckpointingException, KeyError, RuntimeError) as error:
+        if _SHORT_WRITE in str(error):
+            raise files.disk_full(path) from error
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SlimeError(
             f"the trainer's checkpoint {what}: {reason[:300]}", where=str(path), todo="See the trainer's log for more."
         ) from error
+
+
+@contextmanager
+def _first_failure() -> Iterator[None]:
+    """torch collects what went wrong by rank in an exception of its own: raise the first of these instead."""
+    try:
+        yield
+    except CheckpointException as error:
+        failure, _ = next(iter(error.failures.values()))
+        raise failure from error

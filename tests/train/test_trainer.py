@@ -1,0 +1,199 @@
+"""The trainer on one rank, with the real tiny dense family: learning, the log-prob passes, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime.errors import SlimeError
+from slime.testing.ranks import Rank, run_ranks
+
+pytestmark = pytest.mark.slow
+
+HF = {
+    "attention_bias": True,
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "model_type": "glm4",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+    "vocab_size": 96,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from slime.testing.models import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(HF, folder)
+    return folder
+
+
+def start(rank: Rank, model: Path, **algo: Any) -> Any:
+    from slime.config.schema import AlgoConfig, SlimeConfig
+    from slime.train.trainer import Trainer
+
+    cfg = SlimeConfig()
+    cfg.model.family, cfg.model.path, cfg.run.num_steps = "glm4", str(model), 50
+    cfg.train.optimizer, cfg.algo = {"lr": 1e-3}, AlgoConfig(**algo)
+    cfg.sft.num_steps, cfg.sft.lr = 50, 3e-3
+    trainer = Trainer(cfg, *rank)
+    trainer.init_weights()
+    trainer.snapshot_reference()
+    return trainer
+
+
+def packed(trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int = 200) -> list[Any]:
+    from slime.train.packing import pack
+
+    return pack(
+        samples,
+        num_dp=1,
+        align=1,
+        max_tokens=max_tokens,
+        loss_mean=trainer.cfg.algo.loss_mean,
+        num_optimizer_steps=steps,
+    )
+
+
+def recorded(seed: int = 0) -> list[Any]:
+    from slime.testing.recorded import recorded_samples
+
+    return recorded_samples(16, HF["vocab_size"], seed=seed)
+
+
+def supervised_losses(rank: Rank, model: Path) -> list[float]:
+    trainer = start(rank, model)
+    (batch,) = packed(trainer, recorded())
+    return [trainer.train_sft(batch, step)["loss"] for step in range(30)]
+
+
+def test_supervised_training_learns_its_samples(model: Path) -> None:
+    (losses,) = run_ranks(supervised_losses, 1, model)
+    assert losses[0] == pytest.approx(math.log(HF["vocab_size"]), abs=1.5)  # a random model knows nothing
+    assert losses[-1] < losses[0] - 1
+
+
+def losses_by_packing(rank: Rank, model: Path, loss_mean: str) -> list[dict[str, float]]:
+    from slime.config.schema import LossMean
+
+    trainer = start(rank, model, loss_mean=LossMean(loss_mean), rollout_logprobs_as_old=True)
+    trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
+    return [trainer.train_rl(packed(trainer, recorded(), max_tokens=cap), 0) for cap in (40, 100, 1000)]
+
+
+@pytest.mark.parametrize("loss_mean", ["token", "sample"])
+def test_the_loss_does_not_depend_on_the_packing(model: Path, loss_mean: str) -> None:
+    (results,) = run_ranks(losses_by_packing, 1, model, loss_mean)
+    for name in ("loss", "pg_loss", "entropy", "clip_fraction", "ratio_mean", "approx_kl", "logprob_diff_mean"):
+        assert [result[name] for result in results] == pytest.approx([results[0][name]] * 3, rel=1e-6), name
+    assert results[0]["clip_fraction"] > 0  # the recorded ratios do spread
+
+
+def reinforced(rank: Rank, model: Path, num_steps: int, **algo: Any) -> list[dict[str, float]]:
+    trainer = start(rank, model, **algo)
+    samples = with_own_logprobs(trainer, recorded())
+    return [trainer.train_rl(packed(trainer, samples, steps=num_steps), step) for step in range(3)]
+
+
+def with_own_logprobs(trainer: Any, samples: list[Any]) -> list[Any]:
+    """The samples as an engine would have recorded them that holds exactly the trainer's weights."""
+    from slime.train.compat import cpu_stands_in_for_cuda
+    from slime.train.local_batch import local_micro_batches
+    from slime.train.step import score
+
+    (batch,) = packed(trainer, samples)
+    with cpu_stands_in_for_cuda():
+        scores = score(trainer.model, local_micro_batches(batch, trainer.device))
+    found = list(samples)
+    for micro, (logprobs, _) in zip(batch.micro_batches[0], scores, strict=True):
+        for number, start_, end in zip(micro.sample_ids, micro.cu_seqlens, micro.cu_seqlens[1:], strict=False):
+            own = logprobs[start_ : end - 1][-samples[number].num_response_tokens :].numpy()
+            found[number] = dataclasses.replace(samples[number], rollout_logprobs=own)
+    return found
+
+
+def test_one_step_needs_no_pass_for_old_logprobs_and_starts_on_policy(model: Path) -> None:
+    (history,) = run_ranks(reinforced, 1, model, 1)
+    first, second = history[0], history[1]
+    assert first["ratio_mean"] == 1
+    assert first["clip_fraction"] == first["approx_kl"] == first["kl"] == 0
+    assert first["logprob_diff_max"] < 1e-5  # the same weights; only the packing differs, fp32
+    assert second["logprob_diff_mean"] > 1e-4  # the weights have moved, the engine's log-probs have not
+    assert second["ratio_mean"] == 1
+
+
+def test_several_steps_move_off_policy_within_a_rollout(model: Path) -> None:
+    (history,) = run_ranks(reinforced, 1, model, 4)
+    first = history[0]
+    assert first["ratio_mean"] != 1
+    assert first["approx_kl"] > 0
+    assert first["logprob_diff_max"] < 1e-5  # measured before the first of the steps
+
+
+def kl_from_start(rank: Rank, model: Path) -> tuple[list[float], bool]:
+    from slime.train.reference import copy_weights
+
+    trainer = start(rank, model, kl_coef=0.5)
+    batches, before = packed(trainer, recorded()), copy_weights(trainer.model.modules)
+    kls = [trainer.train_rl(batches, step)["kl"] for step in range(3)]
+    reference = trainer.reference[0]
+    return kls, all((reference[name] == tensor).all() for name, tensor in before[0].items())
+
+
+def test_kl_against_the_reference_grows_from_zero(model: Path) -> None:
+    ((kls, reference_is_the_start),) = run_ranks(kl_from_start, 1, model)
+    assert kls[0] == 0
+    assert 0 < kls[1] < kls[2]
+    assert reference_is_the_start
+
+
+def spoilt_step(rank: Rank, model: Path) -> tuple[str, bool]:
+    from slime.train.reference import copy_weights
+
+    trainer = start(rank, model)
+    spoilt = dataclasses.replace(recorded()[0], advantages=np.full_like(recorded()[0].advantages, np.nan))
+    before = copy_weights(trainer.model.modules)[0]
+    with pytest.raises(SlimeError) as refused:
+        trainer.train_rl(packed(trainer, [spoilt, *recorded()[1:]]), 7)
+    after = copy_weights(trainer.model.modules)[0]
+    return str(refused.value), all((before[name] == after[name]).all() for name in before)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_step_before_the_weights_change(model: Path) -> None:
+    ((message, weights_are_kept),) = run_ranks(spoilt_step, 1, model)
+    assert "step 7, trainer rank 0: loss nan or a gradient is not finite" in message
+    assert weights_are_kept
+
+
+def stages(rank: Rank, model: Path) -> list[tuple[str, float, int]]:
+    """(stage, learning rate used, Adam's step) over the change from the supervised stage to RL."""
+    trainer = start(rank, model)
+    batches, seen = packed(trainer, recorded()), []
+    for step in range(4):
+        values = trainer.train_sft(batches[0], step) if step < 2 else trainer.train_rl(batches, step)
+        steps = {group["step"] for adam in trainer.optimizer.adams() for group in adam.param_groups}
+        seen.append((trainer.optimizer.stage, values["lr"], *steps))
+    return seen
+
+
+def test_reinforcement_learning_starts_with_fresh_moments_and_its_own_learning_rate(model: Path) -> None:
+    (seen,) = run_ranks(stages, 1, model)
+    cosine = 3e-3 * 0.5 * (1 + math.cos(math.pi / 50))
+    assert seen == [
+        ("sft", 3e-3, 1),
+        ("sft", pytest.approx(cosine, rel=1e-12), 2),
+        ("rl", 1e-3, 1),
+        ("rl", 1e-3, 2),
+    ]
