@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from slime.data.tokenize import encode, load_tokenizer, render
+from slime.data.tokenize import encode, end_tokens, load_tokenizer, render
 from slime.errors import SlimeError
 
 
@@ -44,3 +44,10 @@ def test_a_template_that_refuses_names_the_row(tokenizer, monkeypatch):
 def test_template_keywords_reach_the_template(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ 'think' if enable_thinking else 'answer' }}")
     assert render(tokenizer, [{"role": "user", "content": "1"}], "", {"enable_thinking": True}, prompt=True) == "think"
+
+
+def test_end_tokens_are_the_tokenizers_and_the_checkpoints(tokenizer_folder, tmp_path):
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "several")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
+    assert end_tokens(load_tokenizer(folder)) == {0, 5}
+    assert end_tokens(load_tokenizer(tokenizer_folder)) == {0}

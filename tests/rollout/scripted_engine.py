@@ -95,16 +95,16 @@ class ScriptedEngine:
         }
 
     async def _decode(self, key: int, done: int, limit: int, tokens: list[int]) -> str:
+        """Fills `tokens`; like SGLang, an aborted request finishes its step and is called aborted even if that step
+        ended it, and a response that ends with its last allowed token has reached its length."""
         aborted = self._abort
-        while len(tokens) < limit:
-            if await self._aborted_within(aborted, self._token_s[key]):
-                return "abort"
+        while True:
+            is_aborted = await self._aborted_within(aborted, self._token_s[key])
             position = done + len(tokens)
-            if position == self._lengths[key] - 1:
-                tokens.append(STOP_TOKEN)
-                return "stop"
-            tokens.append(answer(key, position))
-        return "length"
+            ended = position == self._lengths[key] - 1
+            tokens.append(STOP_TOKEN if ended else answer(key, position))
+            if is_aborted or ended or len(tokens) == limit:
+                return "abort" if is_aborted else "length" if len(tokens) == limit else "stop"
 
     @staticmethod
     async def _aborted_within(aborted: asyncio.Event, seconds: float) -> bool:

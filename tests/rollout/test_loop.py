@@ -22,6 +22,8 @@ VERSION = 3
 class Letters:
     """A tokenizer of one letter a token."""
 
+    eos_token_id, name_or_path = STOP_TOKEN, ""
+
     def decode(self, tokens, skip_special_tokens):
         return "".join(chr(token) for token in tokens if token != STOP_TOKEN)
 
@@ -172,6 +174,30 @@ def test_a_continued_request_has_the_rest_of_the_response_limit():
     assert len(continued["input_ids"]) > len(begun["input_ids"]) == 1
     for body in (begun, continued):
         assert body["sampling_params"]["max_new_tokens"] == 30 - (len(body["input_ids"]) - 1)
+
+
+def test_a_response_that_ended_as_it_was_aborted_is_complete():
+    engine, buffer = ScriptedEngine(lengths={1: 1}, token_s={1: 60.0}), FifoBuffer()
+    run(engine, prompts_per_step=1, over_sampling=2.0, buffer=buffer)
+    (group,) = buffer.take(1, VERSION)
+    assert [(sample.status, sample.response_tokens) for sample in group.samples] == [
+        (Status.COMPLETED, [STOP_TOKEN]),
+        (Status.COMPLETED, [STOP_TOKEN]),
+    ]
+
+
+def test_a_stored_group_that_is_complete_is_only_scored():
+    engine, buffer, prompts = ScriptedEngine(lengths={1: 1}, token_s={1: 60.0}), FifoBuffer(), Prompts()
+    run(engine, prompts_per_step=1, over_sampling=2.0, buffer=buffer, prompts=prompts)
+    engine = ScriptedEngine()
+    (step,) = run(engine, prompts_per_step=1, buffer=buffer, prompts=prompts)
+    assert [group.id for group in step.groups] == ["0/1"]
+    assert not engine.requests
+
+
+def test_a_response_that_ends_with_its_last_allowed_token_is_complete():
+    (step,) = run(ScriptedEngine(lengths={1: 4}), max_response_tokens=4)
+    assert step.stats["rollout/truncated_share"] == 0
 
 
 def test_nothing_is_aborted_without_over_sampling():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise SlimeError(f"the tokenizer does not load: {reason}", where=str(folder), todo=todo) from None
     require_chat_template(tokenizer)
     return tokenizer
+
+
+def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Token ids that end a response: the tokenizer's own, and those that the checkpoint's generation and model config
+    name (an id or a list of them), where SGLang takes them from."""
+    found = {tokenizer.eos_token_id}
+    for name in ("generation_config.json", "config.json"):
+        path = Path(tokenizer.name_or_path, name)
+        value = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        found.update(value if isinstance(value, list) else [value])
+    return frozenset(found - {None})
 
 
 def require_chat_template(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from slime.config.schema import SamplingConfig
-from slime.data.tokenize import Tokenizer
+from slime.data.tokenize import Tokenizer, end_tokens
 from slime.errors import SlimeError
 from slime.types import Sample, Status, WeightSpan
 
@@ -50,12 +50,14 @@ class Generator:
 
     def __init__(self, engine: Engine, sampling: SamplingConfig, tokenizer: Tokenizer, seed: int) -> None:
         self._engine, self._tokenizer, self._seed = engine, tokenizer, seed
-        self._limit = sampling.max_response_tokens
+        self._limit, self._stop = sampling.max_response_tokens, list(sampling.stop)
+        self._end_tokens = end_tokens(tokenizer)
         self._params = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "stop": list(sampling.stop),
+            "stop": self._stop,
+            "stop_token_ids": sorted(self._end_tokens),
         }
 
     async def continue_sample(self, sample: Sample, version: int) -> None:
@@ -68,13 +70,28 @@ class Generator:
         generation = await self._engine.generate(input_ids, self._request_params(sample))
         self._check_version(generation, version)
         _append(sample, generation)
+        sample.status = Status.COMPLETED if self._has_ended(sample) else _STATUS[generation.finish_reason]
         if sample.status is not Status.ABORTED:
-            sample.response = self._tokenizer.decode(sample.response_tokens, skip_special_tokens=True)
+            sample.response = self._text(sample)
 
     def _request_params(self, sample: Sample) -> dict[str, Any]:
         remaining = self._limit - len(sample.response_tokens)
         assert remaining > 0, "a sample at the response limit is truncated, not continued"
         return {**self._params, "max_new_tokens": remaining, "sampling_seed": sampling_seed(self._seed, sample)}
+
+    def _has_ended(self, sample: Sample) -> bool:
+        """Whether the response is complete, whatever the finish reason says.
+
+        SGLang lets an aborted request finish the step it is in and still calls it aborted when that step brought the
+        end token; likewise `length` when the end token was the last one allowed.
+        """
+        if sample.response_tokens and sample.response_tokens[-1] in self._end_tokens:
+            return True
+        return bool(self._stop) and any(stop in self._text(sample) for stop in self._stop)
+
+    def _text(self, sample: Sample) -> str:
+        text: str = self._tokenizer.decode(sample.response_tokens, skip_special_tokens=True)
+        return text
 
     def _check_version(self, generation: Generation, version: int) -> None:
         if generation.weight_version != version:
@@ -90,15 +107,15 @@ def _append(sample: Sample, generation: Generation) -> None:
     sample.loss_mask.extend([1] * count)
     if count:
         sample.spans.append(WeightSpan(generation.weight_version, count))
-    sample.status = _STATUS[generation.finish_reason]
     sample.check()
 
 
 def sampling_seed(seed: int, sample: Sample) -> int:
-    """Seed of one request, 63 bits, from the run's seed and from which request it is.
+    """Seed of a sample's requests, 63 bits, from the run's seed and from which sample it is.
 
-    SGLang draws token number t of a request from a hash of (seed, t) when it runs with
-    `enable_deterministic_inference`, so a run repeats however its requests are batched; otherwise it ignores this.
+    SGLang draws the token at position t of a sequence by a hash of (seed, t) when it runs with
+    `enable_deterministic_inference`: a run repeats however its requests are batched, and a continued response goes on
+    with the noise it would have had uninterrupted. Without that mode SGLang ignores the seed.
     """
-    request = f"{seed}/{sample.prompt.id}/{sample.index}/{len(sample.spans)}"
-    return int.from_bytes(hashlib.blake2b(request.encode(), digest_size=8).digest(), "big") >> 1
+    name = f"{seed}/{sample.prompt.id}/{sample.index}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
