@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
@@ -38,6 +40,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_checkpoint(HF, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def results(model: Path) -> dict[str, Any]:
+    """What every scenario below returned; all in one process, because a process takes seconds to start."""
+    return run_ranks(run_scenarios, 1, model)[0]
+
+
+def run_scenarios(rank: Rank, model: Path) -> dict[str, Any]:
+    found = {}
+    for number, (name, scenario) in enumerate(SCENARIOS.items()):
+        found[name] = scenario(rank._replace(master_port=rank.master_port + number), model)
+        dist.destroy_process_group()
+    return found
 
 
 def start(rank: Rank, model: Path, **algo: Any) -> Any:
@@ -79,8 +95,8 @@ def supervised_losses(rank: Rank, model: Path) -> list[float]:
     return [trainer.train_sft(batch, step)["loss"] for step in range(30)]
 
 
-def test_supervised_training_learns_its_samples(model: Path) -> None:
-    (losses,) = run_ranks(supervised_losses, 1, model)
+def test_supervised_training_learns_its_samples(results: dict[str, Any]) -> None:
+    losses = results["supervised"]
     assert losses[0] == pytest.approx(math.log(HF["vocab_size"]), abs=1.5)  # a random model knows nothing
     assert losses[-1] < losses[0] - 1
 
@@ -94,11 +110,11 @@ def losses_by_packing(rank: Rank, model: Path, loss_mean: str) -> list[dict[str,
 
 
 @pytest.mark.parametrize("loss_mean", ["token", "sample"])
-def test_the_loss_does_not_depend_on_the_packing(model: Path, loss_mean: str) -> None:
-    (results,) = run_ranks(losses_by_packing, 1, model, loss_mean)
+def test_the_loss_does_not_depend_on_the_packing(results: dict[str, Any], loss_mean: str) -> None:
+    by_cap = results[f"packing by {loss_mean}"]
     for name in ("loss", "pg_loss", "entropy", "clip_fraction", "ratio_mean", "approx_kl", "logprob_diff_mean"):
-        assert [result[name] for result in results] == pytest.approx([results[0][name]] * 3, rel=1e-6), name
-    assert results[0]["clip_fraction"] > 0  # the recorded ratios do spread
+        assert [found[name] for found in by_cap] == pytest.approx([by_cap[0][name]] * 3, rel=1e-6), name
+    assert by_cap[0]["clip_fraction"] > 0  # the recorded ratios do spread
 
 
 def reinforced(rank: Rank, model: Path, num_steps: int, **algo: Any) -> list[dict[str, float]]:
@@ -124,9 +140,8 @@ def with_own_logprobs(trainer: Any, samples: list[Any]) -> list[Any]:
     return found
 
 
-def test_one_step_needs_no_pass_for_old_logprobs_and_starts_on_policy(model: Path) -> None:
-    (history,) = run_ranks(reinforced, 1, model, 1)
-    first, second = history[0], history[1]
+def test_one_step_needs_no_pass_for_old_logprobs_and_starts_on_policy(results: dict[str, Any]) -> None:
+    first, second, _ = results["one step"]
     assert first["ratio_mean"] == 1
     assert first["clip_fraction"] == first["approx_kl"] == first["kl"] == 0
     assert first["logprob_diff_max"] < 1e-5  # the same weights; only the packing differs, fp32
@@ -134,9 +149,8 @@ def test_one_step_needs_no_pass_for_old_logprobs_and_starts_on_policy(model: Pat
     assert second["ratio_mean"] == 1
 
 
-def test_several_steps_move_off_policy_within_a_rollout(model: Path) -> None:
-    (history,) = run_ranks(reinforced, 1, model, 4)
-    first = history[0]
+def test_several_steps_move_off_policy_within_a_rollout(results: dict[str, Any]) -> None:
+    first, *_ = results["four steps"]
     assert first["ratio_mean"] != 1
     assert first["approx_kl"] > 0
     assert first["logprob_diff_max"] < 1e-5  # measured before the first of the steps
@@ -152,8 +166,8 @@ def kl_from_start(rank: Rank, model: Path) -> tuple[list[float], bool]:
     return kls, all((reference[name] == tensor).all() for name, tensor in before[0].items())
 
 
-def test_kl_against_the_reference_grows_from_zero(model: Path) -> None:
-    ((kls, reference_is_the_start),) = run_ranks(kl_from_start, 1, model)
+def test_kl_against_the_reference_grows_from_zero(results: dict[str, Any]) -> None:
+    kls, reference_is_the_start = results["kl"]
     assert kls[0] == 0
     assert 0 < kls[1] < kls[2]
     assert reference_is_the_start
@@ -171,8 +185,8 @@ def spoilt_step(rank: Rank, model: Path) -> tuple[str, bool]:
     return str(refused.value), all((before[name] == after[name]).all() for name in before)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_step_before_the_weights_change(model: Path) -> None:
-    ((message, weights_are_kept),) = run_ranks(spoilt_step, 1, model)
+def test_a_gradient_that_is_not_finite_stops_the_step_before_the_weights_change(results: dict[str, Any]) -> None:
+    message, weights_are_kept = results["spoilt"]
     assert "step 7, trainer rank 0: loss nan or a gradient is not finite" in message
     assert weights_are_kept
 
@@ -188,8 +202,8 @@ def stages(rank: Rank, model: Path) -> list[tuple[str, float, int]]:
     return seen
 
 
-def test_reinforcement_learning_starts_with_fresh_moments_and_its_own_learning_rate(model: Path) -> None:
-    (seen,) = run_ranks(stages, 1, model)
+def test_reinforcement_learning_starts_with_fresh_moments_and_its_own_learning_rate(results: dict[str, Any]) -> None:
+    seen = results["stages"]
     cosine = 3e-3 * 0.5 * (1 + math.cos(math.pi / 50))
     assert seen == [
         ("sft", 3e-3, 1),
@@ -197,3 +211,15 @@ def test_reinforcement_learning_starts_with_fresh_moments_and_its_own_learning_r
         ("rl", 1e-3, 1),
         ("rl", 1e-3, 2),
     ]
+
+
+SCENARIOS = {
+    "supervised": supervised_losses,
+    "packing by token": partial(losses_by_packing, loss_mean="token"),
+    "packing by sample": partial(losses_by_packing, loss_mean="sample"),
+    "one step": partial(reinforced, num_steps=1),
+    "four steps": partial(reinforced, num_steps=4),
+    "kl": kl_from_start,
+    "spoilt": spoilt_step,
+    "stages": stages,
+}

@@ -54,7 +54,14 @@ def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
 def ddp_config(cfg: SlimeConfig) -> DistributedDataParallelConfig:
     """Megatron's DistributedDataParallelConfig: gradients are summed in fp32."""
     defaults = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": True}
-    return _construct(DistributedDataParallelConfig, defaults | dict(cfg.train.ddp), "train.ddp")
+    config = _construct(DistributedDataParallelConfig, defaults | dict(cfg.train.ddp), "train.ddp")
+    if config.overlap_param_gather:
+        raise SlimeError(
+            "overlap_param_gather=true is not supported",
+            where="train.ddp",
+            todo="Leave it out: parameters would still be on their way when they are published to the engines.",
+        )
+    return config
 
 
 def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
@@ -102,7 +109,7 @@ def _construct(kind: type, values: Mapping[str, Any], where: str) -> Any:
     try:
         return kind(**named)
     except (ValueError, AssertionError) as error:
-        raise SlimeError(str(error), where=where, todo="Change the setting that this names.") from error
+        raise SlimeError(str(error).rstrip("."), where=where, todo="Change the setting that this names.") from error
 
 
 def _check(config: TransformerConfig) -> None:
@@ -121,6 +128,7 @@ def _check(config: TransformerConfig) -> None:
         "variable_seq_lengths=false": not config.variable_seq_lengths,
         "cross_entropy_loss_fusion=true": config.cross_entropy_loss_fusion,
         "multi-token prediction (mtp_num_layers)": bool(config.mtp_num_layers),
+        "fp16=true": config.fp16,
     }
     for setting, broken in rules.items():
         if broken:

@@ -1,0 +1,100 @@
+"""Megatron's config objects as slime makes them, and contradictions that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from slime import plugins
+from slime.config.schema import Device, LrDecay, SlimeConfig
+from slime.errors import SlimeError
+from slime.train import settings
+from slime.train.optimizer import _decay_end, schedule_of
+
+HF = {
+    "head_dim": 16,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "model_type": "glm4",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+    "vocab_size": 96,
+}
+
+
+def config(**megatron: Any) -> Any:
+    cfg = SlimeConfig()
+    cfg.train.megatron = megatron
+    return settings.transformer_config(cfg, plugins.load().models.create("glm4"), HF)
+
+
+def test_what_the_code_depends_on_is_set() -> None:
+    made = config()
+    assert made.calculate_per_token_loss
+    assert made.variable_seq_lengths
+    assert made.moe_token_dispatcher_type == "alltoall"
+    assert made.params_dtype == torch.float32
+    assert not made.sequence_parallel
+    assert config(tensor_model_parallel_size=2).sequence_parallel
+
+
+def test_the_user_overrules_the_family_and_names_dtypes() -> None:
+    made = config(layernorm_epsilon=1e-6, bf16=True, params_dtype="bf16")
+    assert made.layernorm_epsilon == 1e-6
+    assert made.params_dtype == made.pipeline_dtype == torch.bfloat16
+
+
+def test_gpus_train_in_bf16() -> None:
+    cfg = SlimeConfig()
+    cfg.cluster.device = Device.cuda
+    made = settings.transformer_config(cfg, plugins.load().models.create("glm4"), HF)
+    assert made.bf16
+    assert made.params_dtype == torch.bfloat16
+    assert settings.optimizer_config(cfg).bf16
+
+
+@pytest.mark.parametrize(
+    ("megatron", "message"),
+    [
+        ({"tensor_model_parallel_size": 2, "sequence_parallel": False}, "sequence_parallel=false"),
+        ({"calculate_per_token_loss": False}, "calculate_per_token_loss=false is not supported"),
+        ({"variable_seq_lengths": False}, "variable_seq_lengths=false is not supported"),
+        ({"mtp_num_layers": 1}, "multi-token prediction"),
+        ({"hiden_size": 64}, "no field 'hiden_size'. Did you mean 'hidden_size'?"),
+        ({"recompute_granularity": "most"}, 'most must be "full"'),
+    ],
+)
+def test_contradictions_are_refused(megatron: dict[str, Any], message: str) -> None:
+    with pytest.raises(SlimeError, match=r"^train\.megatron: ") as refused:
+        config(**megatron)
+    assert message in str(refused.value)
+
+
+def test_overlapping_the_parameter_gather_is_refused() -> None:
+    cfg = SlimeConfig()
+    cfg.train.ddp = {"overlap_param_gather": True}
+    with pytest.raises(SlimeError, match="overlap_param_gather"):
+        settings.ddp_config(cfg)
+
+
+def test_the_decay_ends_with_the_run_unless_told_otherwise() -> None:
+    cfg = SlimeConfig()
+    cfg.run.num_steps, cfg.train.steps_per_rollout = 20, 4
+    assert schedule_of(cfg, "rl").decay_steps == 80
+    cfg.train.lr_decay_steps = 7
+    assert schedule_of(cfg, "rl").decay_steps == 7
+
+
+def test_a_warm_up_that_leaves_no_decay_is_refused_unless_nothing_decays() -> None:
+    cfg = SlimeConfig()
+    cfg.sft.num_steps, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay = 5, 5, LrDecay.cosine
+    with pytest.raises(SlimeError, match=r"^sft\.lr_warmup_steps: a warm-up of 5 steps leaves none of 5"):
+        _decay_end(schedule_of(cfg, "sft"), "sft")
+    cfg.sft.lr_decay = LrDecay.constant
+    assert _decay_end(schedule_of(cfg, "sft"), "sft") == 6
