@@ -6,8 +6,10 @@ router; weights and aborts concern every engine and go to each directly.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
+from slime.rollout.engine import free_port
 from slime.rollout.lifeline import die_with_parent
 
 if TYPE_CHECKING:
@@ -41,11 +44,8 @@ def open_router(
     """
     from slime.rollout.client import EngineClient
 
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
     log = logs / "router.log"
-    router = RouterProcess(engine_urls, port, log, request_timeout_s)
+    router = RouterProcess(engine_urls, free_port(HOST), log, request_timeout_s)
     try:
         router.wait_until_ready(start_timeout_s)
         yield EngineClient(router.url, log=log, timeout_s=request_timeout_s)
@@ -92,13 +92,14 @@ class RouterProcess:
 
     def stop(self) -> None:
         """End the router now; requests in flight fail."""
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _missing(self) -> list[str]:
         """Engines that the router does not know yet."""
         try:
-            with urllib.request.urlopen(f"{self.url}/workers", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/workers", timeout=1) as answer:
                 known = {worker["url"] for worker in json.load(answer)["workers"] if worker["is_healthy"]}
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             known = set()
@@ -129,6 +130,18 @@ def main(port: int, request_timeout_s: float, engine_urls: list[str]) -> None:
     Router.from_args(args).start()
 
 
-if __name__ == "__main__":
+def guard(arguments: Sequence[str]) -> int:
+    """Run the router in a child and end it with our parent; the exit code is the child's.
+
+    A thread beside the router could not watch the parent: the router keeps Python's global lock while it serves.
+    """
+    child = os.fork()
+    if child == 0:
+        main(int(arguments[0]), float(arguments[1]), list(arguments[2:]))
+        return 0
     die_with_parent()
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    sys.exit(guard(sys.argv[1:]))

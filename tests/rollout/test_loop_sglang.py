@@ -1,0 +1,219 @@
+"""The sampling loop, evaluation and the router against SGLang itself, with the demo's model, data and reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from slime.builtins import KeepAll
+from slime.config.compose import compose
+from slime.config.paths import resolve
+from slime.config.schema import SlimeConfig
+from slime.data.prompts import PromptSource
+from slime.data.tokenize import load_tokenizer
+from slime.reward.service import RewardService
+from slime.rollout.buffer import FifoBuffer
+from slime.rollout.client import EngineClient
+from slime.rollout.engine import EngineProcess
+from slime.rollout.evaluate import evaluate
+from slime.rollout.loop import Collected, Rollout
+from slime.rollout.router import open_router
+from slime.testing.models import write_checkpoint
+from slime.types import Status
+from slime.weights.publish import publish
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cfg() -> SlimeConfig:
+    return compose(["+model=glm4-tiny", "+cluster=local", "rollout.prompts_per_step=8", "rollout.samples_per_prompt=4"])
+
+
+@pytest.fixture(scope="module")
+def weights(cfg, tmp_path_factory):
+    """Random weights, with which responses are all different and as long as they may be."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(json.loads((resolve(cfg.model.path) / "config.json").read_text()), folder)
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
+    logs = tmp_path_factory.mktemp("engines")
+    model = resolve(cfg.model.path)
+    engines = [EngineProcess(cfg, model_path=model, host="127.0.0.1", log=logs / f"{n}.log") for n in range(2)]
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        for engine in engines:
+            stack.callback(engine.stop)
+        list(pool.map(EngineProcess.start, engines))
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def rewards(cfg) -> Iterator[RewardService]:
+    with RewardService(cfg.reward) as service:
+        yield service
+
+
+class Bench:
+    """One rollout over running engines, from the first prompt of the set on."""
+
+    def __init__(self, cfg, weights, engines, rewards, logs: Path) -> None:
+        self.cfg, self.weights, self.engines, self.rewards, self.logs = cfg, weights, engines, rewards, logs
+        self.tokenizer = load_tokenizer(resolve(cfg.model.path))
+        self.prompts = PromptSource(cfg.data, self.tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
+        self.buffer = FifoBuffer()
+
+    def publish(self, version: int) -> None:
+        publish(iter(self.weights.items()), [engine.url for engine in self.engines], version, 1 << 26)
+
+    def collect(self, *versions: int, disturb=lambda kept, needed: None) -> list[Collected]:
+        return asyncio.run(self._collect(versions, disturb))
+
+    async def _collect(self, versions, disturb) -> list[Collected]:
+        async with AsyncExitStack() as stack:
+            clients = [self._client(stack, EngineClient(engine.url)) for engine in self.engines]
+            router = None
+            if len(clients) > 1:
+                context = open_router([client.url for client in clients], self.logs, 60)
+                router = self._client(stack, stack.enter_context(context))
+            rollout = Rollout(
+                self.cfg.rollout,
+                self.cfg.reward,
+                self.cfg.run.seed,
+                tokenizer=self.tokenizer,
+                prompts=self.prompts,
+                buffer=self.buffer,
+                sample_filter=KeepAll(),
+                scorer=self.rewards,
+                engines=clients,
+                router=router,
+            )
+            collected = []
+            for version in versions:
+                await asyncio.to_thread(self.publish, version)
+                collected.append(await rollout.collect(version, disturb))
+            return collected
+
+    def _client(self, stack: AsyncExitStack, client: EngineClient) -> EngineClient:
+        stack.push_async_callback(client.close)
+        return client
+
+
+@pytest.fixture
+def bench(cfg, weights, engines, rewards, tmp_path):
+    def bench(num_engines=1, **rollout) -> Bench:
+        changed = SlimeConfig(**vars(cfg) | {"rollout": type(cfg.rollout)(**vars(cfg.rollout) | rollout)})
+        return Bench(changed, weights, engines[:num_engines], rewards, tmp_path)
+
+    return bench
+
+
+def responses(collected: list[Collected]) -> list[tuple]:
+    samples = [sample for step in collected for group in step.groups for sample in group.samples]
+    return [(s.prompt.id, s.index, s.response_tokens, s.logprobs, s.status, s.reward) for s in samples]
+
+
+def test_a_step_repeats_bit_for_bit_however_it_is_batched(bench):
+    """Tokens and log-probs are equal, not close: this is what lets a resumed run continue bit for bit."""
+    together = bench().collect(1, 2)
+    few = bench(max_requests_per_engine=5).collect(1, 2)
+    assert responses(few) == responses(together)
+    tokens = [tuple(response[2]) for response in responses(together)]
+    assert len(set(tokens)) > len(tokens) / 2, "samples of a prompt differ from one another"
+
+
+def test_samples_are_whole(bench):
+    (step,) = bench().collect(1)
+    assert [group.id for group in step.groups] == [prompt.id for prompt in bench().prompts.take(8)]
+    for sample in (sample for group in step.groups for sample in group.samples):
+        sample.check()
+        assert sample.status in (Status.COMPLETED, Status.TRUNCATED)
+        assert sample.verdict is not None
+        assert all(logprob < 0 for logprob in sample.logprobs)
+        assert [span.version for span in sample.spans] == [1]
+    lengths = [len(sample.response_tokens) for group in step.groups for sample in group.samples]
+    assert step.stats["rollout/num_tokens"] == sum(lengths)
+
+
+def test_an_interrupted_response_goes_on_as_if_it_had_not_been(bench):
+    """The same weights as three versions: with the noise of the same positions, only the weight spans differ."""
+    long = {"sampling": type(bench().cfg.rollout.sampling)(max_response_tokens=64)}
+    whole = bench(prompts_per_step=16, **long).collect(1)
+    parts = bench(prompts_per_step=4, over_sampling=2.0, max_requests_per_engine=20, **long).collect(1, 2, 3)
+    uninterrupted = {response[:2]: response[2] for response in responses(whole)}
+    num_continued = 0
+    for group in (group for step in parts for group in step.groups):
+        for sample in group.samples:
+            sample.check()
+            num_continued += len(sample.spans) > 1
+            assert sample.response_tokens == uninterrupted[group.id, sample.index]
+    assert num_continued > 0
+
+
+def test_evaluation_repeats(bench, cfg):
+    rig = bench()
+    held_out = rig.prompts.prompts
+    prompts = [held_out.prompt(row, "eval") for row in range(20)]
+    rig.publish(4)
+    seen: list[tuple[int, int]] = []
+
+    async def run():
+        async with AsyncExitStack() as stack:
+            client = rig._client(stack, EngineClient(rig.engines[0].url))
+            return await evaluate(
+                cfg.eval,
+                cfg.reward,
+                cfg.run.seed,
+                4,
+                prompts=prompts,
+                tokenizer=rig.tokenizer,
+                scorer=rig.rewards,
+                engines=[client],
+                max_in_flight=8,
+                progress=lambda done, total: seen.append((done, total)),
+            )
+
+    first, second = asyncio.run(run()), asyncio.run(run())
+    assert seen[:20] == [(done, 20) for done in range(1, 21)]
+    for metrics in (first, second):
+        assert metrics.pop("seconds/eval") > 0
+    assert first == second
+    assert 0 <= first["eval/reward_mean"] <= 1
+
+
+def test_two_engines_behind_the_router_share_the_work_and_change_nothing(bench, engines):
+    alone = bench().collect(5)
+    before = [num_generated(engine) for engine in engines]
+    shared = bench(num_engines=2).collect(5)
+    assert responses(shared) == responses(alone)
+    served = [num_generated(engine) - count for engine, count in zip(engines, before, strict=True)]
+    assert sum(served) >= 32
+    assert min(served) >= 8
+
+
+def test_an_engine_that_dies_behind_the_router_costs_no_sample(bench, engines):
+    alone = bench().collect(6)
+
+    def kill(kept, needed):
+        if kept == 1:
+            os.killpg(engines[1].pid, signal.SIGKILL)
+
+    shared = bench(num_engines=2, max_requests_per_engine=4).collect(6, disturb=kill)
+    assert responses(shared) == responses(alone)
+
+
+def num_generated(engine: EngineProcess) -> int:
+    """Sequences that the engine's log says were prefilled."""
+    return sum(int(count) for count in re.findall(r"Prefill batch, #new-seq: (\d+)", engine.log.read_text()))
