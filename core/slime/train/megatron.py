@@ -106,6 +106,9 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
         stages = range(config.virtual_pipeline_model_parallel_size or 1)
         modules = [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]
         chunks = [_wrap(cfg, config, module, index) for index, module in enumerate(modules)]
+    if chunks[0].ddp_config.overlap_grad_reduce:
+        # Only the last micro-batch's backward may start the reduction.
+        config.no_sync_func = chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
     return Model(chunks, modules, config)
 
 
