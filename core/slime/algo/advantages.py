@@ -12,7 +12,7 @@ EPSILON = 1e-6
 def group_advantages(rewards: Sequence[float | None], normalize_std: bool) -> list[float | None]:
     """Rewards relative to their group: r - mean(r), divided by std(r) where `normalize_std`.
 
-    With the division this is GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2), with the unbiased estimate of the
+    With the division this is GRPO (arXiv 2402.03300, section 4.1.2), with the unbiased estimate of the
     standard deviation; without it Dr. GRPO (arXiv 2503.20783).
 
     Args:

@@ -32,7 +32,7 @@ def gqa(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
 
 
 def mla(config: MLATransformerConfig) -> ModuleSpec:
-    """Multi-head latent attention (DeepSeek-AI 2024)."""
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1)."""
     norm = RMSNorm if config.qk_layernorm else IdentityOp
     submodules = MLASelfAttentionSubmodules(
         linear_q_proj=ColumnParallelLinear,
