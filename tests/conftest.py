@@ -1,5 +1,49 @@
 """Fixtures that tests of several folders use."""
 
+from pathlib import Path
+
+import pytest
+
 from slime.testing.site import site
 
 __all__ = ["site"]
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """HF folder of the smallest model: config and tokenizer, no weights."""
+    from slime.config.paths import resolve
+
+    return resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_model, tmp_path_factory):
+    """A real SGLang engine on the CPU for `tiny_model`, started by the first test that asks; publish before use."""
+    from slime.testing.engines import running_engine
+
+    with running_engine(tiny_model, Path(tmp_path_factory.mktemp("engine")) / "engine.log") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def engine_url(engine):
+    return engine.url
+
+
+@pytest.fixture(scope="session")
+def hf_model():
+    """`hf_model(folder, seed)`: transformers' own model of a folder's config.json, fp32, with random weights."""
+    import torch
+
+    from slime import torchvision_ops
+
+    torchvision_ops.ensure()
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def build(folder, seed=0):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float().eval()
+
+    return build

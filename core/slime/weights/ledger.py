@@ -8,6 +8,7 @@ end of a version, whether all of it was written by this version. SGLang is hooke
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import weakref
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
 _transfers: weakref.WeakKeyDictionary[torch.nn.Module, Transfer] = weakref.WeakKeyDictionary()
+_writers: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+"""Of the last complete version: which tensors wrote each parameter."""
 
 
 def install() -> None:
@@ -38,14 +41,20 @@ def install() -> None:
 
 def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
     """Around the worker's update, on every rank: a fault becomes an answer and never ends the engine."""
+    result = _attempt(original, worker, recv_req)
+    if not result[0]:
+        gc.collect()  # the frames of a failed loader hold the bucket's memory, in cycles with their exception
+    return _merge(result)
+
+
+def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
     try:
-        result = original(worker, recv_req)
+        return original(worker, recv_req)
     except TransferFault as fault:
-        result = False, str(fault)
+        return False, str(fault)
     except Exception as error:
         logger.exception("A bucket of weights could not be loaded")
-        result = False, f"{type(error).__name__}: {error}"
-    return _merge(result)
+        return False, f"{type(error).__name__}: {error}"
 
 
 def _merge(result: Answer) -> Answer:
@@ -78,13 +87,14 @@ def load_bucket(
     note = BucketNote(**named_tensors[NOTE_KEY])
     model = updater.get_model()
     if note.index == 0:
-        _transfers[model] = Transfer(note.version, model)
+        _transfers[model] = Transfer(note.version, model, _writers.get(model))
     transfer = _transfers.pop(model, None)  # put back only after a good bucket: a fault ends the version
     if transfer is None:
         raise TransferFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
     partial = _load(original, updater, named_tensors, load_format, transfer, note)
     if note.last:
         transfer.finish()
+        _writers[model] = transfer.writers
     else:
         _transfers[model] = transfer
     summary = {"version": note.version, **transfer.fingerprint.summary()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,24 @@ class TransferFault(Exception):
 
 
 class Transfer:
-    """The books of one version on one rank of an engine, from its first bucket to its last."""
+    """The books of one version on one rank of an engine, from its first bucket to its last.
 
-    def __init__(self, version: int, model: torch.nn.Module) -> None:
+    Args:
+        version: the weight version.
+        model: SGLang's model; its parameters are what a version must write.
+        previous: which tensors wrote each parameter in the last complete version, to name what is missing now.
+    """
+
+    def __init__(
+        self, version: int, model: torch.nn.Module, previous: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         self.version = version
+        self._previous = previous or {}
         self.fingerprint = Fingerprint()
         self._next_index = 0
         self._parameters = Memory(model.named_parameters())
         self._written = {block.name: Coverage(block.tensor.nbytes) for block in self._parameters.blocks}
-        self._writers: dict[str, list[str]] = {block.name: [] for block in self._parameters.blocks}
+        self.writers: dict[str, list[str]] = {block.name: [] for block in self._parameters.blocks}
 
     def receive(self, note: BucketNote, tensors: NamedTensors) -> None:
         """Check a bucket before anything of it is loaded: its turn, and the digest of each of its tensors."""
@@ -73,7 +82,7 @@ class Transfer:
         if source is None:
             raise TransferFault(f"parameter '{parameter.name}' was written from memory outside the published bucket")
         used[source.name].add_view(write.source, source.address)
-        self._writers[parameter.name].append(source.name)
+        self.writers[parameter.name].append(source.name)
         return write, parameter, source
 
     def _check_bits(self, copies: Sequence[tuple[Write, Block, Block]]) -> None:
@@ -97,8 +106,11 @@ class Transfer:
 
     def _describe_gap(self, name: str, gaps: Intervals) -> str:
         missing, total = int(np.diff(gaps).sum()), self._written[name].num_bytes
-        writers = ", ".join(dict.fromkeys(self._writers[name]))
-        return f"'{name}' ({missing} of {total} bytes, published were {writers})" if writers else f"'{name}'"
+        came = dict.fromkeys(self.writers[name])
+        absent = [writer for writer in dict.fromkeys(self._previous.get(name, ())) if writer not in came]
+        told = [f"missing {', '.join(absent)}"] if absent else []
+        told += [f"published {', '.join(came)}"] if came else []
+        return f"'{name}' ({'; '.join([f'{missing} of {total} bytes', *told])})"
 
 
 def unused(partial_by_rank: Sequence[Partial]) -> dict[str, int]:

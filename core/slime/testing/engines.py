@@ -1,0 +1,62 @@
+"""Real SGLang engines for tests, and weights to publish to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime.config.schema import Device, SlimeConfig
+from slime.rollout.engine import EngineProcess
+
+if TYPE_CHECKING:
+    import torch
+
+LOCALHOST = "127.0.0.1"
+
+
+def cpu_config(**sglang: Any) -> SlimeConfig:
+    """An engine's part of a CPU run, as `cluster=local` has it; `sglang` goes on top."""
+    cfg = SlimeConfig()
+    cfg.cluster.device = Device.cpu
+    cfg.cluster.start_timeout_s = 100.0  # below a test's own limit
+    cfg.rollout.sglang = {
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "mem_fraction_static": 0.2,
+        "max_total_tokens": 20000,
+        "dtype": "float32",
+        **sglang,
+    }
+    return cfg
+
+
+@contextmanager
+def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[EngineProcess]:
+    """An engine for the model at `model_path`, stopped afterwards."""
+    engine = EngineProcess(cpu_config(**sglang), model_path=model_path, host=LOCALHOST, log=log)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def hf_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """A transformers model's weights under their checkpoint names (transformers keeps experts fused in memory)."""
+    for name, tensor in model.state_dict().items():
+        layer, fused, _ = name.partition("experts.gate_up_proj")
+        if fused:
+            for expert, matrix in enumerate(tensor):
+                gate, up = matrix.chunk(2)
+                yield f"{layer}experts.{expert}.gate_proj.weight", gate
+                yield f"{layer}experts.{expert}.up_proj.weight", up
+        elif name.endswith("experts.down_proj"):
+            for expert, matrix in enumerate(tensor):
+                yield f"{name.removesuffix('down_proj')}{expert}.down_proj.weight", matrix
+        else:
+            yield name, tensor
