@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from slime.rollout.client import EngineClient
+from slime.types import Verdict
 
 STOP_TOKEN = 0
 
@@ -115,3 +116,24 @@ class ScriptedEngine:
         except TimeoutError:
             return False
         return True
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    eos_token_id, name_or_path = STOP_TOKEN, ""
+
+    def decode(self, tokens, skip_special_tokens):
+        return "".join(chr(token) for token in tokens if token != STOP_TOKEN)
+
+
+class Scorer:
+    """Rewards 1 and 0 by the sample's index; `verdicts` overrides it by (prompt token, sample index)."""
+
+    def __init__(self, verdicts=None, seconds=0.0):
+        self.verdicts, self.seconds, self.scored = verdicts or {}, seconds, []
+
+    async def score(self, sample):
+        await asyncio.sleep(self.seconds)
+        self.scored.append((sample.prompt.id, sample.index))
+        return self.verdicts.get((sample.prompt.label, sample.index), Verdict.of(sample.index % 2))

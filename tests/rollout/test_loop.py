@@ -14,18 +14,9 @@ from slime.rollout.buffer import FifoBuffer
 from slime.rollout.loop import MAX_FRUITLESS, Rollout
 from slime.types import Decision, Prompt, Status, Verdict, WeightSpan
 
-from .scripted_engine import STOP_TOKEN, ScriptedEngine, answer, connected
+from .scripted_engine import STOP_TOKEN, Letters, Scorer, ScriptedEngine, answer, connected
 
 VERSION = 3
-
-
-class Letters:
-    """A tokenizer of one letter a token."""
-
-    eos_token_id, name_or_path = STOP_TOKEN, ""
-
-    def decode(self, tokens, skip_special_tokens):
-        return "".join(chr(token) for token in tokens if token != STOP_TOKEN)
 
 
 class Prompts:
@@ -38,18 +29,6 @@ class Prompts:
         numbers = range(self.taken, self.taken + count)
         self.taken += count
         return [Prompt(f"0/{number}", (), (number,), label=number) for number in numbers]
-
-
-class Scorer:
-    """Rewards 1 and 0 by the sample's index; `verdicts` overrides it by (prompt token, sample index)."""
-
-    def __init__(self, verdicts=None, seconds=0.0):
-        self.verdicts, self.seconds, self.scored = verdicts or {}, seconds, []
-
-    async def score(self, sample):
-        await asyncio.sleep(self.seconds)
-        self.scored.append((sample.prompt.id, sample.index))
-        return self.verdicts.get((sample.prompt.label, sample.index), Verdict.of(sample.index % 2))
 
 
 class Filter:

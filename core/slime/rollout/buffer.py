@@ -5,29 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slime.types import Decision, Group, Prompt, Sample, Status, Verdict, VerdictKind, WeightSpan
-
-
-@dataclass
-class FifoOptions:
-    """Keys of `buffer.options` for `buffer=fifo`."""
-
-    max_groups: int | None = None
-    """Groups the buffer holds at most; a further one is dropped with the reason `full`. Empty means no limit."""
-    max_weight_lag: int = 4
-    """Oldest weight version a stored token may have, counted back from the current one; responses that began earlier
-    are generated anew."""
 
 
 class FifoBuffer:
     """First in, first out. No prompt is ever lost to age: too old a response starts over.
 
     Args:
-        max_groups: groups held at most; None means no limit.
-        max_weight_lag: in weight versions.
+        max_groups: groups held at most, a further one is dropped with the reason `full`; None means no limit.
+        max_weight_lag: age in weight versions that a response's first token may have.
     """
 
     def __init__(self, max_groups: int | None = None, max_weight_lag: int = 4) -> None:
