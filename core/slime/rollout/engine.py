@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from slime.errors import SlimeError
 
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
+PORT_TAKEN = "address already in use"
+"""What uvicorn writes; SGLang then neither serves nor ends."""
 TAIL_LINES = 5
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
@@ -104,12 +107,13 @@ class EngineProcess:
         """
         deadline = time.monotonic() + self.cfg.cluster.start_timeout_s
         for attempt in range(PORT_ATTEMPTS):
-            self._spawn(free_port(self.host))
-            if self._is_ready(deadline):
-                return self.url
+            with reserved_port(self.host) as port:
+                self._spawn(port)
+                if self._is_ready(deadline):
+                    return self.url
             output = self._output()
             self.stop()
-            if "address already in use" not in output.lower() or attempt == PORT_ATTEMPTS - 1:
+            if PORT_TAKEN not in output.lower() or attempt == PORT_ATTEMPTS - 1:
                 raise self._died(output)
         raise AssertionError("the last attempt returns or raises")
 
@@ -129,8 +133,8 @@ class EngineProcess:
             )
 
     def _is_ready(self, deadline: float) -> bool:
-        """True once it answers, False if it ended before."""
-        while self._process.poll() is None:
+        """True once it answers, False if it ended before or found its port taken."""
+        while self._process.poll() is None and PORT_TAKEN not in self._output().lower():
             if _answers(self.url):
                 return True
             if time.monotonic() > deadline:
@@ -165,18 +169,23 @@ class EngineProcess:
             return log.read().decode(errors="replace")
 
     def _died(self, output: str) -> SlimeError:
-        what = f"ended with status {self._process.returncode} before it answered; its log ends: {_tail(output)}"
+        what = f"ended before it answered; its log ends: {_tail(output)}"
         return self._error(what, f"Read {self.log}; `rollout.sglang` holds SGLang's arguments.")
 
     def _error(self, what: str, todo: str) -> SlimeError:
         return SlimeError(what, where=f"engine {self.url}", todo=todo)
 
 
-def free_port(host: str) -> int:
-    """A TCP port that is free at `host` now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+@contextlib.contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A TCP port at `host` that nobody is given while the context lasts, but that a server may listen on.
+
+    Linux lets a second socket bind and listen as long as both allow reuse and the first does not listen.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield int(holder.getsockname()[1])
 
 
 def _answers(url: str) -> bool:

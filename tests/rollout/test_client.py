@@ -1,0 +1,116 @@
+"""The client against a real engine: what comes back, what an abort leaves, and what errors say."""
+
+import asyncio
+
+import pytest
+
+from slime.errors import SlimeError
+from slime.rollout.client import EngineClient, FinishReason
+from slime.rollout.engine import reserved_port
+from slime.testing.engines import LOCALHOST, hf_tensors
+from slime.weights.publish import publish
+
+PROMPT = [5, 6, 7]
+LONG = {"max_new_tokens": 480, "ignore_eos": True}
+"""Takes the tiny model about a second."""
+
+
+@pytest.fixture(scope="module")
+def url(engine_url, hf_model, tiny_model):
+    publish(hf_tensors(hf_model(tiny_model)), [engine_url], 4, 1 << 24)
+    return engine_url
+
+
+def with_client(url, use, **options):
+    """Run `await use(client)` in an event loop of its own."""
+
+    async def run():
+        client = EngineClient(url, **options)
+        try:
+            return await use(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_generation(url):
+    generation = with_client(url, lambda client: client.generate(PROMPT, {"max_new_tokens": 16, "ignore_eos": True}))
+    assert len(generation.tokens) == len(generation.logprobs) == 16
+    assert all(logprob < 0 for logprob in generation.logprobs)
+    assert generation.finish_reason is FinishReason.LENGTH
+    assert generation.weight_version == 4
+
+
+@pytest.mark.slow
+def test_stop_token_is_part_of_the_answer(url):
+    generation = with_client(
+        url, lambda client: client.generate(PROMPT, {"max_new_tokens": 400, "stop_token_ids": list(range(64))})
+    )
+    assert generation.finish_reason is FinishReason.STOP
+    assert generation.tokens[-1] < 64
+    assert all(token >= 64 for token in generation.tokens[:-1])
+
+
+@pytest.mark.slow
+def test_aborted_requests_bring_what_they_had(url):
+    async def abort_on_the_way(client):
+        requests = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        await client.abort_all()
+        return await asyncio.gather(*requests)
+
+    generations = with_client(url, abort_on_the_way)
+    assert {generation.finish_reason for generation in generations} == {FinishReason.ABORT}
+    assert all(0 < len(generation.tokens) < 480 for generation in generations)
+    assert all(len(generation.tokens) == len(generation.logprobs) for generation in generations)
+
+
+@pytest.mark.slow
+def test_pause_ends_what_runs_and_holds_back_what_comes(url):
+    async def pause(client):
+        running = asyncio.create_task(client.generate(PROMPT, LONG))
+        await asyncio.sleep(0.2)
+        await client.pause_generation()
+        ended = await running
+        waiting = asyncio.create_task(client.generate(PROMPT, {"max_new_tokens": 2, "ignore_eos": True}))
+        done, _ = await asyncio.wait([waiting], timeout=0.5)
+        await client.flush_cache()
+        await client.continue_generation()
+        return ended, done, await waiting
+
+    ended, done, resumed = with_client(url, pause)
+    assert ended.finish_reason is FinishReason.ABORT
+    assert not done, "a paused engine starts nothing"
+    assert len(resumed.tokens) == 2
+
+
+@pytest.mark.slow
+def test_info_and_health(url, tiny_model):
+    assert with_client(url, lambda client: client.model_info())["model_path"] == str(tiny_model)
+    with_client(url, lambda client: client.health())
+
+
+@pytest.mark.slow
+def test_refused_request_says_why(url):
+    with pytest.raises(SlimeError, match=r"/generate was refused with status 400.*temperature"):
+        with_client(url, lambda client: client.generate(PROMPT, {"temperature": -1.0}))
+
+
+@pytest.mark.slow
+def test_slow_answer_is_an_error(url):
+    with pytest.raises(SlimeError, match=r"no answer to /generate within 0\.1 s.*request_timeout_s"):
+        with_client(url, lambda client: client.generate(PROMPT, LONG), timeout_s=0.1)
+
+
+def test_engine_that_is_gone_is_named_with_its_log(tmp_path):
+    with reserved_port(LOCALHOST) as port, pytest.raises(SlimeError, match=f"{LOCALHOST}:{port}") as raised:
+        with_client(f"http://{LOCALHOST}:{port}", lambda client: client.health(), log=tmp_path / "engine-0.log")
+    assert "engine-0.log" in str(raised.value)
+
+
+def test_weights_that_were_never_published_are_refused():
+    answer = {"meta_info": {"finish_reason": {"type": "stop"}, "weight_version": "unpublished"}}
+    with pytest.raises(SlimeError, match=r"serves 'unpublished' weights\. Publish"):
+        EngineClient("http://engine")._generation(answer)
