@@ -5,7 +5,8 @@
 
 The loop does all that a run does with a response: checks, log-probs, text, reward in a worker process, filter,
 statistics. The other side posts the identical JSON bodies with bare aiohttp, at the same concurrency, and drops the
-answers. Both alternate, round by round, on one engine; the ratio of each pair counts. The project promises 0.95.
+answers. Both alternate on one engine, and each round of the loop is compared with the mean of the straight rounds
+before and after it, so that a drifting machine favours neither. The project promises 0.95.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ async def straight(url: str, bodies: Sequence[Body], concurrency: int) -> float:
 
 
 async def measure(cfg: SlimeConfig, url: str, rewards: RewardService, rounds: int) -> list[tuple[float, float]]:
-    """(through the loop, straight) of each round; a first round warms both up and is left out."""
+    """(through the loop, straight) of each round; a first round warms both up and only begins the comparison."""
     tokenizer = load_tokenizer(resolve(cfg.model.path))
     client = RecordingClient(url)
     rollout = Rollout(
@@ -96,15 +98,16 @@ async def measure(cfg: SlimeConfig, url: str, rewards: RewardService, rounds: in
         scorer=rewards,
         engines=[client],
     )
-    pairs = []
+    ours, theirs = [], []
     try:
         for _ in range(rounds + 1):
             client.bodies.clear()
-            ours = await through_the_loop(rollout)
-            pairs.append((ours, await straight(url, client.bodies, cfg.rollout.max_requests_per_engine)))
+            ours.append(await through_the_loop(rollout))
+            theirs.append(await straight(url, client.bodies, cfg.rollout.max_requests_per_engine))
     finally:
         await client.close()
-    return pairs[1:]
+    around = [(before + after) / 2 for before, after in pairwise(theirs)]
+    return list(zip(ours[1:], around, strict=True))
 
 
 def publish_random_weights(cfg: SlimeConfig, url: str, folder: Path) -> None:
