@@ -90,7 +90,7 @@ def _train(argv: Sequence[str]) -> int:
     cfg = compose(argv)
     from slime.run import train
 
-    train(cfg)
+    print(f"\n{train(cfg)}", end="")
     return 0
 
 
@@ -102,7 +102,8 @@ def _eval(argv: Sequence[str]) -> int:
         raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
     from slime.run import evaluate
 
-    evaluate(cfg)
+    for name, value in sorted(evaluate(cfg).items()):
+        print(f"{name:<32}{value:>12.4f}")
     return 0
 
 

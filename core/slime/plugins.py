@@ -282,11 +282,17 @@ def _contributions(plugin: Plugin, kind: str, hook: str) -> list[Contribution]:
 
 
 def _config_path(plugin: Plugin, path: str) -> str:
-    package = path.removeprefix(CONFIG_SCHEME)
-    if not path.startswith(CONFIG_SCHEME) or importlib.util.find_spec(package) is None:
+    if not path.startswith(CONFIG_SCHEME) or not _is_importable(path.removeprefix(CONFIG_SCHEME)):
         fault = f"slime_config_paths names '{path}', which is not an importable folder 'pkg://package.conf'"
         raise plugin.broken(fault, "Give the folder an __init__.py and ship it in the wheel")
     return path
+
+
+def _is_importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
 
 
 def _schemas(plugin: Plugin) -> Mapping[str, type]:

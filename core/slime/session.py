@@ -19,6 +19,7 @@ from slime.contracts import BufferPolicy
 from slime.data.demonstrations import DemonstrationSource
 from slime.data.prompts import PromptSet, PromptSource
 from slime.data.tokenize import Tokenizer, load_tokenizer
+from slime.observe import hang
 from slime.observe.metrics import TOKENS_PER_S, MetricsLog
 from slime.observe.progress import Progress
 from slime.observe.stopwatch import Stopwatch
@@ -102,6 +103,7 @@ class Session:
         tokenizer = load_tokenizer(model)
         data, installed = Data(cfg, tokenizer), plugins.load()
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
+        hang.register(run.logs / "driver.stack")
         run.write_config(cfg)
         run.write_plugins(installed.provenance(_used(cfg)))
         rewards = RewardService(cfg.reward, run.logs / "reward.log") if data.prompts or data.held_out else None

@@ -13,6 +13,7 @@ from slime import plugins
 from slime.cluster.actors import EngineActor, TrainerActor, remote
 from slime.cluster.launch import ray_cluster
 from slime.cluster.placement import bundles, reserve
+from slime.cluster.reaper import reaped
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 
@@ -115,7 +116,7 @@ def _first_line(error: Exception) -> str:
 @contextlib.contextmanager
 def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
     """Reserve the devices, create every actor, and take all of it down at the end."""
-    with ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
+    with reaped(), ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
         slots, fingerprint = reserve(cfg), plugins.load().fingerprint()
         trainers = [
             remote(TrainerActor, **slots.options(bundle)).remote(cfg, rank, len(slots.trainers), logs, fingerprint)
