@@ -118,7 +118,7 @@ class TrainerActor(_Actor):
         if self.rank == 0:
             if destination.exists():
                 shutil.rmtree(destination)
-            save_hf(tensors, source, destination)
+            save_hf(tensors, source, destination, hf=self.trainer.hf)
         for _ in tensors:
             pass
 
