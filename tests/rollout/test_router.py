@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from slime.errors import SlimeError
-from slime.rollout.engine import free_port
+from slime.rollout.engine import reserved_port
 from slime.rollout.router import RouterProcess, open_router
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,6 @@ def test_a_taken_port_is_said(tmp_path):
 DRIVER = """
 import sys, time
 from pathlib import Path
-from slime.rollout.engine import free_port
 from slime.rollout.router import RouterProcess
 router = RouterProcess([sys.argv[1]], int(sys.argv[2]), Path(sys.argv[3]), 60)
 print(router._process.pid, flush=True)
@@ -47,13 +46,14 @@ time.sleep(60)
 
 
 def test_it_dies_with_the_one_that_started_it(tmp_path):
-    command = [sys.executable, "-c", DRIVER, NOBODY, str(free_port("127.0.0.1")), str(tmp_path / "router.log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
-        try:
-            group = int(driver.stdout.readline())
-            wait_for(lambda: members(group) - {group})
-        finally:
-            driver.kill()
+    with reserved_port("127.0.0.1") as port:
+        command = [sys.executable, "-c", DRIVER, NOBODY, str(port), str(tmp_path / "router.log")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+            try:
+                group = int(driver.stdout.readline())
+                wait_for(lambda: members(group) - {group})
+            finally:
+                driver.kill()
     wait_for(lambda: not members(group))
 
 

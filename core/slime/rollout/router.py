@@ -16,12 +16,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
-from slime.rollout.engine import free_port
+from slime.rollout.engine import reserved_port
 from slime.rollout.lifeline import die_with_parent
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ BALANCE_THRESHOLD = 8
 def open_router(
     engine_urls: Sequence[str], logs: Path, request_timeout_s: float, start_timeout_s: float = 60.0
 ) -> Iterator[EngineClient]:
-    """A client, not yet entered, of a router before `engine_urls`; these must be healthy. It ends with the context.
+    """A client of a router before `engine_urls`, which must be healthy; the router ends with the context.
 
     Raises:
         SlimeError: the router does not come up or does not reach an engine within `start_timeout_s` seconds.
@@ -45,12 +45,12 @@ def open_router(
     from slime.rollout.client import EngineClient
 
     log = logs / "router.log"
-    router = RouterProcess(engine_urls, free_port(HOST), log, request_timeout_s)
-    try:
-        router.wait_until_ready(start_timeout_s)
+    with ExitStack() as stack:
+        with reserved_port(HOST) as port:
+            router = RouterProcess(engine_urls, port, log, request_timeout_s)
+            stack.callback(router.stop)
+            router.wait_until_ready(start_timeout_s)
         yield EngineClient(router.url, log=log, timeout_s=request_timeout_s)
-    finally:
-        router.stop()
 
 
 class RouterProcess:
@@ -86,7 +86,6 @@ class RouterProcess:
             if self._process.poll() is not None:
                 raise self._error(f"the router ended with code {self._process.returncode}: {self._last_line()}")
             if time.monotonic() > deadline:
-                self.stop()
                 raise self._error(f"the router did not reach {', '.join(missing)} within {timeout_s:g} s")
             time.sleep(POLL_S)
 
