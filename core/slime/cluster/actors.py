@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config.schema import Device, SlimeConfig
-from slime.rollout.engine import free_port
+from slime.net import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

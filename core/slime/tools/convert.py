@@ -114,6 +114,6 @@ def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
 
 
 def _free_port() -> int:
-    from slime.rollout.engine import free_port
+    from slime.net import free_port
 
     return free_port(_HOST)
