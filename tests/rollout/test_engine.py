@@ -16,7 +16,7 @@ import pytest
 from slime.config.schema import Device, Placement
 from slime.errors import SlimeError
 from slime.rollout import engine as engine_module
-from slime.rollout.engine import EngineProcess, reserved_port, server_args, server_fields
+from slime.rollout.engine import EngineProcess, engine_environment, reserved_port, server_args, server_fields
 from slime.rollout.launcher import parse
 from slime.testing.engines import LOCALHOST, cpu_config, running_engine
 
@@ -64,6 +64,17 @@ def test_only_colocated_engines_give_memory_back(placement):
     cfg = cpu_config()
     cfg.cluster.device, cfg.cluster.placement = Device.cuda, placement
     assert server_fields(cfg, **WHERE)["enable_memory_saver"] is (placement is Placement.colocated)
+
+
+def test_environment_of_cpu_ranks(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    environment = engine_environment(cpu_config(tp_size=3), "/scratch")
+    assert environment["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1|0"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in engine_environment(cpu_config(), "/scratch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert engine_environment(cpu_config(), "/scratch")["OMP_NUM_THREADS"] == "4", "the user's own setting wins"
 
 
 @pytest.mark.slow

@@ -103,6 +103,23 @@ def test_mixture_of_experts(hf_model, tmp_path):
             publish(iter(tensors.items()), [engine.url], 2, BUCKET)
 
 
+@pytest.mark.parametrize("name", ["glm4-tiny", "glm4-moe-tiny"])
+def test_tensor_parallel_engine(hf_model, tmp_path, name):
+    """Two ranks each use a part of most tensors: the parts must make the whole, on both sides."""
+    folder = resolve(f"pkg://slime_plugin_glm4/assets/{name}")
+    model = hf_model(folder)
+    tensors = dict(hf_tensors(model))
+    with running_engine(folder, tmp_path / "engine.log", tp_size=2) as engine:
+        publish(iter(tensors.items()), [engine.url], 1, BUCKET)
+        check_parity(model, generate(engine.url, 32))
+        with pytest.raises(SlimeError, match=r"'model\.layers\.0\.stranger\.weight'.* no place for 36 bytes"):
+            publish(iter(with_stranger(tensors).items()), [engine.url], 2, BUCKET)
+        with pytest.raises(SlimeError, match=rf"missing {VICTIM}"):
+            publish(iter(without_victim(tensors).items()), [engine.url], 2, BUCKET)
+        publish(iter(tensors.items()), [engine.url], 3, BUCKET)
+        assert generate(engine.url).weight_version == 3
+
+
 VICTIM = "model.layers.1.self_attn.k_proj.weight"
 
 

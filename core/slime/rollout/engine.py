@@ -77,9 +77,18 @@ def _device_fields(cfg: SlimeConfig) -> dict[str, Any]:
 def engine_environment(cfg: SlimeConfig, scratch: str) -> dict[str, str]:
     """Environment of an engine: log-probs at temperature 1, and SGLang's sockets in a folder that we remove."""
     settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "TMPDIR": scratch}
-    if cfg.cluster.device is Device.cpu:
-        settings |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TORCHDYNAMO_DISABLE": "1"}
-    return {**os.environ, **settings}
+    defaults = _cpu_defaults(cfg) if cfg.cluster.device is Device.cpu else {}
+    return {**defaults, **os.environ, **settings}
+
+
+def _cpu_defaults(cfg: SlimeConfig) -> dict[str, str]:
+    """One thread a rank, and a core for each: SGLang asks for NUMA nodes unless it is told the cores."""
+    defaults = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    num_ranks = cfg.rollout.sglang.get("tp_size", 1)
+    if num_ranks > 1:
+        cores = [str(rank % (os.cpu_count() or 1)) for rank in range(num_ranks)]
+        defaults["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(cores)
+    return defaults
 
 
 class EngineProcess:
