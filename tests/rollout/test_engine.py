@@ -123,17 +123,20 @@ with running_engine(Path(sys.argv[1]), Path(sys.argv[2])) as engine:
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_killed_parent(tiny_model, tmp_path):
+def test_nothing_outlives_a_killed_parent(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", PARENT, str(tiny_model), str(tmp_path / "engine.log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         engine = int(parent.stdout.readline())
         assert len(group(engine)) >= 3, "launcher, scheduler, detokenizer"
+        assert list(tmp_path.glob("slime-engine-*"))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     deadline = time.monotonic() + 10
     while group(engine) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert group(engine) == []
+    assert not list(tmp_path.glob("slime-engine-*"))
 
 
 @pytest.mark.slow

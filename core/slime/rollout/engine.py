@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,12 @@ def _device_fields(cfg: SlimeConfig) -> dict[str, Any]:
     return {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
 
 
-def engine_environment(cfg: SlimeConfig, scratch: str) -> dict[str, str]:
+def engine_environment(cfg: SlimeConfig, scratch: str, devices: Sequence[str] = ()) -> dict[str, str]:
     """Environment of an engine: log-probs at temperature 1, and SGLang's sockets in a folder that we remove."""
-    settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "TMPDIR": scratch}
+    settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
     defaults = _cpu_defaults(cfg) if cfg.cluster.device is Device.cpu else {}
+    if devices:
+        settings["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     return {**defaults, **os.environ, **settings}
 
 
@@ -99,10 +101,13 @@ class EngineProcess:
         model_path: HF folder; config.json is read, weights are not.
         host: address it listens on.
         log: file its output is appended to.
+        devices: CUDA devices it uses, as CUDA_VISIBLE_DEVICES names them; empty: those of this process.
     """
 
-    def __init__(self, cfg: SlimeConfig, *, model_path: Path, host: str, log: Path) -> None:
-        self.cfg, self.model_path, self.host, self.log = cfg, model_path, host, log
+    def __init__(
+        self, cfg: SlimeConfig, *, model_path: Path, host: str, log: Path, devices: Sequence[str] = ()
+    ) -> None:
+        self.cfg, self.model_path, self.host, self.log, self.devices = cfg, model_path, host, log, devices
         self.url = ""
         self._process: subprocess.Popen[bytes]
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -137,7 +142,7 @@ class EngineProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=engine_environment(self.cfg, self._scratch.name),
+                env=engine_environment(self.cfg, self._scratch.name, self.devices),
                 start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
             )
 
@@ -155,6 +160,24 @@ class EngineProcess:
                 )
             time.sleep(POLL_S)
         return False
+
+    def release_memory(self, tags: Sequence[str]) -> None:
+        """Give the device memory behind SGLang's `tags` back, once the last request has left the engine."""
+        self._post(f"/flush_cache?timeout={self.cfg.rollout.request_timeout_s:g}")
+        self._post("/release_memory_occupation", {"tags": list(tags)})
+
+    def resume_memory(self, tags: Sequence[str]) -> None:
+        """Take the device memory behind `tags` again; what it held is lost."""
+        self._post("/resume_memory_occupation", {"tags": list(tags)})
+
+    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        data = json.dumps(body or {}).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=self.cfg.rollout.request_timeout_s):
+                return
+        except OSError as error:
+            raise self._error(f"no answer to {path}: {error}", f"Read {self.log}.") from error
 
     @property
     def pid(self) -> int:

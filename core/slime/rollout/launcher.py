@@ -6,6 +6,7 @@ SGLang spawns its workers from the main module, so what this module does at impo
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(os.environ.get("SLIME_ENGINE_SCRATCH", ""))
 torchvision_ops.ensure()
 if __name__ == "__main__":
     main()
