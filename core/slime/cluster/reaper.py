@@ -1,32 +1,30 @@
 """Takes care that nothing outlives the driver on this host, however the driver ends.
 
 Most processes notice by themselves; after a `kill -9` Ray's agents, for one, keep talking to a dead server for minutes.
-So a small process waits for the driver's end and then kills what still carries the run's mark in its environment,
-which every process inherits from the one that started it.
+So a small process remembers whom the driver has started, waits for the driver's end and then kills who is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Iterator
 
 import psutil
 
-MARK = "SLIME_DRIVER"
+LOOK_S = 1.0
+"""How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""
 GRACE_S = 3.0
-"""Seconds the marked processes get to end by themselves."""
+"""Seconds they get to end by themselves."""
 
 
 @contextlib.contextmanager
 def reaped() -> Iterator[None]:
-    """Mark everything this process starts in the block, and have it gone soon after the block or the process ends."""
-    mark = os.environ[MARK] = f"{os.getpid()}-{uuid.uuid4().hex}"
-    command = [sys.executable, "-m", "slime.cluster.reaper", mark]
+    """Have all that this process starts in the block gone soon after the block or the process ends."""
+    command = [sys.executable, "-m", "slime.cluster.reaper", str(os.getpid())]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
@@ -34,34 +32,26 @@ def reaped() -> Iterator[None]:
         assert reaper.stdin
         reaper.stdin.close()  # as the kernel does when this process dies
         reaper.wait()
-        del os.environ[MARK]
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Every other living process of this host that carries `mark`, the driver and this process left out."""
-    own = (os.getpid(), int(mark.split("-")[0]))
-    return [process for process in psutil.process_iter() if process.pid not in own and _mark_of(process) == mark]
+def main(driver: int) -> None:
+    """Watch until standard input ends, then kill what is left of the family."""
+    family: set[psutil.Process] = set()
+    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
+        family = {process for process in family if process.is_running()} | _descendants(driver)
+    _, left = psutil.wait_procs(family, timeout=GRACE_S)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=GRACE_S)
 
 
-def _mark_of(process: psutil.Process) -> str | None:
+def _descendants(driver: int) -> set[psutil.Process]:
     try:
-        return process.environ().get(MARK)
-    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):  # gone, somebody else's, or ending
-        return None
-
-
-def main(mark: str) -> None:
-    sys.stdin.read()  # returns when the driver has gone
-    deadline = time.monotonic() + GRACE_S
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    while left:
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        time.sleep(0.1)
-        left = marked(mark)
+        return {child for child in psutil.Process(driver).children(recursive=True) if child.pid != os.getpid()}
+    except psutil.NoSuchProcess:  # it ends just now, and standard input with it
+        return set()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(int(sys.argv[1]))
