@@ -49,6 +49,7 @@ class ScriptedEngine:
         self.num_aborts = self.num_running = self.max_running = 0
         self.dies_after: int | None = None
         self.aborts_itself = False
+        self.abort_answer_s = 0.0
         self._abort = asyncio.Event()
 
     async def __aenter__(self) -> ScriptedEngine:
@@ -69,6 +70,7 @@ class ScriptedEngine:
         self.num_aborts += 1
         self._abort.set()
         self._abort = asyncio.Event()
+        await asyncio.sleep(self.abort_answer_s)
         return web.Response()
 
     async def _generate(self, request: web.Request) -> web.Response:

@@ -146,6 +146,14 @@ def test_surplus_is_aborted_and_continued_under_the_next_weights():
     assert engine.num_aborts >= 2
 
 
+def test_every_request_may_end_before_its_abort_is_answered():
+    engine = ScriptedEngine(lengths={1: 10}, token_s=EVERY_TOKEN_TAKES_A_WHILE)
+    engine.abort_answer_s = 0.3
+    (step,) = run(engine, over_sampling=1.25)
+    assert len(step.groups) == 4
+    assert engine.num_aborts == 1
+
+
 def test_a_continued_request_has_the_rest_of_the_response_limit():
     engine = ScriptedEngine(lengths={1: 99}, token_s=EVERY_TOKEN_TAKES_A_WHILE)
     run(engine, 2, over_sampling=1.25, max_response_tokens=30)

@@ -123,9 +123,9 @@ class Pipeline:
         self._waiting.clear()
         for task in self._scoring:
             task.cancel()
-        while self._generating:
+        while running := set(self._generating):  # all of them may end while the engines abort
             await asyncio.gather(*(engine.abort_all() for engine in self._engines))
-            ended, _ = await asyncio.wait(self._generating, timeout=ABORT_AGAIN_S)
+            ended, _ = await asyncio.wait(running, timeout=ABORT_AGAIN_S)
             for task in ended:
                 task.result()
 
