@@ -76,7 +76,7 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     collected = session.collect(step - 1, bar)
     watch.add_all(collected.stats)
     with watch("pack"):
-        batches = session.pack(to_train_samples(collected.groups, cfg.algo), cfg.train.steps_per_rollout)
+        batches = session.pack(to_train_samples(collected.groups, cfg.algo, step - 1), cfg.train.steps_per_rollout)
     bar.status("train")
     values = session.train("train_rl", batches, step)
     watch.add_all(values)
@@ -84,12 +84,14 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     bar.status("publish")
     with watch("publish"):
         values |= session.publish(step)
+    moved = session.yield_devices()
+    watch.add_all(moved)
     session.position.rl_step = step
     if session.held_out and _due(step, cfg.run.num_steps, cfg.eval.interval):
         with watch("eval"):
             values |= session.evaluate(bar)
     num_tokens = collected.stats["rollout/num_tokens"]
-    bar.step(step, session.log("rl", step, collected.stats | values, watch, num_tokens))
+    bar.step(step, session.log("rl", step, collected.stats | values | moved, watch, num_tokens))
     if _due(step, cfg.run.num_steps, cfg.train.checkpoint.interval):
         session.checkpoint("rl", step)
 

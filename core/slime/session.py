@@ -13,6 +13,7 @@ from typing import Any
 from slime import plugins
 from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.cluster.group import Cluster, open_cluster
+from slime.cluster.residency import Residency
 from slime.config.paths import resolve
 from slime.config.schema import DataConfig, SlimeConfig
 from slime.contracts import BufferPolicy
@@ -91,6 +92,7 @@ class Session:
         self._engines: list[EngineClient] = []
         self._router: EngineClient | None = None
         self._rollout: Rollout
+        self._residency = Residency(cluster)
 
     @classmethod
     def open(cls, cfg: SlimeConfig, stack: ExitStack, *, log_metrics: bool = True) -> Session:
@@ -179,23 +181,33 @@ class Session:
 
     def collect(self, version: int, bar: Progress) -> Collected:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
-        return self._runner.run(
+        moved = self._residency.for_generation()
+        collected = self._runner.run(
             self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
         )
+        return dataclasses.replace(collected, stats=collected.stats | moved)
 
     def train(self, method: str, batches: Batch | list[Batch], step: int) -> dict[str, float]:
         """One step on every trainer rank; metrics `train/...`, and `seconds/...` as the ranks measured them."""
-        values: dict[str, float] = self.cluster.train(method, batches, step)
+        values = self._residency.for_training() | self.cluster.train(method, batches, step)
         return {name if name.startswith("seconds/") else f"train/{name}": value for name, value in values.items()}
 
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
-        receipt: Receipt = self.cluster.train("publish", self.cluster.engine_urls, version)
+        self._residency.for_weights()
+        receipts = self.cluster.train_all("publish", self.cluster.engine_urls, version)
+        receipt = Receipt.merged([receipt for receipt in receipts if receipt])
+        assert sorted(receipt.engines) == sorted(self.cluster.engine_urls), "every engine has its publisher"
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
         return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
 
+    def yield_devices(self) -> dict[str, float]:
+        """Leave shared devices to the engines; returns how long that took and what stays, as metrics."""
+        return self._residency.for_generation()
+
     def evaluate(self, bar: Progress) -> dict[str, float]:
         """Metrics on the held-out prompts under the published weights."""
+        self._residency.for_generation()
         cfg = self.cfg
         values = self._runner.run(
             evaluate(
@@ -232,6 +244,7 @@ class Session:
         """Save everything a resumed run needs. The step's metrics are on disk by then, so none is lost to a kill."""
         watch = Stopwatch()
         with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as folder:
+            self._residency.for_weights()
             self.cluster.train("save", folder)
         self.log_values(stage, step, {"seconds/checkpoint": watch.seconds()["seconds/checkpoint"]})
 
@@ -259,6 +272,7 @@ class Session:
     def export(self) -> None:
         """Write the model as an HF folder into the run directory."""
         if self.cfg.train.checkpoint.export_hf:
+            self._residency.for_weights()
             self.cluster.train("export_hf", resolve(self.cfg.model.path), self.run.export)
 
 

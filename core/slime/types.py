@@ -5,6 +5,7 @@ Prompt -> Group[Sample] -> Verdict -> Decision -> Batch -> WeightVersion -> Rece
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,13 +166,15 @@ class TrainSample:
     """One sequence to train on: [prompt | response], ready to be packed.
 
     Shapes: `tokens` [num_tokens]; every other array [num_response_tokens], aligned with the *last*
-    `num_response_tokens` tokens. `advantages` and `rollout_logprobs` are None for supervised samples.
+    `num_response_tokens` tokens. `advantages` and `rollout_logprobs` are None for supervised samples. `is_current`
+    is 1 where the token was generated under the very weights that are now trained; None means everywhere.
     """
 
     tokens: np.ndarray
     loss_mask: np.ndarray
     advantages: np.ndarray | None = None
     rollout_logprobs: np.ndarray | None = None
+    is_current: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -197,7 +200,7 @@ class MicroBatch:
         loss_mask: float32, 0 on prompt, padding and each sequence's last position.
         loss_weights: float32, what each token's loss is multiplied with so that the plain sum over all ranks and
             micro-batches of an optimizer step is the wanted mean (denominators computed beforehand).
-        advantages, rollout_logprobs: float32 or None.
+        advantages, rollout_logprobs, is_current: float32 or None, see `TrainSample`.
         sample_ids: index into the step's list of TrainSamples, one per sequence.
     """
 
@@ -210,6 +213,7 @@ class MicroBatch:
     sample_ids: Sequence[int]
     advantages: np.ndarray | None = None
     rollout_logprobs: np.ndarray | None = None
+    is_current: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -243,12 +247,24 @@ class Receipt:
     Attributes:
         version: the weight version all engines now answer with.
         num_tensors, num_bytes: of the published set.
+        fingerprint: of its names, shapes, dtypes and bytes, in order.
         engines: the URL of each engine that proved it.
-        seconds: wall time by phase (gather, convert, send, verify, ...).
+        seconds: wall time by phase (gather, digest, fill, load, verify, ...); of the slowest publisher.
     """
 
     version: int
     num_tensors: int
     num_bytes: int
+    fingerprint: str
     engines: tuple[str, ...]
     seconds: Mapping[str, float]
+
+    @classmethod
+    def merged(cls, receipts: Sequence[Receipt]) -> Receipt:
+        """One receipt from those of several publishers, which must have published the same bytes."""
+        first = receipts[0]
+        contents = {(each.version, each.num_tensors, each.num_bytes, each.fingerprint) for each in receipts}
+        assert len(contents) == 1, f"publishers disagree: {contents}"
+        engines = tuple(url for receipt in receipts for url in receipt.engines)
+        seconds = {phase: max(receipt.seconds[phase] for receipt in receipts) for phase in first.seconds}
+        return dataclasses.replace(first, engines=engines, seconds=seconds)

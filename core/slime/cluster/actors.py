@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slime.rollout.engine import EngineProcess
     from slime.train.trainer import Trainer
     from slime.types import Batch, Receipt
+    from slime.weights.publisher import Publisher
 
 
 class _Actor:
@@ -33,6 +34,9 @@ class _Actor:
         if cfg.cluster.device is Device.cpu:
             # One thread a rank: more would fight over the cores. Compiling costs 16 s on CPU and saves nothing.
             os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        else:
+            # As SGLang sets them for its own processes: NCCL wants them alike in a group that publishes to engines.
+            os.environ.update(NCCL_CUMEM_ENABLE="0", NCCL_NVLS_ENABLE="0")
         logs.mkdir(parents=True, exist_ok=True)
         self._redirect_output()
         from slime import plugins
@@ -64,15 +68,20 @@ class _Actor:
 
 
 class TrainerActor(_Actor):
-    """One Megatron rank. Every method but `pid`, `host` and `free_port` is collective: call it on all ranks."""
+    """One Megatron rank. Every method but those on its place is collective: call it on all ranks."""
 
     def __init__(self, cfg: SlimeConfig, rank: int, world_size: int, logs: Path, fingerprint: Fingerprint) -> None:
         super().__init__(cfg, f"trainer-{rank}", logs, fingerprint)
         self.rank, self.world_size = rank, world_size
         self.trainer: Trainer
+        self.publisher: Publisher | None = None
 
     def free_port(self) -> int:
         return free_port(self.host())
+
+    def device(self) -> str:
+        """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
+        return os.environ["CUDA_VISIBLE_DEVICES"]
 
     def start(self, master_addr: str, master_port: int) -> tuple[int, int]:
         """Join the process groups and build the model; returns (data-parallel size, packing alignment)."""
@@ -94,15 +103,18 @@ class TrainerActor(_Actor):
         return self.trainer.train_rl(batches, step)
 
     def publish(self, engine_urls: Sequence[str], version: int) -> Receipt | None:
-        """Gather the weights and hand them to every engine; the receipt is on rank 0, None elsewhere."""
-        from slime.weights.publish import publish
+        """Gather the weights and hand them to the engines; returns the receipt of those this rank serves."""
+        from slime.weights.publisher import Publisher
 
-        tensors = self.trainer.export()
-        if self.rank == 0:
-            return publish(tensors, engine_urls, version, self.cfg.weights.bucket_mb * 2**20)
-        for _ in tensors:
-            pass
-        return None
+        if self.publisher is None:
+            self.publisher = Publisher(self.cfg, self.trainer, self.host(), engine_urls)
+        return self.publisher.publish(version)
+
+    def offload(self) -> dict[str, float]:
+        return self.trainer.offload()
+
+    def onload(self) -> None:
+        self.trainer.onload()
 
     def save(self, folder: Path) -> None:
         self.trainer.save(folder)
@@ -131,12 +143,19 @@ class EngineActor(_Actor):
         self.index = index
         self.process: EngineProcess
 
-    def start(self, model_path: Path) -> str:
-        """Start the server and wait until it answers; returns its URL."""
+    def start(self, model_path: Path, devices: Sequence[str]) -> str:
+        """Start the server on `devices` (none: those Ray gave) and wait until it answers; returns its URL."""
         from slime.rollout.engine import EngineProcess
 
-        self.process = EngineProcess(self.cfg, model_path=model_path, host=self.host(), log=self.log)
+        host = self.host()
+        self.process = EngineProcess(self.cfg, model_path=model_path, host=host, log=self.log, devices=devices)
         return self.process.start()
+
+    def release_memory(self, *tags: str) -> None:
+        self.process.release_memory(tags)
+
+    def resume_memory(self, *tags: str) -> None:
+        self.process.resume_memory(tags)
 
     def stop(self) -> None:
         self.process.stop()

@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slime import plugins
 from slime.cluster.actors import EngineActor, TrainerActor, remote
 from slime.cluster.launch import ray_cluster
-from slime.cluster.placement import bundles, reserve
+from slime.cluster.placement import bundles, reserve, shares_gpus
 from slime.cluster.reaper import reaped
-from slime.config.schema import SlimeConfig
+from slime.cluster.residency import KV_CACHE, WEIGHTS
+from slime.config.schema import Placement, SlimeConfig
 from slime.errors import SlimeError
+from slime.plan.placement import engine_ranks
 
 
 @dataclass
@@ -32,20 +34,48 @@ class Cluster:
     _pids: dict[str, list[int]] = field(default_factory=dict)
 
     def start(self, model_path: Path) -> None:
-        """Bring trainers and engines up at the same time; engines hold no weights until the first publish."""
+        """Bring trainers and engines up at the same time; engines hold no weights until the first publish.
+
+        Colocated engines come first, because they measure the free memory of their devices, and release it again.
+        """
         for node, pid in self.wait([actor.pid.remote() for actor in self._actors], "starting", self._start_limit):
             self._pids.setdefault(node, []).append(pid)
-        urls = [engine.start.remote(model_path) for engine in self.engines]
+        starting = [
+            engine.start.remote(model_path, devices)
+            for engine, devices in zip(self.engines, self._engine_devices(), strict=True)
+        ]
+        if self.cfg.cluster.placement is Placement.colocated:
+            self.engine_urls = tuple(self.wait(starting, "starting engines", self._start_limit))
+            self.engine_memory("release", KV_CACHE, WEIGHTS)
+        self._start_trainers()
+        self.engine_urls = tuple(self.wait(starting, "starting engines", self._start_limit))
+
+    def _engine_devices(self) -> list[list[str]]:
+        """The devices of the trainer ranks beside each engine; none where Ray gives an engine its own."""
+        if not shares_gpus(self.cfg):
+            return [[] for _ in self.engines]
+        devices = self.wait([rank.device.remote() for rank in self.trainers], "starting", self._start_limit)
+        return [[devices[rank] for rank in ranks] for ranks in engine_ranks(self.cfg)]
+
+    def _start_trainers(self) -> None:
         first = self.trainers[0]
         address, port = self.wait([first.host.remote(), first.free_port.remote()], "finding a port", self._start_limit)
         started = self.wait([rank.start.remote(address, port) for rank in self.trainers], "starting", self._start_limit)
         self.data_parallel_size, self.packing_align = started[0]
-        self.engine_urls = tuple(self.wait(urls, "starting engines", self._start_limit))
 
     def train(self, method: str, *args: Any) -> Any:
         """Call a collective method on every trainer rank; returns rank 0's answer."""
+        return self.train_all(method, *args)[0]
+
+    def train_all(self, method: str, *args: Any) -> list[Any]:
+        """As `train`, but returns every rank's answer."""
         refs = [getattr(rank, method).remote(*args) for rank in self.trainers]
-        return self.wait(refs, method, self.cfg.cluster.hang_timeout_s)[0]
+        return self.wait(refs, method, self.cfg.cluster.hang_timeout_s)
+
+    def engine_memory(self, action: Literal["release", "resume"], *tags: str) -> None:
+        """Have every engine release or resume the device memory behind SGLang's `tags`."""
+        refs = [getattr(engine, f"{action}_memory").remote(*tags) for engine in self.engines]
+        self.wait(refs, f"{action} {' and '.join(tags)} of engines", self.cfg.cluster.hang_timeout_s)
 
     def wait(self, refs: Sequence[Any], what: str, limit_s: float) -> list[Any]:
         """Results of remote calls, in order. The first failure is raised at once; silence ends with every stack.
@@ -119,11 +149,11 @@ def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
     with reaped(), ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
         slots, fingerprint = reserve(cfg), plugins.load().fingerprint()
         trainers = [
-            remote(TrainerActor, **slots.options(bundle)).remote(cfg, rank, len(slots.trainers), logs, fingerprint)
-            for rank, bundle in enumerate(slots.trainers)
+            remote(TrainerActor, **slots.options(slot)).remote(cfg, rank, len(slots.trainers), logs, fingerprint)
+            for rank, slot in enumerate(slots.trainers)
         ]
         engines = [
-            remote(EngineActor, **slots.options(bundle)).remote(cfg, index, logs, fingerprint)
-            for index, bundle in enumerate(slots.engines)
+            remote(EngineActor, **slots.options(slot)).remote(cfg, index, logs, fingerprint)
+            for index, slot in enumerate(slots.engines)
         ]
         yield Cluster(cfg, trainers, engines, logs)

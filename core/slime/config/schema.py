@@ -29,6 +29,12 @@ class Placement(enum.Enum):
     disaggregated = "disaggregated"
 
 
+class Transport(enum.Enum):
+    auto = "auto"
+    ipc = "ipc"
+    broadcast = "broadcast"
+
+
 class Resume(enum.Enum):
     auto = "auto"
     never = "never"
@@ -79,6 +85,8 @@ class ModelConfig:
     path: str = MISSING
     """HF folder with config.json, tokenizer and safetensors; `pkg://package/folder` names a folder of an installed
     package."""
+    tokenizer: str | None = None
+    """HF folder of the tokenizer; empty: that of `path`."""
     init: Init = Init.checkpoint
     """checkpoint: load the safetensors of `path`; random: initialise from config.json alone."""
     num_layers: int | None = None
@@ -277,7 +285,10 @@ class BufferConfig:
 @dataclass
 class WeightsConfig:
     bucket_mb: int = 512
-    """MiB of tensors handed to the engines at once while publishing."""
+    """MiB of tensors handed to the engines at once while publishing; two such buckets take turns."""
+    transport: Transport = Transport.auto
+    """ipc: engines map the publisher's memory (colocated GPUs, or cpu on one host); broadcast: a process group of
+    rank 0 and the engines, over NCCL (gloo on cpu); auto: ipc where it can be."""
 
 
 @dataclass

@@ -29,15 +29,26 @@ def engine_places(cfg: SlimeConfig) -> list[Place]:
     """Engines follow the trainers, or share their devices when colocated; none spans two hosts."""
     if cfg.cluster.device is Device.cpu:
         return [Place(engine % cfg.cluster.num_nodes, range(0)) for engine in range(cfg.cluster.num_engines)]
-    size, per_node = devices_per_engine(cfg), cfg.cluster.devices_per_node
     first = 0 if cfg.cluster.placement is Placement.colocated else cfg.cluster.num_trainers
-    places = []
+    return [_place(cfg, start, devices_per_engine(cfg)) for start in _engine_starts(cfg, first)]
+
+
+def engine_ranks(cfg: SlimeConfig) -> list[range]:
+    """Colocated: the trainer ranks beside each engine, in the order of its devices."""
+    size = devices_per_engine(cfg)
+    return [range(start, start + size) for start in _engine_starts(cfg, 0)]
+
+
+def _engine_starts(cfg: SlimeConfig, first: int) -> list[int]:
+    """The first device of every engine, counted over all hosts."""
+    size, per_node = devices_per_engine(cfg), cfg.cluster.devices_per_node
+    starts = []
     for _ in range(cfg.cluster.num_engines):
         if first % per_node + size > per_node:
             first += per_node - first % per_node
-        places.append(_place(cfg, first, size))
+        starts.append(first)
         first += size
-    return places
+    return starts
 
 
 def _place(cfg: SlimeConfig, first: int, count: int) -> Place:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.config.derive import required_megatron
-from slime.config.schema import Device, Placement, SlimeConfig
+from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.errors import SlimeError
 from slime.plan.layout import Grid, split_layers
 
@@ -116,6 +116,35 @@ def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
         where = "rollout.sglang.tp_size"
         todo = f"Use at most {cluster.devices_per_node}: an engine stays on one host."
         yield SlimeError(f"an engine needs {devices_per_engine(cfg)} devices", where=where, todo=todo)
+    if cluster.placement is Placement.colocated and engines > cluster.num_trainers:
+        what = (
+            f"engines take {engines} devices, but only {cluster.num_trainers} have a trainer rank to take weights from"
+        )
+        yield SlimeError(what, where="cluster.num_engines", todo=f"Set cluster.num_trainers={engines}.")
+    yield from _transport(cfg)
+
+
+def transport_of(cfg: SlimeConfig) -> Transport:
+    """How weights reach the engines: `weights.transport`, or what it stands for."""
+    if cfg.weights.transport is not Transport.auto:
+        return cfg.weights.transport
+    return Transport.ipc if _can_share_memory(cfg) else Transport.broadcast
+
+
+def _can_share_memory(cfg: SlimeConfig) -> bool:
+    """Whether every publisher and its engine see the same memory."""
+    if cfg.cluster.placement is Placement.colocated:
+        return True
+    return cfg.cluster.device is Device.cpu and cfg.cluster.num_nodes == 1
+
+
+def _transport(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    chosen, where, todo = transport_of(cfg), "weights.transport", "Leave it out."
+    if chosen is Transport.ipc and not _can_share_memory(cfg):
+        yield SlimeError("is ipc, but engines and trainers share no memory", where=where, todo=todo)
+    colocated = cfg.cluster.placement is Placement.colocated
+    if chosen is Transport.broadcast and colocated and cfg.cluster.device is Device.cuda:
+        yield SlimeError("is broadcast, but NCCL takes one process a GPU", where=where, todo=todo)
 
 
 def devices_per_engine(cfg: SlimeConfig) -> int:

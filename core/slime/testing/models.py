@@ -121,9 +121,12 @@ def check_parity(family: str, folder: Path, *, num_layers: int | None = None, to
 
 
 def check_round_trip(family: str, folder: Path, world_size: int, layouts: Mapping[str, Parallel]) -> None:
-    """HF -> Megatron -> HF gives back every byte, in each of the layouts, in one and the same order."""
-    [(orders, differences), *_] = run_ranks(round_trips, world_size, family, folder, layouts, timeout_s=110)
-    assert not differences, f"the round trip changed {differences}"
+    """HF -> Megatron -> HF gives back every byte, in each of the layouts, in one and the same order, on rank 0 or on
+    every rank."""
+    results = run_ranks(round_trips, world_size, family, folder, layouts, timeout_s=110)
+    orders = results[0][0]
+    for rank, (_, differences) in enumerate(results):
+        assert not differences, f"the round trip changed {differences} on rank {rank}"
     assert all(order == orders[0] for order in orders), "the order of export depends on the layout"
 
 
@@ -197,7 +200,7 @@ def packed_logits(rank: Rank, family: str, folder: Path, num_layers: int | None)
 def round_trips(
     rank: Rank, family: str, folder: Path, layouts: Mapping[str, Parallel]
 ) -> tuple[list[list[str]], dict[str, list[str]]]:
-    """Export order and changed tensors by layout, on rank 0. Runs in every rank."""
+    """Export order on this rank, and tensors that it changed, by layout. Runs in every rank."""
     from slime.train import megatron
     from slime.weights.export import export_hf
 
@@ -210,12 +213,16 @@ def round_trips(
             megatron.initialize(cfg, *rank)
         hf = read_hf_config(str(folder))
         mapping = plugins.load().models.create(family).weight_mapping(hf)
-        exported = list(
-            export_hf(_load(cfg, hf), mapping, bucket_bytes=100_000)
-        )  # several buckets, also of tiny models
-        orders.append([name for name, _ in exported])
-        if rank.rank == 0 and (changed := _changed(exported, folder)):
-            differences[layout] = changed
+        modules = _load(cfg, hf)
+        for everywhere in (False, True):
+            # Several buckets, also of tiny models.
+            exported = list(export_hf(modules, mapping, bucket_bytes=100_000, everywhere=everywhere))
+            if not everywhere and rank.rank > 0:
+                assert not exported, "only rank 0 was to receive tensors"
+                continue
+            orders.append([name for name, _ in exported])
+            if changed := _changed(exported, folder):
+                differences[f"{layout}, {everywhere=}"] = changed
     return orders, differences
 
 

@@ -20,6 +20,7 @@ from slime.train import checkpoint, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
 from slime.train.objective import Contribution, reinforced, supervised
+from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
 from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score
 from slime.types import Batch
@@ -47,6 +48,7 @@ class Trainer:
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
         self.gradient_check = GradientCheck(self.model)
+        self._offload = Offload(self.model, self.optimizer, self.device)
         self.reference: reference.Weights | None = None
 
     @property
@@ -192,11 +194,23 @@ class Trainer:
         grad_norm, lr = self.optimizer.step()
         return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(micro_batches[0].num_step_tokens)}
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """HF names and full tensors of the current weights, on rank 0; the other ranks run through it for nothing."""
+    def export(self, *, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """HF names and full tensors of the current weights, on rank 0 or everywhere; a rank that receives none runs
+        through it for nothing."""
         from slime.weights.export import export_hf
 
-        return export_hf(self.model.modules, self.bridge.weight_mapping(self.hf))
+        mapping = self.bridge.weight_mapping(self.hf)
+        return export_hf(self.model.modules, mapping, everywhere=everywhere)
+
+    def offload(self) -> dict[str, float]:
+        """Free the device for engines that share it; returns what stays there, `residue/..._gib`. Nothing but `onload`
+        may follow."""
+        self._offload.offload()
+        return residue(self.device)
+
+    def onload(self) -> None:
+        """Take the device back: weights and optimizer state as they were, gradients zero."""
+        self._offload.onload()
 
     def save(self, path: Path) -> None:
         """Write model, optimizer, schedule, random state and reference into the existing folder `path`.

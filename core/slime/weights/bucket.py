@@ -1,12 +1,13 @@
-"""A bucket of tensors in memory that engines on the same host can map: the transport of CPU runs."""
+"""Buckets: many tensors behind one another in one block of memory, handed to the engines at once."""
 
 from __future__ import annotations
 
 import functools
 import os
 import pickle
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace, TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -15,78 +16,142 @@ from slime.weights.receipt import NOTE_KEY, BucketNote
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
 
-class SharedBucket:
-    """Tensors behind one another in an anonymous memory file (memfd).
+def place(
+    names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], used: int = 0
+) -> Iterator[SimpleNamespace]:
+    """Where tensors lie in a bucket of which `used` bytes are taken: SGLang's `FlattenedTensorMetadata`, field by
+    field."""
+    for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
+        start = -(-used // _ALIGN) * _ALIGN
+        used = start + torch.Size(shape).numel() * dtype.itemsize
+        yield SimpleNamespace(
+            name=name, shape=torch.Size(shape), dtype=dtype, start_idx=start, end_idx=used, numel=used - start
+        )
 
-    An engine maps it through `/proc/<pid>/fd/<fd>`. Unlike a file in /dev/shm the memory needs no size limit raised
-    in containers, and the kernel frees it when publisher and engines have let go of it, killed or not.
+
+class Bucket:
+    """Tensors in device memory.
+
+    Attributes:
+        memory: [capacity] uint8.
+        metadata: where each tensor lies.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._descriptor = os.memfd_create("slime-bucket")
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.device = device
         self.metadata: list[SimpleNamespace] = []
-        self._capacity = self._used = 0
         self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:
-        os.ftruncate(self._descriptor, capacity)
-        self._capacity = capacity
-        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        self._map = functools.partial(torch.from_file, path, shared=True, size=capacity, dtype=torch.uint8)
-        self.memory = self._map()
+        self.memory = torch.empty(0, dtype=torch.uint8)  # gone before its successor comes
+        self.memory = torch.empty(capacity, dtype=torch.uint8, device=self.device)
+
+    @property
+    def used(self) -> int:
+        return int(self.metadata[-1].end_idx) if self.metadata else 0
 
     def has_room(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` still fits; an empty bucket takes a tensor of any size."""
-        return not self.metadata or self._used + tensor.nbytes <= self._capacity
+        return not self.metadata or self._place("", tensor).end_idx <= len(self.memory)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Copy `tensor` in, behind what is there."""
-        end = self._used + tensor.nbytes
-        if end > self._capacity:
-            self._grow(end)
-        self.memory[self._used : end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        self.metadata.append(
-            SimpleNamespace(
-                name=name,
-                shape=tensor.shape,
-                dtype=tensor.dtype,
-                start_idx=self._used,
-                end_idx=end,
-                numel=tensor.nbytes,
-            )
-        )
-        self._used = -(-end // _ALIGN) * _ALIGN
+        meta = self._place(name, tensor)
+        if meta.end_idx > len(self.memory):
+            assert not self.metadata, "only a tensor that goes alone may be larger than a bucket"
+            self._grow(meta.end_idx)
+        self.metadata.append(meta)
+        self._view(meta).copy_(tensor)
+
+    def _place(self, name: str, tensor: torch.Tensor) -> SimpleNamespace:
+        return next(place([name], [tensor.shape], [tensor.dtype], self.used))
+
+    def _view(self, meta: SimpleNamespace) -> torch.Tensor:
+        return self.memory[meta.start_idx : meta.end_idx].view(meta.dtype).view(meta.shape)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((meta.name, self._view(meta)) for meta in self.metadata)
 
     def clear(self) -> None:
-        self.metadata, self._used = [], 0
+        self.metadata = []
 
     def payload(self, note: BucketNote) -> bytes:
         """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle, no data.
 
         Only plain types and torch's own functions: SGLang's unpickler admits no others.
         """
-        bucket = {
-            "flattened_tensor": _Mapped(self._map),
-            "metadata": self.metadata,
-            NOTE_KEY: note.to_dict(),
-        }
-        return pickle.dumps(bucket)
+        return pickle.dumps({"flattened_tensor": self._handle(), "metadata": self.metadata, NOTE_KEY: note.to_dict()})
 
-    def __enter__(self) -> SharedBucket:
+    def _handle(self) -> _Rebuilt:
+        """Pickles as the memory itself, for a process that shares it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self.memory
+
+
+class SharedBucket(Bucket):
+    """Tensors in an anonymous memory file (memfd) of this host: for engines on cpu.
+
+    An engine maps it through `/proc/<pid>/fd/<fd>`. Unlike a file in /dev/shm the memory needs no size limit raised
+    in containers, and the kernel frees it when publisher and engines have let go of it, killed or not.
+    """
+
+    def __init__(self, capacity: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+        self._descriptor = os.memfd_create("slime-bucket")
+        super().__init__(capacity, device)
+
+    def _grow(self, capacity: int) -> None:
+        os.ftruncate(self._descriptor, capacity)
+        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self._map = functools.partial(torch.from_file, path, shared=True, size=capacity, dtype=torch.uint8)
+        self.memory = self._map()
+
+    def _handle(self) -> _Rebuilt:
+        return _Rebuilt(self._map)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
         os.close(self._descriptor)
 
 
-class _Mapped:
-    """Unpickles as the mapped tensor: the receiver calls `torch.from_file` itself."""
+class CudaBucket(Bucket):
+    """Tensors in the memory of a GPU that publisher and engine share: the engine opens it by its CUDA IPC handle."""
 
-    def __init__(self, map_file: functools.partial[torch.Tensor]) -> None:
-        self._map = map_file
+    def _handle(self) -> _Rebuilt:
+        from torch.multiprocessing import reductions
+
+        torch.cuda.current_stream(self.device).synchronize()
+        rebuild, arguments = reductions.reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
+        # The device is named by its UUID: the numbers of publisher and engine need not be the same. SGLang
+        # (utils/patch_torch.py) rebinds `rebuild_cuda_tensor` in its processes so that it takes one.
+        named = list(arguments)
+        named[_DEVICE] = str(torch.cuda.get_device_properties(self.device).uuid)
+        return _Rebuilt(functools.partial(rebuild, *named))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the engine has let go of
+
+
+_DEVICE = 6
+"""Position of the device among the arguments of torch's `rebuild_cuda_tensor`."""
+
+
+class _Rebuilt:
+    """Unpickles as the tensor that `function` makes in the receiver."""
+
+    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+        self._function = function
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._map, ()
+        return self._function, ()

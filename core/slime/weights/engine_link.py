@@ -6,10 +6,17 @@ import base64
 import json
 import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
-from slime.weights.receipt import NOTE_KEY
+from slime.weights.receipt import NOTE_KEY, BucketNote
+
+if TYPE_CHECKING:
+    from slime.weights.bucket import Bucket
+
+Summary = dict[str, Any]
+"""What an engine says it has received of a version: `Fingerprint.summary` and the version."""
 
 _READ_LOG = "Read that engine's log in the run directory, then restart: the run resumes from its last checkpoint."
 
@@ -23,23 +30,53 @@ class EngineLink:
 
     def __init__(self, url: str, version: int, timeout_s: float) -> None:
         self.url, self.version, self.timeout_s = url, version, timeout_s
-        self._num_ranks = 0
+        self.num_ranks = 0
 
     def connect(self) -> None:
-        """Learn how many tensor-parallel ranks the engine has: each takes its own copy of the handle."""
-        self._num_ranks = int(self._request("/server_info")["tp_size"])
+        """Learn how many tensor-parallel ranks the engine has."""
+        self.num_ranks = int(self._request("/server_info")["tp_size"])
 
-    def load(self, payload: bytes, last: bool) -> dict[str, Any]:
-        """Hand over one bucket; returns the receipt's summary so far. The last bucket sets the weight version."""
-        answer = self._request(
-            "/update_weights_from_tensor",
+    def join(self, master: tuple[str, int], first_rank: int, world_size: int, group: str, backend: str) -> None:
+        """Make the engine's ranks `first_rank`, ... of a process group whose rank 0 listens at `master`."""
+        address, port = master
+        self._request(
+            "/init_weights_update_group",
             {
-                "serialized_named_tensors": [base64.b64encode(payload).decode()] * self._num_ranks,
-                "load_format": "flattened_bucket",
-                "flush_cache": last,
-                "weight_version": str(self.version) if last else None,
+                "master_address": address,
+                "master_port": port,
+                "rank_offset": first_rank,
+                "world_size": world_size,
+                "group_name": group,
+                "backend": backend,
             },
         )
+
+    def load(self, payloads: Sequence[bytes], last: bool) -> Summary:
+        """Hand over a bucket, as one payload for all ranks of the engine or one for each.
+
+        Returns the receipt's summary so far. The last bucket sets the weight version.
+        """
+        encoded = [base64.b64encode(payload).decode() for payload in payloads]
+        body = {
+            "serialized_named_tensors": encoded if len(encoded) > 1 else encoded * self.num_ranks,
+            "load_format": "flattened_bucket",
+        }
+        return self._update("/update_weights_from_tensor", body, last)
+
+    def receive(self, bucket: Bucket, note: BucketNote, group: str) -> Summary:
+        """As `load`, but the engine's ranks take the bytes from a broadcast of the process group `group`."""
+        body = {
+            "names": [meta.name for meta in bucket.metadata],
+            "dtypes": [str(meta.dtype).removeprefix("torch.") for meta in bucket.metadata],
+            "shapes": [list(meta.shape) for meta in bucket.metadata],
+            "group_name": group,
+            "load_format": json.dumps({NOTE_KEY: note.to_dict()}),
+        }
+        return self._update("/update_weights_from_distributed", body, note.last)
+
+    def _update(self, path: str, body: dict[str, Any], last: bool) -> Summary:
+        version = str(self.version) if last else None
+        answer = self._request(path, body | {"flush_cache": last, "weight_version": version})
         return self._receipt(str(answer["message"]))
 
     def check_version(self) -> None:
@@ -48,12 +85,12 @@ class EngineLink:
         if served != str(self.version):
             raise self._error(f"serves weight version '{served}' after the publish of version {self.version}")
 
-    def _receipt(self, message: str) -> dict[str, Any]:
+    def _receipt(self, message: str) -> Summary:
         if NOTE_KEY not in message:
             todo = "Install slime in the engine's environment: SGLang finds its ledger as an entry point."
             raise SlimeError(f"the engine keeps no receipts, it answered '{message}'", where=self._where, todo=todo)
         receipt, _ = json.JSONDecoder().raw_decode(message)
-        summary: dict[str, Any] = receipt[NOTE_KEY]
+        summary: Summary = receipt[NOTE_KEY]
         return summary
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Gathers Megatron's parameters into whole Hugging Face tensors on global rank 0, bit for bit.
+"""Gathers Megatron's parameters into whole Hugging Face tensors on global rank 0, or on every rank, bit for bit.
 
-Every shard travels once, from the rank that owns it straight to rank 0, many small ones in one message. Rank 0 hands
-the tensors to the publisher, or writes them as a folder that transformers loads (`save_hf`).
+Every shard travels once, from the rank that owns it straight to where it is wanted, many small ones in one message.
+The receivers hand the tensors to the engines, or rank 0 writes them as a folder that transformers loads (`save_hf`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -36,12 +36,17 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class _Owned:
-    """What a rank tells the others of one shard it owns."""
+    """What a rank tells the others of one shard it owns.
+
+    Attributes:
+        everywhere: every rank holds an equal replica.
+    """
 
     rank: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     shard: Shard
+    everywhere: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -53,16 +58,22 @@ Owners = Mapping[str, Sequence[_Owned]]
 
 
 def export_hf(
-    modules: Sequence[torch.nn.Module], mapping: WeightMapping, bucket_bytes: int = BUCKET_BYTES
+    modules: Sequence[torch.nn.Module],
+    mapping: WeightMapping,
+    bucket_bytes: int = BUCKET_BYTES,
+    *,
+    everywhere: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and whole tensor of everything the mapping exports; collective over the default process group.
 
     The order depends on the mapping alone, not on the layout. Tensors have the dtype and device of their parameters
     and belong to the caller. Rank 0 receives them; the iterator of every other rank is empty and must be drained
-    (`drain`). Peak memory on rank 0: about twice `bucket_bytes` or twice the largest parameter.
+    (`drain`), unless they are wanted everywhere. Peak memory of a receiver: about twice `bucket_bytes` or twice the
+    largest parameter.
 
     Args:
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
+        everywhere: every rank receives all tensors.
 
     Raises:
         SlimeError: the mapping names a parameter that no rank has.
@@ -70,8 +81,8 @@ def export_hf(
     local = local_tensors(modules, mapping)
     owners = _exchange_owners(local)
     for bucket in _buckets(_exported(mapping, owners), owners, bucket_bytes):
-        received = _send_or_receive(bucket, local, owners)
-        if dist.get_rank() == 0:
+        received = _share(bucket, local, owners) if everywhere else _send_or_receive(bucket, local, owners)
+        if everywhere or dist.get_rank() == 0:
             for entry in bucket:
                 yield from _assemble(entry, owners[entry.megatron], received)
 
@@ -90,12 +101,14 @@ def _exchange_owners(local: Mapping[str, LocalTensor]) -> Owners:
         for name, held in local.items()
         if held.primary
     }
-    everyone: list[dict[str, _Owned]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    told = mine, {(name, held.shard) for name, held in local.items()}
+    everyone = [told] * dist.get_world_size()
+    dist.all_gather_object(everyone, told)
+    common = set.intersection(*(held for _, held in everyone))
     owners: dict[str, list[_Owned]] = defaultdict(list)
-    for owned in everyone:
+    for owned, _ in everyone:
         for name, part in owned.items():
-            owners[name].append(part)
+            owners[name].append(replace(part, everywhere=(name, part.shard) in common))
     return {name: sorted(parts, key=lambda part: part.shard.rank) for name, parts in owners.items()}
 
 
@@ -127,7 +140,28 @@ def _buckets(entries: Sequence[Entry], owners: Owners, bucket_bytes: int) -> Ite
 
 
 Received = Mapping[tuple[str, int], torch.Tensor]
-"""Shards on rank 0 by parameter name and owner."""
+"""Shards on a receiver by parameter name and owner."""
+
+
+def _share(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> Received:
+    """One broadcast from each owner, unless everybody has what it would send."""
+    received: dict[tuple[str, int], torch.Tensor] = {}
+    for rank, parts in sorted(_by_rank(bucket, owners).items()):
+        received |= {(name, rank): local[name].tensor for name, part in parts if part.everywhere}
+        parts = [(name, part) for name, part in parts if not part.everywhere]
+        if parts:
+            message = _message(rank, parts, local)
+            dist.broadcast(message, src=rank)
+            received |= _unpack(rank, parts, message)
+    return received
+
+
+def _message(rank: int, parts: Sequence[tuple[str, _Owned]], local: Mapping[str, LocalTensor]) -> torch.Tensor:
+    """What `rank` has to say, or on other ranks the room for it."""
+    if rank == dist.get_rank():
+        return _as_bytes([local[name].tensor for name, _ in parts])
+    num_bytes = sum(part.num_bytes for _, part in parts)
+    return torch.empty(num_bytes, dtype=torch.uint8, device=next(iter(local.values())).tensor.device)
 
 
 def _send_or_receive(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> Received:
@@ -160,12 +194,17 @@ def _receive(
     _wait(*(dist.P2POp(dist.irecv, message, rank) for rank, message in messages.items()))
     received: dict[tuple[str, int], torch.Tensor] = {}
     for rank, parts in by_rank.items():
-        start = 0
-        for name, part in parts:
-            shard = messages[rank][start : start + part.num_bytes]
-            received[name, rank] = shard.view(part.dtype).view(part.shape)
-            start += part.num_bytes
+        received |= _unpack(rank, parts, messages[rank])
     return received
+
+
+def _unpack(
+    rank: int, parts: Sequence[tuple[str, _Owned]], message: torch.Tensor
+) -> dict[tuple[str, int], torch.Tensor]:
+    shards = torch.split(message, [part.num_bytes for _, part in parts])
+    return {
+        (name, rank): shard.view(part.dtype).view(part.shape) for (name, part), shard in zip(parts, shards, strict=True)
+    }
 
 
 def _wait(*operations: dist.P2POp) -> None:

@@ -12,9 +12,10 @@ import gc
 import json
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slime.weights.bucket import place
 from slime.weights.receipt import NOTE_KEY, BucketNote
 from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
 from slime.weights.writes import observed_writes
@@ -36,7 +37,9 @@ def install() -> None:
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     worker = "sglang.srt.managers.tp_worker.BaseTpWorker"
     HookRegistry.register(f"{updater}.update_weights_from_tensor", load_bucket, HookType.AROUND)
+    HookRegistry.register(f"{updater}.update_weights_from_distributed", receive_bucket, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_tensor", answer, HookType.AROUND)
+    HookRegistry.register(f"{worker}.update_weights_from_distributed", answer, HookType.AROUND)
 
 
 def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
@@ -76,6 +79,32 @@ def _merge(result: Answer) -> Answer:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         return False, f"tensor '{name}'{more}: the engine's model has no place for {missing[name]} bytes of it"
     return True, json.dumps({NOTE_KEY: answers[0][NOTE_KEY]})
+
+
+def receive_bucket(
+    original: Callable[..., Answer],
+    updater: Any,
+    names: Sequence[str],
+    dtypes: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    group_name: str,
+    load_format: str | None = None,
+) -> Answer:
+    """Around the broadcast of one bucket: take the bytes as the publisher laid them out, then go on as if they had come
+    by `update_weights_from_tensor`. The note travels as the load format, the only text that the request has room for.
+    """
+    if not (load_format or "").startswith(f'{{"{NOTE_KEY}"'):
+        return original(updater, names, dtypes, shapes, group_name, load_format)
+    import torch
+    import torch.distributed as dist
+
+    assert load_format
+    metadata = list(place(names, shapes, [getattr(torch, dtype) for dtype in dtypes]))
+    memory = torch.empty(metadata[-1].end_idx, dtype=torch.uint8, device=updater.device)
+    dist.broadcast(memory, group=updater._model_update_group[group_name], group_src=0)
+    bucket = {"flattened_tensor": memory, "metadata": metadata, **json.loads(load_format)}
+    answer: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format="flattened_bucket")
+    return answer
 
 
 def load_bucket(

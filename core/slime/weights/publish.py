@@ -8,34 +8,35 @@ The engines' half is `slime.weights.ledger`. A version becomes theirs with its l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
 from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
-from slime.weights.bucket import SharedBucket
-from slime.weights.engine_link import EngineLink
-from slime.weights.receipt import BucketNote, Fingerprint, tensor_digest
+from slime.weights.bucket import Bucket, SharedBucket
+from slime.weights.engine_link import EngineLink, Summary
+from slime.weights.receipt import BucketNote, Fingerprint, finish_digests, start_digest
+from slime.weights.transport import SharedMemory, Transport, results
 
 if TYPE_CHECKING:
     import torch
 
-Summary = dict[str, Any]
+NamedTensors = Iterator[tuple[str, "torch.Tensor"]]
 
 
 def publish(
-    tensors: Iterator[tuple[str, torch.Tensor]],
+    tensors: NamedTensors,
     engine_urls: Sequence[str],
     version: int,
     bucket_bytes: int,
     *,
     timeout_s: float = 600.0,
-    bucket_type: type[SharedBucket] = SharedBucket,
+    bucket_type: Callable[[int], Bucket] = SharedBucket,
 ) -> Receipt:
-    """Make every engine serve exactly `tensors` as weight version `version`.
+    """Make every engine serve exactly `tensors` as weight version `version`, through memory of this host.
 
     Args:
         tensors: HF names and full, unsharded tensors in the engine's dtype. Always drained to its end, also on error:
@@ -44,7 +45,7 @@ def publish(
         version: what they answer with afterwards.
         bucket_bytes: tensors handed over at once; a larger tensor goes alone.
         timeout_s: for one bucket at one engine.
-        bucket_type: the transport.
+        bucket_type: from bytes to a bucket in memory that the engines can map.
 
     Raises:
         SlimeError: a tensor arrived with other bytes, found no place or does not fit; a parameter got nothing; an
@@ -52,16 +53,26 @@ def publish(
             the new version.
     """
     assert engine_urls, "somebody must take the weights"
+    links = [EngineLink(url, version, timeout_s) for url in engine_urls]
+    with ThreadPoolExecutor(len(links)) as pool:
+        return publish_over(SharedMemory(links, pool, bucket_type), pool, tensors, version, bucket_bytes)
+
+
+def publish_over(
+    transport: Transport, pool: ThreadPoolExecutor, tensors: NamedTensors, version: int, bucket_bytes: int
+) -> Receipt:
+    """As `publish`, over any transport; `pool` has a thread for each of its engines."""
     with ExitStack() as stack:
-        stack.callback(_drain, tensors)
-        pool = stack.enter_context(ThreadPoolExecutor(len(engine_urls)))
-        buckets = [stack.enter_context(bucket_type(bucket_bytes)) for _ in range(2)]
-        links = [EngineLink(url, version, timeout_s) for url in engine_urls]
-        publisher = _Publisher(version, links, buckets, pool)
-        return publisher.run(tensors)
+        stack.callback(drain, tensors)
+        watch = Stopwatch()
+        with watch("connect"):
+            results([pool.submit(link.connect) for link in transport.links])
+            buckets = [stack.enter_context(transport.new_bucket(bucket_bytes)) for _ in range(2)]
+        return _Publisher(version, transport, buckets, watch).run(tensors, pool)
 
 
-def _drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+def drain(tensors: NamedTensors) -> None:
+    """Run through what is left."""
     for _ in tensors:
         pass
 
@@ -69,81 +80,66 @@ def _drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
 class _Publisher:
     """State of one publish: the bucket being filled, the one on its way, and what was published so far."""
 
-    def __init__(
-        self, version: int, links: Sequence[EngineLink], buckets: Sequence[SharedBucket], pool: ThreadPoolExecutor
-    ) -> None:
-        self.version, self.links, self.pool = version, links, pool
+    def __init__(self, version: int, transport: Transport, buckets: Sequence[Bucket], watch: Stopwatch) -> None:
+        self.version, self.transport, self.watch = version, transport, watch
         self.filling, self.spare = buckets
-        self.digests: list[int] = []
+        self.digests: list[torch.Tensor] = []
         self.num_sent = 0
         self.published = Fingerprint()
-        self.on_its_way: list[Future[Summary]] = []
-        self.watch = Stopwatch()
 
-    def run(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Receipt:
-        with self.watch("connect"):
-            self._at_every_engine(EngineLink.connect)
+    def run(self, tensors: NamedTensors, pool: ThreadPoolExecutor) -> Receipt:
         while named := self._gather(tensors):
             self._add(*named)
         self._send(last=True)
         with self.watch("verify"):
-            self._check_receipts(self._arrived())
-            self._at_every_engine(EngineLink.check_version)
+            self._check_receipts(self.transport.arrived())
+            results([pool.submit(link.check_version) for link in self.transport.links])
         return Receipt(
             version=self.version,
             num_tensors=self.published.num_tensors,
             num_bytes=self.published.num_bytes,
-            engines=tuple(link.url for link in self.links),
+            fingerprint=self.published.summary()["fingerprint"],
+            engines=tuple(link.url for link in self.transport.links),
             seconds={name.removeprefix("seconds/"): value for name, value in self.watch.seconds().items()},
         )
 
-    def _gather(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> tuple[str, torch.Tensor] | None:
+    def _gather(self, tensors: NamedTensors) -> tuple[str, torch.Tensor] | None:
         with self.watch("gather"):
             return next(tensors, None)
 
     def _add(self, name: str, tensor: torch.Tensor) -> None:
         if not self.filling.has_room(tensor):
             self._send(last=False)
-        with self.watch("digest"):
-            digest = tensor_digest(tensor)
+        with self.watch("digest"):  # of what came, not of the bucket's copy
+            self.digests.append(start_digest(tensor))
         with self.watch("fill"):
             self.filling.add(name, tensor)
-        self.digests.append(digest)
-        self.published.add(name, tensor, digest)
 
     def _send(self, last: bool) -> None:
         """Wait until the engines have loaded the bucket before, then start them on this one."""
+        with self.watch("digest"):
+            digests = self._finish_digests()
+        with self.watch("load"):
+            self.transport.arrived()
         with self.watch("send"):
-            self._arrived()
-        note = BucketNote(self.version, self.num_sent, last, self.digests)
-        payload = self.filling.payload(note)
-        self.on_its_way = [self.pool.submit(link.load, payload, last) for link in self.links]
+            self.transport.send(self.filling, BucketNote(self.version, self.num_sent, last, digests))
         self.filling, self.spare = self.spare, self.filling
         self.filling.clear()
         self.digests = []
         self.num_sent += 1
 
-    def _arrived(self) -> list[Summary]:
-        """The engines' answers to the bucket on its way, all awaited before the first error is raised."""
-        on_its_way, self.on_its_way = self.on_its_way, []
-        return _results(on_its_way)
-
-    def _at_every_engine(self, method: Any) -> None:
-        _results([self.pool.submit(method, link) for link in self.links])
+    def _finish_digests(self) -> list[int]:
+        digests = finish_digests(self.digests, [meta.numel for meta in self.filling.metadata])
+        for (name, tensor), digest in zip(self.filling.tensors(), digests, strict=True):
+            self.published.add(name, tensor, digest)
+        return digests
 
     def _check_receipts(self, receipts: Sequence[Summary]) -> None:
         expected = {"version": self.version, **self.published.summary()}
-        for link, receipt in zip(self.links, receipts, strict=True):
+        for link, receipt in zip(self.transport.links, receipts, strict=True):
             if receipt != expected:
                 raise SlimeError(
                     f"the engine's receipt {receipt} is not the publisher's {expected}",
                     where=f"publish to engine {link.url}",
                     todo="Publish again; if it stays, engine and trainer run different versions of slime.",
                 )
-
-
-def _results(futures: Sequence[Future[Any]]) -> list[Any]:
-    errors = [error for future in futures if (error := future.exception())]
-    if errors:
-        raise errors[0]
-    return [future.result() for future in futures]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,12 +64,30 @@ class Fingerprint:
 
 def tensor_digest(tensor: torch.Tensor) -> int:
     """64-bit digest of the bytes of `tensor` (any shape and dtype, read in C order)."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    words, level = _fold(_words(data), 0), 1
+    return tensor_digests([tensor])[0]
+
+
+def tensor_digests(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """`tensor_digest` of each; waits for their device once."""
+    tensors = list(tensors)
+    return finish_digests([start_digest(tensor) for tensor in tensors], [tensor.nbytes for tensor in tensors])
+
+
+def start_digest(tensor: torch.Tensor) -> torch.Tensor:
+    """[2] int64 on the tensor's device: what `finish_digests` makes the digest of."""
+    words, level = _fold(_words(tensor.detach().contiguous().reshape(-1).view(torch.uint8)), 0), 1
     while len(words) > 2:
         words, level = _fold(words, level), level + 1
-    lower, upper = int(words[0]), int(words[1])
-    return (lower + upper * _MULTIPLIER + _splitmix(len(data))) & _MASK
+    return words
+
+
+def finish_digests(started: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[int]:
+    """The digests of tensors of `sizes` bytes, from `start_digest` of each."""
+    halves = torch.stack(list(started)).tolist() if started else []
+    return [
+        (lower + upper * _MULTIPLIER + _splitmix(size)) & _MASK
+        for (lower, upper), size in zip(halves, sizes, strict=True)
+    ]
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slime.weights.coverage import Coverage, Intervals
-from slime.weights.receipt import BucketNote, Fingerprint, tensor_digest
+from slime.weights.receipt import BucketNote, Fingerprint, tensor_digests
 from slime.weights.writes import Block, Memory, Write, differs
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
@@ -49,8 +49,8 @@ class Transfer:
                 f"bucket {self._next_index} of version {self.version} never arrived: "
                 f"the engine got bucket {note.index} of version {note.version} instead"
             )
-        for (name, tensor), published in zip(tensors, note.digests, strict=True):
-            received = tensor_digest(tensor)
+        digests = tensor_digests(tensor for _, tensor in tensors)
+        for (name, tensor), received, published in zip(tensors, digests, note.digests, strict=True):
             if received != published:
                 raise TransferFault(
                     f"tensor '{name}' arrived with digest {received:016x}, it was published with {published:016x}"

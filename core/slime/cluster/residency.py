@@ -1,0 +1,78 @@
+"""Whose turn it is on devices that trainers and engines share.
+
+    TRAIN     trainers                            (the engines hold nothing)
+    HANDOVER  trainers, engines' weights          (publishing; checkpoints between two steps)
+    GENERATE  engines' weights, engines' KV cache (the trainers are in host memory)
+
+Only neighbours follow each other, so both sides' KV cache and training state never have to fit at once, and the
+engines keep their weights from one publish to the next. On devices of their own all of it is there all the time.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TYPE_CHECKING
+
+from slime.config.schema import Placement
+
+if TYPE_CHECKING:
+    from slime.cluster.group import Cluster
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+"""SGLang's tags of what an engine can release."""
+
+
+class Turn(enum.IntEnum):
+    TRAIN = 0
+    HANDOVER = 1
+    GENERATE = 2
+
+
+class Residency:
+    """Moves trainers and engines in and out, one turn after the other; a run begins in TRAIN."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._shared = cluster.cfg.cluster.placement is Placement.colocated
+        self._turn = Turn.TRAIN
+        self._residue: dict[str, float] = {}
+
+    def for_training(self) -> dict[str, float]:
+        """All of the devices for the trainers. Like the other two: nothing happens if it is so already; returns the
+        seconds it took as a metric, nothing on devices of their own."""
+        return self._enter(Turn.TRAIN, "onload")
+
+    def for_weights(self) -> dict[str, float]:
+        """Weights of both sides: to publish, and to read the trainers' weights between steps."""
+        return self._enter(Turn.HANDOVER, "handover")
+
+    def for_generation(self) -> dict[str, float]:
+        """All of the devices for the engines; returns what the trainers leave behind, too."""
+        return self._enter(Turn.GENERATE, "offload") | self._residue
+
+    def _enter(self, turn: Turn, phase: str) -> dict[str, float]:
+        if not self._shared:
+            return {}
+        start = time.perf_counter()
+        while self._turn < turn:
+            self._forward()
+        while self._turn > turn:
+            self._back()
+        return {f"seconds/{phase}": time.perf_counter() - start}
+
+    def _forward(self) -> None:
+        if self._turn is Turn.TRAIN:
+            self._cluster.engine_memory("resume", WEIGHTS)
+        else:
+            self._residue = self._cluster.train("offload")
+            self._cluster.engine_memory("resume", KV_CACHE)
+        self._turn = Turn(self._turn + 1)
+
+    def _back(self) -> None:
+        if self._turn is Turn.GENERATE:
+            self._cluster.engine_memory("release", KV_CACHE)
+            self._cluster.train("onload")
+        else:
+            self._cluster.engine_memory("release", WEIGHTS)
+        self._turn = Turn(self._turn - 1)

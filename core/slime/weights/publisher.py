@@ -1,0 +1,82 @@
+"""One trainer rank's part in publishing: which engines it serves, and over which transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from slime.config.schema import Device, Placement, SlimeConfig, Transport
+from slime.net import free_port
+from slime.plan.placement import engine_ranks
+from slime.plan.rules import transport_of
+from slime.types import Receipt
+from slime.weights.bucket import CudaBucket, SharedBucket
+from slime.weights.engine_link import EngineLink
+from slime.weights.publish import drain, publish_over
+from slime.weights.transport import Broadcast, SharedMemory, join_engines, results
+
+if TYPE_CHECKING:
+    from slime.train.trainer import Trainer
+
+_GROUP = "slime-weights"
+"""Name of the process group of publisher and engines."""
+
+
+class Publisher:
+    """Made once on every rank of the trainer, at the same time: it makes process groups.
+
+    Colocated, every engine takes its weights from the ranks on its own devices, and every rank has all of them.
+    Otherwise rank 0 serves every engine.
+
+    Args:
+        host: address at which the engines' hosts reach this one.
+    """
+
+    def __init__(self, cfg: SlimeConfig, trainer: Trainer, host: str, engine_urls: Sequence[str]) -> None:
+        self._cfg, self._trainer, self._host = cfg, trainer, host
+        self._colocated = cfg.cluster.placement is Placement.colocated and transport_of(cfg) is Transport.ipc
+        self._serves = dist.get_rank() == 0
+        self._urls = list(engine_urls) if self._serves else []
+        self._peers: dist.ProcessGroup | None = None
+        self._engines: dist.ProcessGroup | None = None
+        if self._colocated:
+            self._serves, self._urls = False, []
+            for url, ranks in zip(engine_urls, engine_ranks(cfg), strict=True):
+                self._take(url, list(ranks))
+
+    def _take(self, url: str, ranks: list[int]) -> None:
+        """Collective: the engine at `url` gets its weights from `ranks`."""
+        peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+        if dist.get_rank() in ranks:
+            self._serves, self._peers = True, peers
+            self._urls = [url] if dist.get_rank() == ranks[0] else []
+
+    def publish(self, version: int) -> Receipt | None:
+        """Collective: hand the trainer's weights over as `version`. None on ranks that serve no engine.
+
+        Raises:
+            SlimeError: as `slime.weights.publish.publish`; on the ranks that serve the engine.
+        """
+        tensors = self._trainer.export(everywhere=self._colocated)
+        if not self._serves:
+            drain(tensors)
+            return None
+        links = [EngineLink(url, version, self._cfg.rollout.request_timeout_s) for url in self._urls]
+        with ThreadPoolExecutor(max(len(links), 1)) as pool:
+            transport = self._transport(links, pool)
+            return publish_over(transport, pool, tensors, version, self._cfg.weights.bucket_mb * 2**20)
+
+    def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor) -> SharedMemory | Broadcast:
+        device = self._trainer.device
+        if transport_of(self._cfg) is Transport.ipc:
+            kind = CudaBucket if self._cfg.cluster.device is Device.cuda else SharedBucket
+            return SharedMemory(links, pool, partial(kind, device=device), self._peers)
+        if self._engines is None:
+            results([pool.submit(link.connect) for link in links])
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            self._engines = join_engines(links, pool, _GROUP, (self._host, free_port(self._host)), backend)
+        return Broadcast(links, pool, (_GROUP, self._engines), device)
