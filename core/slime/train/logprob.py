@@ -5,11 +5,14 @@ Shape letters: t tokens, c tokens of a chunk, h hidden size, v vocabulary entrie
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from slime.train.accumulate import add_product
 
 
 def logprobs_and_entropy(
@@ -20,10 +23,13 @@ def logprobs_and_entropy(
     chunk_tokens: int,
     entropy_gradient: bool,
     group: dist.ProcessGroup,
+    kernels: VocabularyKernels | None = None,
+    main_grad: Tensor | None = None,
 ) -> Tensor:
     """log p(label) and the entropy of p = softmax(hidden @ weight.T), in nats.
 
-    Logits exist in fp32 for `chunk_tokens` tokens at a time, in the backward pass (which computes them again) too.
+    Logits exist for `chunk_tokens` tokens at a time, in the backward pass (which computes them again) too. The
+    product runs in the model's precision, as the engine's does; everything behind it is fp32.
 
     Args:
         hidden: [t, h], the same on every rank of `group`; its gradient is this rank's part of a sum over `group`.
@@ -31,82 +37,140 @@ def logprobs_and_entropy(
         labels: [t] int64, indices into the whole vocabulary.
         entropy_gradient: whether the entropy is part of a loss; otherwise its gradient is not computed.
         group: the tensor-parallel group.
+        kernels: what turns logits into statistics and gradients; plain torch if None.
+        main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
+            gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
 
     Returns:
         [2, t] fp32 (float64 for float64 inputs): log-probs and entropies.
     """
-    result: Tensor = _LogprobsAndEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, labels, chunk_tokens, entropy_gradient, group
-    )
+    options = _Options(chunk_tokens, entropy_gradient, group, kernels or PlainKernels(), main_grad)
+    result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, labels, options)  # type: ignore[no-untyped-call]
     return result
+
+
+class VocabularyKernels(Protocol):
+    """The passes over a chunk of logits; `PlainKernels` documents and defines them."""
+
+    def statistics(self, logits: Tensor, local_labels: Tensor) -> Tensor: ...
+
+    def to_gradient(
+        self,
+        logits: Tensor,
+        local_labels: Tensor,
+        log_z: Tensor,
+        entropy: Tensor,
+        grad_logprob: Tensor,
+        grad_entropy: Tensor | None,
+    ) -> Tensor: ...
+
+
+class PlainKernels:
+    """In plain torch operations: exact, but with several fp32 tensors as large as the chunk of logits."""
+
+    def statistics(self, logits: Tensor, local_labels: Tensor) -> Tensor:
+        """[4, c] of logits [c, v]: their maximum m, sum(exp z), sum(z exp z) with z = logits - m, the label's logit.
+
+        A label that another rank holds (outside 0..v-1) counts 0.
+        """
+        logits = logits.to(_compute_dtype(logits))
+        label_logit = _at_labels(logits, local_labels)
+        peak = logits.amax(dim=1)
+        z = logits - peak[:, None]
+        exponentials = z.exp()
+        return torch.stack([peak, exponentials.sum(dim=1), exponentials.mul_(z).sum(dim=1), label_logit])
+
+    def to_gradient(
+        self,
+        logits: Tensor,
+        local_labels: Tensor,
+        log_z: Tensor,
+        entropy: Tensor,
+        grad_logprob: Tensor,
+        grad_entropy: Tensor | None,
+    ) -> Tensor:
+        """The gradient of logits [c, v], in their dtype; may overwrite them. The other arguments are [c].
+
+        With log p = logits - log Z: d log p_y / d logit_j = [j = y] - p_j and dH / d logit_j = -p_j (log p_j + H).
+        """
+        log_p = logits.to(_compute_dtype(logits)) - log_z[:, None]
+        factor = grad_logprob[:, None]
+        if grad_entropy is not None:
+            factor = factor + grad_entropy[:, None] * (log_p + entropy[:, None])
+        gradient = log_p.exp_().mul_(factor).neg_()
+        label_gradient = grad_logprob * _is_local(local_labels, logits.size(1))
+        gradient.scatter_add_(1, local_labels.clamp(0, logits.size(1) - 1)[:, None], label_gradient[:, None])
+        return gradient.to(logits.dtype)
+
+
+@dataclass(frozen=True)
+class _Options:
+    chunk_tokens: int
+    entropy_gradient: bool
+    group: dist.ProcessGroup
+    kernels: VocabularyKernels
+    main_grad: Tensor | None
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        chunk_tokens: int,
-        entropy_gradient: bool,
-        group: dist.ProcessGroup,
-    ) -> Tensor:
-        first = group.rank() * weight.size(0)
-        chunks = [
-            _forward_chunk(rows, weight, label - first, group)
-            for rows, label in zip(torch.split(hidden, chunk_tokens), torch.split(labels, chunk_tokens), strict=True)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> Tensor:
+        local_labels = labels - options.group.rank() * weight.size(0)
+        scores = [
+            _score(torch.mm(rows, weight.t()), label, options)
+            for rows, label in zip(
+                torch.split(hidden, options.chunk_tokens), torch.split(local_labels, options.chunk_tokens), strict=True
+            )
         ]
-        logprob, entropy, log_z = torch.cat(chunks, dim=1)
-        ctx.save_for_backward(hidden, weight, labels - first, log_z, entropy)
-        ctx.chunk_tokens, ctx.entropy_gradient = chunk_tokens, entropy_gradient
+        logprob, entropy, log_z = torch.cat(scores, dim=1)
+        ctx.save_for_backward(hidden, weight, local_labels, log_z, entropy)
+        ctx.options = options
         return torch.stack([logprob, entropy])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, local_labels, log_z, entropy = ctx.saved_tensors
+        options: _Options = ctx.options
+        grad_logprob, grad_entropy = grads[0].contiguous()
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=_compute_dtype(weight))
-        for start in range(0, len(hidden), ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            grad_entropy = grads[0][1, rows] if ctx.entropy_gradient else None
-            grad_logits = _logits(hidden[rows], weight).sub_(log_z[rows, None])
-            _to_grad_logits(grad_logits, local_labels[rows], grads[0][0, rows], grad_entropy, entropy[rows])
-            grad_logits = grad_logits.to(weight.dtype)
+        total = options.main_grad
+        if total is None:
+            total = torch.zeros_like(weight, dtype=_compute_dtype(weight))
+        for start in range(0, len(hidden), options.chunk_tokens):
+            rows = slice(start, start + options.chunk_tokens)
+            of_rows = (local_labels[rows], log_z[rows], entropy[rows], grad_logprob[rows])
+            grad_of_entropy = grad_entropy[rows] if options.entropy_gradient else None
+            logits = torch.mm(hidden[rows], weight.t())
+            grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy)
             torch.mm(grad_logits, weight, out=grad_hidden[rows])
-            _add_product(grad_weight, grad_logits.t(), hidden[rows])
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+            add_product(total, grad_logits.t(), hidden[rows])
+            del logits, grad_logits  # before the next chunk's are made
+        if options.main_grad is None:
+            return grad_hidden, total.to(weight.dtype), None, None
+        weight.grad_added_to_main_grad = True
+        # DDP wants to see some gradient before it reduces the buffer; this one costs no memory and is never read.
+        return grad_hidden, weight.detach(), None, None
+
+
+def _score(logits: Tensor, local_labels: Tensor, options: _Options) -> Tensor:
+    """[3, c]: log-prob, entropy, log of the partition function of logits [c, v].
+
+    With z = logits - max: H = log Z - E[z], where Z = sum(exp z) and E[z] = sum(z exp z) / Z.
+    """
+    peak, total, weighted, label_logit = options.kernels.statistics(logits, local_labels)
+    if options.group.size() > 1:
+        own_peak, peak = peak, peak.clone()
+        dist.all_reduce(peak, dist.ReduceOp.MAX, group=options.group)
+        shift = own_peak - peak
+        sums = torch.stack([total * shift.exp(), (weighted + shift * total) * shift.exp(), label_logit])
+        dist.all_reduce(sums, group=options.group)
+        total, weighted, label_logit = sums
+    log_total = total.log()
+    return torch.stack([label_logit - peak - log_total, log_total - weighted / total, log_total + peak])
 
 
 def _compute_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """[c, v] in fp32; the product itself runs in the model's precision, as the engine's does."""
-    return torch.mm(hidden, weight.t()).to(_compute_dtype(weight))
-
-
-def _forward_chunk(hidden: Tensor, weight: Tensor, local_labels: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[3, c]: log-prob, entropy, log of the partition function.
-
-    With z = logits - max: H = log Z - E[z], where Z = sum(exp z) and E[z] = sum(z exp z) / Z.
-    """
-    logits = _logits(hidden, weight)
-    peak = _all_reduce(logits.amax(dim=1), dist.ReduceOp.MAX, group)
-    logits.sub_(peak[:, None])
-    label_logit = _at_labels(logits, local_labels)
-    exponentials = logits.exp()
-    total, weighted = exponentials.sum(dim=1), exponentials.mul_(logits).sum(dim=1)
-    total, weighted, label_logit = _all_reduce(torch.stack([total, weighted, label_logit]), dist.ReduceOp.SUM, group)
-    log_total = total.log()
-    return torch.stack([label_logit - log_total, log_total - weighted / total, log_total + peak])
-
-
-def _all_reduce(tensor: Tensor, operation: Any, group: dist.ProcessGroup) -> Tensor:
-    if group.size() > 1:
-        dist.all_reduce(tensor, operation, group=group)
-    return tensor
 
 
 def _is_local(local_labels: Tensor, num_local: int) -> Tensor:
@@ -117,27 +181,3 @@ def _at_labels(logits: Tensor, local_labels: Tensor) -> Tensor:
     """[c]: the label's logit on the rank that holds it, 0 elsewhere."""
     picked = logits.gather(1, local_labels.clamp(0, logits.size(1) - 1)[:, None])[:, 0]
     return picked * _is_local(local_labels, logits.size(1))
-
-
-def _to_grad_logits(
-    log_p: Tensor, local_labels: Tensor, grad_logprob: Tensor, grad_entropy: Tensor | None, entropy: Tensor
-) -> None:
-    """Turn log p [c, v] into the gradient of the logits, in place.
-
-    d log p_y / d logit_j = [j = y] - p_j and dH / d logit_j = -p_j (log p_j + H).
-    """
-    if grad_entropy is None:
-        log_p.exp_().mul_(-grad_logprob[:, None])
-    else:
-        p = log_p.exp()
-        log_p.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logprob[:, None]).mul_(p).neg_()
-    label_grad = grad_logprob * _is_local(local_labels, log_p.size(1))
-    log_p.scatter_add_(1, local_labels.clamp(0, log_p.size(1) - 1)[:, None], label_grad[:, None])
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, summed over chunks in fp32."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        total.add_(left @ right)

@@ -1,0 +1,20 @@
+"""The kernel tests of this folder without a GPU: Triton's interpreter computes block by block what the GPU would."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU itself")
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    files = sorted(str(path) for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-rs", "--no-header", *files]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    assert "skipped" not in run.stdout, run.stdout[-5000:]
