@@ -5,15 +5,14 @@ Shape letter: t tokens of this context-parallel rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from slime.train.context_parallel import row_index, runs_of_rank
 from slime.train.specs.packed_attention import PackedSequences
 from slime.types import Batch, MicroBatch
 
@@ -41,16 +40,20 @@ class LocalMicroBatch:
     num_step_tokens: int
 
 
-def local_micro_batches(batch: Batch, device: torch.device) -> list[LocalMicroBatch]:
-    """This rank's micro-batches of an optimizer step, in order."""
+def local_micro_batches(batch: Batch, device: torch.device, *, contiguous: bool = False) -> list[LocalMicroBatch]:
+    """This rank's micro-batches of an optimizer step, in order.
+
+    Args:
+        contiguous: how context parallelism cuts sequences, see `slime.train.context_parallel.runs_of_rank`.
+    """
     num_step_tokens = sum(len(micro.tokens) for of_rank in batch.micro_batches for micro in of_rank)
     mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]
-    return [_local(micro, num_step_tokens, device) for micro in mine]
+    return [_local(micro, num_step_tokens, device, contiguous) for micro in mine]
 
 
-def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device) -> LocalMicroBatch:
+def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device, contiguous: bool) -> LocalMicroBatch:
     cp_size, cp_rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    index = zigzag_index(micro.cu_seqlens, cp_size, cp_rank)
+    index = row_index(runs_of_rank(micro.cu_seqlens, cp_size, cp_rank, contiguous=contiguous))
 
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
@@ -59,25 +62,10 @@ def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device) -> Loc
         tokens=tensor(micro.tokens)[None],
         labels=tensor(micro.labels)[None],
         position_ids=tensor(micro.position_ids)[None],
-        packed=PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device),
+        packed=PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device, contiguous=contiguous),
         loss_mask=tensor(micro.loss_mask),
         loss_weights=tensor(micro.loss_weights),
         advantages=None if micro.advantages is None else tensor(micro.advantages),
         rollout_logprobs=None if micro.rollout_logprobs is None else tensor(micro.rollout_logprobs),
         num_step_tokens=num_step_tokens,
     )
-
-
-def zigzag_index(cu_seqlens: Sequence[int] | np.ndarray, cp_size: int, cp_rank: int) -> np.ndarray:
-    """Rows of a pack that a context-parallel rank holds: chunks r and 2n-1-r of each sequence cut into 2n.
-
-    The early and the late chunk together cost every rank the same causal attention.
-    """
-    if cp_size == 1:
-        return np.arange(cu_seqlens[-1])
-    rows = []
-    for start, end in pairwise(cu_seqlens):
-        half = (end - start) // (2 * cp_size)
-        for chunk in (cp_rank, 2 * cp_size - 1 - cp_rank):
-            rows.append(np.arange(start + chunk * half, start + (chunk + 1) * half))
-    return np.concatenate(rows)

@@ -85,7 +85,8 @@ def _forward_step(
     chunk: Any,
 ) -> tuple[Tensor, Callable[..., Any]]:
     number, micro = next(micro_batches)
-    output = chunk(micro.tokens, micro.position_ids, None, labels=micro.labels, packed_seq_params=micro.packed)
+    packed = micro.packed.for_one_pass()
+    output = chunk(micro.tokens, micro.position_ids, None, labels=micro.labels, packed_seq_params=packed)
     if forward_only:
         return output, lambda scores, non_loss_data: function(scores, number)
     return output, partial(_loss, function, number, micro)

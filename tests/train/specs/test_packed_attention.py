@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.train.local_batch import zigzag_index
+from slime.train.context_parallel import row_index, runs_of_rank
 from slime.train.specs.packed_attention import ContextParallelLayout, PackedSequences, causal_attention
 
 LENGTHS = [16, 16, 8, 32, 4, 4, 4]
@@ -52,7 +52,7 @@ def test_context_parallel_ranks_together_equal_one_rank(cp_size: int) -> None:
     """What each rank computes from the gathered keys, put back in order; the gather itself is torch's."""
 
     def ranks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows = [torch.from_numpy(zigzag_index(BORDERS, cp_size, rank)) for rank in range(cp_size)]
+        rows = [torch.from_numpy(row_index(runs_of_rank(BORDERS, cp_size, rank))) for rank in range(cp_size)]
         gathered = [torch.cat([tensor[index] for index in rows]) for tensor in (key, value)]
         outputs = []
         for rank, index in enumerate(rows):

@@ -5,9 +5,10 @@ Shape letters: t tokens of this rank, h query heads, g key-value heads, d query/
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
@@ -21,6 +22,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from slime.train.specs.pack_rows import PackRows
+
 
 @dataclass
 class PackedSequences(PackedSeqParams):  # type: ignore[misc]
@@ -31,14 +34,21 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     Attributes:
         lengths: padded length of each sequence, over all context-parallel ranks.
         cp_size, cp_rank: of the context-parallel group that shares the pack.
+        contiguous: each rank holds one chunk of a sequence instead of two (zig-zag).
+        selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
+            the layer that chose it: rows of the pack [t, topk] int32.
     """
 
     lengths: Sequence[int] = ()
     cp_size: int = 1
     cp_rank: int = 0
+    contiguous: bool = False
+    selected_keys: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cu_seqlens: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> PackedSequences:
+    def of(
+        cls, cu_seqlens: Sequence[int], cp_size: int, cp_rank: int, device: torch.device, *, contiguous: bool = False
+    ) -> PackedSequences:
         """From padded sequence borders [num_sequences + 1]."""
         borders = torch.tensor(list(cu_seqlens), dtype=torch.int32, device=device)
         lengths = [int(end) - int(start) for start, end in pairwise(cu_seqlens)]
@@ -52,11 +62,29 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
             lengths=lengths,
             cp_size=cp_size,
             cp_rank=cp_rank,
+            contiguous=contiguous,
         )
+
+    def for_one_pass(self) -> PackedSequences:
+        """The same pack with nothing selected yet.
+
+        Another pass, under other weights or in another pipeline stage, selects anew; recomputation of a layer is
+        handed the object of its first computation and finds the very same keys.
+        """
+        one_pass = copy.copy(self)
+        one_pass.selected_keys = {}
+        return one_pass
+
+    @cached_property
+    def rows(self) -> PackRows:
+        """Where this rank's tokens stand in the pack."""
+        device = self.cu_seqlens_q.device
+        return PackRows.of(self.lengths, self.cp_size, self.cp_rank, contiguous=self.contiguous, device=device)
 
     @cached_property
     def cp_layout(self) -> ContextParallelLayout:
         """Where this rank's queries find their keys in the gathered pack."""
+        assert not self.contiguous, "this attention balances its work by zig-zag"
         return ContextParallelLayout.of(self.lengths, self.cp_size, self.cp_rank, self.cu_seqlens_q.device)
 
 

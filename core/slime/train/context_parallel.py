@@ -1,0 +1,58 @@
+"""Which rows of a pack each context-parallel rank holds. No torch.
+
+Both ways cut every sequence by itself, so that all ranks hold equal parts of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Run:
+    """`length` consecutive rows of a pack, from row `first` on, of the sequence that begins at row `start`."""
+
+    start: int
+    first: int
+    length: int
+
+    def part(self, begin: int, end: int) -> Run:
+        """The rows `begin` to `end` of the run, cut to what it has; its length may be 0."""
+        begin, end = max(begin, 0), min(end, self.length)
+        return Run(self.start, self.first + begin, max(0, end - begin))
+
+
+def runs_of_rank(
+    cu_seqlens: Sequence[int] | np.ndarray, cp_size: int, cp_rank: int, *, contiguous: bool = False
+) -> list[Run]:
+    """The rows of rank `cp_rank`, in the order in which it holds them.
+
+    Args:
+        cu_seqlens: padded sequence borders [num_sequences + 1].
+        contiguous: chunk r of each sequence cut into n. Otherwise zig-zag, chunks r and 2n-1-r of each sequence cut
+            into 2n: the early and the late chunk together cost every rank the same causal attention.
+    """
+    num_chunks = cp_size if contiguous or cp_size == 1 else 2 * cp_size
+    mine = [cp_rank] if num_chunks == cp_size else [cp_rank, 2 * cp_size - 1 - cp_rank]
+    borders = [(int(start), (int(end) - int(start)) // num_chunks) for start, end in pairwise(cu_seqlens)]
+    return [Run(start, start + chunk * length, length) for start, length in borders for chunk in mine]
+
+
+def row_index(runs: Sequence[Run]) -> np.ndarray:
+    """[t] int64: the rows of all runs, one behind the other."""
+    return np.concatenate([np.arange(run.first, run.first + run.length) for run in runs])
+
+
+def cut(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
+    """The runs of the tokens `begin` to `end` of a rank, such as sequence parallelism gives one of its ranks."""
+    parts, offset = [], 0
+    for run in runs:
+        part = run.part(begin - offset, end - offset)
+        if part.length:
+            parts.append(part)
+        offset += run.length
+    return parts
