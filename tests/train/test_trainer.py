@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from slime.errors import SlimeError
+from slime.net import free_port
 from slime.testing.ranks import Rank, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -50,8 +51,8 @@ def results(model: Path) -> dict[str, Any]:
 
 def run_scenarios(rank: Rank, model: Path) -> dict[str, Any]:
     found = {}
-    for number, (name, scenario) in enumerate(SCENARIOS.items()):
-        found[name] = scenario(rank._replace(master_port=rank.master_port + number), model)
+    for name, scenario in SCENARIOS.items():
+        found[name] = scenario(rank._replace(master_port=free_port(rank.master_addr)), model)
         dist.destroy_process_group()
     return found
 
@@ -149,6 +150,27 @@ def test_one_step_needs_no_pass_for_old_logprobs_and_starts_on_policy(results: d
     assert second["ratio_mean"] == 1
 
 
+def with_stale_tokens(rank: Rank, model: Path) -> list[dict[str, float]]:
+    """Half of every response was generated under other weights, where its log-probs were off by 3 nats."""
+    trainer = start(rank, model)
+    found = []
+    for off in (0.0, 0.25):
+        samples = []
+        for sample in with_own_logprobs(trainer, recorded()):
+            current = (np.arange(sample.num_response_tokens) % 2).astype(np.float32)
+            own = sample.rollout_logprobs + np.where(current, off, 3.0).astype(np.float32)
+            samples.append(dataclasses.replace(sample, rollout_logprobs=own, is_current=current))
+        found.append(trainer.train_rl(packed(trainer, samples), 0))
+    return found
+
+
+def test_only_tokens_of_the_current_weights_are_compared_with_the_engine(results: dict[str, Any]) -> None:
+    exact, off = results["stale tokens"]
+    assert 0.3 < exact["current_share"] < 0.6
+    assert exact["logprob_diff_max"] < 1e-5  # fp32, another packing
+    assert off["logprob_diff_mean"] == pytest.approx(0.25, abs=1e-5)
+
+
 def test_several_steps_move_off_policy_within_a_rollout(results: dict[str, Any]) -> None:
     first, *_ = results["four steps"]
     assert first["ratio_mean"] != 1
@@ -219,6 +241,7 @@ SCENARIOS = {
     "packing by sample": partial(losses_by_packing, loss_mean="sample"),
     "one step": partial(reinforced, num_steps=1),
     "four steps": partial(reinforced, num_steps=4),
+    "stale tokens": with_stale_tokens,
     "kl": kl_from_start,
     "spoilt": spoilt_step,
     "stages": stages,

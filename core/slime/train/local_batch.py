@@ -26,6 +26,7 @@ class LocalMicroBatch:
         packed: sequence borders, for every layer.
         loss_mask, loss_weights: [t] fp32, see `slime.types.MicroBatch`.
         advantages, rollout_logprobs: [t] fp32, or None for supervised batches.
+        is_current: [t] fp32, 1 where the engine held the weights that are now trained; None means everywhere.
         num_step_tokens: tokens of the whole optimizer step, padding included.
     """
 
@@ -37,6 +38,7 @@ class LocalMicroBatch:
     loss_weights: Tensor
     advantages: Tensor | None
     rollout_logprobs: Tensor | None
+    is_current: Tensor | None
     num_step_tokens: int
 
 
@@ -67,5 +69,6 @@ def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device, contig
         loss_weights=tensor(micro.loss_weights),
         advantages=None if micro.advantages is None else tensor(micro.advantages),
         rollout_logprobs=None if micro.rollout_logprobs is None else tensor(micro.rollout_logprobs),
+        is_current=None if micro.is_current is None else tensor(micro.is_current),
         num_step_tokens=num_step_tokens,
     )

@@ -15,7 +15,7 @@ from slime.train.objective import Contribution
 SFT_MEANS = ("loss", "entropy")
 RL_MEANS = ("loss", "pg_loss", "kl", "entropy")
 RL_TOKEN_SUMS = ("clip_fraction", "ratio_mean", "approx_kl")
-ENGINE_TOKEN_SUMS, ENGINE_MAXIMA = ("logprob_diff_mean",), ("logprob_diff_max",)
+ENGINE_TOKEN_SUMS, ENGINE_MAXIMA = ("logprob_diff_mean", "current_share"), ("logprob_diff_max",)
 
 
 def reduce_contributions(
@@ -50,7 +50,14 @@ def reduce_contributions(
             where=f"optimizer step {step}, trainer rank {int(culprit) - 1}",
             todo="The weights are untouched; lower the learning rate or look at that step's samples.",
         )
-    return dict(zip([*means, *token_sums, *maxima], [*values, *peaks], strict=True))
+    return _over_current(dict(zip([*means, *token_sums, *maxima], [*values, *peaks], strict=True)))
+
+
+def _over_current(values: dict[str, float]) -> dict[str, float]:
+    """The engine's difference as a mean over the tokens it was measured on: those of the current weights."""
+    if share := values.get("current_share"):
+        values["logprob_diff_mean"] /= share
+    return values
 
 
 def _culprit(sums: list[torch.Tensor], gradients_are_finite: bool) -> int:

@@ -82,8 +82,10 @@ def reinforced(
     sums = _ratio_sums(log_ratio.detach(), is_clipped, mask)
     maxima = {}
     if engine_check is not None:
-        difference = _engine_difference(engine_check, micro)
+        current = mask if micro.is_current is None else mask * micro.is_current
+        difference = _engine_difference(engine_check, micro) * current
         sums["logprob_diff_mean"], maxima["logprob_diff_max"] = difference.sum(), difference.max()
+        sums["current_share"] = current.sum()
     return Contribution(loss, {"loss": loss, **parts}, sums, maxima)
 
 
@@ -97,6 +99,6 @@ def _ratio_sums(log_ratio: Tensor, is_clipped: Tensor, mask: Tensor) -> dict[str
 
 
 def _engine_difference(logprobs: Tensor, micro: LocalMicroBatch) -> Tensor:
-    """[t] absolute difference to the engine's log-probs of the same tokens, in nats; 0 where there is no loss."""
+    """[t] absolute difference to the engine's log-probs of the same tokens, in nats."""
     assert micro.rollout_logprobs is not None, "reinforcement learning records the engine's log-probs"
-    return ((logprobs.detach() - micro.rollout_logprobs) * micro.loss_mask).abs()
+    return (logprobs.detach() - micro.rollout_logprobs).abs()

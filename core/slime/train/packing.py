@@ -176,6 +176,7 @@ def _micro_batch(
         sample_ids=tuple(content),
         advantages=_spread([sample.advantages for sample in members], members, lasts, len(mask)),
         rollout_logprobs=_spread([sample.rollout_logprobs for sample in members], members, lasts, len(mask)),
+        is_current=_spread([sample.is_current for sample in members], members, lasts, len(mask)),
     )
 
 
@@ -210,4 +211,5 @@ def _empty(align: int) -> MicroBatch:
         sample_ids=(),
         advantages=nothing,
         rollout_logprobs=nothing,
+        is_current=nothing,
     )
