@@ -1,0 +1,115 @@
+"""Whole runs as a user starts them: `python -m slime ...` in a process of its own, watched for silence and strays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slime.observe.hang import dump
+from slime.observe.metrics import read_rows
+
+SILENCE_S = 60.0
+"""A run that writes nothing anywhere for this long hangs."""
+GONE_S = 20.0
+"""Every process of a run that ended is gone after this long; the kernel and Ray need a moment."""
+
+TINY = {
+    "run.num_steps": 4,
+    "sft.num_steps": 4,
+    "sft.lr_warmup_steps": 1,
+    "eval.interval": 2,
+    "rollout.prompts_per_step": 4,
+    "rollout.samples_per_prompt": 4,
+    "train.checkpoint.interval": 2,
+}
+"""The laptop recipe, shortened to the seconds that its start takes."""
+
+
+@dataclass
+class Run:
+    """One `slime` command, running in `folder`; its run directory is `folder/runs/<name>`."""
+
+    folder: Path
+    model: str = "glm4-tiny"
+    cluster: str = "local"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / "runs/it"
+        self.output = self.folder / "output.txt"
+        self.family: list[psutil.Process] = []
+
+    def start(self) -> Run:
+        settings = {**TINY, "run.name": "it", **self.settings}
+        words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "slime", *words],
+                cwd=self.folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
+        return self
+
+    def start_beside(self, other: Run) -> Run:
+        """Start this command on the run directory of `other`."""
+        self.folder.mkdir()
+        self.settings = {**self.settings, "run.dir": other.path.parent}
+        return self.start()
+
+    def finish(self) -> int:
+        """Wait for the end; returns the exit code."""
+        self.until(lambda: False)
+        return self.process.returncode
+
+    def succeed(self) -> Run:
+        assert self.finish() == 0, self.text()
+        return self
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for something to happen or for the end; silence fails with every stack."""
+        heard, last = self._traces(), time.monotonic()
+        while self.process.poll() is None and not reached():
+            time.sleep(0.2)
+            if (now := self._traces()) != heard:
+                heard, last = now, time.monotonic()
+            if time.monotonic() - last > SILENCE_S:
+                stacks = dump([self.process.pid], self.path / "logs")
+                self.kill()
+                raise AssertionError(f"nothing happened for {SILENCE_S:g} s\n{self.text()}\n{stacks}")
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Signal the driver alone, remembering every process it has started so far."""
+        self.family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+        self.process.send_signal(how)
+        self.process.wait(timeout=SILENCE_S)
+
+    def strays(self) -> list[str]:
+        """What is left of the processes that lived at `kill`, after the time they get to go."""
+        _, alive = psutil.wait_procs([p for p in self.family if isinstance(p, psutil.Process)], timeout=GONE_S)
+        return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+    def rows(self, stage: str) -> list[dict[str, Any]]:
+        return [row for row in read_rows(self.path / "metrics.jsonl") if row["stage"] == stage]
+
+    def has_step(self, stage: str, step: int) -> bool:
+        return any(row["step"] >= step for row in self.rows(stage))
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def _traces(self) -> tuple[int, ...]:
+        logs = sorted(self.path.glob("**/*"))
+        return (self.output.stat().st_size, len(logs), *(path.stat().st_size for path in logs if path.is_file()))

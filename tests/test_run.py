@@ -1,0 +1,122 @@
+"""Whole runs on this machine: real Ray, Megatron-core and SGLang, started as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.running import Run
+
+from slime import torchvision_ops
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The laptop recipe, shortened, from its start to its end."""
+    return Run(tmp_path_factory.mktemp("finished")).start().succeed()
+
+
+def test_a_run_leaves_what_the_summary_names(finished: Run) -> None:
+    summary = (finished.path / "summary.txt").read_text()
+    assert finished.text().endswith(summary)
+    for name in ("config.yaml", "plugins.json", "metrics.jsonl", "tensorboard", "checkpoints", "reward.png", "export"):
+        assert name in summary
+        assert (finished.path / name).exists()
+    used = json.loads((finished.path / "plugins.json").read_text())["used"]
+    assert used["reward"]["distribution"] == "slime-plugin-math"
+
+
+def test_every_step_is_measured(finished: Run) -> None:
+    steps = [row for row in finished.rows("rl") if "train/loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert [row["step"] for row in finished.rows("rl") if "eval/reward_mean" in row] == [0, 2, 4]
+    # fp32 on both sides, the same tokens: what is left is the order of additions.
+    assert max(row["train/logprob_diff_max"] for row in steps) < 1e-4
+    assert all(row["publish/num_bytes"] == 789_376 * 4 for row in steps)
+
+
+def test_the_export_is_the_model_that_was_trained(finished: Run) -> None:
+    torchvision_ops.ensure()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(finished.path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(finished.path / "export")
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "27+58="}], return_tensors="pt", return_dict=False)
+    with torch.no_grad():
+        assert torch.isfinite(model(torch.as_tensor(ids)).logits).all()
+
+
+def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run, tmp_path: Path) -> None:
+    """Two supervised and two reinforcement-learning checkpoints; `kill -9` after the first of the latter."""
+    run = Run(tmp_path).start()
+    run.until(lambda: (run.path / "checkpoints/step-000006").exists())
+    run.kill(signal.SIGKILL)
+    assert run.strays() == []
+    run.start().succeed()
+    assert _weights(run) == _weights(finished)
+    assert _losses(run) == _losses(finished)
+
+
+def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, cluster="local2", settings={"sft.num_steps": 5000}).start()
+    run.until(lambda: run.has_step("sft", 1))
+    second = Run(tmp_path / "again").start_beside(run)
+    assert second.finish() == 2
+    assert "another run is using this directory" in second.text()
+    run.kill(signal.SIGINT)
+    assert run.process.returncode == 130
+    assert run.strays() == []
+    assert run.text().endswith("slime: interrupted\n")
+
+
+def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, settings={"run.num_steps": 500, "eval.interval": 1000}).start()
+    run.until(lambda: run.has_step("rl", 1))
+    children = psutil.Process(run.process.pid).children(recursive=True)
+    engine = next(child for child in children if "slime.rollout.launcher" in child.cmdline())
+    engine.kill()
+    assert run.finish() == 2
+    last = run.text().splitlines()[-1]
+    assert last.startswith("slime: engine http://")
+    assert "engine-0.log" in last
+
+
+def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> None:
+    """Expert parallelism, the router, and the other algorithm settings, in one run."""
+    settings = {
+        "reward": "arithmetic",
+        "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+        "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
+        "run.num_steps": 2,
+        "cluster.num_engines": 2,
+        "rollout.max_prompt_tokens": 32,
+        "rollout.over_sampling": 1.5,
+        "rollout.sampling.max_response_tokens": 8,
+        "train.steps_per_rollout": 2,
+        "train.megatron.expert_model_parallel_size": 2,
+        "algo.kl_coef": 0.01,
+        "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
+        "algo.loss_mean": "sample",
+    }
+    run = Run(tmp_path, model="glm4-moe-tiny", cluster="local2", settings=settings).start().succeed()
+    steps = [row for row in run.rows("rl") if "train/loss" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert steps[1]["train/kl"] > 0  # the reference is the model before step 1
+    assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps)
+
+
+def _weights(run: Run) -> dict[str, bytes]:
+    tensors = [load_file(file) for file in sorted((run.path / "export").glob("*.safetensors"))]
+    return {name: tensor.numpy().tobytes() for file in tensors for name, tensor in file.items()}
+
+
+def _losses(run: Run) -> list[tuple[str, int, float]]:
+    rows = [*run.rows("sft"), *run.rows("rl")]
+    return [(row["stage"], row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
