@@ -23,7 +23,9 @@ def train(cfg: SlimeConfig) -> str:
     with ExitStack() as stack:
         session = Session.open(cfg, stack)
         supervise(session)
-        if cfg.algo.name != "sft":
+        if cfg.algo.name == "sft":
+            score_supervised(session)
+        else:
             reinforce(session)
         session.export()
         return report.write(session.run)
@@ -56,6 +58,14 @@ def supervise(session: Session) -> None:
                 session.checkpoint("sft", step)
 
 
+def score_supervised(session: Session) -> None:
+    """What the supervised stage alone has reached on the held-out prompts, if there are any."""
+    if session.held_out:
+        session.publish(0)
+        with Progress("eval", len(session.held_out), live=session.cfg.run.progress) as bar:
+            session.log_values("sft", session.position.sft_step, session.evaluate(bar))
+
+
 def reinforce(session: Session) -> None:
     """The reinforcement-learning stage, until `run.num_steps`."""
     cfg, position = session.cfg, session.position
@@ -64,8 +74,8 @@ def reinforce(session: Session) -> None:
     session.prepare_reinforcement()
     session.publish(position.rl_step)
     with Progress("rl", cfg.run.num_steps, position.rl_step, live=cfg.run.progress) as bar:
-        if position.rl_step == 0:
-            session.log_values("rl", 0, session.evaluate(bar) if session.held_out else {})
+        if position.rl_step == 0 and session.held_out:
+            session.log_values("rl", 0, session.evaluate(bar))
         for step in range(position.rl_step + 1, cfg.run.num_steps + 1):
             _step(session, step, bar)
 
