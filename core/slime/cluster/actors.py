@@ -39,12 +39,7 @@ class _Actor:
             os.environ.update(NCCL_CUMEM_ENABLE="0", NCCL_NVLS_ENABLE="0")
         logs.mkdir(parents=True, exist_ok=True)
         self._redirect_output()
-        from slime import plugins
-        from slime.observe.hang import register
-
-        plugins.load().require_same(fingerprint, f"{socket.gethostname()} ({name})")
-
-        register(logs / f"{name}.stack")
+        self._logs, self._fingerprint = logs, fingerprint
 
     def _redirect_output(self) -> None:
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -54,10 +49,18 @@ class _Actor:
         os.dup2(descriptor, 2)
         os.close(descriptor)
 
-    def pid(self) -> tuple[str, int]:
-        """Ray node id and process id, for stack dumps from outside."""
+    def check_in(self) -> tuple[str, int]:
+        """Ray node id and process id, for stack dumps from outside; or a SlimeError if this node has other plugins.
+
+        Not in the constructor: Ray would report what it raises as a dead actor.
+        """
         import ray
 
+        from slime import plugins
+        from slime.observe.hang import register
+
+        register(self._logs / f"{self.name}.stack")
+        plugins.load().require_same(self._fingerprint, f"{socket.gethostname()} ({self.name})")
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def host(self) -> str:

@@ -38,7 +38,7 @@ class Cluster:
 
         Colocated engines come first, because they measure the free memory of their devices, and release it again.
         """
-        for node, pid in self.wait([actor.pid.remote() for actor in self._actors], "starting", self._start_limit):
+        for node, pid in self.wait([actor.check_in.remote() for actor in self._actors], "starting", self._start_limit):
             self._pids.setdefault(node, []).append(pid)
         starting = [
             engine.start.remote(model_path, devices)
