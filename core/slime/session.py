@@ -102,7 +102,7 @@ class Session:
         cheap parts is found before the expensive ones start.
         """
         model = resolve(cfg.model.path)
-        tokenizer = load_tokenizer(model)
+        tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
         data, installed = Data(cfg, tokenizer), plugins.load()
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
         hang.register(run.logs / "driver.stack")

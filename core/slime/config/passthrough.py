@@ -56,7 +56,7 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
     "train.ddp": {},
     "rollout.sglang": {
         "model_path": _BY_MODEL,
-        "tokenizer_path": _BY_MODEL,
+        "tokenizer_path": "it comes from `model.tokenizer`",
         "load_format": "weights always arrive from the trainer",
         "skip_tokenizer_init": "slime sends and receives token ids",
         "host": _BY_LAUNCHER,
@@ -68,6 +68,7 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "base_gpu_id": _BY_LAUNCHER,
         "gpu_id_step": _BY_LAUNCHER,
         "device": "it follows `cluster.device`",
+        "enable_memory_saver": "it follows `cluster.placement`",
         "random_seed": "it follows `run.seed`",
         "weight_version": "slime counts weight versions",
     },

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
 
@@ -48,6 +49,8 @@ def server_fields(cfg: SlimeConfig, *, model_path: Path, host: str, port: int) -
         **_device_fields(cfg),
         **cfg.rollout.sglang,
     }
+    if cfg.model.tokenizer is not None:
+        fields["tokenizer_path"] = str(resolve(cfg.model.tokenizer))
     if cfg.model.num_layers is not None:
         overrides = json.loads(fields.get("json_model_override_args", "{}"))
         fields["json_model_override_args"] = json.dumps(overrides | {"num_hidden_layers": cfg.model.num_layers})

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from slime import torchvision_ops
 from slime.errors import SlimeError
 from slime.weights.bucket import Bucket
 from slime.weights.engine_link import EngineLink, Summary
@@ -23,7 +24,7 @@ class Transport(Protocol):
     """One publish of one version; `send` and `arrived` take turns."""
 
     links: Sequence[EngineLink]
-    """The engines this process talks to."""
+    """The engines this process talks to; `arrived` has a receipt of each."""
 
     def new_bucket(self, capacity: int) -> Bucket:
         """A bucket of `capacity` bytes in memory that this transport can hand over."""
@@ -66,15 +67,16 @@ class SharedMemory:
         on_its_way, self._on_its_way = self._on_its_way, []
         if self._group is None:
             return results(on_its_way)
-        outcome: list[Any] = [None]
+        summaries: list[Summary] = []
+        fault: list[SlimeError | None] = [None]
         try:
-            outcome[0] = results(on_its_way)
+            summaries = results(on_its_way)
         except SlimeError as error:
-            outcome[0] = error
-        dist.broadcast_object_list(outcome, group=self._group, group_src=0)
-        if isinstance(outcome[0], SlimeError):
-            raise outcome[0]
-        return outcome[0]  # type: ignore[no-any-return]
+            fault = [error]
+        dist.broadcast_object_list(fault, group=self._group, group_src=0)
+        if fault[0]:
+            raise fault[0]
+        return summaries
 
     def _gather(self, payload: bytes) -> list[bytes]:
         """The payloads of all publishers of the engine, on the first of them."""
@@ -128,6 +130,7 @@ def join_engines(
 
     Made by SGLang's own function, as the engines' ends are.
     """
+    torchvision_ops.ensure()  # SGLang imports torchvision
     from sglang.srt.utils.common import init_custom_process_group
 
     starts = [1 + sum(link.num_ranks for link in links[:index]) for index in range(len(links))]
