@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +103,26 @@ def sequences(vocab_size: int) -> list[Tensor]:
     return [torch.randint(vocab_size, (length,), generator=generator) for length in SEQUENCE_LENGTHS]
 
 
-def check_parity(family: str, folder: Path, *, num_layers: int | None = None, tolerance: float = 1e-5) -> None:
-    """Logits of the packed sequences equal transformers' logits of each sequence alone (fp32, CPU).
+def check_parity(family: str, folder: Path, *, num_layers: int | None = None, tolerance: float = 1e-5) -> float:
+    """Logits of the sequences, packed and one by one, equal transformers' of each alone (fp32, CPU).
 
     Args:
         num_layers: cut both models to their first layers.
         tolerance: largest absolute difference of a logit. The two implementations add in another order, which costs
             about 1e-6 at logits of order 1 in fp32; a wrong norm, rotary or routing costs more than 1e-2.
+
+    Returns:
+        The largest absolute difference.
     """
-    [ours] = run_ranks(packed_logits, 1, family, folder, num_layers)
+    [ours] = run_ranks(logits, 1, family, folder, num_layers)
     cut = {"num_hidden_layers": num_layers} if num_layers else {}
     model = _auto_model().from_pretrained(folder, dtype=torch.float32, **cut).eval()
     with torch.no_grad():
         theirs = torch.cat([model(tokens[None]).logits[0] for tokens in sequences(model.config.vocab_size)])
     assert theirs.abs().max() > 0.5, "logits near zero would agree with anything"
-    difference = (ours - theirs).abs().max().item()
+    difference = float((ours - theirs).abs().max())
     assert difference <= tolerance, f"logits differ by {difference:.2e}, more than {tolerance:.0e}"
+    return difference
 
 
 def check_round_trip(family: str, folder: Path, world_size: int, layouts: Mapping[str, Parallel]) -> None:
@@ -179,21 +184,31 @@ def run_config(family: str, folder: Path, parallel: Parallel) -> SlimeConfig:
     return cfg
 
 
-def packed_logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Tensor:
-    """[tokens, vocab]: logits of `sequences` packed behind one another. Runs in a rank of its own."""
+def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Tensor:
+    """[2, tokens, vocab]: logits of `sequences` behind one another, first in one pack, then each in a pack of its own.
+
+    Runs in a rank of its own.
+    """
     from slime.train import megatron
     from slime.train.compat import cpu_stands_in_for_cuda
-    from slime.train.specs.packed_attention import PackedSequences
 
     cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder), num_layers)
     megatron.initialize(cfg, *rank)
     [module] = _load(cfg, hf)
-    packed = sequences(hf["vocab_size"])
-    tokens = torch.cat(packed)[None]
-    borders = [0, *torch.tensor([len(part) for part in packed]).cumsum(0).tolist()]
-    layout = PackedSequences.of(borders, 1, 0, tokens.device)
+    tokens = sequences(hf["vocab_size"])
     with cpu_stands_in_for_cuda(), torch.no_grad():
-        logits: Tensor = module(tokens, torch.zeros_like(tokens), None, packed_seq_params=layout)
+        packed = _packed_logits(module, tokens)
+        alone = torch.cat([_packed_logits(module, [sequence]) for sequence in tokens])
+    return torch.stack([packed, alone])
+
+
+def _packed_logits(module: torch.nn.Module, tokens: Sequence[Tensor]) -> Tensor:
+    from slime.train.specs.packed_attention import PackedSequences
+
+    pack = torch.cat(list(tokens))[None]
+    borders = [0, *accumulate(len(sequence) for sequence in tokens)]
+    layout = PackedSequences.of(borders, 1, 0, pack.device)
+    logits: Tensor = module(pack, torch.zeros_like(pack), None, packed_seq_params=layout)
     return logits[0]
 
 
@@ -221,7 +236,7 @@ def round_trips(
                 assert not exported, "only rank 0 was to receive tensors"
                 continue
             orders.append([name for name, _ in exported])
-            if changed := _changed(exported, folder):
+            if changed := changed_tensors(exported, folder):
                 differences[f"{layout}, {everywhere=}"] = changed
     return orders, differences
 
@@ -236,7 +251,7 @@ def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
     return [module.eval() for module in model.modules]
 
 
-def _changed(exported: Sequence[tuple[str, Tensor]], folder: Path) -> list[str]:
+def changed_tensors(exported: Sequence[tuple[str, Tensor]], folder: Path) -> list[str]:
     """Names of tensors that are not exported with exactly the bytes, shape and dtype they have in the files."""
     left = dict(exported)
     assert len(left) == len(exported), "a tensor was exported twice"

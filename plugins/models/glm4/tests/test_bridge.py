@@ -14,7 +14,7 @@ from slime.contracts import ModelBridge
 from slime.errors import SlimeError
 from slime_plugin_glm4.bridge import Glm4, Glm4Moe
 
-CONFIGS = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parent / "configs").glob("*.json")}
+CONFIGS = {file.stem: json.loads(file.read_text()) for file in Path(__file__).parent.glob("*/*.json")}
 DENSE, MOE = CONFIGS["dense"], CONFIGS["moe"]
 FAMILIES = [(Glm4(), DENSE), (Glm4Moe(), MOE)]
 ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
@@ -106,6 +106,14 @@ def test_expert_parallelism_that_cuts_experts_is_a_plan_problem() -> None:
 def test_the_models_of_the_demo_are_supported(asset: str, bridge: ModelBridge) -> None:
     hf = json.loads((ASSETS / asset / "config.json").read_text())
     assert bridge.transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
+
+
+def test_assets_are_what_their_script_writes(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "tools/make_tiny_assets.py"
+    subprocess.run([sys.executable, script, "--out", tmp_path], check=True)
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written
+    assert written == {name: (ASSETS / name).read_bytes() for name in written}
 
 
 def test_planning_imports_no_torch() -> None:

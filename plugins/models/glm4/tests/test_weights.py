@@ -1,4 +1,4 @@
-"""The contract every model plugin keeps: parity with transformers, exact round trips, refusals by name."""
+"""The contract every model plugin keeps: parity with transformers, exact round trips, the same training everywhere."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.testing import models
+from slime.testing.contract import CHECKS, contracts
 from slime.weights.export import save_hf
 from slime.weights.load import load_hf
 from slime_plugin_glm4.bridge import Glm4Moe
 
-CONFIGS = Path(__file__).parent / "configs"
-DENSE, MOE = (json.loads((CONFIGS / name).read_text()) for name in ("dense.json", "moe.json"))
+CONTRACTS = contracts(Path(__file__).parent / "configs")
+DENSE, MOE = dict(CONTRACTS["dense"].hf), dict(CONTRACTS["moe"].hf)
 FAMILIES = [DENSE, MOE]
-TIED = DENSE | {"tie_word_embeddings": True}
 GROUPED = MOE | {"n_group": 4, "topk_group": 2}  # four groups of two experts, two groups kept
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "hf",
-    [*FAMILIES, TIED, GROUPED, MOE | {"use_qk_norm": False}],
-    ids=["dense", "moe", "tied", "grouped", "no-qk-norm"],
-)
-def test_logits_equal_those_of_transformers(hf: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("model", CONTRACTS)
+def test_contract(model: str, check: str) -> None:
+    CHECKS[check](CONTRACTS[model])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hf", [GROUPED, MOE | {"use_qk_norm": False}], ids=["grouped", "no-qk-norm"])
+def test_logits_of_variants(hf: dict[str, Any], tmp_path: Path) -> None:
     models.write_checkpoint(hf, tmp_path)
     models.check_parity(hf["model_type"], tmp_path)
 
@@ -40,24 +43,11 @@ def test_cut_model_is_the_first_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hf", "world_size", "layouts"),
-    [
-        (DENSE, 1, {"one rank": {}}),
-        (DENSE, 2, models.TWO_RANKS),
-        (TIED, 2, models.TWO_RANKS),
-        (DENSE, 4, models.FOUR_RANKS),
-        (MOE, 1, {"one rank": {}}),
-        (MOE, 2, models.TWO_RANKS_MOE),
-        (MOE, 4, models.FOUR_RANKS_MOE),
-    ],
-    ids=["dense-1", "dense-2", "tied-2", "dense-4", "moe-1", "moe-2", "moe-4"],
-)
-def test_round_trip_is_exact(
-    hf: dict[str, Any], world_size: int, layouts: dict[str, models.Parallel], tmp_path: Path
-) -> None:
-    models.write_checkpoint(hf, tmp_path, max_shard_size="150KB")
-    models.check_round_trip(hf["model_type"], tmp_path, world_size, layouts)
+def test_round_trip_of_cut_experts_is_exact(tmp_path: Path) -> None:
+    """Weights only: gloo cannot gather the unequal token counts that training in this layout has (NCCL can)."""
+    models.write_checkpoint(MOE, tmp_path, max_shard_size="150KB")
+    layout = models.FOUR_RANKS_MOE["tp2-etp2-ep2"]
+    models.check_round_trip("glm4_moe", tmp_path, 4, {"tp2-etp2-ep2": layout})
 
 
 @pytest.mark.slow
@@ -68,12 +58,6 @@ def test_round_trip_in_bf16_keeps_the_correction_bias_in_fp32(tmp_path: Path) ->
     assert kinds["model.norm.weight"] is torch.bfloat16
     layouts = {name: {**parallel, "bf16": True} for name, parallel in models.TWO_RANKS_MOE.items()}
     models.check_round_trip("glm4_moe", tmp_path, 2, layouts)
-
-
-@pytest.mark.slow
-def test_bad_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
-    models.write_checkpoint(DENSE, tmp_path / "good")
-    models.check_refusals("glm4", tmp_path / "good", tmp_path)
 
 
 @pytest.mark.slow

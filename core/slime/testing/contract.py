@@ -1,0 +1,167 @@
+"""The contract of a model plugin as one parametrised test, and as the table of its README.
+
+    CONTRACTS = contracts(Path(__file__).parent / "configs")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("check", CHECKS)
+    @pytest.mark.parametrize("model", CONTRACTS)
+    def test_contract(model: str, check: str) -> None:
+        CHECKS[check](CONTRACTS[model])
+
+Every `<name>.json` of the folder is the config.json of a small model with the structure of a real one (four layers,
+so that two stages can be uneven). `python -m slime.testing.contract FOLDER` runs the same and prints what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slime import plugins
+from slime.contracts import HfConfig
+from slime.testing import models
+from slime.testing.models import Parallel
+from slime.testing.ranks import run_ranks
+from slime.testing.training import Trained, compare, train_layouts
+
+TP, PP, CP, EP = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+UNEVEN = {PP: 2, "num_layers_in_first_pipeline_stage": 1}
+LAYOUTS: Mapping[int, Mapping[str, Parallel]] = {
+    2: {"tp2": {TP: 2}, "pp2 (1 + 3 layers)": UNEVEN, "cp2": {CP: 2}},
+    4: {"tp2-pp2": {TP: 2, PP: 2}, "pp2-vpp2-cp2": {PP: 2, "virtual_pipeline_model_parallel_size": 2, CP: 2}},
+}
+LAYOUTS_MOE: Mapping[int, Mapping[str, Parallel]] = {
+    2: {**LAYOUTS[2], "ep2": {EP: 2}, "tp2-ep2": {TP: 2, EP: 2}},
+    4: {
+        "tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2},
+        "cp2-dp2-ep2": {CP: 2, EP: 2},
+        "tp2-cp2-ep4": {TP: 2, CP: 2, EP: 4},
+        "pp2-vpp2-cp2": LAYOUTS[4]["pp2-vpp2-cp2"],
+    },
+}
+"""By number of ranks; sequence parallelism comes with tensor parallelism, data parallelism with what is left."""
+
+LOGITS_TOLERANCE = 1e-5
+"""The two implementations add in another order: about 1e-6 at logits of order 1; a wrong norm costs 1e-2."""
+
+
+@dataclass
+class Contract:
+    """A small model of one family, with what the checks share: its checkpoint, and what one rank computes.
+
+    Args:
+        hf: its config.json.
+        layouts: by number of ranks; None: `LAYOUTS_MOE` for a model with experts, otherwise `LAYOUTS`.
+        logits_tolerance: largest difference of a logit; a looser one needs a reason.
+    """
+
+    hf: HfConfig
+    layouts: Mapping[int, Mapping[str, Parallel]] | None = None
+    logits_tolerance: float = LOGITS_TOLERANCE
+
+    def __post_init__(self) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="contract-")
+
+    @property
+    def family(self) -> str:
+        return str(self.hf["model_type"])
+
+    @cached_property
+    def folder(self) -> Path:
+        folder = Path(self._scratch.name) / "checkpoint"
+        models.write_checkpoint(self.hf, folder)
+        return folder
+
+    @cached_property
+    def one_rank(self) -> Trained:
+        [results] = run_ranks(train_layouts, 1, self.family, self.folder, {"one rank": {}})
+        return results["one rank"]  # type: ignore[no-any-return]
+
+    def layouts_of(self, num_ranks: int) -> Mapping[str, Parallel]:
+        if self.layouts is not None:
+            return self.layouts[num_ranks]
+        has_experts = "num_moe_experts" in plugins.load().models.create(self.family).transformer_config(self.hf)
+        return (LAYOUTS_MOE if has_experts else LAYOUTS)[num_ranks]
+
+
+def check_logits(contract: Contract) -> str:
+    """Packed and alone, fp32, against transformers."""
+    difference = models.check_parity(contract.family, contract.folder, tolerance=contract.logits_tolerance)
+    return f"within {difference:.1e}"
+
+
+def check_refusals(contract: Contract) -> str:
+    with tempfile.TemporaryDirectory() as scratch:
+        models.check_refusals(contract.family, contract.folder, Path(scratch))
+    return "refused by name"
+
+
+def check_one_rank(contract: Contract) -> str:
+    _check_bytes(contract, "one rank", contract.one_rank)
+    assert [values["grad_norm"] > 0 for values in contract.one_rank.history] == [True] * 3
+    return "every byte equal"
+
+
+def check_two_ranks(contract: Contract) -> str:
+    return _check_layouts(contract, 2)
+
+
+def check_four_ranks(contract: Contract) -> str:
+    return _check_layouts(contract, 4)
+
+
+def _check_layouts(contract: Contract, num_ranks: int) -> str:
+    """Every byte comes back, and three training steps are those of one rank."""
+    layouts = contract.layouts_of(num_ranks)
+    results = run_ranks(train_layouts, num_ranks, contract.family, contract.folder, layouts, timeout_s=110)
+    differences = []
+    for layout in layouts:
+        _check_bytes(contract, layout, results[0][layout])
+        differences.append(compare(layout, [result[layout] for result in results], contract.one_rank))
+    metrics, norms, gradients = (max(kind) for kind in zip(*differences, strict=True))
+    found = f"every byte equal; losses within {metrics:.0e}, norms {norms:.0e}, gradients {gradients:.0e}"
+    return f"{', '.join(layouts)}: {found}"
+
+
+def _check_bytes(contract: Contract, layout: str, trained: Trained) -> None:
+    changed = models.changed_tensors(list(trained.exported.items()), contract.folder)
+    assert not changed, f"{layout}: the round trip changed {changed}"
+    assert list(trained.exported) == list(contract.one_rank.exported), f"{layout}: another order of export"
+
+
+CHECKS: Mapping[str, Callable[[Contract], str]] = {
+    "logits": check_logits,
+    "bad checkpoints": check_refusals,
+    "one rank": check_one_rank,
+    "two ranks": check_two_ranks,
+    "four ranks": check_four_ranks,
+}
+"""By name, which is also the row of the table. Each returns what it found, or raises AssertionError."""
+
+
+def contracts(folder: Path, **options: Any) -> dict[str, Contract]:
+    """The contract of every `<name>.json` in `folder`."""
+    return {file.stem: Contract(json.loads(file.read_text()), **options) for file in sorted(folder.glob("*.json"))}
+
+
+def table(found: Mapping[str, Contract]) -> str:
+    """Markdown: one row a check of a model."""
+    rows = [
+        f"| {model.family} | {name} | {check(model)} |" for model in found.values() for name, check in CHECKS.items()
+    ]
+    return "\n".join(["| family | check | found |", "|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table(contracts(Path(sys.argv[1]))) + "\n")

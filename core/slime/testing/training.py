@@ -1,0 +1,182 @@
+"""Three training steps in a parallel layout, and their comparison with those of one rank.
+
+All layouts start from the same HF checkpoint and train on the same recorded rollout, with clipping, KL penalty and
+entropy bonus, in fp32. Differences are sums taken in another order:
+- metrics: sums of a few hundred terms of order 1 at 6e-8 relative each;
+- gradients: the same over a backward pass of four layers; measured against the largest entry of the parameter's
+  gradient, because entries that cancel to almost nothing have no digits left;
+- steps two and three start from weights that Adam moved by the sign of gradients; eps=1e-6 keeps those that are
+  almost zero from being pushed by rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slime.config.schema import SlimeConfig
+from slime.net import free_port
+from slime.testing.ranks import Rank
+from slime.testing.recorded import recorded_samples
+
+if TYPE_CHECKING:
+    from slime.train.trainer import Trainer
+
+METRICS_TOLERANCE = 2e-6
+GRAD_NORM_TOLERANCE = 3e-6
+GRADIENT_TOLERANCE = 2e-5
+NUM_STEPS = 3
+_NOT_COMPARED = ("seconds/logprobs", "seconds/train", "num_tokens")
+
+Gradients = dict[str, npt.NDArray[np.float32]]
+
+
+@dataclass
+class Trained:
+    """What one rank has to tell of its steps in one layout.
+
+    Attributes:
+        exported: names of the weights before the first step, in the order of their export, and the weights; empty on
+            ranks other than 0.
+        history: metrics by step.
+        gradients: whole gradients by step and HF name; empty on ranks other than 0.
+    """
+
+    exported: dict[str, torch.Tensor]
+    history: list[dict[str, float]]
+    gradients: list[Gradients]
+
+
+def train_layouts(
+    rank: Rank, family: str, folder: Path, layouts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Trained]:
+    """All layouts, one after another. Runs in every rank.
+
+    Args:
+        layouts: `train.megatron` by name; a layout named `...overlap` reduces its gradients during the last backward
+            pass.
+    """
+    trained = {}
+    for name, layout in layouts.items():
+        trained[name] = _train(rank, family, folder, layout, "overlap" in name)
+        rank = rank._replace(master_port=_another_port())
+        torch.distributed.destroy_process_group()
+    return trained
+
+
+def _another_port() -> int:
+    """Rank 0's choice, told to all while they still have a group: neighbouring ports may be somebody's."""
+    port = [free_port("127.0.0.1")]
+    torch.distributed.broadcast_object_list(port)
+    return port[0]
+
+
+def _train(rank: Rank, family: str, folder: Path, layout: Mapping[str, Any], overlap: bool) -> Trained:
+    from slime.train.packing import pack
+    from slime.train.trainer import Trainer
+
+    cfg = _config(family, folder, layout, overlap)
+    trainer = Trainer(cfg, *rank)
+    trainer.init_weights()
+    exported = {name: tensor.clone() for name, tensor in trainer.export()}
+    trainer.snapshot_reference()
+    gradients = _record_gradients(trainer)
+    batches = pack(
+        recorded_samples(24, trainer.hf["vocab_size"]),
+        num_dp=trainer.data_parallel_size,
+        align=trainer.packing_align,
+        max_tokens=128,
+        loss_mean=cfg.algo.loss_mean,
+        micro_batch_multiple=trainer.micro_batch_multiple,
+    )
+    history = [trainer.train_rl(batches, step) for step in range(NUM_STEPS)]
+    compared = [{name: x for name, x in values.items() if name not in _NOT_COMPARED} for values in history]
+    return Trained(exported, compared, gradients)
+
+
+def _config(family: str, folder: Path, layout: Mapping[str, Any], overlap: bool) -> SlimeConfig:
+    cfg = SlimeConfig()
+    cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), NUM_STEPS
+    cfg.train.megatron, cfg.train.logprob_chunk_tokens = dict(layout), 32
+    cfg.train.ddp = {"overlap_grad_reduce": overlap}
+    cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6, "weight_decay": 0.1}
+    cfg.algo.kl_coef, cfg.algo.entropy_coef, cfg.algo.rollout_logprobs_as_old = 0.1, 0.01, True
+    return cfg
+
+
+def compare(layout: str, results: Sequence[Trained], one_rank: Trained) -> tuple[float, float, float]:
+    """Check every rank's metrics and rank 0's gradients; AssertionError names what differs.
+
+    Returns:
+        Largest difference of the metrics, relative one of the gradient norms, and of the gradients.
+    """
+    assert all(result.history == results[0].history for result in results), f"{layout}: ranks report different metrics"
+    metrics, norms = _compare_histories(layout, results[0].history, one_rank.history)
+    return metrics, norms, _compare_gradients(layout, results[0].gradients, one_rank.gradients)
+
+
+def _compare_histories(
+    layout: str, got: Sequence[dict[str, float]], wanted: Sequence[dict[str, float]]
+) -> tuple[float, float]:
+    largest = {False: 0.0, True: 0.0}
+    for step, (values, reference) in enumerate(zip(got, wanted, strict=True)):
+        for name in reference:
+            is_norm = name == "grad_norm"
+            difference = abs(values[name] - reference[name]) / (reference[name] if is_norm else 1.0)
+            limit = GRAD_NORM_TOLERANCE if is_norm else METRICS_TOLERANCE
+            assert difference <= limit, f"{layout} step {step} {name}: {values[name]} instead of {reference[name]}"
+            largest[is_norm] = max(largest[is_norm], difference)
+    return largest[False], largest[True]
+
+
+def _compare_gradients(layout: str, got: Sequence[Gradients], wanted: Sequence[Gradients]) -> float:
+    largest = 0.0
+    for step, (gradients, reference) in enumerate(zip(got, wanted, strict=True)):
+        assert gradients.keys() == reference.keys()
+        for name, gradient in gradients.items():
+            error = float(np.abs(gradient - reference[name]).max() / np.abs(reference[name]).max())
+            assert error <= GRADIENT_TOLERANCE, f"{layout} step {step}: gradient of {name} is off by {error:.1e}"
+            largest = max(largest, error)
+    return largest
+
+
+def _record_gradients(trainer: Trainer) -> list[Gradients]:
+    """A list that gets every step's gradients, whole and by HF name, on rank 0, just before the optimizer's turn.
+
+    The gradients are put in the parameters' place and exported, as the weights are.
+    """
+    recorded: list[Gradients] = []
+    finalize = trainer.model.config.finalize_model_grads_func
+    parameters = [parameter for module in trainer.model.modules for parameter in module.parameters()]
+
+    def finalize_and_record(chunks: Any, *args: Any, **kwargs: Any) -> None:
+        finalize(chunks, *args, **kwargs)
+        _gather_shards(chunks)
+        before = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.copy_(parameter.main_grad)
+            exported = {name: tensor.numpy().copy() for name, tensor in trainer.export()}
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+        # The correction bias is a buffer: what was exported of it is no gradient.
+        recorded.append({name: value for name, value in exported.items() if "correction_bias" not in name})
+
+    trainer.model.config.finalize_model_grads_func = finalize_and_record
+    return recorded
+
+
+def _gather_shards(chunks: Any) -> None:
+    """The distributed optimizer leaves each data-parallel rank a reduced share of the gradients: share them all."""
+    for chunk in chunks:
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            group = buffer.data_parallel_group
+            for bucket in buffer.buckets:
+                share = bucket.grad_data.view(group.size(), -1)[group.rank()].clone()
+                torch.distributed.all_gather_into_tensor(bucket.grad_data, share, group=group)
