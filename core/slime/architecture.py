@@ -92,6 +92,73 @@ def gqa(reader: ConfigReader, *, bias: bool, qk_norm: bool, rotary_interleaved: 
     }
 
 
+def mla(reader: ConfigReader) -> dict[str, Any]:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1); rotary embeddings plain or scaled by YaRN.
+
+    Every norm uses `rms_norm_eps`, as the engine's do.
+    """
+    num_heads = reader.get("num_attention_heads")
+    reader.only("num_key_value_heads", num_heads)
+    reader.only("attention_bias", False)
+    reader.only("rope_interleave", True)
+    for derived in ("head_dim", "qk_head_dim"):
+        reader.get(derived, None)
+    return {
+        "multi_latent_attention": True,
+        "num_attention_heads": num_heads,
+        "q_lora_rank": reader.get("q_lora_rank", None),
+        "kv_lora_rank": reader.get("kv_lora_rank"),
+        "qk_head_dim": reader.get("qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": reader.get("qk_rope_head_dim"),
+        "v_head_dim": reader.get("v_head_dim"),
+        "qk_layernorm": True,
+        **_latent_rotary(reader),
+    }
+
+
+def _latent_rotary(reader: ConfigReader) -> dict[str, Any]:
+    parameters, kind, base = _rope_parameters(reader, "default", "yarn")
+    reader.only("partial_rotary_factor", 1.0)
+    if kind == "default":
+        return {"rope_type": "rope", "rotary_base": base}
+    mscale, mscale_all_dim = parameters.get("mscale", 1.0), parameters.get("mscale_all_dim", 0.0)
+    if not mscale_all_dim and mscale != 1.0:
+        raise SlimeError(
+            f"'mscale: {mscale}' without 'mscale_all_dim' is not supported",
+            where="config.json",
+            todo="Engines and trainer read it differently.",
+        )
+    return {
+        "rope_type": "yarn",
+        "rotary_base": base,
+        "rotary_scaling_factor": parameters["factor"],
+        "original_max_position_embeddings": parameters["original_max_position_embeddings"],
+        "beta_fast": parameters.get("beta_fast", 32),
+        "beta_slow": parameters.get("beta_slow", 1),
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+    }
+
+
+def softmax_moe(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
+    """Experts in every layer, with softmax scores over all of them; no shared expert, no auxiliary loss.
+
+    Args:
+        experts_key: the field with the number of experts.
+    """
+    return {
+        "num_moe_experts": reader.get(experts_key),
+        "moe_layer_freq": 1,
+        "moe_ffn_hidden_size": reader.get("moe_intermediate_size"),
+        "moe_router_topk": reader.get("num_experts_per_tok"),
+        "moe_router_score_function": "softmax",
+        # The softmax of the chosen logits is the softmax of all, normalised over the chosen ones.
+        "moe_router_pre_softmax": not reader.get("norm_topk_prob"),
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+    }
+
+
 def sigmoid_moe(reader: ConfigReader) -> dict[str, Any]:
     """Dense layers first, then routed experts with sigmoid scores, a correction bias and a shared expert.
 
@@ -136,21 +203,28 @@ def rotary(reader: ConfigReader, *, default_percent: float) -> dict[str, Any]:
 
     transformers 5 writes `rope_parameters`; before, `rope_theta` and `partial_rotary_factor` stood alone.
     """
-    parameters: Mapping[str, Any] = reader.get("rope_parameters", None) or reader.get("rope_scaling", None) or {}
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind != "default":
-        raise SlimeError(
-            f"'rope_type: {kind}' is not supported for this model family",
-            where="config.json",
-            todo="Only unscaled rotary embeddings ('default') are.",
-        )
+    parameters, _, base = _rope_parameters(reader, "default")
     percent = reader.get("partial_rotary_factor", default_percent)
-    base = parameters["rope_theta"] if "rope_theta" in parameters else reader.get("rope_theta")
     return {
         "position_embedding_type": "rope",
         "rotary_percent": parameters.get("partial_rotary_factor", percent),
         "rotary_base": base,
     }
+
+
+def _rope_parameters(reader: ConfigReader, *supported: str) -> tuple[Mapping[str, Any], str, float]:
+    """Rotary settings, their kind (one of `supported`) and base."""
+    written = reader.get("rope_parameters", None), reader.get("rope_scaling", None)
+    parameters: Mapping[str, Any] = written[0] or written[1] or {}
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in supported:
+        raise SlimeError(
+            f"'rope_type: {kind}' is not supported for this model family",
+            where="config.json",
+            todo=f"Supported: {', '.join(supported)}.",
+        )
+    base = parameters["rope_theta"] if "rope_theta" in parameters else reader.get("rope_theta")
+    return parameters, kind, base
 
 
 def embeddings(reader: ConfigReader) -> dict[str, Any]:
@@ -173,9 +247,20 @@ def gqa_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def moe_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
+def mla_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
+    """What a parallel layout asks of latent attention in vain, a sentence each."""
+    num_heads, size = hf["num_attention_heads"], megatron.get("tensor_model_parallel_size", 1)
+    if num_heads % size == 0:
+        return []
+    return [
+        f"train.megatron.tensor_model_parallel_size={size} does not divide the model's {num_heads} heads; "
+        "choose a divisor"
+    ]
+
+
+def moe_problems(hf: HfConfig, megatron: Mapping[str, Any], *, experts_key: str = "n_routed_experts") -> list[str]:
     """What a parallel layout asks of the experts in vain, a sentence each."""
-    num_experts, size = hf["n_routed_experts"], megatron.get("expert_model_parallel_size", 1)
+    num_experts, size = hf[experts_key], megatron.get("expert_model_parallel_size", 1)
     if num_experts % size == 0:
         return []
     return [

@@ -18,6 +18,7 @@ ROOT = HERE.parents[1]
 FIRST_PARTY = [
     ROOT,
     ROOT / "plugins/models/glm4",
+    ROOT / "plugins/models/qwen3",
     ROOT / "plugins/rewards/math",
     ROOT / "plugins/filters/dynamic-sampling",
 ]

@@ -1,0 +1,19 @@
+"""Layer spec of `qwen3` and `qwen3_moe`, from the portable blocks."""
+
+from __future__ import annotations
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime.train import specs
+
+
+def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Dense layers, or experts in all of them."""
+
+    def layer(moe: bool) -> ModuleSpec:
+        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+        return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
+
+    return specs.decoder_block(config, vp_stage, layer)

@@ -1,0 +1,25 @@
+"""The contract every model plugin keeps: parity with transformers, exact round trips, the same training everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.testing import models
+from slime.testing.contract import CHECKS, contracts
+
+CONTRACTS = contracts(Path(__file__).parent / "configs")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("model", CONTRACTS)
+def test_contract(model: str, check: str) -> None:
+    CHECKS[check](CONTRACTS[model])
+
+
+@pytest.mark.slow
+def test_logits_without_normalised_routing_weights(tmp_path: Path) -> None:
+    models.write_checkpoint({**CONTRACTS["moe"].hf, "norm_topk_prob": False}, tmp_path)
+    models.check_parity("qwen3_moe", tmp_path)
