@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.testing.ranks import Rank, run_ranks
-from slime.train.logprob import logprobs_and_entropy
+from slime.train.logprob import PlainKernels, logprobs_and_entropy
 
 NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
+PLAIN = PlainKernels()
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +37,12 @@ def test_equals_log_softmax(lone_group: dist.ProcessGroup, chunk_tokens: int, en
     hidden.requires_grad_()
     weight.requires_grad_()
     wanted = plain(hidden, weight, labels)
-    options = {"chunk_tokens": chunk_tokens, "entropy_gradient": entropy_gradient, "group": lone_group}
+    options = {
+        "chunk_tokens": chunk_tokens,
+        "entropy_gradient": entropy_gradient,
+        "group": lone_group,
+        "kernels": PLAIN,
+    }
     got = logprobs_and_entropy(hidden, weight, labels, **options)
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)  # float64 sums in another order
     loss_factors = factors(entropy_gradient)
@@ -47,7 +53,7 @@ def test_equals_log_softmax(lone_group: dist.ProcessGroup, chunk_tokens: int, en
 
 def test_large_logits_do_not_overflow(lone_group: dist.ProcessGroup) -> None:
     hidden, weight, labels = (x.float() if x.is_floating_point() else x for x in inputs())
-    options = {"chunk_tokens": 5, "entropy_gradient": True, "group": lone_group}
+    options = {"chunk_tokens": 5, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
     got = logprobs_and_entropy(hidden * 1000, weight, labels, **options)
     assert got.isfinite().all()
     # fp32 logits of order 1e4 are good to 1e-3
@@ -59,7 +65,9 @@ def test_large_logits_do_not_overflow(lone_group: dist.ProcessGroup) -> None:
 def test_bf16_weights_get_fp32_logprobs_and_a_gradient_of_their_own_type(lone_group: dist.ProcessGroup) -> None:
     hidden, weight, labels = inputs()
     hidden, weight = hidden.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_()
-    got = logprobs_and_entropy(hidden, weight, labels, chunk_tokens=4, entropy_gradient=False, group=lone_group)
+    got = logprobs_and_entropy(
+        hidden, weight, labels, chunk_tokens=4, entropy_gradient=False, group=lone_group, kernels=PLAIN
+    )
     got[0].sum().backward()
     assert got.dtype == torch.float32
     assert weight.grad.dtype == torch.bfloat16
@@ -73,7 +81,9 @@ def test_no_tensor_of_all_tokens_by_the_vocabulary_exists(lone_group: dist.Proce
     hidden.requires_grad_()
     largest = LargestResult()
     with largest:
-        got = logprobs_and_entropy(hidden, weight, labels, chunk_tokens=16, entropy_gradient=True, group=lone_group)
+        got = logprobs_and_entropy(
+            hidden, weight, labels, chunk_tokens=16, entropy_gradient=True, group=lone_group, kernels=PLAIN
+        )
         got.sum().backward()
     assert largest.numel == 16 * 1000
 
@@ -88,6 +98,18 @@ class LargestResult(torch.utils._python_dispatch.TorchDispatchMode):
         if isinstance(result, Tensor):
             self.numel = max(self.numel, result.numel())
         return result
+
+
+def test_a_main_gradient_is_added_to_and_autograd_gets_a_placeholder(lone_group: dist.ProcessGroup) -> None:
+    hidden, weight, labels = inputs()
+    weight.requires_grad_()
+    options = {"chunk_tokens": 7, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
+    (wanted,) = torch.autograd.grad(logprobs_and_entropy(hidden, weight, labels, **options).sum(), weight)
+    main_grad = torch.ones_like(weight)
+    logprobs_and_entropy(hidden, weight, labels, main_grad=main_grad, **options).sum().backward()
+    torch.testing.assert_close(main_grad, wanted + 1, rtol=1e-12, atol=1e-12)
+    assert weight.grad_added_to_main_grad
+    assert weight.grad.data_ptr() == weight.data_ptr(), "the placeholder takes memory of its own"
 
 
 @pytest.mark.slow
@@ -109,6 +131,8 @@ def on_two_ranks(rank: Rank) -> tuple[Tensor, Tensor, Tensor]:
     hidden, weight, labels = inputs()
     shard = weight.chunk(2)[rank.rank].clone().requires_grad_()
     hidden.requires_grad_()
-    values = logprobs_and_entropy(hidden, shard, labels, chunk_tokens=7, entropy_gradient=True, group=dist.group.WORLD)
+    values = logprobs_and_entropy(
+        hidden, shard, labels, chunk_tokens=7, entropy_gradient=True, group=dist.group.WORLD, kernels=PLAIN
+    )
     gradients = torch.autograd.grad((values * factors(True)).sum(), (hidden, shard))
     return values.detach(), *gradients

@@ -23,7 +23,7 @@ def logprobs_and_entropy(
     chunk_tokens: int,
     entropy_gradient: bool,
     group: dist.ProcessGroup,
-    kernels: VocabularyKernels | None = None,
+    kernels: VocabularyKernels,
     main_grad: Tensor | None = None,
 ) -> Tensor:
     """log p(label) and the entropy of p = softmax(hidden @ weight.T), in nats.
@@ -37,20 +37,20 @@ def logprobs_and_entropy(
         labels: [t] int64, indices into the whole vocabulary.
         entropy_gradient: whether the entropy is part of a loss; otherwise its gradient is not computed.
         group: the tensor-parallel group.
-        kernels: what turns logits into statistics and gradients; plain torch if None.
+        kernels: what turns logits into statistics and gradients, see `vocabulary_kernels`.
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
 
     Returns:
         [2, t] fp32 (float64 for float64 inputs): log-probs and entropies.
     """
-    options = _Options(chunk_tokens, entropy_gradient, group, kernels or PlainKernels(), main_grad)
+    options = _Options(chunk_tokens, entropy_gradient, group, kernels, main_grad)
     result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, labels, options)  # type: ignore[no-untyped-call]
     return result
 
 
 class VocabularyKernels(Protocol):
-    """The passes over a chunk of logits; `PlainKernels` documents and defines them."""
+    """The two passes over a chunk of logits, which `PlainKernels` documents and defines."""
 
     def statistics(self, logits: Tensor, local_labels: Tensor) -> Tensor: ...
 
@@ -101,6 +101,15 @@ class PlainKernels:
         label_gradient = grad_logprob * _is_local(local_labels, logits.size(1))
         gradient.scatter_add_(1, local_labels.clamp(0, logits.size(1) - 1)[:, None], label_gradient[:, None])
         return gradient.to(logits.dtype)
+
+
+def vocabulary_kernels(device: torch.device) -> VocabularyKernels:
+    """The best ones for a device."""
+    if device.type == "cpu":
+        return PlainKernels()
+    from slime.train.kernels import vocabulary
+
+    return vocabulary
 
 
 @dataclass(frozen=True)

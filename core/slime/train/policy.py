@@ -10,7 +10,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from slime.train.logprob import logprobs_and_entropy
+from slime.train.logprob import logprobs_and_entropy, vocabulary_kernels
+from slime.train.specs.linear import device_of
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]
@@ -35,6 +36,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     ) -> None:
         super().__init__(config, layer_spec, parallel_output=True, **kwargs)
         self.chunk_tokens, self.entropy_gradient = chunk_tokens, entropy_gradient
+        self.vocabulary_kernels = vocabulary_kernels(device_of(config))
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Tensor:
         if labels is None or not self.post_process:
@@ -50,6 +52,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        # A tied weight gets a second gradient from the embedding, and autograd adds the two up.
+        fused = self.config.gradient_accumulation_fusion and not tied
         return logprobs_and_entropy(
             hidden[:, 0],
             weight,
@@ -57,4 +61,6 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             chunk_tokens=self.chunk_tokens,
             entropy_gradient=self.entropy_gradient,
             group=group,
+            kernels=self.vocabulary_kernels,
+            main_grad=weight.main_grad if fused else None,
         )

@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from slime.config.schema import Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
+from slime.train.specs.dsa_config import SparseLatentConfig
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,10 +38,16 @@ def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> T
     values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
     if isinstance(activation := values.get("activation_func"), str):
         values["activation_func"] = getattr(F, activation)
-    kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
-    config = _construct(kind, values, "train.megatron")
+    values.setdefault("use_te_activation_func", _is_swiglu(values))
+    config = _construct(_kind(values), values, "train.megatron")
     _check(config)
     return config
+
+
+def _kind(values: Mapping[str, Any]) -> type[TransformerConfig]:
+    if not values.get("multi_latent_attention"):
+        return TransformerConfig
+    return SparseLatentConfig if values.get("dsa_indexer_layers") else MLATransformerConfig
 
 
 def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
@@ -66,10 +73,12 @@ def ddp_config(cfg: SlimeConfig) -> DistributedDataParallelConfig:
 
 def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
     size = cfg.train.megatron.get
+    cuda = cfg.cluster.device is Device.cuda
     defaults = {
         # Transformer Engine and apex are absent: slime's specs bring portable modules.
         "transformer_impl": "local",
-        "gradient_accumulation_fusion": False,
+        # Weight gradients go straight into DDP's fp32 buffers.
+        "gradient_accumulation_fusion": cuda,
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
         "persist_layer_norm": False,
@@ -81,7 +90,7 @@ def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "sequence_parallel": size("tensor_model_parallel_size", 1) > 1,
         "expert_tensor_parallel_size": 1 if size("expert_model_parallel_size", 1) > 1 else None,
-        "use_cpu_initialization": cfg.cluster.device is Device.cpu,
+        "use_cpu_initialization": not cuda,
         # Also before a checkpoint is loaded: Megatron marks parameters as tensor parallel while it initialises them.
         "perform_initialization": True,
         # The correction bias of a router belongs to the checkpoint; moving it is the user's choice.
@@ -91,7 +100,17 @@ def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
         defaults |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}  # otherwise the interleaved schedule deadlocks
     if size("context_parallel_size", 1) > 1:
         defaults["cp_comm_type"] = "all_gather"
-    return defaults | _precision(cfg)
+    precision = _precision(cfg)
+    # One grouped matrix product for all experts of a rank; torch's takes bf16 alone.
+    defaults["moe_grouped_gemm"] = cuda and precision["bf16"]
+    return defaults | precision
+
+
+def _is_swiglu(values: Mapping[str, Any]) -> bool:
+    """Is the MLP's activation the one that slime's specs bring as a module, in Transformer Engine's slot for it?"""
+    altered = ("bias_activation_fusion", "glu_linear_offset", "activation_func_clamp_value")
+    is_gated_silu = values.get("activation_func") is F.silu and bool(values.get("gated_linear_unit"))
+    return is_gated_silu and not any(values.get(name) for name in altered)
 
 
 def _precision(cfg: SlimeConfig) -> dict[str, Any]:

@@ -34,6 +34,10 @@ from megatron.core import optimizer
 from megatron.core.optimizer import distrib_optimizer
 print("defect:", optimizer.USING_PYTORCH_OPTIMIZER and not distrib_optimizer.HAVE_APEX_OR_TE)
 """
+WEIGHT_GRADIENTS = """
+from megatron.core.tensor_parallel import layers
+print("defect:", not layers._grad_accum_fusion_available)
+"""
 SPLIT_SIZES = """
 import numpy, torch
 from megatron.core.transformer.moe.token_dispatcher import maybe_move_tensor_to_cpu
@@ -59,6 +63,7 @@ DEFECTS = {
     "mla": (MLA, "True"),
     "grouped_gemm": (GROUPED_GEMM, "True"),
     "adam": (ADAM, "True"),
+    "weight_gradients": (WEIGHT_GRADIENTS, "True"),
 }
 DEFECTS_ON_CPU = {
     "split_sizes": (SPLIT_SIZES, "True"),

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from slime.train.context_parallel import row_index, runs_of_rank
-from slime.train.specs.packed_attention import ContextParallelLayout, PackedSequences, causal_attention
+from slime.train.specs.causal_attention import Segments, by_sequence
+from slime.train.specs.packed_attention import ContextParallelLayout, PackedSequences
 
 LENGTHS = [16, 16, 8, 32, 4, 4, 4]
 BORDERS = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
+SEGMENTS = Segments.of(LENGTHS, LENGTHS, torch.device("cpu"))
 SCALE = 0.3
 
 
@@ -43,7 +45,7 @@ def with_gradients(function, tensors: list[Tensor]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize(("groups", "value_size"), [(4, 8), (2, 8), (1, 8), (4, 6)])
 def test_equals_dense_attention(groups: int, value_size: int) -> None:
     tensors = inputs(groups=groups, value_size=value_size)
-    got = with_gradients(lambda q, k, v: causal_attention(q, k, v, LENGTHS, LENGTHS, SCALE), tensors)
+    got = with_gradients(lambda q, k, v: by_sequence(q, k, v, SEGMENTS, SCALE), tensors)
     torch.testing.assert_close(got, with_gradients(dense, tensors), rtol=1e-12, atol=1e-12)
 
 
@@ -58,8 +60,7 @@ def test_context_parallel_ranks_together_equal_one_rank(cp_size: int) -> None:
         for rank, index in enumerate(rows):
             layout = ContextParallelLayout.of(LENGTHS, cp_size, rank, torch.device("cpu"))
             keys, values = (tensor[layout.key_index] for tensor in gathered)
-            lengths = layout.query_lengths, layout.key_lengths
-            outputs.append(causal_attention(query[index], keys, values, *lengths, SCALE))
+            outputs.append(by_sequence(query[index], keys, values, layout.segments, SCALE))
         return torch.cat(outputs)[torch.argsort(torch.cat(rows))]
 
     got, wanted = with_gradients(ranks, inputs()), with_gradients(dense, inputs())

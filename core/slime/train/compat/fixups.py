@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from slime.train.accumulate import add_product
 from slime.train.compat.adam import FusedAdam
 from slime.train.compat.rng import use_cpu_rng
 
@@ -21,6 +22,7 @@ def apply_fixups() -> None:
     deny_te_in_mla()
     provide_grouped_gemm()
     provide_fused_adam()
+    provide_weight_gradient_sum()
     if not torch.cuda.is_available():
         convert_split_sizes_on_cpu()
         use_cpu_rng()
@@ -81,6 +83,20 @@ def provide_fused_adam() -> None:
         optimizer.Adam = distrib_optimizer.Adam = FusedAdam
         optimizer.USING_PYTORCH_OPTIMIZER = False
         distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True
+
+
+def provide_weight_gradient_sum() -> None:
+    """`gradient_accumulation_fusion` calls a CUDA extension of apex: cuBLAS, as torch calls it, does the same."""
+    from megatron.core.tensor_parallel import layers
+
+    if not layers._grad_accum_fusion_available:
+        layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=_add_weight_gradient)
+        layers._grad_accum_fusion_available = True
+
+
+def _add_weight_gradient(inputs: torch.Tensor, grad_outputs: torch.Tensor, main_grad: torch.Tensor) -> None:
+    """main_grad [out, in] += grad_outputs.T [out, tokens] @ inputs [tokens, in]."""
+    add_product(main_grad, grad_outputs.t(), inputs)
 
 
 def convert_split_sizes_on_cpu() -> None:

@@ -19,18 +19,20 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 
+from slime.train.specs.activation import SwiGlu
 from slime.train.specs.linear import PostNormRowParallelLinear, RMSNorm
 
 
 def gated_mlp(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
     """Dense gated MLP (Shazeer 2020): `linear_fc1` holds [gate | up]."""
     down = PostNormRowParallelLinear if post_norm else RowParallelLinear
-    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=down))
+    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=down, activation_func=SwiGlu)
+    return ModuleSpec(module=MLP, submodules=submodules)
 
 
 def moe(config: TransformerConfig) -> ModuleSpec:
     """Mixture of experts; with shared experts where `config.moe_shared_expert_intermediate_size` is set."""
-    linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGlu)
     if config.moe_grouped_gemm:
         experts = ModuleSpec(module=GroupedMLP)
     else:

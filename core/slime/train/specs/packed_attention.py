@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences (thd), on CPU and CUDA, with all-gather context parallelism.
+"""Packed sequences (thd) and causal attention over them, with all-gather context parallelism.
 
 Shape letters: t tokens of this rank, h query heads, g key-value heads, d query/key head size, e value head size.
 """
@@ -10,11 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -22,7 +21,10 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from slime.train.specs.causal_attention import Segments, causal_attention
+from slime.train.specs.linear import device_of
 from slime.train.specs.pack_rows import PackRows
+from slime.train.specs.rotary import RotaryTable
 
 
 @dataclass
@@ -44,6 +46,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     cp_rank: int = 0
     contiguous: bool = False
     selected_keys: dict[int, Tensor] = field(default_factory=dict)
+    _rotary: tuple[Tensor, RotaryTable] | None = field(default=None, init=False)
 
     @classmethod
     def of(
@@ -82,6 +85,17 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         return PackRows.of(self.lengths, self.cp_size, self.cp_rank, contiguous=self.contiguous, device=device)
 
     @cached_property
+    def segments(self) -> Segments:
+        """The sequences as attention takes them where one rank holds them whole."""
+        return Segments(self.lengths, self.lengths, self.cu_seqlens_q, self.cu_seqlens_kv)
+
+    def rotary_table(self, angles: Tensor, interleaved: bool, scale: float) -> RotaryTable:
+        """See `RotaryTable.of`; made for the first layer, kept for the others (and for recomputation's copies)."""
+        if self._rotary is None or self._rotary[0].data_ptr() != angles.data_ptr():
+            self._rotary = (angles, RotaryTable.of(angles, self.rows.positions, interleaved, scale))
+        return self._rotary[1]
+
+    @cached_property
     def cp_layout(self) -> ContextParallelLayout:
         """Where this rank's queries find their keys in the gathered pack."""
         assert not self.contiguous, "this attention balances its work by zig-zag"
@@ -95,13 +109,12 @@ class ContextParallelLayout:
     Each of the two chunks becomes a sequence of its own, whose keys are all chunks up to and including it.
 
     Attributes:
-        key_index: [sum of key_lengths] rows of the gathered keys [n * t], in the order of the chunks.
-        query_lengths, key_lengths: of each chunk; causal from the bottom right.
+        key_index: [sum of key lengths] rows of the gathered keys [n * t], in the order of the chunks.
+        segments: the chunks; causal from the bottom right.
     """
 
     key_index: Tensor
-    query_lengths: list[int]
-    key_lengths: list[int]
+    segments: Segments
 
     @classmethod
     def of(cls, lengths: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> ContextParallelLayout:
@@ -115,7 +128,7 @@ class ContextParallelLayout:
                 queries.append(half)
                 keys.append((chunk + 1) * half)
             offset += 2 * half
-        return cls(torch.cat(index).to(device), queries, keys)
+        return cls(torch.cat(index).to(device), Segments.of(queries, keys, device))
 
 
 def _gathered_rows(chunk: int, half: int, offset: int, num_local_tokens: int, cp_size: int) -> Tensor:
@@ -146,6 +159,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         assert not config.attention_dropout, "post-training runs without dropout"
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
         self.cp_group = groups.cp
+        self.attend = causal_attention(device_of(config), config.params_dtype)
         self.scale = softmax_scale or config.softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
 
     def forward(
@@ -161,11 +175,10 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         """query [t, h, d], key [t, g, d], value [t, g, e] -> [t, h * e]."""
         assert packed_seq_params is not None, "slime packs every batch"
         if packed_seq_params.cp_size == 1:
-            lengths = packed_seq_params.lengths
-            return causal_attention(query, key, value, lengths, lengths, self.scale).flatten(1)
+            return self.attend(query, key, value, packed_seq_params.segments, self.scale).flatten(1)
         layout = packed_seq_params.cp_layout
         key, value = self._gather(key, value, layout.key_index)
-        return causal_attention(query, key, value, layout.query_lengths, layout.key_lengths, self.scale).flatten(1)
+        return self.attend(query, key, value, layout.segments, self.scale).flatten(1)
 
     def _gather(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of every context-parallel rank, in the order of `index`; the gradient is scattered back."""
@@ -173,67 +186,3 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp_group)
         keys, values = both.index_select(0, index).split([key[0].numel(), value[0].numel()], dim=1)
         return keys.reshape(-1, *key.shape[1:]), values.reshape(-1, *value.shape[1:])
-
-
-def causal_attention(
-    query: Tensor, key: Tensor, value: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int], scale: float
-) -> Tensor:
-    """Causal attention inside each sequence; queries are the last tokens of their keys (bottom-right mask).
-
-    Args:
-        query: [sum of query_lengths, h, d].
-        key, value: [sum of key_lengths, g, d], [sum of key_lengths, g, e].
-
-    Returns:
-        [sum of query_lengths, h, e].
-    """
-    if query.is_cuda:
-        return _varlen_attention(query, key, value, query_lengths, key_lengths, scale)
-    runs = [(pair, len(list(same))) for pair, same in groupby(zip(query_lengths, key_lengths, strict=True))]
-    # Split, not sliced: the backward of a slice fills a tensor as large as the whole pack.
-    queries = torch.split(query, [count * length for (length, _), count in runs])
-    key_sizes = [count * length for (_, length), count in runs]
-    keys, values = torch.split(key, key_sizes), torch.split(value, key_sizes)
-    counts = [count for _, count in runs]
-    blocks = zip(queries, keys, values, counts, strict=True)
-    return torch.cat([_equal_lengths(*block, scale) for block in blocks])
-
-
-def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
-    """`count` sequences of one length lie behind one another: a view makes them a batch, nothing is copied."""
-    q, k, v = (x.reshape(count, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
-    q_length, k_length = q.size(2), k.size(2)
-    mask = None
-    if q_length != k_length:
-        mask = torch.ones(q_length, k_length, dtype=torch.bool).tril(k_length - q_length)
-    grouped = q.size(1) != k.size(1)
-    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
-    return out.transpose(1, 2).flatten(0, 1)
-
-
-def _varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, query_lengths: Sequence[int], key_lengths: Sequence[int], scale: float
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    repeats, value_size = query.size(1) // key.size(1), value.size(-1)
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    value = F.pad(value, (0, query.size(-1) - value_size))
-    out = varlen_attn(
-        query,
-        key,
-        value,
-        _borders(query_lengths, query.device),
-        _borders(key_lengths, query.device),
-        max(query_lengths),
-        max(key_lengths),
-        scale=scale,
-        window_size=(-1, 0),
-    )
-    assert isinstance(out, Tensor), "only return_aux makes it a tuple"
-    return out[..., :value_size]
-
-
-def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return F.pad(torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)).to(device)

@@ -1,0 +1,79 @@
+"""Weight gradients that go straight into DDP's fp32 buffers are those that autograd would have brought there.
+
+Also with two micro-batches, with the reduction under way during the backward pass, and with tied embeddings, whose
+weight has a second gradient. Equal up to the order of sums in fp32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime.net import free_port
+from slime.testing.ranks import Rank, run_ranks
+
+HF = {
+    "attention_bias": True,
+    "head_dim": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "model_type": "glm4",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+    "vocab_size": 96,
+}
+
+
+@pytest.mark.slow
+def test_fused_gradients_equal_autograds(tmp_path: Path) -> None:
+
+    folders = {tied: tmp_path / str(tied) for tied in (False, True)}
+    for tied, folder in folders.items():
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(HF | {"tie_word_embeddings": tied}))
+    results = run_ranks(gradients, 1, folders)[0]
+    for tied in folders:
+        for overlap in (False, True):
+            wanted, got = results[tied, False, False], results[tied, True, overlap]
+            assert len(wanted) > 10
+            for name, gradient in wanted.items():
+                np.testing.assert_allclose(
+                    got[name], gradient, atol=1e-6 * np.abs(gradient).max(), err_msg=f"{name} {tied=} {overlap=}"
+                )
+
+
+def gradients(rank: Rank, folders: dict[bool, Path]) -> dict[tuple[bool, bool, bool], dict[str, Any]]:
+    found = {}
+    for tied, folder in folders.items():
+        for fused, overlap in ((False, False), (True, False), (True, True)):
+            found[tied, fused, overlap] = _gradients(rank, folder, fused, overlap)
+            torch.distributed.destroy_process_group()
+            rank = rank._replace(master_port=free_port(rank.master_addr))
+    return found
+
+
+def _gradients(rank: Rank, folder: Path, fused: bool, overlap: bool) -> dict[str, Any]:
+    from slime.config.schema import Init, LossMean, SlimeConfig
+    from slime.testing.recorded import recorded_samples
+    from slime.train.packing import pack
+    from slime.train.trainer import Trainer
+
+    cfg = SlimeConfig()
+    cfg.model.family, cfg.model.path, cfg.model.init, cfg.run.num_steps = "glm4", str(folder), Init.random, 1
+    cfg.train.megatron = {"gradient_accumulation_fusion": fused}
+    cfg.train.ddp = {"overlap_grad_reduce": overlap}
+    trainer = Trainer(cfg, *rank)
+    trainer.init_weights()
+    (batch,) = pack(recorded_samples(8, 96), num_dp=1, align=1, max_tokens=150, loss_mean=LossMean.token)
+    assert len(batch.micro_batches[0]) > 1
+    trainer.train_rl([batch], 0)
+    return {name: p.main_grad.numpy().copy() for name, p in trainer.model.modules[0].named_parameters()}
