@@ -94,7 +94,7 @@ class Trainer:
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda(), self._timed("train", seconds):
             self.optimizer.enter("sft")
-            micro_batches = local_micro_batches(batch, self.device)
+            micro_batches = self._local(batch)
             values = self._optimizer_step(
                 batch,
                 micro_batches,
@@ -122,7 +122,7 @@ class Trainer:
         with cpu_stands_in_for_cuda():
             self.optimizer.enter("rl")
             with self._timed("logprobs", seconds):
-                local = [local_micro_batches(batch, self.device) for batch in batches]
+                local = [self._local(batch) for batch in batches]
                 old = self._old_scores(local)
                 ref = self._reference_scores(local)
             with self._timed("train", seconds):
@@ -131,6 +131,11 @@ class Trainer:
                     for i, batch in enumerate(batches)
                 ]
         return metrics.combine(steps) | seconds
+
+    def _local(self, batch: Batch) -> list[LocalMicroBatch]:
+        """This rank's part of a batch; sparse attention costs every query the same, so its sequences stay whole."""
+        contiguous = self.model.config.dsa_indexer_topk is not None
+        return local_micro_batches(batch, self.device, contiguous=contiguous)
 
     def _old_scores(self, local: Sequence[list[LocalMicroBatch]]) -> list[Scores]:
         """Empty where the old policy needs no pass of its own."""

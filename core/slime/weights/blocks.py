@@ -120,3 +120,11 @@ def moe(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) ->
         *(shared if shared_expert else ()),
         *gated_mlp(layers, megatron="mlp.experts.local_experts.{expert}.", hf="mlp.experts.{expert}."),
     )
+
+
+def indexer(layers: Layers = None) -> Rules:
+    """Indexer of sparse attention, in the layers that have one."""
+    names = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
+    return tuple(
+        _layer_rule(f"self_attention.indexer.{name}", f"self_attn.indexer.{name}", layers=layers) for name in names
+    )

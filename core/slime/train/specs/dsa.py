@@ -1,0 +1,177 @@
+"""Sparse latent attention (DSA): an indexer chooses keys, latent attention attends to those alone.
+
+(DeepSeek-AI 2025), "DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", section 2.1; layers that
+share what was chosen: arXiv 2603.12201. The up projections of keys and values are absorbed into queries and output
+(arXiv 2405.04434, section 2.1.2), so that a key is one latent vector for all heads, and context parallelism gathers
+latents and index keys only.
+
+Shape letters: s tokens of a rank's sequence shard, t of its context-parallel rank, T of the pack; h heads of this
+tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor
+
+from slime.errors import SlimeError
+from slime.train.context_parallel import cut
+from slime.train.specs.attention import ReplicatedDownMLA
+from slime.train.specs.dsa_config import SparseLatentConfig
+from slime.train.specs.indexer import Indexer, IndexQueries, select_keys
+from slime.train.specs.indexer_loss import add_indexer_loss
+from slime.train.specs.linear import RMSNorm
+from slime.train.specs.packed_attention import PackedSequences
+from slime.train.specs.rope import Rotation
+from slime.train.specs.sparse_attention import sparse_attention
+
+
+def dsa(config: SparseLatentConfig, vp_stage: int | None) -> ModuleSpec:
+    """Sparse latent attention for the layers of this pipeline stage.
+
+    Raises:
+        SlimeError: the stage starts on a layer that reuses the keys of a layer in another stage.
+    """
+    _check_stage(config, vp_stage)
+    submodules = MLASelfAttentionSubmodules(
+        linear_q_proj=ColumnParallelLinear,
+        linear_q_down_proj=ColumnParallelLinear,
+        linear_q_up_proj=ColumnParallelLinear,
+        linear_kv_down_proj=ColumnParallelLinear,
+        linear_kv_up_proj=ColumnParallelLinear,
+        core_attention=IdentityOp,
+        linear_proj=RowParallelLinear,
+        q_layernorm=RMSNorm,
+        kv_layernorm=RMSNorm,
+    )
+    params = {"attn_mask_type": AttnMaskType.causal}
+    return ModuleSpec(module=SparseLatentAttention, params=params, submodules=submodules)
+
+
+def _check_stage(config: SparseLatentConfig, vp_stage: int | None) -> None:
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    if get_num_layers_to_build(config, vp_stage=vp_stage) and not config.dsa_indexer_layers[first]:
+        raise SlimeError(
+            f"a pipeline stage starts on layer {first + 1}, which reuses the keys that layer "
+            f"{config.source_layer(first + 1)} chooses in another stage",
+            where="train.megatron.pipeline_model_parallel_size",
+            todo="Give train.megatron.pipeline_model_parallel_layout with stages that start on choosing layers.",
+        )
+
+
+class SparseLatentAttention(ReplicatedDownMLA):
+    """Latent attention to the keys that this layer's indexer, or that of the latest layer which has one, chooses."""
+
+    def __init__(self, config: SparseLatentConfig, submodules: Any, layer_number: int, *args: Any, **kwargs: Any):
+        super().__init__(config, submodules, layer_number, *args, **kwargs)
+        assert config.q_lora_rank, "index queries are made of the compressed queries"
+        self.source_layer = config.source_layer(layer_number)
+        self.indexer = Indexer(config) if self.source_layer == layer_number else None
+        groups = kwargs.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
+        self.cp_group, self.shard_group = groups.cp, groups.tp
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None, *, packed_seq_params: PackedSequences, **_: Any
+    ) -> tuple[Tensor, None]:
+        """hidden_states [s, 1, hidden_size] -> the same shape, and no bias."""
+        packed, hidden = packed_seq_params, hidden_states[:, 0]
+        rotation = Rotation.at(self.rotary_pos_emb, packed.rows.positions, packed.max_seqlen_q)
+        query_latent = self.q_layernorm(self.linear_q_down_proj(hidden)[0])
+        query = self._query(query_latent, rotation)
+        latents = self._latents(hidden, rotation.part(*self._shard(packed)), packed)
+        index = self._index(hidden, query_latent, rotation.part(*self._shard(packed)), packed)
+        selected = self._selected(index, packed)
+        mixed = sparse_attention(query, latents, selected, self.softmax_scale, self.config.kv_lora_rank)
+        output = torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
+        output, _ = self.linear_proj(output.flatten(1)[:, None])
+        if index is not None and self.config.dsa_indexer_loss_coeff and torch.is_grad_enabled():
+            begin, end = self._shard(packed)
+            output = add_indexer_loss(
+                output,
+                *index,
+                query=query,
+                latents=latents,
+                selected=selected,
+                shard=slice(begin, end),
+                scale=self.softmax_scale,
+                coefficient=self.config.dsa_indexer_loss_coeff,
+                group=self.shard_group,
+            )
+        return output, None
+
+    def _shard(self, packed: PackedSequences) -> tuple[int, int]:
+        """The tokens of this context-parallel rank that sequence parallelism gives this one: begin and end."""
+        length = len(packed.rows.positions) // self.shard_group.size()
+        begin = self.shard_group.rank() * length
+        return begin, begin + length
+
+    def _query(self, query_latent: Tensor, rotation: Rotation) -> Tensor:
+        """[t, h, kv_lora_rank + rotary size], to be compared with latents."""
+        config = self.config
+        query = self.linear_q_up_proj(query_latent)[0].unflatten(-1, (-1, self.q_head_dim))
+        plain, rotary = query.split([config.qk_head_dim, config.qk_pos_emb_head_dim], dim=-1)
+        absorbed = torch.einsum("thn,hnr->thr", plain, self._up_projections()[0])
+        return torch.cat([absorbed, rotation(rotary, interleaved=True)], dim=-1)
+
+    def _latents(self, hidden: Tensor, rotation: Rotation, packed: PackedSequences) -> Tensor:
+        """[T, kv_lora_rank + rotary size] of the whole pack, in its order."""
+        config = self.config
+        down = self.linear_kv_down_proj(hidden)[0]
+        latent, rotary = down.split([config.kv_lora_rank, config.qk_pos_emb_head_dim], dim=-1)
+        both = torch.cat([self.kv_layernorm(latent), rotation(rotary, interleaved=True)], dim=-1)
+        return self._gather(both, packed)
+
+    def _index(
+        self, hidden: Tensor, query_latent: Tensor, rotation: Rotation, packed: PackedSequences
+    ) -> tuple[IndexQueries, Tensor] | None:
+        """Index queries of this shard and index keys of the pack; None in layers without an indexer."""
+        if self.indexer is None:
+            return None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self.config.dsa_indexer_loss_coeff)):
+            queries, keys = self.indexer(hidden, query_latent, rotation)
+            return queries, self._gather(keys, packed)
+
+    def _selected(self, index: tuple[IndexQueries, Tensor] | None, packed: PackedSequences) -> Tensor:
+        """[t, topk]; a choosing layer chooses once a pass, recomputation finds what it chose."""
+        if self.source_layer not in packed.selected_keys:
+            assert index is not None, f"layer {self.source_layer} chooses in this very stage"
+            topk = min(self.config.dsa_indexer_topk, packed.max_seqlen_q)
+            mine = select_keys(*index, cut(packed.rows.runs, *self._shard(packed)), topk)
+            packed.selected_keys[self.source_layer] = self._gather_shards(mine)
+        return packed.selected_keys[self.source_layer]
+
+    def _up_projections(self) -> tuple[Tensor, Tensor]:
+        """From latents to keys [h, qk_head_dim, kv_lora_rank] and to values [h, v_head_dim, kv_lora_rank]."""
+        sizes = [self.config.qk_head_dim, self.config.v_head_dim]
+        weight = self.linear_kv_up_proj.weight
+        keys, values = weight.view(-1, sum(sizes), weight.size(1)).split(sizes, dim=1)
+        return keys, values
+
+    def _gather(self, x: Tensor, packed: PackedSequences) -> Tensor:
+        """[s, ...] -> [T, ...]; the gradient is summed over all ranks and scattered back."""
+        if self.shard_group.size() > 1:
+            x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=self.shard_group)
+        if packed.cp_size > 1:
+            x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=self.cp_group)
+            x = x.index_select(0, packed.rows.order)
+        return x
+
+    def _gather_shards(self, selected: Tensor) -> Tensor:
+        """[s, topk] -> [t, topk]."""
+        if self.shard_group.size() == 1:
+            return selected
+        whole = selected.new_empty(len(selected) * self.shard_group.size(), selected.size(1))
+        dist.all_gather_into_tensor(whole, selected, group=self.shard_group)
+        return whole

@@ -1,0 +1,99 @@
+"""The objective that trains the indexer: it learns how the heads distribute their attention over the chosen keys.
+
+(DeepSeek-AI 2025), "DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", section 2.1.1: the loss of
+query t is KL(p[t, S] || softmax(I[t, S])) over its chosen keys S, where p is the sum of all heads' attention
+probabilities, normalised to 1. With as many keys as a sequence has tokens this is the dense warm-up's loss too.
+
+Shape letters: t queries of a context-parallel rank, s of them in this rank's sequence shard, b of a block, k chosen
+keys, n index heads.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from slime.train.specs.indexer import IndexQueries
+from slime.train.specs.sparse_attention import blocks, gather, probabilities
+
+
+def add_indexer_loss(
+    output: Tensor,
+    queries: IndexQueries,
+    keys: Tensor,
+    *,
+    query: Tensor,
+    latents: Tensor,
+    selected: Tensor,
+    shard: slice,
+    scale: float,
+    coefficient: float,
+    group: dist.ProcessGroup,
+) -> Tensor:
+    """`output` unchanged; its backward pass also starts the gradient of the indexer's loss.
+
+    Gradients are divided by the number of tokens of the step in the end, as those of all losses are: what is added
+    here is a sum over tokens, padding included, and counts as their mean.
+
+    Args:
+        queries, keys: of the indexer, [s, ...] and [T, ...].
+        query, latents, selected: of the attention, for t queries and this rank's heads; get no gradient.
+        shard: which of the t queries this rank's index queries are.
+        group: the tensor-parallel group, over which the heads lie.
+    """
+    target = attention_target(query.detach(), latents.detach(), selected, scale, shard, group)
+    loss = indexer_loss(queries, keys, selected[shard], target)
+    result: Tensor = _AddedLoss.apply(output, coefficient * loss)  # type: ignore[no-untyped-call]
+    return result
+
+
+@torch.no_grad()
+def attention_target(
+    query: Tensor, latents: Tensor, selected: Tensor, scale: float, shard: slice, group: dist.ProcessGroup
+) -> Tensor:
+    """[s, k] fp32: mean over all heads of the attention probabilities, for the queries of the shard."""
+    parts = [
+        probabilities(query[block], gather(latents, selected[block]), selected[block], scale).float().sum(1)
+        for block in blocks(selected)
+    ]
+    total = torch.cat(parts) / (query.size(1) * group.size())
+    if group.size() > 1:
+        dist.all_reduce(total, group=group)
+    return total[shard]
+
+
+def indexer_loss(queries: IndexQueries, keys: Tensor, selected: Tensor, target: Tensor) -> Tensor:
+    """Sum over queries of KL(target || softmax(scores)); scores exist for a block of queries at a time."""
+    losses = []
+    for block in blocks(selected):
+        of_block = partial(_block_loss, keys=keys, selected=selected[block], target=target[block])
+        losses.append(checkpoint(of_block, queries.vectors[block], queries.weights[block], use_reentrant=False))
+    return torch.stack(losses).sum()
+
+
+def _block_loss(vectors: Tensor, weights: Tensor, *, keys: Tensor, selected: Tensor, target: Tensor) -> Tensor:
+    """vectors [b, n, d], weights [b, n], selected and target [b, k]."""
+    products = (vectors.float() @ gather(keys, selected).float().transpose(1, 2)).relu()
+    scores = (weights[:, None] @ products)[:, 0]
+    log_share = scores.masked_fill(selected < 0, -math.inf).log_softmax(-1).masked_fill(selected < 0, 0.0)
+    return (torch.xlogy(target, target) - target * log_share).sum()
+
+
+class _AddedLoss(torch.autograd.Function):
+    """Carries a loss along with a tensor that the backward pass is sure to visit."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(loss)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (loss,) = ctx.saved_tensors
+        return grads[0], torch.ones_like(loss)

@@ -1,0 +1,149 @@
+"""Sparse attention and its indexer against dense formulas in float64; the sums differ in order alone."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime.train.context_parallel import Run, cut, row_index, runs_of_rank
+from slime.train.specs import sparse_attention as module
+from slime.train.specs.indexer import IndexQueries, select_keys
+from slime.train.specs.indexer_loss import indexer_loss
+from slime.train.specs.rope import Rotation
+from slime.train.specs.sparse_attention import sparse_attention
+
+SCALE, VALUE_SIZE = 0.4, 6
+LENGTHS = [12, 4, 20]
+BORDERS = [0, 12, 16, 36]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def causal(lengths: list[int]) -> Tensor:
+    """[T, T]: may the row's token see the column's?"""
+    return torch.block_diag(*[torch.ones(length, length).tril() for length in lengths]).bool()
+
+
+def chosen(scores: Tensor, topk: int) -> Tensor:
+    """[T, T]: is the column among the row's `topk` best causal keys? Written with a sort of every row."""
+    seen = causal(LENGTHS)
+    order = scores.masked_fill(~seen, -math.inf).argsort(dim=1, descending=True)[:, :topk]
+    return torch.zeros_like(seen).scatter_(1, order, True) & seen
+
+
+def dense_scores(queries: IndexQueries, keys: Tensor) -> Tensor:
+    products = torch.einsum("tnd,sd->tns", queries.vectors, keys).relu()
+    return torch.einsum("tn,tns->ts", queries.weights.double(), products)
+
+
+def as_mask(selected: Tensor, num_keys: int) -> Tensor:
+    mask = torch.zeros(len(selected), num_keys + 1, dtype=torch.bool)
+    return mask.scatter_(1, torch.where(selected < 0, num_keys, selected).long(), True)[:, :-1]
+
+
+@pytest.fixture
+def index() -> tuple[IndexQueries, Tensor]:
+    """Few heads make ties at a score of zero, where any choice is right: 16 heads make none here."""
+    return IndexQueries(random(36, 16, 4), random(36, 16, seed=1).float()), random(36, 4, seed=2)
+
+
+@pytest.mark.parametrize("topk", [1, 5, 12, 20])
+def test_every_query_gets_its_best_causal_keys(index: tuple[IndexQueries, Tensor], topk: int) -> None:
+    selected = select_keys(*index, runs_of_rank(BORDERS, 1, 0), topk)
+    assert selected.shape == (36, topk)
+    assert torch.equal(as_mask(selected, 36), chosen(dense_scores(*index), topk))
+
+
+def test_blocks_of_queries_change_nothing(index: tuple[IndexQueries, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = as_mask(select_keys(*index, runs_of_rank(BORDERS, 1, 0), 5), 36)
+    monkeypatch.setattr("slime.train.specs.indexer._BLOCK_SCORES", {"cpu": 3 * 20 * 16})
+    assert torch.equal(as_mask(select_keys(*index, runs_of_rank(BORDERS, 1, 0), 5), 36), wanted)
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_ranks_and_shards_choose_what_one_rank_does(
+    index: tuple[IndexQueries, Tensor], contiguous: bool, num_shards: int
+) -> None:
+    """Context parallelism in either split, each rank's tokens cut again by sequence parallelism."""
+    queries, keys = index
+    wanted = as_mask(select_keys(queries, keys, runs_of_rank(BORDERS, 1, 0), 5), 36)
+    seen = []
+    for rank in range(2):
+        runs = runs_of_rank(BORDERS, 2, rank, contiguous=contiguous)
+        for shard in range(num_shards):
+            mine = cut(runs, shard * 18 // num_shards, (shard + 1) * 18 // num_shards)
+            rows = torch.from_numpy(row_index(mine))
+            part = IndexQueries(queries.vectors[rows], queries.weights[rows])
+            assert torch.equal(as_mask(select_keys(part, keys, mine, 5), 36), wanted[rows])
+            seen += rows.tolist()
+    assert sorted(seen) == list(range(36))
+
+
+def dense_attention(query: Tensor, latents: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [t, h, e] and probabilities [t, h, T]."""
+    scores = torch.einsum("thd,sd->ths", query, latents) * SCALE
+    weights = scores.masked_fill(~mask[:, None], -math.inf).softmax(-1)
+    return torch.einsum("ths,se->the", weights, latents[:, :VALUE_SIZE]), weights
+
+
+@pytest.mark.parametrize("block_keys", [2**15, 11])
+def test_attention_and_its_gradients_equal_a_masked_softmax(
+    index: tuple[IndexQueries, Tensor], block_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.blocks, "__defaults__", (block_keys,))
+    selected = select_keys(*index, runs_of_rank(BORDERS, 1, 0), 5)
+    tensors = [random(36, 3, 8, seed=3).requires_grad_(), random(36, 8, seed=4).requires_grad_()]
+    got = sparse_attention(*tensors, selected, SCALE, VALUE_SIZE)
+    wanted, _ = dense_attention(*tensors, as_mask(selected, 36))
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    factors = random(*got.shape, seed=5)
+    gradients = [torch.autograd.grad(out, tensors, factors) for out in (got, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_indexer_loss_is_the_divergence_from_the_attention(index: tuple[IndexQueries, Tensor]) -> None:
+    """KL(p || softmax(I)) over the chosen keys and its gradient; scores are fp32, as in training."""
+    queries, keys = index
+    selected = select_keys(queries, keys, runs_of_rank(BORDERS, 1, 0), 5)
+    mask = as_mask(selected, 36)
+    _, probabilities = dense_attention(random(36, 3, 8, seed=3), random(36, 8, seed=4), mask)
+    target = probabilities.mean(1)
+    given = [tensor.double().requires_grad_() for tensor in (queries.vectors, queries.weights, keys)]
+    scores = dense_scores(IndexQueries(*given[:2]), given[2]).masked_fill(~mask, -1e9)
+    wanted = (torch.xlogy(target, target) - target * scores.log_softmax(-1)).masked_fill(~mask, 0).sum()
+    exact = torch.autograd.grad(wanted, given)
+    ours = [tensor.detach().float().requires_grad_() for tensor in given]
+    at_selected = target.gather(1, selected.clamp(min=0).long()).masked_fill(selected < 0, 0).float()
+    got = indexer_loss(IndexQueries(*ours[:2]), ours[2], selected, at_selected)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(got, ours)
+    torch.testing.assert_close([g.double() for g in gradients], list(exact), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotated_products_depend_on_the_distance_alone(interleaved: bool) -> None:
+    positions, frequencies = torch.arange(9, dtype=torch.float64), torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64)
+    angles = positions[:, None] * frequencies
+    rotation = Rotation(angles.cos(), angles.sin())
+    query, key = (rotation(random(6, seed=seed).expand(9, 6), interleaved=interleaved) for seed in (6, 7))
+    products = query @ key.t()
+    for offset in range(-8, 9):
+        diagonal = products.diagonal(offset)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
+    assert (products[0, 0] - products[0, 5]).abs() > 1e-3
+
+
+def test_orders_of_rotated_dimensions_are_permutations_of_one_another() -> None:
+    angles = random(4, 3, seed=8)
+    rotation, x = Rotation(angles.cos(), angles.sin()), random(4, 2, 6, seed=9)
+    halves = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
+    assert torch.equal(rotation(x, interleaved=True), rotation(halves, interleaved=False))
+
+
+def test_contiguous_chunks_are_the_parts_of_each_sequence() -> None:
+    assert runs_of_rank([0, 4, 12], 2, 1, contiguous=True) == [Run(0, 2, 2), Run(4, 8, 4)]
+    assert runs_of_rank([0, 4, 12], 2, 1) == [Run(0, 1, 1), Run(0, 2, 1), Run(4, 6, 2), Run(4, 8, 2)]
