@@ -43,6 +43,7 @@ class Run:
     cluster: str = "local"
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    shortened: Mapping[str, Any] = field(default_factory=lambda: TINY)
 
     def __post_init__(self) -> None:
         self.path = self.folder / "runs/it"
@@ -50,7 +51,7 @@ class Run:
         self.family: list[psutil.Process] = []
 
     def start(self) -> Run:
-        settings = {**TINY, "run.name": "it", **self.settings}
+        settings = {**self.shortened, "run.name": "it", **self.settings}
         words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(

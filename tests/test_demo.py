@@ -1,0 +1,20 @@
+"""The command that `make demo` runs, whole: what the README promises of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.observe.metrics import HELD_OUT
+from tests.running import Run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_laptop_run_learns_to_add(tmp_path: Path) -> None:
+    """At least 0.35 more, to over 0.85, on held-out problems that share none with the training sets."""
+    run = Run(tmp_path, shortened={}).start().succeed()
+    held_out = [row[HELD_OUT] for row in run.rows("rl") if HELD_OUT in row]
+    assert held_out[-1] > 0.85
+    assert held_out[-1] - held_out[0] >= 0.35
