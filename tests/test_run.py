@@ -10,9 +10,9 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.running import Run
 
 from slime import torchvision_ops
+from tests.running import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
