@@ -106,9 +106,9 @@ def _step(session: Session, step: int, bar: Progress) -> None:
         session.checkpoint("rl", step)
 
 
-def _due(step: int, last: int, interval: int) -> bool:
-    """Whether something that happens every `interval` steps (0: never) and after the last one happens now."""
-    return step == last or (interval > 0 and step % interval == 0)
+def _due(step: int, last: int, interval: int | None) -> bool:
+    """Whether what happens after the last step and every `interval` steps (if above 0; None: never) happens now."""
+    return interval is not None and (step == last or (interval > 0 and step % interval == 0))
 
 
 def _check_logprobs(cfg: SlimeConfig, values: dict[str, float], step: int) -> None:

@@ -119,8 +119,8 @@ class ClusterConfig:
 
 @dataclass
 class CheckpointConfig:
-    interval: int = 0
-    """Save every this many steps; 0 saves only at the end."""
+    interval: int | None = 0
+    """Save every this many steps; 0 saves only at the end, empty never."""
     keep: int = 2
     """How many checkpoints stay on disk."""
     export_hf: bool = True

@@ -1,0 +1,67 @@
+"""How fast a trainer leaves its GPU for host memory and comes back, and what it leaves behind.
+
+    python benchmarks/offload.py +model=glm4-9b +cluster=h200x1 model.num_layers=12
+
+One trainer rank in this process, after one supervised step, so that Adam's moments exist. The first move takes the
+host memory and is shown apart; the others are what every step of a colocated run pays.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from machine import conditions
+
+from slime.config.compose import compose
+from slime.net import free_port
+from slime.testing.recorded import recorded_samples
+from slime.train.offload import gradients, kept, pieces, residue
+from slime.train.packing import pack
+from slime.train.trainer import Trainer
+
+REST = ["run.num_steps=1", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
+NUM_MOVES = 5
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    cfg = compose([*sys.argv[1:], *REST])
+    trainer = Trainer(cfg, 0, 1, "127.0.0.1", free_port("127.0.0.1"))
+    trainer.init_weights()
+    samples = recorded_samples(16, trainer.hf["vocab_size"], longest=400)
+    (batch,) = pack(samples, num_dp=1, align=trainer.packing_align, max_tokens=4096, loss_mean=cfg.algo.loss_mean)
+    trainer.train_sft(batch, 1)
+    moved = pieces(kept(trainer.model, trainer.optimizer), trainer.device)[-1].end
+    freed = sum(buffer.nbytes for buffer in gradients(trainer.model))
+    before = residue(trainer.device)
+    away, back, left = [], [], {}
+    for _ in range(1 + NUM_MOVES):
+        seconds, left = timed(trainer.offload)
+        away.append(seconds)
+        back.append(timed(trainer.onload)[0])
+    trainer.train_sft(batch, 2)
+    amounts = f"{moved / 1e9:.2f} GB moved, {freed / 1e9:.2f} GB freed"
+    print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers: {amounts}")
+    print(f"{conditions()}; mean of {NUM_MOVES}\n")
+    print(f"{'':<12}{'first s':>9}{'then s':>9}{'GB/s':>9}")
+    for name, seconds_of in (("offload", away), ("onload", back)):
+        mean = statistics.fmean(seconds_of[1:])
+        print(f"{name:<12}{seconds_of[0]:>9.2f}{mean:>9.2f}{moved / mean / 1e9:>9.1f}")
+    print(f"\n{'GiB on the GPU':<18}{'before':>9}{'away':>9}")
+    for name, amount in before.items():
+        print(f"{name.removeprefix('residue/').removesuffix('_gib'):<18}{amount:>9.2f}{left[name]:>9.2f}")
+
+
+if __name__ == "__main__":
+    main()
