@@ -11,6 +11,7 @@ from slime import plugins
 from slime.config.schema import Device, LrDecay, SlimeConfig
 from slime.errors import SlimeError
 from slime.train import settings
+from slime.train.compat import apply_fixups
 from slime.train.optimizer import _decay_end, schedule_of
 
 HF = {
@@ -81,6 +82,33 @@ def test_overlapping_the_parameter_gather_is_refused() -> None:
     cfg.train.ddp = {"overlap_param_gather": True}
     with pytest.raises(SlimeError, match="overlap_param_gather"):
         settings.ddp_config(cfg)
+
+
+def test_adam_on_the_cpu_brings_the_master_weights_along() -> None:
+    apply_fixups()
+    cfg = SlimeConfig()
+    cfg.cluster.device, cfg.train.optimizer = Device.cuda, {"optimizer_cpu_offload": True}
+    made = settings.optimizer_config(cfg)
+    assert made.use_precision_aware_optimizer
+    assert made.optimizer_offload_fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "optimizer", "message"),
+    [
+        (Device.cpu, True, {}, "cluster.device=cpu"),
+        (Device.cuda, False, {}, "bf16=false"),
+        (Device.cuda, True, {"use_precision_aware_optimizer": False}, "use_precision_aware_optimizer=false"),
+    ],
+)
+def test_adam_on_the_cpu_is_refused_where_megatron_cannot(
+    device: Device, bf16: bool, optimizer: dict[str, Any], message: str
+) -> None:
+    cfg = SlimeConfig()
+    cfg.cluster.device, cfg.train.megatron = device, {"bf16": bf16}
+    cfg.train.optimizer = {"optimizer_cpu_offload": True, **optimizer}
+    with pytest.raises(SlimeError, match=message):
+        settings.optimizer_config(cfg)
 
 
 def test_the_decay_ends_with_the_run_unless_told_otherwise() -> None:

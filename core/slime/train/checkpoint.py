@@ -146,7 +146,8 @@ def _layout(model: Model) -> tuple[int, ...]:
 
 def _facts(model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, Any]:
     """What is the same on every rank."""
-    steps = [group["step"] for adam in optimizer.adams() for group in adam.param_groups]
+    parts = [part.state_dict()["optimizer"] for part in parts_of(optimizer.megatron) if part.optimizer is not None]
+    steps = [group.get("step", 0) for part in parts for group in part["param_groups"]]
     return {
         "layout": _layout(model),
         "stage": optimizer.stage,

@@ -61,7 +61,7 @@ class Optimizer:
         if stage == self.stage:
             return
         for adam in self.adams():
-            adam.forget()
+            forget(adam)
         self.set_schedule(stage)
 
     def set_schedule(self, stage: str) -> None:
@@ -92,14 +92,26 @@ class Optimizer:
         self.scheduler.step(increment=1)
         return float(grad_norm), lr
 
-    def adams(self) -> list[FusedAdam]:
-        """The inner optimizers of this rank."""
+    def adams(self) -> list[torch.optim.Optimizer]:
+        """The inner optimizers of this rank: FusedAdam, or HybridDeviceOptimizer where Adam runs on the CPU."""
         return [part.optimizer for part in parts_of(self.megatron) if part.optimizer is not None]
 
     def after_load_of_model(self) -> None:
         """Take the master weights anew from the model's parameters."""
         with torch.no_grad():
             self.megatron.reload_model_params()
+
+
+def forget(adam: torch.optim.Optimizer) -> None:
+    """Start anew, with zero moments at step 0; master weights stay."""
+    if isinstance(adam, FusedAdam):
+        adam.forget()
+        return
+    adam.state.clear()
+    for part in adam.sub_optimizers:  # type: ignore[attr-defined]
+        part.state.clear()
+        for group in part.param_groups:
+            group.pop("step", None)
 
 
 def parts_of(optimizer: Any) -> list[Any]:

@@ -51,11 +51,34 @@ def _kind(values: Mapping[str, Any]) -> type[TransformerConfig]:
 
 
 def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
-    """Megatron's OptimizerConfig: distributed optimizer, constant weight decay 0 unless `train.optimizer` sets it."""
+    """Megatron's OptimizerConfig: distributed optimizer, constant weight decay 0 unless `train.optimizer` sets it.
+
+    With `optimizer_cpu_offload` moments and master weights lie in host memory, where Adam runs on them.
+    """
     precision = _precision(cfg)
-    defaults = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0, "use_distributed_optimizer": True}
+    defaults: dict[str, Any] = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0}
+    defaults["use_distributed_optimizer"] = True
+    if cfg.train.optimizer.get("optimizer_cpu_offload"):
+        _check_cpu_offload(cfg)
+        # Megatron-core's way to leave master weights to the inner optimizer; it has no other for this one.
+        defaults |= {"use_precision_aware_optimizer": True, "optimizer_offload_fraction": 1.0}
     kept = {key: value for key, value in precision.items() if key in ("bf16", "params_dtype")}
     return _construct(OptimizerConfig, defaults | kept | dict(cfg.train.optimizer), "train.optimizer")
+
+
+def _check_cpu_offload(cfg: SlimeConfig) -> None:
+    problems = {
+        "on cluster.device=cpu: Adam runs there anyway": cfg.cluster.device is Device.cpu,
+        "with bf16=false": not _precision(cfg)["bf16"],
+        "with use_precision_aware_optimizer=false": not cfg.train.optimizer.get("use_precision_aware_optimizer", True),
+    }
+    for problem, has_it in problems.items():
+        if has_it:
+            raise SlimeError(
+                f"optimizer_cpu_offload=true does not work {problem}",
+                where="train.optimizer.optimizer_cpu_offload",
+                todo="Leave one of them out.",
+            )
 
 
 def ddp_config(cfg: SlimeConfig) -> DistributedDataParallelConfig:

@@ -38,6 +38,13 @@ WEIGHT_GRADIENTS = """
 from megatron.core.tensor_parallel import layers
 print("defect:", not layers._grad_accum_fusion_available)
 """
+TE_VERSION = """
+from megatron.core.utils import is_te_min_version
+try:
+    is_te_min_version("2.1.0")
+except TypeError as error:
+    print("defect:", error)
+"""
 SPLIT_SIZES = """
 import numpy, torch
 from megatron.core.transformer.moe.token_dispatcher import maybe_move_tensor_to_cpu
@@ -64,6 +71,7 @@ DEFECTS = {
     "grouped_gemm": (GROUPED_GEMM, "True"),
     "adam": (ADAM, "True"),
     "weight_gradients": (WEIGHT_GRADIENTS, "True"),
+    "te_version": (TE_VERSION, "NoneType"),
 }
 DEFECTS_ON_CPU = {
     "split_sizes": (SPLIT_SIZES, "True"),

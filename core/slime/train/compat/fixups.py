@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from slime.train.accumulate import add_product
 from slime.train.compat.adam import FusedAdam
@@ -23,6 +24,7 @@ def apply_fixups() -> None:
     provide_grouped_gemm()
     provide_fused_adam()
     provide_weight_gradient_sum()
+    give_absent_te_a_version()
     if not torch.cuda.is_available():
         convert_split_sizes_on_cpu()
         use_cpu_rng()
@@ -97,6 +99,14 @@ def provide_weight_gradient_sum() -> None:
 def _add_weight_gradient(inputs: torch.Tensor, grad_outputs: torch.Tensor, main_grad: torch.Tensor) -> None:
     """main_grad [out, in] += grad_outputs.T [out, tokens] @ inputs [tokens, in]."""
     add_product(main_grad, grad_outputs.t(), inputs)
+
+
+def give_absent_te_a_version() -> None:
+    """Asked whether Transformer Engine is new enough, Megatron-core compares None where there is none: TypeError."""
+    from megatron.core import utils
+
+    if utils.get_te_version() is None:
+        utils._te_version = Version("0")
 
 
 def convert_split_sizes_on_cpu() -> None:

@@ -1,0 +1,190 @@
+"""Log-probs and entropies from hidden states, forward and backward: time, memory and error of three ways.
+
+    python benchmarks/logprob.py                        # hidden 4096, vocabulary 151,552, 8k to 128k tokens, one GPU
+    python benchmarks/logprob.py --device cpu --tiny    # a second, to see that it runs
+
+- plain: log_softmax over all logits at once, as torch has it;
+- chunked: `slime.train.logprob` with plain torch operations on each chunk;
+- fused: the same with the kernels that a policy on this device chooses (on a CPU there are none).
+
+Growth is the peak of allocated memory over hidden states, weights and Megatron's fp32 gradient buffer of the weights,
+all of which are there before; the hidden states' gradient is part of it. Errors are against float64 at the smallest
+size: largest absolute difference of log-probs and entropies (nats), relative Euclidean distance of the gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from machine import conditions
+from torch import Tensor
+
+from slime.train.logprob import PlainKernels, VocabularyKernels, logprobs_and_entropy, vocabulary_kernels
+
+PROMISED_GROWTH = 1.5e9
+NUM_MEASURED = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hidden: int
+    vocabulary: int
+    tokens: tuple[int, ...]
+    chunk: int
+
+
+REAL = Sizes(4096, 151552, (8192, 32768, 131072), 1024)
+TINY = Sizes(32, 500, (64, 256), 48)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """hidden [t, h], weight [v, h], labels [t], factors [2, t] of the loss, main_grad [v, h] fp32."""
+
+    hidden: Tensor
+    weight: Tensor
+    labels: Tensor
+    factors: Tensor
+    main_grad: Tensor
+
+    @classmethod
+    def of(cls, sizes: Sizes, num_tokens: int, device: torch.device) -> Inputs:
+        generator = torch.Generator(device).manual_seed(0)
+        options = {"device": device, "dtype": torch.bfloat16, "generator": generator}
+        return cls(
+            torch.randn(num_tokens, sizes.hidden, **options).requires_grad_(),
+            torch.randn(sizes.vocabulary, sizes.hidden, **options).mul_(0.05).requires_grad_(),
+            torch.randint(0, sizes.vocabulary, (num_tokens,), device=device, generator=generator),
+            torch.randn(2, num_tokens, device=device, generator=generator),
+            torch.zeros(sizes.vocabulary, sizes.hidden, device=device),
+        )
+
+    def in_float64(self) -> Inputs:
+        hidden, weight = (x.detach().double().requires_grad_() for x in (self.hidden, self.weight))
+        return Inputs(hidden, weight, self.labels, self.factors.double(), self.main_grad.double())
+
+
+Way = Callable[[Inputs], Tensor]
+"""[2, t] scores; a backward pass through them follows."""
+
+
+def plain(inputs: Inputs) -> Tensor:
+    log_p = torch.log_softmax((inputs.hidden @ inputs.weight.t()).float(), dim=1)
+    return torch.stack([log_p.gather(1, inputs.labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)])
+
+
+def chunked(kernels: VocabularyKernels, chunk: int) -> Way:
+    def way(inputs: Inputs) -> Tensor:
+        return logprobs_and_entropy(
+            inputs.hidden,
+            inputs.weight,
+            inputs.labels,
+            chunk_tokens=chunk,
+            entropy_gradient=True,
+            group=dist.group.WORLD,
+            kernels=kernels,
+            main_grad=inputs.main_grad,
+        )
+
+    return way
+
+
+def run(way: Way, inputs: Inputs) -> Tensor:
+    """Forward and backward; gradients then lie in hidden.grad and in main_grad or weight.grad."""
+    inputs.hidden.grad = inputs.weight.grad = None
+    scores = way(inputs)
+    scores.backward(inputs.factors)
+    return scores.detach()
+
+
+def measure(way: Way, inputs: Inputs) -> tuple[float, int]:
+    """Median seconds, and the growth of memory in bytes (0 without a GPU)."""
+    on_gpu, seconds, growth = inputs.hidden.is_cuda, [], 0
+    for _ in range(1 + NUM_MEASURED):
+        inputs.hidden.grad = inputs.weight.grad = None
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        start = time.perf_counter()
+        run(way, inputs)
+        if on_gpu:
+            torch.cuda.synchronize()
+            growth = torch.cuda.max_memory_allocated() - before
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:]), growth
+
+
+def errors(way: Way, inputs: Inputs, exact: tuple[Tensor, Tensor, Tensor]) -> list[float]:
+    """Of log-probs, entropies, the hidden states' and the weights' gradient."""
+    inputs.main_grad.zero_()
+    scores = run(way, inputs)
+    in_buffer = getattr(inputs.weight, "grad_added_to_main_grad", False) and way is not plain
+    assert inputs.hidden.grad is not None
+    got = (scores, inputs.hidden.grad, inputs.main_grad if in_buffer else inputs.weight.grad)
+    differences = [(x.double() - wanted) for x, wanted in zip(got, exact, strict=True)]
+    relative = [float(d.norm() / wanted.norm()) for d, wanted in zip(differences[1:], exact[1:], strict=True)]
+    return [*differences[0].abs().amax(dim=1).tolist(), *relative]
+
+
+def exact_results(inputs: Inputs, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    doubled = inputs.in_float64()
+    scores = run(chunked(PlainKernels(), chunk), doubled)
+    assert doubled.hidden.grad is not None
+    return scores, doubled.hidden.grad, doubled.main_grad
+
+
+def row(name: str, num_tokens: int, way: Way, inputs: Inputs, known_errors: list[float] | None) -> tuple[str, int]:
+    try:
+        seconds, growth = measure(way, inputs)
+    except torch.OutOfMemoryError:
+        return f"| {num_tokens} | {name} | out of memory | | | | | |", 0
+    cells = [f"{error:.1e}" for error in known_errors] if known_errors else [""] * 4
+    return f"| {num_tokens} | {name} | {1e3 * seconds:.1f} | {growth / 1e9:.3f} | {' | '.join(cells)} |", growth
+
+
+HEAD = """\
+| tokens | way | ms | growth, GB | log-prob | entropy | hidden gradient | weight gradient |
+|---|---|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    sizes, device = TINY if options.tiny else REAL, torch.device(options.device)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ways = {"plain": plain, "chunked": chunked(PlainKernels(), sizes.chunk)}
+    ways["fused"] = chunked(vocabulary_kernels(device), sizes.chunk)
+    print(
+        f"{conditions()}\nhidden {sizes.hidden}, vocabulary {sizes.vocabulary}, bf16, chunks of {sizes.chunk} tokens; "
+        f"log-probs and entropies with gradients of both\n\n{HEAD}",
+        flush=True,
+    )
+    growth = 0
+    for num_tokens in sizes.tokens:
+        inputs, found = Inputs.of(sizes, num_tokens, device), {}
+        if num_tokens == sizes.tokens[0]:
+            exact = exact_results(inputs, sizes.chunk // 4)
+            found = {name: errors(way, inputs, exact) for name, way in ways.items()}
+            del exact
+        for name, way in ways.items():
+            line, growth = row(name, num_tokens, way, inputs, found.get(name))
+            print(line, flush=True)
+        del inputs
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if device.type == "cuda" and not options.tiny:
+        verdict = "kept" if 0 < growth < PROMISED_GROWTH else "MISSED"
+        print(f"\ngrowth {growth / 1e9:.3f} GB at {sizes.tokens[-1]} tokens, promised < 1.5 GB: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
