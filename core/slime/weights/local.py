@@ -14,6 +14,7 @@ from slime.errors import SlimeError, nearest
 from slime.weights.mapping import Entry, Shard, WeightMapping
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_GROUPED_EXPERTS = (".experts.weight1", ".experts.weight2")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 
 
@@ -51,8 +52,28 @@ def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) ->
 
 def _weights(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in module.state_dict(keep_vars=True).items():
-        if not name.endswith("_extra_state"):  # Transformer Engine's bookkeeping; empty in our specs
+        if name.endswith(_GROUPED_EXPERTS):
+            yield from _single_experts(module, name, value)
+        elif not name.endswith("_extra_state"):  # Transformer Engine's bookkeeping; empty in our specs
             yield name, value
+
+
+def _single_experts(module: torch.nn.Module, name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Views of the grouped experts' parameter, under the names and in the shapes that single experts have.
+
+    `GroupedMLP` keeps the transposed weights of all experts of a rank behind one another, [experts * hidden, 2 * ffn]
+    and [experts * ffn, hidden], the first of them in a parameter of shape [hidden, experts * 2 * ffn].
+    """
+    prefix, _, kind = name.rpartition(".")
+    experts: Any = module.get_submodule(prefix)
+    is_first = kind == "weight1"
+    hidden_size = experts.config.hidden_size
+    shape = (hidden_size, -1) if is_first else (-1, hidden_size)
+    for index, weight in enumerate(value.detach().view(experts.num_local_experts, *shape)):
+        single: Any = weight.t()
+        single.tensor_model_parallel = value.tensor_model_parallel  # type: ignore[attr-defined]
+        single.partition_dim = 0 if is_first else 1
+        yield f"{prefix}.local_experts.{index}.linear_fc{1 if is_first else 2}.weight", single
 
 
 def _whole_model_name(module: torch.nn.Module, name: str) -> str:
