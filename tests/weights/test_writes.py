@@ -17,6 +17,18 @@ def test_all_three_ways_to_write_are_seen():
     assert parameter[3].eq(1).all()
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_was_joined_first_is_written_from_its_parts(dim):
+    parameter, parts = torch.zeros(4, 4), [torch.ones(4, 4).narrow(dim, 0, size) for size in (1, 3)]
+    before = torch.cat
+    with observed_writes() as writes:
+        parameter.copy_(torch.cat(parts, dim=dim))
+    assert all(write.source is part for write, part in zip(writes, parts, strict=True))
+    assert [write.target.data_ptr() for write in writes] == [parameter.narrow(dim, n, 1).data_ptr() for n in (0, 1)]
+    assert parameter.eq(1).all()
+    assert torch.cat is before
+
+
 def test_other_threads_are_seen():
     parameters = [torch.zeros(8) for _ in range(20)]
     with observed_writes() as writes, ThreadPoolExecutor(4) as pool:

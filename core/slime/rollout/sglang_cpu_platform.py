@@ -9,7 +9,7 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-from slime.rollout import deterministic_cpu
+from slime.rollout import deterministic_cpu, latent_cpu
 
 
 class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
@@ -55,11 +55,15 @@ class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
     def init_backend(self) -> None:
         """SGLang calls this in each worker."""
         deterministic_cpu.install()
+        latent_cpu.install()
 
     def get_mha_kv_pool_cls(self) -> type:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
         return _class(MHATokenToKVPool)
+
+    def get_mla_kv_pool_cls(self) -> type:
+        return latent_cpu.kv_pool_class()
 
     def get_paged_allocator_cls(self) -> type:
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator

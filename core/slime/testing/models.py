@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,22 @@ def write_checkpoint(
         dtype: of everything but the correction bias, which is fp32 in every checkpoint.
         save: keywords of transformers' `save_pretrained`, such as `max_shard_size`.
     """
+    model = random_model(hf, seed=seed)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tensor.data = tensor.data.to(torch.float32 if "correction_bias" in name else dtype)
+    model.save_pretrained(folder, **save)
+
+
+def random_model(hf: Mapping[str, Any], *, seed: int = 0) -> Any:
+    """transformers' own model, in fp32, with nothing left trivial."""
     from transformers import AutoConfig
 
-    model = _auto_model().from_config(AutoConfig.for_model(**hf), dtype=torch.float32)
+    config = AutoConfig.for_model(**deepcopy(dict(hf)))  # transformers writes into nested fields
+    model = _auto_model().from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        kept = torch.float32 if "correction_bias" in name else dtype
-        tensor.data = _random_like(name, tensor, generator).to(kept)
-    model.save_pretrained(folder, **save)
+        tensor.data = _random_like(name, tensor, generator)
+    return model
 
 
 def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -72,15 +72,14 @@ def gqa(num_heads: int, num_kv_heads: int, *, bias: bool = False, qk_norm: bool 
 
 
 def mla(*, q_lora: bool = True) -> Rules:
-    """Multi-head latent attention; `q_lora` says that queries have a low-rank projection of their own."""
-    q_down_up = {
-        "linear_q_down_proj": "q_a_proj",
-        "q_layernorm": "q_a_layernorm",
-        "linear_q_up_proj": "q_b_proj",
-    }
+    """Multi-head latent attention; `q_lora` says that queries have a low-rank projection of their own.
+
+    Its two down projections come behind one another: SGLang wants them in one bucket (`slime.weights.fused`).
+    """
     names = {
-        **(q_down_up if q_lora else {"linear_q_proj": "q_proj"}),
+        **({"linear_q_down_proj": "q_a_proj"} if q_lora else {"linear_q_proj": "q_proj"}),
         "linear_kv_down_proj": "kv_a_proj_with_mqa",
+        **({"q_layernorm": "q_a_layernorm", "linear_q_up_proj": "q_b_proj"} if q_lora else {}),
         "kv_layernorm": "kv_a_layernorm",
         "linear_kv_up_proj": "kv_b_proj",
         "linear_proj": "o_proj",

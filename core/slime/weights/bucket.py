@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from slime.weights.fused import Named
 from slime.weights.receipt import NOTE_KEY, BucketNote
 
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
@@ -50,21 +51,23 @@ class Bucket:
     def used(self) -> int:
         return int(self.metadata[-1].end_idx) if self.metadata else 0
 
-    def has_room(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` still fits; an empty bucket takes a tensor of any size."""
-        return not self.metadata or self._place("", tensor).end_idx <= len(self.memory)
+    def has_room(self, tensors: Sequence[Named]) -> bool:
+        """Whether `tensors` still fit; an empty bucket takes any."""
+        return not self.metadata or self._place(tensors)[-1].end_idx <= len(self.memory)
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy `tensor` in, behind what is there."""
-        meta = self._place(name, tensor)
-        if meta.end_idx > len(self.memory):
-            assert not self.metadata, "only a tensor that goes alone may be larger than a bucket"
-            self._grow(meta.end_idx)
-        self.metadata.append(meta)
-        self._view(meta).copy_(tensor)
+    def add(self, tensors: Sequence[Named]) -> None:
+        """Copy `tensors` in, behind what is there."""
+        places = self._place(tensors)
+        if places[-1].end_idx > len(self.memory):
+            assert not self.metadata, "only tensors that go alone may be larger than a bucket"
+            self._grow(places[-1].end_idx)
+        for meta, (_, tensor) in zip(places, tensors, strict=True):
+            self.metadata.append(meta)
+            self._view(meta).copy_(tensor)
 
-    def _place(self, name: str, tensor: torch.Tensor) -> SimpleNamespace:
-        return next(place([name], [tensor.shape], [tensor.dtype], self.used))
+    def _place(self, tensors: Sequence[Named]) -> list[SimpleNamespace]:
+        names, values = zip(*tensors, strict=True)
+        return list(place(names, [value.shape for value in values], [value.dtype for value in values], self.used))
 
     def _view(self, meta: SimpleNamespace) -> torch.Tensor:
         return self.memory[meta.start_idx : meta.end_idx].view(meta.dtype).view(meta.shape)

@@ -18,6 +18,7 @@ from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
 from slime.weights.bucket import Bucket, SharedBucket
 from slime.weights.engine_link import EngineLink, Summary
+from slime.weights.fused import Named, in_one_bucket
 from slime.weights.receipt import BucketNote, Fingerprint, finish_digests, start_digest
 from slime.weights.transport import SharedMemory, Transport, results
 
@@ -88,8 +89,9 @@ class _Publisher:
         self.published = Fingerprint()
 
     def run(self, tensors: NamedTensors, pool: ThreadPoolExecutor) -> Receipt:
-        while named := self._gather(tensors):
-            self._add(*named)
+        groups = in_one_bucket(tensors)
+        while group := self._gather(groups):
+            self._add(group)
         self._send(last=True)
         with self.watch("verify"):
             self._check_receipts(self.transport.arrived())
@@ -103,17 +105,17 @@ class _Publisher:
             seconds={name.removeprefix("seconds/"): value for name, value in self.watch.seconds().items()},
         )
 
-    def _gather(self, tensors: NamedTensors) -> tuple[str, torch.Tensor] | None:
+    def _gather(self, groups: Iterator[list[Named]]) -> list[Named] | None:
         with self.watch("gather"):
-            return next(tensors, None)
+            return next(groups, None)
 
-    def _add(self, name: str, tensor: torch.Tensor) -> None:
-        if not self.filling.has_room(tensor):
+    def _add(self, group: list[Named]) -> None:
+        if not self.filling.has_room(group):
             self._send(last=False)
         with self.watch("digest"):  # of what came, not of the bucket's copy
-            self.digests.append(start_digest(tensor))
+            self.digests += [start_digest(tensor) for _, tensor in group]
         with self.watch("fill"):
-            self.filling.add(name, tensor)
+            self.filling.add(group)
 
     def _send(self, last: bool) -> None:
         """Wait until the engines have loaded the bucket before, then start them on this one."""

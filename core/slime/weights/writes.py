@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,19 +19,36 @@ class Write:
     source: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class Joined:
+    """The result of `torch.cat(parts, dim)`, kept alive so that nobody else gets its id."""
+
+    result: torch.Tensor
+    parts: Sequence[torch.Tensor]
+    dim: int
+
+    def writes(self, target: torch.Tensor) -> list[Write]:
+        """What `target.copy_(result)` wrote, part by part."""
+        targets = torch.split(target, [part.shape[self.dim] for part in self.parts], self.dim)
+        return [Write(*pair) for pair in zip(targets, self.parts, strict=True)]
+
+
 @contextlib.contextmanager
 def observed_writes() -> Iterator[list[Write]]:
     """Note every in-place write of the whole process while the block runs.
+
+    What is copied from the result of a `torch.cat` counts as copied from its parts: SGLang fuses some projections so.
 
     The methods are replaced on the class, not by a TorchFunctionMode: that is local to a thread, and SGLang's
     loaders may copy from a thread pool. Torch inherits the three from its C base class, so deleting restores them.
     """
     writes: list[Write] = []
-    copy, fill, set_item = torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__
+    joined: dict[int, Joined] = {}
+    copy, fill, set_item, cat = torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__, torch.cat
 
     def copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         result = copy(self, source, non_blocking)
-        writes.append(Write(self, source))
+        writes.extend(joined[id(source)].writes(self) if id(source) in joined else [Write(self, source)])
         return result
 
     def fill_(self: torch.Tensor, value: Any) -> torch.Tensor:
@@ -43,10 +60,17 @@ def observed_writes() -> Iterator[list[Write]]:
         set_item(self, index, value)
         writes.append(Write(self[index], value if isinstance(value, torch.Tensor) else None))
 
+    def cat_(tensors: list[torch.Tensor], dim: int = 0, **kwargs: Any) -> torch.Tensor:
+        result = cat(tensors, dim, **kwargs)
+        joined[id(result)] = Joined(result, tensors, dim)
+        return result
+
     torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__ = copy_, fill_, setitem  # type: ignore
+    torch.cat = cat_  # type: ignore[assignment]
     try:
         yield writes
     finally:
+        torch.cat = cat
         del torch.Tensor.copy_, torch.Tensor.fill_, torch.Tensor.__setitem__
 
 

@@ -1,0 +1,76 @@
+"""Generation parity: a real SGLang engine on this machine's CPU against transformers' class of the family."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime import plugins
+from slime.config.hf import read_hf_config
+from slime.config.paths import resolve
+from slime.rollout.client import EngineClient, Generation
+from slime.testing import models
+from slime.testing.engines import hf_tensors, running_engine
+from slime.weights.publish import publish
+
+TOLERANCE = 1e-5
+"""Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""
+PROMPT = [5, 6, 7, 9, 11]
+NUM_TOKENS = 24
+BUCKET_BYTES = 1 << 12
+"""Small: most tensors go alone, but what the engine's loader fuses must come together nevertheless."""
+
+
+def check_generation(folder: str, scratch: Path, *, tolerance: float = TOLERANCE, **sglang: Any) -> float:
+    """Publish random weights twice; after each, log-probs of sampled tokens equal transformers' within `tolerance`.
+
+    The second publish shows that what the engine derived from the first one's weights is derived anew.
+
+    Args:
+        folder: HF folder with config.json and tokenizer; the weights are made here.
+        scratch: where the engine's log goes.
+        sglang: fields of SGLang's `ServerArgs`.
+
+    Returns:
+        The largest difference.
+    """
+    hf, path = read_hf_config(folder), resolve(folder)
+    differences = []
+    with running_engine(path, scratch / "engine.log", **sglang) as engine:
+        for version in (1, 2):
+            model = models.random_model(hf, seed=version).eval()
+            receipt = publish(_exported(hf, model), [engine.url], version, BUCKET_BYTES)
+            assert receipt.num_tensors == len(dict(hf_tensors(model)))
+            generation = asyncio.run(_generate(engine.url))
+            assert generation.weight_version == version
+            differences.append(_difference(model, generation))
+    assert max(differences) <= tolerance, f"the engine's log-probs are off by {differences}"
+    return max(differences)
+
+
+def _exported(hf: dict[str, Any], model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights in the order in which a trainer exports them."""
+    mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
+    tensors = dict(hf_tensors(model))
+    names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
+    return ((name, tensors[name]) for name in names)
+
+
+async def _generate(url: str) -> Generation:
+    client = EngineClient(url)
+    try:
+        return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
+    finally:
+        await client.close()
+
+
+@torch.no_grad()
+def _difference(model: torch.nn.Module, generation: Generation) -> float:
+    tokens = torch.tensor([*PROMPT, *generation.tokens])
+    logits = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
+    wanted = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
+    return float((torch.tensor(generation.logprobs) - wanted).abs().max())

@@ -1,0 +1,24 @@
+"""Tensors that SGLang's loaders fuse into one parameter, which they do only when both come in one call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+import torch
+
+Named = tuple[str, torch.Tensor]
+
+_DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
+"""Of latent attention. A weight mapping exports the two behind one another (`slime.weights.blocks.mla`)."""
+
+
+def in_one_bucket(tensors: Iterable[Named]) -> Iterator[list[Named]]:
+    """The tensors in their order, in runs that must not be cut: mostly of one."""
+    return (list(run) for _, run in groupby(tensors, key=lambda named: _parameter(named[0])))
+
+
+def _parameter(name: str) -> str:
+    found = _DOWN_PROJECTIONS.match(name)
+    return found[1] if found else name
