@@ -223,8 +223,10 @@ def _rope_parameters(reader: ConfigReader, *supported: str) -> tuple[Mapping[str
             where="config.json",
             todo=f"Supported: {', '.join(supported)}.",
         )
-    base = parameters["rope_theta"] if "rope_theta" in parameters else reader.get("rope_theta")
-    return parameters, kind, base
+    if "rope_theta" not in parameters:
+        return parameters, kind, reader.get("rope_theta")
+    reader.get("rope_theta", None)  # some files say it twice
+    return parameters, kind, parameters["rope_theta"]
 
 
 def embeddings(reader: ConfigReader) -> dict[str, Any]:

@@ -18,6 +18,8 @@ ROOT = HERE.parents[1]
 FIRST_PARTY = [
     ROOT,
     ROOT / "plugins/models/glm4",
+    ROOT / "plugins/models/glm5",
+    ROOT / "plugins/models/deepseek-v3",
     ROOT / "plugins/models/qwen3",
     ROOT / "plugins/rewards/math",
     ROOT / "plugins/filters/dynamic-sampling",

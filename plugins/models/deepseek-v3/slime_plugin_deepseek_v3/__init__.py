@@ -1,0 +1,20 @@
+"""DeepSeek-V3 for slime: the `deepseek_v3` family, which DeepSeek-R1 belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from slime.contracts import ModelBridge
+from slime.hookspecs import hookimpl
+
+
+@hookimpl
+def slime_models() -> Mapping[str, Callable[[], ModelBridge]]:
+    from slime_plugin_deepseek_v3 import bridge
+
+    return {"deepseek_v3": bridge.DeepseekV3}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return ["pkg://slime_plugin_deepseek_v3.conf"]

@@ -1,0 +1,72 @@
+"""From the config.json of `deepseek_v3` to Megatron-core and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime import architecture
+from slime.architecture import ConfigReader
+from slime.contracts import HfConfig
+from slime.weights import blocks
+from slime.weights.mapping import WeightMapping
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+class DeepseekV3:
+    """DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention, dense layers, then experts routed in groups.
+
+    Multi-token prediction layers of a checkpoint (`num_nextn_predict_layers`) are recognised and left out.
+    """
+
+    family = "deepseek_v3"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf)[1]
+
+    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_deepseek_v3 import spec
+
+        return spec.block(config, vp_stage)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
+        dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+        rules = (
+            *blocks.embeddings(hf["vocab_size"]),
+            *blocks.norms(),
+            *blocks.mla(q_lora=hf.get("q_lora_rank") is not None),
+            *blocks.gated_mlp(dense),
+            *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+        )
+        num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
+        return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        return architecture.mla_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
+
+
+def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    reader = ConfigReader(hf)
+    reader.only("moe_layer_freq", 1)
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    for not_of_the_forward_pass in (
+        "aux_loss_alpha",
+        "ep_size",
+        "num_nextn_predict_layers",
+        "pretraining_tp",
+        "seq_aux",
+    ):
+        reader.get(not_of_the_forward_pass, None)
+    config = {**architecture.decoder(reader), **architecture.mla(reader), **architecture.sigmoid_moe(reader)}
+    kwargs = architecture.embeddings(reader)
+    reader.finish()
+    return config, kwargs

@@ -1,0 +1,22 @@
+"""Layer spec of `deepseek_v3`, from the portable blocks."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from slime.train import specs
+
+
+def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Latent attention; dense or expert layers, as `moe_layer_freq` says."""
+    config = cast(MLATransformerConfig, config)
+
+    def layer(moe: bool) -> ModuleSpec:
+        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+        return specs.transformer_layer(config, attention=specs.mla(config), mlp=mlp)
+
+    return specs.decoder_block(config, vp_stage, layer)

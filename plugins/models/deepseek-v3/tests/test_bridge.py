@@ -1,0 +1,94 @@
+"""What the bridge reads from config.json, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.contracts import ModelBridge
+from slime.errors import SlimeError
+from slime_plugin_deepseek_v3.bridge import DeepseekV3
+
+HERE = Path(__file__).parent
+ASSETS = HERE.parent / "slime_plugin_deepseek_v3/assets"
+HF = json.loads((HERE / "hub/DeepSeek-R1.json").read_text())
+YARN = HF["rope_scaling"]
+
+
+def test_bridge_keeps_the_contract() -> None:
+    assert isinstance(DeepseekV3(), ModelBridge)
+    assert DeepseekV3().family == HF["model_type"]
+
+
+def test_model_of_the_hub() -> None:
+    config, mapping = DeepseekV3().transformer_config(HF), DeepseekV3().weight_mapping(HF)
+    assert config["multi_latent_attention"] is True
+    assert (config["q_lora_rank"], config["kv_lora_rank"]) == (1536, 512)
+    assert (config["qk_head_dim"], config["qk_pos_emb_head_dim"], config["v_head_dim"]) == (128, 64, 128)
+    assert (config["rope_type"], config["rotary_scaling_factor"], config["mscale_all_dim"]) == ("yarn", 40, 1.0)
+    assert (config["moe_router_num_groups"], config["moe_router_group_topk"]) == (8, 4)
+    assert config["moe_layer_freq"] == [0] * 3 + [1] * 58
+    assert mapping.num_ignored_layers == 1  # the multi-token prediction layer
+    assert "model.layers.60.mlp.experts.255.up_proj.weight" in mapping.hf_names
+    assert "model.layers.3.mlp.gate.e_score_correction_bias" in mapping.hf_names
+    assert "model.layers.2.mlp.gate.weight" not in mapping.hf_names
+
+
+def test_both_spellings_of_rotary_embeddings_are_one() -> None:
+    new = {key: value for key, value in HF.items() if key not in ("rope_scaling", "rope_theta")}
+    new["rope_parameters"] = {**YARN, "rope_type": "yarn", "rope_theta": 10000}
+    assert DeepseekV3().transformer_config(new) == DeepseekV3().transformer_config(HF)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func: 'softmax'"),
+        ({"topk_method": "greedy"}, "topk_method: 'greedy'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq: 2"),
+        ({"rope_interleave": False}, "rope_interleave: False"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads: 8"),
+        ({"attention_bias": True}, "attention_bias: True"),
+        ({"topk_group": 2}, "topk_group: 2"),
+        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_type: linear"),
+        ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0}}, "mscale: 0.7"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ],
+)
+def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(SlimeError, match=named):
+        DeepseekV3().transformer_config(HF | change)
+
+
+def test_layouts_that_cut_heads_or_experts_are_plan_problems() -> None:
+    assert DeepseekV3().plan_problems(HF, {"tensor_model_parallel_size": 8, "expert_model_parallel_size": 64}) == []
+    head, experts = DeepseekV3().plan_problems(HF, {"tensor_model_parallel_size": 3, "expert_model_parallel_size": 3})
+    assert "128 heads" in head
+    assert "256 experts" in experts
+
+
+def test_assets_are_what_their_script_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, HERE.parent / "tools/make_tiny_assets.py", "--out", tmp_path], check=True)
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    committed = {path.relative_to(ASSETS): path.read_bytes() for path in ASSETS.rglob("*") if path.is_file()}
+    assert written == committed
+
+
+def test_tiny_model_is_supported() -> None:
+    hf = json.loads((ASSETS / "deepseek-v3-tiny/config.json").read_text())
+    assert DeepseekV3().transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys, slime_plugin_deepseek_v3 as plugin\n"
+        "for family, factory in plugin.slime_models().items():\n"
+        "    assert factory().family == family\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

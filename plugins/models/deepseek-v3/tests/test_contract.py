@@ -1,0 +1,32 @@
+"""The contract every model plugin keeps: parity with transformers, exact round trips, the same training everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.testing import models
+from slime.testing.contract import CHECKS, contracts
+
+CONTRACTS = contracts(Path(__file__).parent / "configs")
+HF = CONTRACTS["tiny"].hf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("model", CONTRACTS)
+def test_contract(model: str, check: str) -> None:
+    CHECKS[check](CONTRACTS[model])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [{"q_lora_rank": None}, {"rope_scaling": None}, {"rope_scaling": {**HF["rope_scaling"], "mscale": 0.7}}],
+    ids=["whole queries", "unscaled rotary", "scaled sines"],
+)
+def test_logits_of_variants(change: dict[str, Any], tmp_path: Path) -> None:
+    models.write_checkpoint({**HF, **change}, tmp_path)
+    models.check_parity("deepseek_v3", tmp_path)
