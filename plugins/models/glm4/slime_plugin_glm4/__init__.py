@@ -1,4 +1,4 @@
-"""GLM-4 for slime: the dense `glm4` family and the mixture-of-experts `glm4_moe`."""
+"""GLM-4 for slime: the dense `glm4` family and the mixtures of experts `glm4_moe` and `glm4_moe_lite`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime.hookspecs import hookimpl
 def slime_models() -> Mapping[str, Callable[[], ModelBridge]]:
     from slime_plugin_glm4 import bridge
 
-    return {"glm4": bridge.Glm4, "glm4_moe": bridge.Glm4Moe}
+    return {"glm4": bridge.Glm4, "glm4_moe": bridge.Glm4Moe, "glm4_moe_lite": bridge.Glm4MoeLite}
 
 
 @hookimpl

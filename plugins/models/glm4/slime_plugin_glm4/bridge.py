@@ -1,4 +1,4 @@
-"""From the config.json of `glm4` and `glm4_moe` to Megatron-core and back."""
+"""From the config.json of `glm4`, `glm4_moe` and `glm4_moe_lite` to Megatron-core and back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from slime import architecture
 from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
 from slime.weights import blocks
+from slime.weights.blocks import Rules
 from slime.weights.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -67,27 +68,59 @@ class Glm4Moe:
         return spec.moe_block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
-        dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
         attention = blocks.gqa(
             hf["num_attention_heads"],
             hf["num_key_value_heads"],
             bias=hf.get("attention_bias", False),
             qk_norm=hf.get("use_qk_norm", False),
         )
-        rules = (
-            *blocks.embeddings(hf["vocab_size"]),
-            *blocks.norms(),
-            *attention,
-            *blocks.gated_mlp(dense),
-            *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
-            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
-        )
-        num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
-        return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+        return _moe_mapping(hf, attention)
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return architecture.gqa_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
+
+
+class Glm4MoeLite:
+    """GLM-4.7-Flash: the experts of GLM-4.5 behind multi-head latent attention.
+
+    transformers normalises the two latents with an epsilon of 1e-6 whatever config.json says; engines, and the trainer
+    with them, use `rms_norm_eps`.
+    """
+
+    family = "glm4_moe_lite"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read_latent_moe(hf)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read_latent_moe(hf)[1]
+
+    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_glm4 import spec
+
+        return spec.latent_moe_block(config, vp_stage)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        return _moe_mapping(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        return architecture.mla_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
+
+
+def _moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
+    """The table of both mixtures of experts, which differ in their attention."""
+    num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
+    dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+    rules = (
+        *blocks.embeddings(hf["vocab_size"]),
+        *blocks.norms(),
+        *attention,
+        *blocks.gated_mlp(dense),
+        *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+        *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+    )
+    num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
+    return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,6 +143,21 @@ def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         **architecture.sigmoid_moe(reader),
     }
     return config, _model_kwargs(reader)
+
+
+def _read_latent_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    reader = ConfigReader(hf)
+    reader.only("moe_layer_freq", 1)
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    for not_of_the_forward_pass in ("num_nextn_predict_layers", "pretraining_tp"):
+        reader.get(not_of_the_forward_pass, None)
+    num_dense, num_layers = reader.get("first_k_dense_replace"), reader.get("num_hidden_layers")
+    reader.only("mlp_layer_types", None, ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense))
+    config = {**architecture.decoder(reader), **architecture.mla(reader), **architecture.sigmoid_moe(reader)}
+    kwargs = architecture.embeddings(reader)
+    reader.finish()
+    return config, kwargs
 
 
 def _model_kwargs(reader: ConfigReader) -> dict[str, Any]:

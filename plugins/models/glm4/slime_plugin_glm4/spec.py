@@ -1,10 +1,12 @@
-"""Layer specs of `glm4` and `glm4_moe`, from the portable blocks."""
+"""Layer specs of `glm4`, `glm4_moe` and `glm4_moe_lite`, from the portable blocks."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.train import specs
 
@@ -25,5 +27,16 @@ def moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlo
     def layer(moe: bool) -> ModuleSpec:
         mlp = specs.moe(config) if moe else specs.gated_mlp(config)
         return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
+
+    return specs.decoder_block(config, vp_stage, layer)
+
+
+def latent_moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Latent attention; dense or expert layers, as `moe_layer_freq` says."""
+    config = cast(MLATransformerConfig, config)
+
+    def layer(moe: bool) -> ModuleSpec:
+        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+        return specs.transformer_layer(config, attention=specs.mla(config), mlp=mlp)
 
     return specs.decoder_block(config, vp_stage, layer)

@@ -12,10 +12,11 @@ import pytest
 
 from slime.contracts import ModelBridge
 from slime.errors import SlimeError
-from slime_plugin_glm4.bridge import Glm4, Glm4Moe
+from slime_plugin_glm4.bridge import Glm4, Glm4Moe, Glm4MoeLite
 
 CONFIGS = {file.stem: json.loads(file.read_text()) for file in Path(__file__).parent.glob("*/*.json")}
 DENSE, MOE = CONFIGS["dense"], CONFIGS["moe"]
+LITE = CONFIGS["GLM-4.7-Flash"]
 FAMILIES = [(Glm4(), DENSE), (Glm4Moe(), MOE)]
 ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
 
@@ -48,6 +49,38 @@ def test_moe_model_of_the_hub() -> None:
     assert "model.layers.91.mlp.experts.159.up_proj.weight" in mapping.hf_names
     assert "model.layers.2.mlp.gate_proj.weight" in mapping.hf_names
     assert "model.layers.2.mlp.gate.weight" not in mapping.hf_names
+
+
+def test_latent_model_of_the_hub() -> None:
+    config, mapping = Glm4MoeLite().transformer_config(LITE), Glm4MoeLite().weight_mapping(LITE)
+    assert (config["q_lora_rank"], config["kv_lora_rank"], config["v_head_dim"]) == (768, 512, 256)
+    assert (config["qk_head_dim"], config["qk_pos_emb_head_dim"]) == (192, 64)
+    assert (config["rope_type"], config["rotary_base"]) == ("rope", 1000000)
+    assert config["moe_layer_freq"] == [0] + [1] * 46
+    assert mapping.num_ignored_layers == 1
+    assert "model.layers.46.mlp.experts.63.up_proj.weight" in mapping.hf_names
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types"),
+        ({"topk_method": "greedy"}, "topk_method: 'greedy'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_type: linear"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
+    ],
+)
+def test_latent_model_that_would_be_another_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(SlimeError, match=named):
+        Glm4MoeLite().transformer_config(LITE | change)
+
+
+def test_layouts_that_cut_the_latent_model_are_plan_problems() -> None:
+    heads, experts = Glm4MoeLite().plan_problems(
+        LITE, {"tensor_model_parallel_size": 8, "expert_model_parallel_size": 3}
+    )
+    assert "20 heads" in heads
+    assert "64 experts" in experts
 
 
 @pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
@@ -102,7 +135,9 @@ def test_expert_parallelism_that_cuts_experts_is_a_plan_problem() -> None:
     assert "8 experts" in problem
 
 
-@pytest.mark.parametrize(("asset", "bridge"), [("glm4-tiny", Glm4()), ("glm4-moe-tiny", Glm4Moe())])
+@pytest.mark.parametrize(
+    ("asset", "bridge"), [("glm4-tiny", Glm4()), ("glm4-moe-tiny", Glm4Moe()), ("glm4-moe-lite-tiny", Glm4MoeLite())]
+)
 def test_the_models_of_the_demo_are_supported(asset: str, bridge: ModelBridge) -> None:
     hf = json.loads((ASSETS / asset / "config.json").read_text())
     assert bridge.transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]

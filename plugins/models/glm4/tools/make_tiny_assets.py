@@ -1,4 +1,5 @@
-"""Write the tiny models of the laptop demo: `glm4-tiny` and `glm4-moe-tiny` (0.8M and 1.0M parameters).
+"""Write the tiny models of the laptop demo: `glm4-tiny`, `glm4-moe-tiny` and `glm4-moe-lite-tiny`, of about
+a million parameters each.
 
 Run `python make_tiny_assets.py [--out FOLDER]`. A test compares the output with what is committed.
 """
@@ -41,6 +42,22 @@ MODELS = {
         "model_type": "glm4_moe",
         "partial_rotary_factor": 0.5,
         "use_qk_norm": True,
+    },
+    "glm4-moe-lite-tiny": DECODER
+    | SIGMOID_MOE
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "kv_lora_rank": 32,
+        "model_type": "glm4_moe_lite",
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 1.0,
+        "q_lora_rank": 48,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "topk_method": "noaux_tc",
+        "v_head_dim": 16,
     },
 }
 

@@ -1,0 +1,21 @@
+"""What the engine says of its tokens is what transformers says, also after a second publish (real SGLang, on a CPU)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.testing.generation import TOLERANCE, check_generation
+
+LATENT_EPSILON = 1e-4
+"""transformers normalises the two latents of glm4_moe_lite with 1e-6, SGLang with `rms_norm_eps`, here 1e-5."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "tolerance"),
+    [("glm4-tiny", TOLERANCE), ("glm4-moe-tiny", TOLERANCE), ("glm4-moe-lite-tiny", LATENT_EPSILON)],
+)
+def test_generation_follows_the_weights(model: str, tolerance: float, tmp_path: Path) -> None:
+    check_generation(f"pkg://slime_plugin_glm4/assets/{model}", tmp_path, tolerance=tolerance)
