@@ -149,11 +149,14 @@ def _compare_gradients(layout: str, got: Sequence[Gradients], wanted: Sequence[G
 def _record_gradients(trainer: Trainer) -> list[Gradients]:
     """A list that gets every step's gradients, whole and by HF name, on rank 0, just before the optimizer's turn.
 
-    The gradients are put in the parameters' place and exported, as the weights are.
+    The gradients are put in the parameters' place and exported, as the weights are; frozen weights stand for
+    themselves.
     """
     recorded: list[Gradients] = []
     finalize = trainer.model.config.finalize_model_grads_func
-    parameters = [parameter for module in trainer.model.modules for parameter in module.parameters()]
+    parameters = [
+        parameter for module in trainer.model.modules for parameter in module.parameters() if parameter.requires_grad
+    ]
 
     def finalize_and_record(chunks: Any, *args: Any, **kwargs: Any) -> None:
         finalize(chunks, *args, **kwargs)

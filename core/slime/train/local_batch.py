@@ -60,13 +60,16 @@ def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device, contig
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
 
+    packed = PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device, contiguous=contiguous)
+    loss_weights = tensor(micro.loss_weights)
+    packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
     return LocalMicroBatch(
         tokens=tensor(micro.tokens)[None],
         labels=tensor(micro.labels)[None],
         position_ids=tensor(micro.position_ids)[None],
-        packed=PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device, contiguous=contiguous),
+        packed=packed,
         loss_mask=tensor(micro.loss_mask),
-        loss_weights=tensor(micro.loss_weights),
+        loss_weights=loss_weights,
         advantages=None if micro.advantages is None else tensor(micro.advantages),
         rollout_logprobs=None if micro.rollout_logprobs is None else tensor(micro.rollout_logprobs),
         is_current=None if micro.is_current is None else tensor(micro.is_current),

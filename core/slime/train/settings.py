@@ -44,10 +44,11 @@ def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> T
     return config
 
 
-def _kind(values: Mapping[str, Any]) -> type[TransformerConfig]:
-    if not values.get("multi_latent_attention"):
-        return TransformerConfig
-    return SparseLatentConfig if values.get("dsa_indexer_layers") else MLATransformerConfig
+def _kind(values: Mapping[str, Any]) -> type:
+    kind: type = TransformerConfig
+    if values.get("multi_latent_attention"):
+        kind = SparseLatentConfig if values.get("dsa_indexer_layers") else MLATransformerConfig
+    return kind
 
 
 def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:

@@ -114,11 +114,13 @@ def test_indexer_loss_is_the_divergence_from_the_attention(index: tuple[IndexQue
     target = probabilities.mean(1)
     given = [tensor.double().requires_grad_() for tensor in (queries.vectors, queries.weights, keys)]
     scores = dense_scores(IndexQueries(*given[:2]), given[2]).masked_fill(~mask, -1e9)
-    wanted = (torch.xlogy(target, target) - target * scores.log_softmax(-1)).masked_fill(~mask, 0).sum()
+    wanted = (torch.xlogy(target, target) - target * scores.log_softmax(-1)).masked_fill(~mask, 0)
+    token_weights = random(36, seed=10).float()
+    wanted = wanted.sum(1) @ token_weights.double()
     exact = torch.autograd.grad(wanted, given)
     ours = [tensor.detach().float().requires_grad_() for tensor in given]
     at_selected = target.gather(1, selected.clamp(min=0).long()).masked_fill(selected < 0, 0).float()
-    got = indexer_loss(IndexQueries(*ours[:2]), ours[2], selected, at_selected)
+    got = indexer_loss(IndexQueries(*ours[:2]), ours[2], selected, at_selected, token_weights)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad(got, ours)
     torch.testing.assert_close([g.double() for g in gradients], list(exact), rtol=1e-4, atol=1e-5)

@@ -96,17 +96,17 @@ class SparseLatentAttention(ReplicatedDownMLA):
         mixed = sparse_attention(query, latents, selected, self.softmax_scale, self.config.kv_lora_rank)
         output = torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
         output, _ = self.linear_proj(output.flatten(1)[:, None])
-        if index is not None and self.config.dsa_indexer_loss_coeff and torch.is_grad_enabled():
-            begin, end = self._shard(packed)
+        coefficient = self.config.dsa_indexer_loss_coeff
+        if index is not None and coefficient and packed.loss_weights is not None and torch.is_grad_enabled():
             output = add_indexer_loss(
                 output,
                 *index,
                 query=query,
                 latents=latents,
                 selected=selected,
-                shard=slice(begin, end),
+                shard=slice(*self._shard(packed)),
                 scale=self.softmax_scale,
-                coefficient=self.config.dsa_indexer_loss_coeff,
+                token_weights=coefficient * packed.loss_weights,
                 group=self.shard_group,
             )
         return output, None

@@ -119,8 +119,16 @@ def _select_block(queries: IndexQueries, keys: Tensor, block: Run, topk: int) ->
         return torch.where(rows <= own, rows, -1).int()
     scores = index_scores(queries, keys[block.start : end], horizon=block.first - block.start)
     rows = torch.arange(block.start, end, device=keys.device)
-    best = scores.masked_fill_(rows > own, -math.inf).topk(topk, dim=-1, sorted=False).indices + block.start
+    best = _best(scores.masked_fill_(rows > own, -math.inf), topk) + block.start
     return torch.where(best <= own, best, -1).int()
+
+
+def _best(scores: Tensor, topk: int) -> Tensor:
+    """Columns of the highest scores. Of equal ones, which few index heads make at 0, the first: so on CPU the choice
+    does not depend on how a pack is cut. On CUDA, which would have to sort all for that, it is open."""
+    if scores.is_cuda:
+        return scores.topk(topk, dim=-1, sorted=False).indices
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :topk]
 
 
 def index_scores(queries: IndexQueries, keys: Tensor, horizon: int) -> Tensor:

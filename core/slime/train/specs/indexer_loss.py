@@ -33,23 +33,21 @@ def add_indexer_loss(
     selected: Tensor,
     shard: slice,
     scale: float,
-    coefficient: float,
+    token_weights: Tensor,
     group: dist.ProcessGroup,
 ) -> Tensor:
     """`output` unchanged; its backward pass also starts the gradient of the indexer's loss.
-
-    Gradients are divided by the number of tokens of the step in the end, as those of all losses are: what is added
-    here is a sum over tokens, padding included, and counts as their mean.
 
     Args:
         queries, keys: of the indexer, [s, ...] and [T, ...].
         query, latents, selected: of the attention, for t queries and this rank's heads; get no gradient.
         shard: which of the t queries this rank's index queries are.
+        token_weights: [t], of each query's loss.
         group: the tensor-parallel group, over which the heads lie.
     """
     target = attention_target(query.detach(), latents.detach(), selected, scale, shard, group)
-    loss = indexer_loss(queries, keys, selected[shard], target)
-    result: Tensor = _AddedLoss.apply(output, coefficient * loss)  # type: ignore[no-untyped-call]
+    loss = indexer_loss(queries, keys, selected[shard], target, token_weights[shard])
+    result: Tensor = _AddedLoss.apply(output, loss)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -68,21 +66,23 @@ def attention_target(
     return total[shard]
 
 
-def indexer_loss(queries: IndexQueries, keys: Tensor, selected: Tensor, target: Tensor) -> Tensor:
-    """Sum over queries of KL(target || softmax(scores)); scores exist for a block of queries at a time."""
+def indexer_loss(
+    queries: IndexQueries, keys: Tensor, selected: Tensor, target: Tensor, token_weights: Tensor
+) -> Tensor:
+    """Weighted sum over queries of KL(target || softmax(scores)); scores exist for a block of queries at a time."""
     losses = []
     for block in blocks(selected):
         of_block = partial(_block_loss, keys=keys, selected=selected[block], target=target[block])
         losses.append(checkpoint(of_block, queries.vectors[block], queries.weights[block], use_reentrant=False))
-    return torch.stack(losses).sum()
+    return torch.cat(losses) @ token_weights
 
 
 def _block_loss(vectors: Tensor, weights: Tensor, *, keys: Tensor, selected: Tensor, target: Tensor) -> Tensor:
-    """vectors [b, n, d], weights [b, n], selected and target [b, k]."""
+    """[b], of vectors [b, n, d], weights [b, n], selected and target [b, k]."""
     products = (vectors.float() @ gather(keys, selected).float().transpose(1, 2)).relu()
     scores = (weights[:, None] @ products)[:, 0]
     log_share = scores.masked_fill(selected < 0, -math.inf).log_softmax(-1).masked_fill(selected < 0, 0.0)
-    return (torch.xlogy(target, target) - target * log_share).sum()
+    return (torch.xlogy(target, target) - target * log_share).sum(-1)
 
 
 class _AddedLoss(torch.autograd.Function):

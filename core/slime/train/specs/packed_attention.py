@@ -37,6 +37,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         lengths: padded length of each sequence, over all context-parallel ranks.
         cp_size, cp_rank: of the context-parallel group that shares the pack.
         contiguous: each rank holds one chunk of a sequence instead of two (zig-zag).
+        loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
+            step's loss tokens. None where nothing is trained.
         selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
             the layer that chose it: rows of the pack [t, topk] int32.
     """
@@ -45,6 +47,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     cp_size: int = 1
     cp_rank: int = 0
     contiguous: bool = False
+    loss_weights: Tensor | None = None
     selected_keys: dict[int, Tensor] = field(default_factory=dict)
     _rotary: tuple[Tensor, RotaryTable] | None = field(default=None, init=False)
 
