@@ -1,0 +1,84 @@
+"""From the config.json of `glm_moe_dsa` to Megatron-core and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime import architecture, architecture_dsa
+from slime.architecture import ConfigReader
+from slime.contracts import HfConfig
+from slime.weights import blocks
+from slime.weights.mapping import WeightMapping
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    from slime.train.specs.dsa_config import SparseLatentConfig
+
+
+class GlmMoeDsa:
+    """GLM-5: latent attention to the keys that an indexer chooses, dense layers first, then experts.
+
+    Layers without an indexer of their own attend to what the latest layer with one chose. The multi-token prediction
+    layer of a checkpoint (`num_nextn_predict_layers`) is recognised and left out.
+    """
+
+    family = "glm_moe_dsa"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf)[1]
+
+    def block_spec(self, config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_glm5 import spec
+
+        return spec.block(config, vp_stage)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
+        dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+        rules = (
+            *blocks.embeddings(hf["vocab_size"]),
+            *blocks.norms(),
+            *blocks.mla(),
+            *blocks.indexer(architecture_dsa.choosing_layers(hf)),
+            *blocks.gated_mlp(dense),
+            *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+        )
+        num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
+        return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        return [
+            *architecture.mla_problems(hf, megatron),
+            *architecture.moe_problems(hf, megatron),
+            *architecture_dsa.dsa_problems(hf, megatron),
+        ]
+
+
+def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    reader = ConfigReader(hf)
+    config = {
+        **architecture.decoder(reader),
+        **architecture.mla(reader),
+        **architecture_dsa.dsa(reader),
+        **architecture.sigmoid_moe(reader),
+    }
+    kwargs = architecture.embeddings(reader)
+    _accept_restatements(reader, config)
+    reader.finish()
+    return config, kwargs
+
+
+def _accept_restatements(reader: ConfigReader, config: Mapping[str, Any]) -> None:
+    """Fields in which checkpoints and transformers say again what other fields say, or what plays no part here."""
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    reader.only("moe_layer_freq", 1)
+    reader.only("mlp_layer_types", None, ["sparse" if is_moe else "dense" for is_moe in config["moe_layer_freq"]])
+    for without_effect in ("ep_size", "layer_types", "num_experts", "num_nextn_predict_layers", "pretraining_tp"):
+        reader.get(without_effect, None)

@@ -1,0 +1,133 @@
+"""What the bridge reads from config.json, and what it refuses. GLM-5.2's sizes are the published ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.architecture import ConfigReader
+from slime.architecture_dsa import choosing_layers, index_layers
+from slime.contracts import ModelBridge
+from slime.errors import SlimeError
+from slime_plugin_glm5.bridge import GlmMoeDsa
+
+HERE = Path(__file__).parent
+ASSETS = HERE.parent / "slime_plugin_glm5/assets"
+GLM52 = json.loads((HERE / "sizes/GLM-5.2.json").read_text())
+BRIDGE = GlmMoeDsa()
+
+
+def test_bridge_keeps_the_contract() -> None:
+    assert isinstance(BRIDGE, ModelBridge)
+    assert BRIDGE.family == GLM52["model_type"]
+
+
+def test_published_sizes() -> None:
+    config, mapping = BRIDGE.transformer_config(GLM52), BRIDGE.weight_mapping(GLM52)
+    assert config["moe_layer_freq"] == [0] * 3 + [1] * 75
+    assert (config["num_moe_experts"], config["moe_router_topk"]) == (256, 8)
+    assert (config["q_lora_rank"], config["kv_lora_rank"], config["dsa_indexer_topk"]) == (2048, 512, 2048)
+    assert config["dsa_indexer_rotary_interleaved"] is True
+    assert mapping.num_ignored_layers == 1  # the multi-token prediction layer
+    assert "model.layers.77.mlp.experts.255.up_proj.weight" in mapping.hf_names
+
+
+def test_layers_that_reuse_keys_own_no_indexer() -> None:
+    choosing = choosing_layers(GLM52)
+    assert [layer + 1 for layer in choosing] == [1, 2, 3, *range(7, 76, 4)]
+    owners = {int(name.split(".")[2]) for name in BRIDGE.weight_mapping(GLM52).hf_names if ".indexer." in name}
+    assert owners == set(choosing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "choosing"),
+    [
+        ({}, "FFFFFFFF"),
+        ({"index_topk_freq": 3}, "FFSSFSSF"),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 3}, "FFFSFSFS"),
+        ({"index_topk_freq": 2, "index_topk_pattern": "FSSSFSSS"}, "FSSSFSSS"),
+        ({"indexer_types": ["full", *["shared"] * 3] * 2, "index_topk_freq": 1}, "FSSSFSSS"),
+    ],
+)
+def test_spellings_of_index_sharing(fields: dict[str, Any], choosing: str) -> None:
+    layers = index_layers(ConfigReader({"num_hidden_layers": 8, **fields}))
+    assert "".join("F" if chooses else "S" for chooses in layers) == choosing
+
+
+@pytest.mark.parametrize("pattern", ["SFFFFFFF", "FFF"])
+def test_a_pattern_that_leaves_a_layer_without_keys_is_refused(pattern: str) -> None:
+    with pytest.raises(SlimeError, match="the first must choose"):
+        index_layers(ConfigReader({"num_hidden_layers": 8, "index_topk_pattern": pattern}))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"attention_bias": True}, "attention_bias: True"),
+        ({"mlp_layer_types": ["dense"] * 78}, "mlp_layer_types"),
+        ({"index_local_window": 512}, "index_local_window"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ],
+)
+def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(SlimeError, match=named):
+        BRIDGE.transformer_config(GLM52 | change)
+
+
+def test_a_stage_that_starts_on_a_reusing_layer_is_a_plan_problem() -> None:
+    [problem] = BRIDGE.plan_problems(GLM52, {"pipeline_model_parallel_size": 2})
+    assert "start on layer 40, which reuses the keys that layer 39 chooses; start it on layer 39 or 43" in problem
+
+
+@pytest.mark.parametrize(
+    ("layout", "starts"),
+    [
+        ("Et*10|t*20|t*20|t*28L", []),
+        ("Et*10|t*21|t*19|t*28L", [32]),
+        ("Et*39|t*4|t*4|t*31L", [40, 44, 48]),
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_stages_of_a_pipeline_layout(layout: str, starts: list[int], num_ranks: int) -> None:
+    """Interleaved stages count as stages: between two chunks of a rank lie those of others."""
+    megatron: dict[str, Any] = {"pipeline_model_parallel_size": num_ranks, "pipeline_model_parallel_layout": layout}
+    if num_ranks == 2:
+        megatron["virtual_pipeline_model_parallel_size"] = 2
+    problems = BRIDGE.plan_problems(GLM52, megatron)
+    assert [int(problem.split("layer ")[1].split(",")[0]) for problem in problems] == starts
+
+
+def test_layouts_that_cut_heads_or_experts_are_plan_problems() -> None:
+    [problem] = BRIDGE.plan_problems(GLM52, {"tensor_model_parallel_size": 3})
+    assert "64 heads" in problem
+    [problem] = BRIDGE.plan_problems(GLM52, {"expert_model_parallel_size": 3})
+    assert "256 experts" in problem
+
+
+def test_tiny_model_is_supported() -> None:
+    hf = json.loads((ASSETS / "glm5-tiny/config.json").read_text())
+    assert BRIDGE.transformer_config(hf)["dsa_indexer_layers"] == [True, True, False, True]
+
+
+def test_assets_are_what_their_script_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, HERE.parent / "tools/make_tiny_assets.py", "--out", tmp_path], check=True)
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    committed = {path.relative_to(ASSETS): path.read_bytes() for path in ASSETS.rglob("*") if path.is_file()}
+    assert written == committed
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import json, sys, slime_plugin_glm5 as plugin\n"
+        f"hf = json.load(open({str(HERE / 'sizes/GLM-5.2.json')!r}))\n"
+        "bridge = plugin.slime_models()['glm_moe_dsa']()\n"
+        "assert bridge.plan_problems(hf, {'pipeline_model_parallel_size': 2})\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

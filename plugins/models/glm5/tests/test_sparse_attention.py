@@ -1,0 +1,107 @@
+"""What the contract does not ask: both rotary orders of the indexer, recomputation, and a trained indexer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slime.testing import models
+from slime.testing.ranks import run_ranks
+from slime.testing.training import compare, train_layouts
+
+HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text())
+FAMILY = HF["model_type"]
+TP, PP, CP, EP = (f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context", "expert_model"))
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+TRAINED = {"dsa_indexer_loss_coeff": 0.5}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dsa")
+    models.write_checkpoint(HF, folder)
+    return folder
+
+
+def interleaved(tensor: Tensor) -> Tensor:
+    """The same rotated pairs (i, i + r/2) of every head's first r rows, as pairs (2i, 2i + 1)."""
+    size, half = HF["index_head_dim"], HF["qk_rope_head_dim"] // 2
+    heads = tensor.view(-1, size, *tensor.shape[1:])
+    pairs = torch.stack([heads[:, :half], heads[:, half : 2 * half]], dim=2).flatten(1, 2)
+    return torch.cat([pairs, heads[:, 2 * half :]], dim=1).reshape(tensor.shape)
+
+
+def test_interleaved_rotary_of_the_indexer(checkpoint: Path, tmp_path: Path) -> None:
+    """transformers 5.12 rotates halves whatever `indexer_rope_interleave` says, so its model gets the rows in that
+    order, and ours the same rows in the order that the field announces."""
+    folder = tmp_path / "interleaved"
+    shutil.copytree(checkpoint, folder)
+    tensors = load_file(folder / "model.safetensors")
+    rotated = [name for name in tensors if ".indexer." in name and "weights_proj" not in name]
+    assert rotated
+    save_file(tensors | {name: interleaved(tensors[name]) for name in rotated}, folder / "model.safetensors")
+    hf = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(hf | {"indexer_rope_interleave": True}))
+    [ours] = run_ranks(models.logits, 1, FAMILY, folder, None)
+    [halves] = run_ranks(models.logits, 1, FAMILY, checkpoint, None)
+    torch.testing.assert_close(ours, halves, rtol=0, atol=1e-6)  # one implementation, fp32, in two orders
+    models.check_parity(FAMILY, checkpoint)
+
+
+@pytest.fixture(scope="module")
+def one_rank(checkpoint: Path) -> Mapping[str, Any]:
+    layouts = {"plain": {}, "recompute": RECOMPUTE, "trained": TRAINED}
+    [results] = run_ranks(train_layouts, 1, FAMILY, checkpoint, layouts)
+    return results  # type: ignore[no-any-return]
+
+
+def test_recomputation_finds_the_keys_of_the_first_computation(one_rank: Mapping[str, Any]) -> None:
+    compare("recompute", [one_rank["recompute"]], one_rank["plain"])
+
+
+def test_the_indexer_is_frozen_unless_its_loss_counts(one_rank: Mapping[str, Any]) -> None:
+    """A frozen weight stands for itself where a gradient would be, in every step: it never changed."""
+    for name, weight in one_rank["plain"].exported.items():
+        if ".indexer." in name:
+            for plain, trained in zip(one_rank["plain"].gradients, one_rank["trained"].gradients, strict=True):
+                assert torch.equal(torch.from_numpy(plain[name]), weight)
+                assert abs(trained[name]).max() > 1e-6
+
+
+def test_the_indexer_loss_moves_the_indexer_alone(one_rank: Mapping[str, Any]) -> None:
+    """In the first step, from equal weights: all other gradients are those without it, bit for bit."""
+    plain, trained = one_rank["plain"].gradients[0], one_rank["trained"].gradients[0]
+    differing = {name for name in plain if (plain[name] != trained[name]).any()}
+    assert differing == {name for name in plain if ".indexer." in name}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "layouts"),
+    [
+        (2, {"tp2": {TP: 2}, "cp2": {CP: 2}, "pp2-recompute": {PP: 2, **RECOMPUTE}}),
+        (4, {"tp2-cp2-ep4": {TP: 2, CP: 2, EP: 4}}),
+    ],
+)
+def test_a_trained_indexer_is_the_same_in_every_layout(
+    num_ranks: int, layouts: Mapping[str, Any], checkpoint: Path, one_rank: Mapping[str, Any]
+) -> None:
+    layouts = {name: {**layout, **TRAINED} for name, layout in layouts.items()}
+    results = run_ranks(train_layouts, num_ranks, FAMILY, checkpoint, layouts, timeout_s=110)
+    for name in layouts:
+        compare(name, [result[name] for result in results], one_rank["trained"])
+
+
+def test_a_stage_that_starts_on_a_reusing_layer_is_not_built(checkpoint: Path) -> None:
+    layout = {"pp2": {PP: 2, "num_layers_in_first_pipeline_stage": 3}}
+    with pytest.raises(AssertionError, match="a pipeline stage starts on layer 4, which reuses the keys that layer 3"):
+        run_ranks(train_layouts, 2, FAMILY, checkpoint, layout)
