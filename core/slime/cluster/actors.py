@@ -113,6 +113,9 @@ class TrainerActor(_Actor):
             self.publisher = Publisher(self.cfg, self.trainer, self.host(), engine_urls)
         return self.publisher.publish(version)
 
+    def trim(self) -> None:
+        self.trainer.trim()
+
     def offload(self) -> dict[str, float]:
         return self.trainer.offload()
 

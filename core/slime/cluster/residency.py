@@ -63,6 +63,7 @@ class Residency:
 
     def _forward(self) -> None:
         if self._turn is Turn.TRAIN:
+            self._cluster.train("trim")
             self._cluster.engine_memory("resume", WEIGHTS)
         else:
             self._residue = self._cluster.train("offload")

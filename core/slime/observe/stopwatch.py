@@ -49,3 +49,6 @@ class Stopwatch:
         wall = time.perf_counter() - self._started
         phases = self._phases | {"other": wall - sum(self._phases.values()), "step": wall}
         return {f"seconds/{name}": value for name, value in phases.items()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self._phases.items())

@@ -207,6 +207,11 @@ class Trainer:
         mapping = self.bridge.weight_mapping(self.hf)
         return export_hf(self.model.modules, mapping, everywhere=everywhere)
 
+    def trim(self) -> None:
+        """Return the device memory that torch keeps for the next activations."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def offload(self) -> dict[str, float]:
         """Free the device for engines that share it; returns what stays there, `residue/..._gib`. Nothing but `onload`
         may follow."""

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from slime.observe.stopwatch import Stopwatch
 from slime.weights.bucket import place
 from slime.weights.receipt import NOTE_KEY, BucketNote
 from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
@@ -138,15 +139,19 @@ def _load(
     transfer: Transfer,
     note: BucketNote,
 ) -> Partial:
-    tensors = _unpack(bucket)
-    transfer.receive(note, tensors)
-    with observed_writes() as writes:
+    tensors, watch = _unpack(bucket), Stopwatch()
+    with watch("digest"):
+        transfer.receive(note, tensors)
+    with watch("load"), observed_writes() as writes:
         try:
             original(updater, named_tensors=bucket, load_format=load_format)
         except Exception as error:
             name = tensor_in_traceback(error, tensors)
             raise TransferFault(f"tensor '{name}' does not fit the engine's model: {error}") from error
-    return transfer.account(tensors, writes)
+    with watch("account"):
+        partial = transfer.account(tensors, writes)
+    logger.info("Bucket %d of weight version %d: %s", note.index, note.version, watch)
+    return partial
 
 
 def _unpack(bucket: dict[str, Any]) -> NamedTensors:

@@ -1,0 +1,65 @@
+"""Which bundle every process gets, and which trainer ranks stand beside an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.cluster.placement import Slot, bundles, slots
+from slime.config.schema import Device, Placement, SlimeConfig
+from slime.plan.placement import engine_places, engine_ranks
+
+
+def config(placement: str, num_trainers: int, num_engines: int, tp_size: int = 1, device: str = "cuda") -> SlimeConfig:
+    cfg = SlimeConfig()
+    cluster = cfg.cluster
+    cluster.device, cluster.placement, cluster.devices_per_node = Device(device), Placement(placement), 4
+    cluster.num_trainers, cluster.num_engines = num_trainers, num_engines
+    cfg.rollout.sglang["tp_size"] = tp_size
+    return cfg
+
+
+def placed(cfg: SlimeConfig, order: list[int] | None = None) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    group: Any = None
+    found = slots(cfg, group, order or list(range(len(bundles(cfg)))))
+    return found.trainers, found.engines
+
+
+def test_colocated_processes_share_a_bundle_of_one_gpu() -> None:
+    cfg = config("colocated", num_trainers=4, num_engines=2, tp_size=2)
+    assert bundles(cfg) == [{"CPU": 2.0, "GPU": 1.0}] * 4
+    trainers, engines = placed(cfg)
+    assert [slot.bundle for slot in trainers] == [0, 1, 2, 3]
+    assert [slot.bundle for slot in engines] == [0, 2]
+    for bundle in range(4):
+        there = [slot for slot in (*trainers, *engines) if slot.bundle == bundle]
+        assert sum(slot.num_gpus for slot in there) <= 1
+        assert sum(slot.num_cpus for slot in there) <= 2
+    assert engine_ranks(cfg) == [range(2), range(2, 4)]
+
+
+def test_disaggregated_engines_have_gpus_of_their_own() -> None:
+    cfg = config("disaggregated", num_trainers=2, num_engines=1, tp_size=2)
+    assert bundles(cfg) == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 2.0}]
+    assert placed(cfg) == ((Slot(0, 1.0, 1.0), Slot(1, 1.0, 1.0)), (Slot(2, 1.0, 2.0),))
+
+
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_cpu_processes_have_a_core_each(placement: str) -> None:
+    cfg = config(placement, num_trainers=2, num_engines=1, device="cpu")
+    assert placed(cfg) == ((Slot(0, 1.0, 0), Slot(1, 1.0, 0)), (Slot(2, 1.0, 0),))
+
+
+def test_ranks_follow_the_nodes_of_their_bundles() -> None:
+    """Ray may give the bundles 0 and 2 to one node, 1 and 3 to another: neighbouring ranks stay together."""
+    trainers, engines = placed(config("colocated", num_trainers=4, num_engines=2, tp_size=2), order=[0, 2, 1, 3])
+    assert [slot.bundle for slot in trainers] == [0, 2, 1, 3]
+    assert [slot.bundle for slot in engines] == [0, 1]
+
+
+def test_no_engine_spans_two_hosts() -> None:
+    cfg = config("colocated", num_trainers=8, num_engines=2, tp_size=3)
+    cfg.cluster.num_nodes = 2
+    assert engine_ranks(cfg) == [range(3), range(4, 7)]
+    assert [str(place) for place in engine_places(cfg)] == ["node 0 device 0-2", "node 1 device 0-2"]

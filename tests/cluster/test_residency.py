@@ -1,0 +1,77 @@
+"""The order in which trainers and engines move on shared devices, and that nothing moves on devices of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.cluster.residency import Residency
+from slime.config.schema import Placement, SlimeConfig
+
+
+class Recorder:
+    """Stands for the cluster: notes what it is asked to do, and what the devices hold after it."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.cfg = SlimeConfig()
+        self.cfg.cluster.placement = placement
+        self.calls: list[str] = []
+        self.held = {"trainer"}
+
+    def engine_memory(self, action: str, *tags: str) -> None:
+        self.calls.append(f"{action} {' '.join(tags)}")
+        assert (action == "release") == (set(tags) <= self.held)
+        self.held = self.held - set(tags) if action == "release" else self.held | set(tags)
+        assert self.held != {"trainer", "weights", "kv_cache"}, "they do not fit together"
+
+    def train(self, method: str) -> Any:
+        self.calls.append(method)
+        self.held = {"offload": self.held - {"trainer"}, "onload": self.held | {"trainer"}}.get(method, self.held)
+        assert self.held != {"trainer", "weights", "kv_cache"}, "they do not fit together"
+        return {"residue/allocated_gib": 0.5} if method == "offload" else None
+
+
+HELD = {
+    "for_training": {"trainer"},
+    "for_weights": {"trainer", "weights"},
+    "for_generation": {"weights", "kv_cache"},
+}
+
+
+@pytest.mark.parametrize("last", HELD)
+@pytest.mark.parametrize("first", HELD)
+def test_every_turn_follows_every_other(first: str, last: str) -> None:
+    cluster: Any = Recorder(Placement.colocated)
+    residency = Residency(cluster)
+    for turn in (first, last):
+        metrics = getattr(residency, turn)()
+        assert cluster.held == HELD[turn]
+        assert [value >= 0 for name, value in metrics.items() if name.startswith("seconds/")] == [True]
+    calls = len(cluster.calls)
+    getattr(residency, last)()
+    assert len(cluster.calls) == calls, "who is there already does not move"
+
+
+def test_a_step() -> None:
+    cluster: Any = Recorder(Placement.colocated)
+    residency = Residency(cluster)
+    residency.for_weights()
+    assert residency.for_generation()["residue/allocated_gib"] == 0.5
+    residency.for_training()
+    assert cluster.calls == [
+        "trim",
+        "resume weights",
+        "offload",
+        "resume kv_cache",
+        "release kv_cache",
+        "onload",
+        "release weights",
+    ]
+
+
+def test_nothing_moves_on_devices_of_their_own() -> None:
+    cluster: Any = Recorder(Placement.disaggregated)
+    residency = Residency(cluster)
+    assert [getattr(residency, turn)() for turn in HELD] == [{}, {}, {}]
+    assert cluster.calls == []

@@ -1,0 +1,111 @@
+"""Weights by broadcast into a real engine: the same receipts, and the same faults, as through memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+
+from slime.errors import SlimeError
+from slime.net import free_port
+from slime.testing.engines import LOCALHOST, hf_tensors, running_engine
+from slime.weights.bucket import Bucket, place
+from slime.weights.engine_link import EngineLink
+from slime.weights.publish import publish, publish_over
+from slime.weights.transport import Broadcast, join_engines
+
+BUCKET = 1 << 18
+NAME = "test-weights"
+VICTIM = "model.layers.1.self_attn.k_proj.weight"
+
+
+def test_places_are_aligned_and_in_order() -> None:
+    shapes = [(3, 5), (7,), (0,), (2, 2)]
+    dtypes = [torch.bfloat16, torch.uint8, torch.float32, torch.float64]
+    places = list(place("abcd", shapes, dtypes))
+    assert [meta.numel for meta in places] == [30, 7, 0, 32]
+    assert all(meta.start_idx % 64 == 0 for meta in places)
+    assert all(one.end_idx <= other.start_idx for one, other in pairwise(places))
+
+
+@pytest.fixture(scope="module")
+def tensors(hf_model, tiny_model):
+    return dict(hf_tensors(hf_model(tiny_model)))
+
+
+@pytest.fixture(scope="module")
+def group(engine_url):
+    """The process group of this process and the session's engine."""
+    links = [EngineLink(engine_url, 0, 60)]
+    links[0].connect()
+    with ThreadPoolExecutor(1) as pool:
+        yield join_engines(links, pool, NAME, (LOCALHOST, free_port(LOCALHOST)), "gloo")
+
+
+def broadcast(tensors, group, url, version, bucket_type=Bucket):
+    with ThreadPoolExecutor(1) as pool:
+        transport = Broadcast([EngineLink(url, version, 60)], pool, (NAME, group), torch.device("cpu"))
+        transport.new_bucket = partial(bucket_type, device=torch.device("cpu"))
+        return publish_over(transport, pool, iter(tensors.items()), version, BUCKET)
+
+
+@pytest.mark.slow
+def test_receipt_is_that_of_shared_memory(engine_url, group, tensors):
+    shared = publish(iter(tensors.items()), [engine_url], 1, BUCKET)
+    receipt = broadcast(tensors, group, engine_url, 2)
+    assert receipt.version == 2
+    assert receipt.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert (receipt.num_tensors, receipt.fingerprint) == (shared.num_tensors, shared.fingerprint)
+
+
+class FlippedBit(Bucket):
+    """Memory that loses a bit of VICTIM behind the publisher's back, between its digest and the wire."""
+
+    def add(self, *tensors):
+        super().add(*tensors)
+        for meta in self.metadata:
+            if meta.name == VICTIM:
+                self.memory[meta.start_idx + 7] ^= 1
+
+
+FAULTS = {
+    "flipped bit": (dict, FlippedBit, rf"'{VICTIM}' arrived with digest"),
+    "left out": (lambda tensors: {name: x for name, x in tensors.items() if name != VICTIM}, Bucket, VICTIM),
+    "extra": (
+        lambda tensors: {**tensors, "stranger.weight": torch.zeros(3, 3)},
+        Bucket,
+        r"'stranger.weight'.* no place",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("change", "bucket_type", "message"), FAULTS.values(), ids=FAULTS)
+def test_fault_is_named_and_mended_by_the_next_publish(engine_url, group, tensors, change, bucket_type, message):
+    broadcast(tensors, group, engine_url, 1)
+    with pytest.raises(SlimeError, match=message):
+        broadcast(change(tensors), group, engine_url, 2, bucket_type)
+    assert broadcast(tensors, group, engine_url, 3).version == 3
+
+
+@pytest.mark.slow
+def test_engine_that_dies_is_named_and_nothing_hangs(tiny_model, tensors, tmp_path):
+    with running_engine(tiny_model, tmp_path / "engine.log") as dying, ThreadPoolExecutor(1) as pool:
+        link = EngineLink(dying.url, 1, 60)
+        link.connect()
+        own = join_engines([link], pool, "dying", (LOCALHOST, free_port(LOCALHOST)), "gloo")
+        transport = Broadcast([link], pool, ("dying", own), torch.device("cpu"))
+
+        def half_then_kill():
+            for index, named in enumerate(tensors.items()):
+                if index == len(tensors) // 2:
+                    os.killpg(dying.pid, signal.SIGKILL)
+                yield named
+
+        with pytest.raises(SlimeError, match=dying.url):
+            publish_over(transport, pool, half_then_kill(), 1, BUCKET)
