@@ -23,7 +23,7 @@ pair=h200x$gpus
 
 for part in $parts; do
   case $part in
-    tests) run tests 400 python3 -m pytest -m gpu -q -x ;;
+    tests) run tests 560 python3 -m pytest -m gpu -q --durations=12 ;;
     offload) run offload 240 python3 benchmarks/offload.py $cut +cluster=h200x1 ;;
     publish) run publish 400 python3 benchmarks/publish.py $cut +cluster=h200x1 ;;
     tiny) slime tiny 400 +model=glm4-tiny +cluster=h200x1 $short ;;

@@ -43,6 +43,7 @@ class Run:
     cluster: str = "local"
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    silence_s: float = SILENCE_S
     shortened: Mapping[str, Any] = field(default_factory=lambda: TINY)
 
     def __post_init__(self) -> None:
@@ -86,10 +87,10 @@ class Run:
             time.sleep(0.2)
             if (now := self._traces()) != heard:
                 heard, last = now, time.monotonic()
-            if time.monotonic() - last > SILENCE_S:
+            if time.monotonic() - last > self.silence_s:
                 stacks = dump([self.process.pid], self.path / "logs")
                 self.kill()
-                raise AssertionError(f"nothing happened for {SILENCE_S:g} s\n{self.text()}\n{stacks}")
+                raise AssertionError(f"nothing happened for {self.silence_s:g} s\n{self.text()}\n{stacks}")
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Signal the driver alone, remembering every process it has started so far."""
