@@ -33,8 +33,15 @@ def biased(rows):
     return deterministic.addmm(random(128), rows, random(384, 128))
 
 
+def by_head(rows):
+    """[rows, 3 * 128] -> [rows, 3 * 32]: every head's part times a matrix of its own."""
+    heads = rows.view(-1, 3, 128).transpose(0, 1)
+    return deterministic.bmm(heads, random(3, 128, 32)).transpose(0, 1).flatten(1)
+
+
 OPERATORS = {
     "mm": (linear, 384),
+    "bmm": (by_head, 384),
     "addmm": (biased, 384),
     "sigmoid": (deterministic.sigmoid, 8),
     "silu": (deterministic.silu, 8),
@@ -57,6 +64,7 @@ def test_a_row_is_the_same_in_every_batch(name):
     [
         (linear, lambda rows: rows @ random(384, 128)),
         (biased, lambda rows: torch.addmm(random(128), rows, random(384, 128))),
+        (by_head, lambda rows: torch.einsum("rhi,hio->rho", rows.view(-1, 3, 128), random(3, 128, 32)).flatten(1)),
         (deterministic.sigmoid, torch.sigmoid),
         (deterministic.silu, torch.nn.functional.silu),
     ],

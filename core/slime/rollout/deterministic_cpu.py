@@ -45,7 +45,7 @@ def enable_batch_invariant_mode() -> None:
     global _library
     if _library is None:
         _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        for name, kernel in {"mm": mm, "addmm": addmm, "sigmoid": sigmoid, "silu": silu}.items():
+        for name, kernel in {"mm": mm, "bmm": bmm, "addmm": addmm, "sigmoid": sigmoid, "silu": silu}.items():
             _library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
 
 
@@ -58,6 +58,14 @@ def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         block = slice(start, start + BLOCK_ROWS)
         torch.mm(padded[block], right, out=product[block])
     return product[:rows]
+
+
+def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """`mm` for each matrix of a batch: [batch, rows, inner] x [batch, inner, columns] -> [batch, rows, columns].
+
+    Latent attention multiplies every head's queries so.
+    """
+    return torch.stack([mm(*pair) for pair in zip(left, right, strict=True)])
 
 
 def addmm(
