@@ -12,6 +12,7 @@ of the same size between the first trainer's device and as many more as the engi
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -102,6 +103,16 @@ def measure(cfg: SlimeConfig, logs: Path) -> tuple[Receipt, dict[str, float]]:
         }
 
 
+def engine_seconds(log: Path) -> dict[str, float]:
+    """Where the first engine's time went in the last publish, as its ledger logged it bucket by bucket."""
+    seconds: dict[str, float] = {}
+    for line in log.read_text(errors="replace").splitlines():
+        if f"of weight version {NUM_PUBLISHES}: " in line:
+            for name, value in re.findall(r"(\w+) ([\d.]+) s", line.rpartition(": ")[2]):
+                seconds[name] = seconds.get(name, 0.0) + float(value)
+    return seconds
+
+
 def main() -> None:
     cfg = compose([*(sys.argv[1:] or LAPTOP), *REST])
     transport = transport_of(cfg)
@@ -114,6 +125,7 @@ def main() -> None:
             for log in sorted(Path(folder).glob("*.log")):
                 print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-40:], sep="\n", file=sys.stderr)
             raise
+        inside = engine_seconds(Path(folder) / "engine-0.log")
     engines = f"{cfg.cluster.num_engines} engine(s) x tp {devices_per_engine(cfg)}"
     gigabytes = receipt.num_bytes / 1e9
     print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers, {cfg.cluster.placement.name}")
@@ -122,6 +134,8 @@ def main() -> None:
     print(f"{receipt.num_tensors} tensors, {gigabytes:.2f} GB, receipt {receipt.fingerprint}\n")
     for name, value in values.items():
         print(f"{name:<24}{value:>9.3f}{' GiB' if 'gib' in name else ' s'}")
+    for name, seconds in inside.items():
+        print(f"{f'in the engine: {name}':<24}{seconds:>9.3f} s")
     rate = gigabytes / values["publish"]
     print(f"\n{rate:.1f} GB/s" + (f", {rate / wires:.0%} of a bare broadcast's {wires:.1f} GB/s" if wires else ""))
 
