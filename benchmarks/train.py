@@ -21,7 +21,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -79,17 +79,18 @@ TINY_CASES = [Case(256, 64), Case(256, 64, recompute=True)]
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one case: median seconds an optimizer step, its FLOPs and tokens, and the peak of allocated memory."""
+    """Of one case: median seconds an optimizer step, its FLOPs and tokens, peak of allocated memory, and profile."""
 
     seconds: float
     flops: float
     num_tokens: int
     peak_bytes: int
+    profile: str
 
 
 def measure(
-    rank: Rank, arguments: Sequence[str], fields: tuple[Any, ...], num_micro_batches: int
-) -> tuple[float, float, int, int]:
+    rank: Rank, arguments: Sequence[str], fields: tuple[Any, ...], num_micro_batches: int, with_profile: bool
+) -> tuple[float, float, int, int, str]:
     """The fields of `Measured`, from those of a case. Runs in a process of its own."""
     from slime.train.packing import pack
     from slime.train.trainer import Trainer
@@ -110,8 +111,26 @@ def measure(
         seconds.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     num_tokens = case.pack * num_micro_batches
+    found = profile(lambda: trainer.train_rl([batch], len(seconds))) if with_profile else ""
     torch.distributed.destroy_process_group()
-    return statistics.median(seconds[NUM_WARMUP:]), flops(trainer, case, num_tokens), num_tokens, peak
+    return statistics.median(seconds[NUM_WARMUP:]), flops(trainer, case, num_tokens), num_tokens, peak, found
+
+
+def profile(step: Callable[[], Any]) -> str:
+    """The kernels of one more step by their time on the device."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        step()
+    kernels = [event for event in profiler.key_averages() if event.self_device_time_total and not event.cpu_time_total]
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in kernels)
+    lines = [f"{'ms':>9}{'share':>7}{'calls':>7}  kernel (of {total / 1e3:.1f} ms on the device)"]
+    lines += [
+        f"{event.self_device_time_total / 1e3:>9.2f}{event.self_device_time_total / total:>7.1%}{event.count:>7}  "
+        f"{event.key[:110]}"
+        for event in kernels[:30]
+    ]
+    return "\n".join(lines)
 
 
 def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[TrainSample]:
@@ -173,6 +192,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="glm4-tiny and small packs")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the rows to measure")
+    parser.add_argument("--profile", action="store_true", help="after each row, where one more step's time goes")
     parser.add_argument("overrides", nargs="*", help="further KEY=VALUE of slime's config")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # Adam on the CPU uses them all
@@ -185,9 +205,12 @@ def main() -> None:
     reached = []
     for number in options.only if options.only is not None else range(len(cases)):
         case = cases[number]
-        [fields] = run_ranks(measure, 1, arguments, astuple(case), options.micro_batches, timeout_s=300)
+        chosen = (arguments, astuple(case), options.micro_batches, options.profile)
+        [fields] = run_ranks(measure, 1, *chosen, timeout_s=300)
         measured = Measured(*fields)
         print(row(case, measured, on_gpu), flush=True)
+        if options.profile:
+            print(f"\n{measured.profile}\n", flush=True)
         if not case.recompute and not case.cpu_adam:
             reached.append(measured.flops / measured.seconds / PEAK_FLOPS)
     if on_gpu and not options.tiny and reached:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from megatron.core.extensions.transformer_engine import HAVE_TE, TEDotProductAttention
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
     _yarn_get_concentration_factor_from_config as concentration_factor,
 )
@@ -28,7 +30,7 @@ def gqa(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
     norm = RMSNorm if config.qk_layernorm else IdentityOp
     submodules = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
-        core_attention=PackedAttention,
+        core_attention=core_attention(config),
         linear_proj=PostNormRowParallelLinear if post_norm else RowParallelLinear,
         q_layernorm=norm,
         k_layernorm=norm,
@@ -45,12 +47,21 @@ def mla(config: MLATransformerConfig) -> ModuleSpec:
         linear_q_up_proj=ColumnParallelLinear,
         linear_kv_down_proj=ColumnParallelLinear,
         linear_kv_up_proj=ColumnParallelLinear,
-        core_attention=PackedAttention,
+        core_attention=core_attention(config),
         linear_proj=RowParallelLinear,
         q_layernorm=norm,
         kv_layernorm=norm,
     )
     return ModuleSpec(module=ReplicatedDownMLA, params=_CAUSAL, submodules=submodules)
+
+
+def core_attention(config: TransformerConfig) -> type:
+    """Transformer Engine's attention where it is installed and the model is in bf16 on a GPU, else slime's own.
+
+    Linears and norms stay Megatron-core's and torch's: Transformer Engine's change what a checkpoint holds.
+    """
+    on_gpu = device_of(config).type == "cuda"
+    return TEDotProductAttention if HAVE_TE and on_gpu and config.params_dtype is torch.bfloat16 else PackedAttention
 
 
 class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
@@ -84,8 +95,9 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         query, key, value = self._query_key_value(hidden_states, rotary_pos_emb, packed_seq_params)
         recompute = self.checkpoint_core_attention and self.training
         attend = self._checkpointed_attention_forward if recompute else self.core_attention
-        out = attend(query, key, value, attention_mask, packed_seq_params=packed_seq_params)
-        output, bias = self.linear_proj(out[:, None])
+        mask_type = self.attn_mask_type
+        out = attend(query, key, value, attention_mask, attn_mask_type=mask_type, packed_seq_params=packed_seq_params)
+        output, bias = self.linear_proj(out.reshape(len(out), 1, -1))
         return output, bias
 
     def _query_key_value(

@@ -1,0 +1,38 @@
+"""The training benchmark's arithmetic, and that it runs on a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def rows(*arguments: str) -> list[list[str]]:
+    """The cells of the table that a benchmark prints."""
+    command = [sys.executable, "-W", "ignore", *arguments]
+    printed = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=110)
+    assert printed.returncode == 0, printed.stderr[-3000:]
+    table = [line.split("|")[1:-1] for line in printed.stdout.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in table[2:]]
+
+
+@pytest.mark.slow
+def test_the_tiny_model_trains() -> None:
+    (row,) = rows("train.py", "--device", "cpu", "--tiny", "--only", "0", "--micro-batches", "2")
+    pack, sequence, _, _, seconds, rate, *_ = row
+    assert (pack, sequence) == ("256", "64")
+    assert float(rate.replace(",", "")) == pytest.approx(2 * 256 / float(seconds), rel=0.02)
+
+
+def test_three_ways_to_logprobs_agree() -> None:
+    table = rows("logprob.py", "--device", "cpu", "--tiny")
+    assert [(row[0], row[1]) for row in table] == [
+        (num_tokens, way) for num_tokens in ("64", "256") for way in ("plain", "chunked", "fused")
+    ]
+    errors = [float(cell) for row in table[:3] for cell in row[4:]]
+    assert min(errors) > 0
+    assert max(errors) < 2e-2  # bf16

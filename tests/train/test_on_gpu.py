@@ -1,0 +1,203 @@
+"""The trainer on GPUs: its log-probs, its layouts over NCCL, bf16 against fp32, Adam on the CPU.
+
+Ranks of fp32 models differ only in the order of sums, as on a CPU; Adam's first steps divide by moments that are
+almost zero, which eps=1e-6 keeps from magnifying that. bf16 rounds every activation to 8 bits.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slime.net import free_port
+from slime.testing.ranks import Rank, run_ranks
+
+CONFIGS = Path(__file__).parents[2] / "plugins/models/glm4/tests/configs"
+FP32_TOLERANCE, BF16_TOLERANCE = {"rel": 1e-4, "abs": 2e-5}, {"rel": 0.05, "abs": 0.02}
+TP, PP, CP, EP = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
+LAYOUTS = {
+    2: {"tp2": {TP: 2}, "pp2": {PP: 2}, "cp2": {CP: 2}, "dp2": {}, "ep2": {EP: 2}, "tp2-ep2": {TP: 2, EP: 2}},
+    4: {"tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2}, "tp2-cp2": {TP: 2, CP: 2}, "cp2-dp2-ep2": {CP: 2, EP: 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with experts; its first layer is dense."""
+    from slime.testing.models import write_checkpoint
+
+    folder = tmp_path_factory.mktemp("moe")
+    write_checkpoint(json.loads((CONFIGS / "moe.json").read_text()), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_gpu(model: Path) -> dict[str, Any]:
+    """Histories of one rank: on the CPU, and on the GPU in both precisions, with single and grouped experts."""
+    runs = {"fp32": {"bf16": False}, "bf16": {}, "bf16-single": {"moe_grouped_gemm": False}}
+    found = run_ranks(histories, 1, "cuda", model, runs, timeout_s=200)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return found | run_ranks(histories, 1, "cpu", model, {"cpu": {}}, timeout_s=200)[0]
+
+
+def histories(rank: Rank, device: str, model: Path, layouts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    found = {}
+    for name, layout in layouts.items():
+        found[name] = [metrics(values) for values in train(rank, device, model, layout)[1]]
+        rank = next_rank(rank)
+    return found
+
+
+def next_rank(rank: Rank) -> Rank:
+    """The group is taken down; the next one meets at a port that rank 0 chose while there still was a group."""
+    port = [free_port(rank.master_addr)]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    return rank._replace(master_port=port[0])
+
+
+def metrics(values: dict[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in ("loss", "pg_loss", "kl", "entropy", "grad_norm", "approx_kl")}
+
+
+def train(
+    rank: Rank, device: str, model: Path, megatron: dict[str, Any], optimizer: dict[str, Any] | None = None
+) -> tuple[Any, list[dict[str, float]]]:
+    from slime.config.schema import Device, SlimeConfig
+    from slime.testing.recorded import recorded_samples
+    from slime.train.packing import pack
+    from slime.train.trainer import Trainer
+
+    cfg = SlimeConfig()
+    cfg.cluster.device, cfg.run.num_steps = Device(device), 9
+    cfg.model.family, cfg.model.path = json.loads((model / "config.json").read_text())["model_type"], str(model)
+    cfg.train.megatron, cfg.train.logprob_chunk_tokens = dict(megatron), 32
+    cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6, "weight_decay": 0.1} | (optimizer or {})
+    cfg.algo.kl_coef, cfg.algo.entropy_coef, cfg.algo.rollout_logprobs_as_old = 0.1, 0.01, True
+    trainer = Trainer(cfg, *rank)
+    trainer.init_weights()
+    trainer.snapshot_reference()
+    batches = pack(
+        recorded_samples(24, trainer.hf["vocab_size"]),
+        num_dp=trainer.data_parallel_size,
+        align=trainer.packing_align,
+        max_tokens=128,
+        loss_mean=cfg.algo.loss_mean,
+        micro_batch_multiple=trainer.micro_batch_multiple,
+    )
+    return trainer, [trainer.train_rl(batches, step) for step in range(3)]
+
+
+@pytest.mark.gpu
+def test_fp32_equals_the_cpu(one_gpu: dict[str, Any]) -> None:
+    for got, wanted in zip(one_gpu["fp32"], one_gpu["cpu"], strict=True):
+        assert got == pytest.approx(wanted, **FP32_TOLERANCE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["bf16", "bf16-single"])
+def test_bf16_is_close_to_fp32(name: str, one_gpu: dict[str, Any]) -> None:
+    assert one_gpu[name][0] == pytest.approx(one_gpu["fp32"][0], **BF16_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "num_gpus", [pytest.param(2, marks=pytest.mark.gpu(2)), pytest.param(4, marks=pytest.mark.gpu(4))]
+)
+def test_layouts_over_nccl_equal_one_gpu(num_gpus: int, model: Path, one_gpu: dict[str, Any]) -> None:
+    layouts = {name: layout | {"bf16": False} for name, layout in LAYOUTS[num_gpus].items()}
+    results = run_ranks(histories, num_gpus, "cuda", model, layouts, timeout_s=300)
+    for name in layouts:
+        assert all(result[name] == results[0][name] for result in results), f"{name}: ranks report different metrics"
+        for got, wanted in zip(results[0][name], one_gpu["fp32"], strict=True):
+            assert got == pytest.approx(wanted, **FP32_TOLERANCE), name
+
+
+@pytest.mark.parametrize(
+    "num_gpus", [pytest.param(2, marks=pytest.mark.gpu(2)), pytest.param(4, marks=pytest.mark.gpu(4))]
+)
+def test_layouts_in_bf16(num_gpus: int, model: Path, one_gpu: dict[str, Any]) -> None:
+    results = run_ranks(histories, num_gpus, "cuda", model, LAYOUTS[num_gpus], timeout_s=300)
+    for name in LAYOUTS[num_gpus]:
+        assert results[0][name][0] == pytest.approx(one_gpu["bf16"][0], **BF16_TOLERANCE), name
+
+
+@pytest.mark.gpu
+def test_adam_on_the_cpu_takes_the_steps_of_the_device(model: Path, tmp_path: Path) -> None:
+    [found] = run_ranks(adam_on_both, 1, model, tmp_path, timeout_s=200)
+    for got, wanted in zip(found["cpu"], found["device"], strict=True):
+        assert got == pytest.approx(wanted, **BF16_TOLERANCE)
+    # Three steps of 1e-3: entries whose gradient is all rounding may go either way.
+    assert found["weights"] < 1e-2
+    # A resumed run goes on as the other does.
+    assert found["resumed"] == pytest.approx(found["went on"], rel=1e-3, abs=1e-4)
+
+
+def adam_on_both(rank: Rank, model: Path, folder: Path) -> dict[str, Any]:
+    from slime.testing.recorded import recorded_samples
+    from slime.train.packing import pack
+
+    offload = {"optimizer_cpu_offload": True}
+    device_trainer, device = train(rank, "cuda", model, {})
+    wanted = {name: tensor.clone() for name, tensor in device_trainer.export()}
+    del device_trainer
+    rank = next_rank(rank)
+    trainer, cpu = train(rank, "cuda", model, {}, offload)
+    got = dict(trainer.export())
+    trainer.save(folder)
+    batches = pack(
+        recorded_samples(24, trainer.hf["vocab_size"]),
+        num_dp=1,
+        align=1,
+        max_tokens=128,
+        loss_mean=trainer.cfg.algo.loss_mean,
+    )
+    went_on = [metrics(trainer.train_rl(batches, step)) for step in (3, 4)]
+    trainer.load(folder)
+    resumed = [metrics(trainer.train_rl(batches, step)) for step in (3, 4)]
+    differences = [float((got[name].float() - x.float()).norm() / x.float().norm()) for name, x in wanted.items()]
+    dist.destroy_process_group()
+    return {
+        "cpu": [metrics(values) for values in cpu],
+        "device": [metrics(values) for values in device],
+        "weights": max(differences),
+        "went on": went_on,
+        "resumed": resumed,
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_main_grad", [True, False])
+def test_logprobs_and_entropies(lone_group: dist.ProcessGroup, with_main_grad: bool) -> None:
+    """Against float64: logits are rounded to bf16, 2^-9 of at most 12; probabilities and gradients once more."""
+    from slime.train.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    options = {"device": "cuda", "generator": generator}
+    hidden = torch.randn(700, 256, dtype=torch.bfloat16, **options).requires_grad_()
+    weight = torch.randn(10007, 256, dtype=torch.bfloat16, **options).mul_(0.1).requires_grad_()
+    labels = torch.randint(0, len(weight), (700,), **options)
+    factors = torch.randn(2, 700, **options)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    common = {"chunk_tokens": 128, "entropy_gradient": True, "group": lone_group}
+    wanted = logprobs_and_entropy(*exact, labels, kernels=PlainKernels(), **common)
+    wanted.backward(factors.double())
+    main_grad = torch.zeros(weight.shape, device="cuda") if with_main_grad else None
+    kernels = vocabulary_kernels(torch.device("cuda"))
+    assert not isinstance(kernels, PlainKernels)
+    got = logprobs_and_entropy(hidden, weight, labels, kernels=kernels, main_grad=main_grad, **common)
+    got.backward(factors)
+    torch.testing.assert_close(got.double(), wanted.detach(), rtol=0, atol=3e-2)
+    gradients = (hidden.grad, weight.grad if main_grad is None else main_grad)
+    for gradient, tensor in zip(gradients, exact, strict=True):
+        assert float((gradient.double() - tensor.grad).norm() / tensor.grad.norm()) < 1e-2
