@@ -1,4 +1,4 @@
-"""What the contract does not ask: both rotary orders of the indexer, recomputation, and a trained indexer."""
+"""What the contract does not ask: both rotary orders of the indexer, recomputation, checkpoints, a trained indexer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime.testing import models
-from slime.testing.ranks import run_ranks
+from slime.testing.ranks import Rank, run_ranks
 from slime.testing.training import compare, train_layouts
 
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text())
@@ -105,3 +105,43 @@ def test_a_stage_that_starts_on_a_reusing_layer_is_not_built(checkpoint: Path) -
     layout = {"pp2": {PP: 2, "num_layers_in_first_pipeline_stage": 3}}
     with pytest.raises(AssertionError, match="a pipeline stage starts on layer 4, which reuses the keys that layer 3"):
         run_ranks(train_layouts, 2, FAMILY, checkpoint, layout)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5], ids=["frozen", "trained"])
+def test_a_checkpoint_goes_into_another_layout(coefficient: float, checkpoint: Path, tmp_path: Path) -> None:
+    [saved] = run_ranks(save, 1, checkpoint, tmp_path, {"dsa_indexer_loss_coeff": coefficient})
+    layout = {TP: 2, "dsa_indexer_loss_coeff": coefficient}
+    loaded, _ = run_ranks(load, 2, checkpoint, tmp_path, layout)
+    assert saved.keys() == loaded.keys()
+    assert [name for name in saved if not torch.equal(saved[name], loaded[name])] == []
+
+
+def trainer(rank: Rank, folder: Path, layout: Mapping[str, Any]) -> Any:
+    from slime.config.schema import SlimeConfig
+    from slime.train.trainer import Trainer
+
+    cfg = SlimeConfig()
+    cfg.model.family, cfg.model.path, cfg.run.num_steps = FAMILY, str(folder), 1
+    cfg.train.megatron, cfg.train.optimizer, cfg.sft.num_steps = dict(layout), {"lr": 1e-3}, 1
+    return Trainer(cfg, *rank)
+
+
+def save(rank: Rank, folder: Path, path: Path, layout: Mapping[str, Any]) -> dict[str, Tensor]:
+    """One supervised step, then a checkpoint; the weights that it must hold."""
+    from slime.config.schema import LossMean
+    from slime.testing.recorded import recorded_samples
+    from slime.train.packing import pack
+
+    saved = trainer(rank, folder, layout)
+    saved.init_weights()
+    samples = recorded_samples(4, HF["vocab_size"])
+    [batch] = pack(samples, num_dp=1, align=saved.packing_align, max_tokens=128, loss_mean=LossMean.token)
+    saved.train_sft(batch, 0)
+    saved.save(path)
+    return {name: tensor.clone() for name, tensor in saved.export()}
+
+
+def load(rank: Rank, folder: Path, path: Path, layout: Mapping[str, Any]) -> dict[str, Tensor]:
+    loaded = trainer(rank, folder, layout)
+    loaded.load(path)
+    return {name: tensor.clone() for name, tensor in loaded.export()}

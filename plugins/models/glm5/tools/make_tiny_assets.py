@@ -1,4 +1,4 @@
-"""Write the tiny model of the laptop demo: `glm5-tiny` (1.2M parameters).
+"""Write the tiny model of the laptop demo: `glm5-tiny` (1.3M parameters).
 
 Run `python make_tiny_assets.py [--out FOLDER]`. A test compares the output with what is committed.
 """
