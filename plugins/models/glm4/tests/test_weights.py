@@ -63,7 +63,7 @@ def test_round_trip_in_bf16_keeps_the_correction_bias_in_fp32(tmp_path: Path) ->
 @pytest.mark.slow
 def test_tensor_parallelism_that_cuts_key_value_heads_is_refused(tmp_path: Path) -> None:
     models.write_checkpoint(DENSE | {"num_key_value_heads": 1}, tmp_path)
-    with pytest.raises(AssertionError, match=r"the 1 key/value heads of .* cannot be cut into 2 equal parts"):
+    with pytest.raises(AssertionError, match="tensor parallelism cuts between key-value groups"):
         models.check_round_trip("glm4", tmp_path, 2, {"tp2": {"tensor_model_parallel_size": 2}})
 
 
