@@ -88,28 +88,39 @@ class SparseLatentAttention(ReplicatedDownMLA):
         """hidden_states [s, 1, hidden_size] -> the same shape, and no bias."""
         packed, hidden = packed_seq_params, hidden_states[:, 0]
         rotation = Rotation.at(self.rotary_pos_emb, packed.rows.positions, packed.max_seqlen_q)
+        own = rotation.part(*self._shard(packed))
         query_latent = self.q_layernorm(self.linear_q_down_proj(hidden)[0])
-        query = self._query(query_latent, rotation)
-        latents = self._latents(hidden, rotation.part(*self._shard(packed)), packed)
-        index = self._index(hidden, query_latent, rotation.part(*self._shard(packed)), packed)
+        query, latents = self._query(query_latent, rotation), self._latents(hidden, own, packed)
+        index = self._index(hidden, query_latent, own, packed)
         selected = self._selected(index, packed)
         mixed = sparse_attention(query, latents, selected, self.softmax_scale, self.config.kv_lora_rank)
         output = torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
         output, _ = self.linear_proj(output.flatten(1)[:, None])
-        coefficient = self.config.dsa_indexer_loss_coeff
-        if index is not None and coefficient and packed.loss_weights is not None and torch.is_grad_enabled():
-            output = add_indexer_loss(
-                output,
-                *index,
-                query=query,
-                latents=latents,
-                selected=selected,
-                shard=slice(*self._shard(packed)),
-                scale=self.softmax_scale,
-                token_weights=coefficient * packed.loss_weights,
-                group=self.shard_group,
-            )
+        if index is not None and packed.loss_weights is not None and index[1].requires_grad:
+            output = self._with_indexer_loss(output, index, query, latents, selected, packed)
         return output, None
+
+    def _with_indexer_loss(
+        self,
+        output: Tensor,
+        index: tuple[IndexQueries, Tensor],
+        query: Tensor,
+        latents: Tensor,
+        selected: Tensor,
+        packed: PackedSequences,
+    ) -> Tensor:
+        assert packed.loss_weights is not None, "only a training step has a loss"
+        return add_indexer_loss(
+            output,
+            *index,
+            query=query,
+            latents=latents,
+            selected=selected,
+            shard=slice(*self._shard(packed)),
+            scale=self.softmax_scale,
+            token_weights=self.config.dsa_indexer_loss_coeff * packed.loss_weights,
+            group=self.shard_group,
+        )
 
     def _shard(self, packed: PackedSequences) -> tuple[int, int]:
         """The tokens of this context-parallel rank that sequence parallelism gives this one: begin and end."""
@@ -139,9 +150,8 @@ class SparseLatentAttention(ReplicatedDownMLA):
         """Index queries of this shard and index keys of the pack; None in layers without an indexer."""
         if self.indexer is None:
             return None
-        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self.config.dsa_indexer_loss_coeff)):
-            queries, keys = self.indexer(hidden, query_latent, rotation)
-            return queries, self._gather(keys, packed)
+        queries, keys = self.indexer(hidden, query_latent, rotation)
+        return queries, self._gather(keys, packed)
 
     def _selected(self, index: tuple[IndexQueries, Tensor] | None, packed: PackedSequences) -> Tensor:
         """[t, topk]; a choosing layer chooses once a pass, recomputation finds what it chose."""
