@@ -41,7 +41,7 @@ def main() -> None:
     trainer.init_weights()
     samples = recorded_samples(16, trainer.hf["vocab_size"], longest=400)
     (batch,) = pack(samples, num_dp=1, align=trainer.packing_align, max_tokens=4096, loss_mean=cfg.algo.loss_mean)
-    trainer.train_sft(batch, 1)
+    trainer.train_rl([batch], 1)
     moved = pieces(kept(trainer.model, trainer.optimizer), trainer.device)[-1].end
     freed = sum(buffer.nbytes for buffer in gradients(trainer.model))
     before = residue(trainer.device)
