@@ -14,7 +14,7 @@ from rich.console import Console
 from slime.observe import progress
 from slime.observe.progress import Progress, duration
 
-VALUES = {"rollout/reward_mean": 0.5, "loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0}
+VALUES = {"rollout/reward_mean": 0.5, "train/loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0}
 
 
 def plain(live=True, terminal=False):

@@ -7,7 +7,7 @@ from slime.observe import report
 from slime.observe.metrics import MetricsLog, read_rows
 from slime.run_dir import RunDir
 
-SFT = [{"loss": 2.0, "seconds/step": 30.0, "tokens_per_s": 9000}, {"loss": 0.5, "seconds/step": 45.0}]
+SFT = [{"train/loss": 2.0, "seconds/step": 30.0, "tokens_per_s": 9000}, {"train/loss": 0.5, "seconds/step": 45.0}]
 RL = [
     {"eval/reward_mean": 0.4},
     {
@@ -24,7 +24,7 @@ RL = [
         "seconds/train": 2.0,
         "seconds/step": 6.0,
     }
-    | {"eval/reward_mean": 0.9, "logprob_diff_mean": 0.004},
+    | {"eval/reward_mean": 0.9, "train/logprob_diff_mean": 0.004},
 ]
 
 
@@ -35,6 +35,7 @@ def finished_run(path, sft=SFT, rl=RL):
             metrics.log("sft", step, values)
         for step, values in enumerate(rl):
             metrics.log("rl", step, values)
+    run.export.mkdir()
     (run.export / "config.json").write_text("{}")
     run.close()
     return run
