@@ -9,16 +9,13 @@ phase covers: Ray, Python between the phases, logging. The project promises less
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 
-import torch
+from machine import conditions
 
 from slime.observe.metrics import LOGPROB_DIFF, TOKENS_PER_S, Row, read_rows
 
@@ -33,13 +30,6 @@ def steps_of(arguments: list[str]) -> list[Row]:
         subprocess.run(command, check=True, stdout=sys.stderr)
         (metrics,) = Path(folder).glob("*/metrics.jsonl")
         return [row for row in read_rows(metrics) if row["stage"] == "rl" and row["step"] > 1 and "seconds/step" in row]
-
-
-def conditions() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    where = f"{len(devices)} x {devices[0]}" if devices else f"{os.cpu_count()} CPU cores"
-    return f"{date.today()}, commit {commit}, {where}, {platform.machine()}, torch {torch.__version__}"
 
 
 def table(rows: list[Row]) -> str:
