@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
+from slime.net import free_port
 
 if TYPE_CHECKING:
     from slime.contracts import ModelBridge
@@ -51,7 +52,7 @@ def convert_run(run: Path, destination: Path, step: int | None = None) -> None:
     checkpoint = _checkpoint(run / "checkpoints", step)
     from slime.train.trainer import Trainer
 
-    trainer = Trainer(cfg, 0, 1, _HOST, _free_port())
+    trainer = Trainer(cfg, 0, 1, _HOST, free_port(_HOST))
     trainer.load(checkpoint.path)
     _save(trainer.model.modules, trainer.bridge, trainer.hf, cfg.model.path, destination)
 
@@ -67,7 +68,7 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     bridge = plugins.load().models.create(family)
     cfg = SlimeConfig(model=ModelConfig(name=family, family=family, path=source, init=Init.random))
     cfg.run.seed = seed
-    megatron.initialize(cfg, 0, 1, _HOST, _free_port())
+    megatron.initialize(cfg, 0, 1, _HOST, free_port(_HOST))
     _save(megatron.build(cfg, bridge, hf).modules, bridge, hf, source, destination)
 
 
@@ -111,9 +112,3 @@ def _checkpoint(folder: Path, step: int | None) -> Checkpoint:
             todo=f"Checkpoints are there for the steps: {steps}.",
         )
     return found
-
-
-def _free_port() -> int:
-    from slime.net import free_port
-
-    return free_port(_HOST)
