@@ -173,6 +173,13 @@ def test_a_response_that_ended_as_it_was_aborted_is_complete():
     ]
 
 
+def test_a_response_that_reached_its_limit_as_it_was_aborted_is_truncated():
+    engine, buffer = ScriptedEngine(lengths={1: 99}, token_s={1: 60.0}), FifoBuffer()
+    run(engine, prompts_per_step=1, over_sampling=2.0, max_response_tokens=1, buffer=buffer)
+    (group,) = buffer.take(1, VERSION)
+    assert [(sample.status, len(sample.response_tokens)) for sample in group.samples] == [(Status.TRUNCATED, 1)] * 2
+
+
 def test_a_stored_group_that_is_complete_is_only_scored():
     engine, buffer, prompts = ScriptedEngine(lengths={1: 1}, token_s={1: 60.0}), FifoBuffer(), Prompts()
     run(engine, prompts_per_step=1, over_sampling=2.0, buffer=buffer, prompts=prompts)

@@ -70,7 +70,7 @@ class Generator:
         generation = await self._engine.generate(input_ids, self._request_params(sample))
         self._check_version(generation, version)
         _append(sample, generation)
-        sample.status = Status.COMPLETED if self._has_ended(sample) else _STATUS[generation.finish_reason]
+        sample.status = self._status(sample, generation.finish_reason)
         if sample.status is not Status.ABORTED:
             sample.response = self._text(sample)
 
@@ -79,12 +79,19 @@ class Generator:
         assert remaining > 0, "a sample at the response limit is truncated, not continued"
         return {**self._params, "max_new_tokens": remaining, "sampling_seed": sampling_seed(self._seed, sample)}
 
-    def _has_ended(self, sample: Sample) -> bool:
-        """Whether the response is complete, whatever the finish reason says.
+    def _status(self, sample: Sample, finish_reason: str) -> Status:
+        """What the response is, which the finish reason alone does not say.
 
         SGLang lets an aborted request finish the step it is in and still calls it aborted when that step brought the
-        end token; likewise `length` when the end token was the last one allowed.
+        end token or the last token allowed; and it says `length` when the last token allowed was the end token.
         """
+        if self._has_ended(sample):
+            return Status.COMPLETED
+        if len(sample.response_tokens) == self._limit:
+            return Status.TRUNCATED
+        return _STATUS[finish_reason]
+
+    def _has_ended(self, sample: Sample) -> bool:
         if sample.response_tokens and sample.response_tokens[-1] in self._end_tokens:
             return True
         return bool(self._stop) and any(stop in self._text(sample) for stop in self._stop)
