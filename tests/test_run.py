@@ -85,6 +85,7 @@ def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
     assert run.finish() == 2
     last = run.text().splitlines()[-1]
     assert last.startswith("slime: engine http://")
+    assert "was killed by SIGKILL" in last
     assert "engine-0.log" in last
 
 

@@ -115,6 +115,7 @@ class Session:
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
+        stack.enter_context(cluster.naming_dead_engines())
         checkpoint = session._restore()
         if log_metrics:
             resumed = session.position.stage if checkpoint else None

@@ -163,8 +163,8 @@ class EngineActor(_Actor):
     def resume_memory(self, *tags: str) -> None:
         self.process.resume_memory(tags)
 
-    def stop(self) -> None:
-        self.process.stop()
+    def check_alive(self) -> None:
+        self.process.check_alive()
 
 
 def remote(actor: type[_Actor], **options: Any) -> Any:

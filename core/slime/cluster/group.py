@@ -19,6 +19,9 @@ from slime.config.schema import Placement, SlimeConfig
 from slime.errors import SlimeError
 from slime.plan.placement import engine_ranks
 
+ASK_S = 10.0
+"""How long engines have to say that they live; one that is busy does not answer, and lives."""
+
 
 @dataclass
 class Cluster:
@@ -76,6 +79,20 @@ class Cluster:
         """Have every engine release or resume the device memory behind SGLang's `tags`."""
         refs = [getattr(engine, f"{action}_memory").remote(*tags) for engine in self.engines]
         self.wait(refs, f"{action} {' and '.join(tags)} of engines", self.cfg.cluster.hang_timeout_s)
+
+    @contextlib.contextmanager
+    def naming_dead_engines(self) -> Iterator[None]:
+        """Turn a failure that the death of an engine caused, wherever it showed first, into that engine's error."""
+        import ray
+
+        try:
+            yield
+        except SlimeError:
+            asked = [engine.check_alive.remote() for engine in self.engines]
+            answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+            for answer in answered:
+                self._get(answer, "asking engines whether they live")
+            raise
 
     def wait(self, refs: Sequence[Any], what: str, limit_s: float) -> list[Any]:
         """Results of remote calls, in order. The first failure is raised at once; silence ends with every stack.

@@ -29,6 +29,8 @@ PORT_ATTEMPTS = 3
 PORT_TAKEN = "address already in use"
 """What uvicorn writes; SGLang then neither serves nor ends."""
 TAIL_LINES = 5
+DYING_S = 3.0
+"""From the death of one of SGLang's processes to the end of the server."""
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
 
@@ -165,6 +167,18 @@ class EngineProcess:
                 )
             time.sleep(POLL_S)
         return False
+
+    def check_alive(self) -> None:
+        """Find out why an engine failed: one that is about to end gets the time to.
+
+        Raises:
+            SlimeError: it has ended, with how and the end of its log.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it lives
+            code = self._process.wait(timeout=DYING_S)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
+            raise self._error(f"{how}; its log ends: {_tail(self._output())}", todo)
 
     def release_memory(self, tags: Sequence[str]) -> None:
         """Give the device memory behind SGLang's `tags` back, once the last request has left the engine."""
