@@ -103,7 +103,7 @@ class Sample:
     """One response to one prompt.
 
     `response_tokens`, `logprobs` and `loss_mask` have one entry per generated token, `spans` add up to the same
-    number. `logprobs` are natural logarithms under the engine's sampling distribution at temperature 1.
+    number. `logprobs` are natural logarithms under the engine's sampling distribution, softmax(logits / temperature).
     """
 
     prompt: Prompt

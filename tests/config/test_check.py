@@ -86,6 +86,8 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"run.num_steps": 0}, "run.num_steps: there is no step to run"),
         ({"rollout.samples_per_prompt": 1}, "need at least 2 samples a prompt"),
         ({"rollout.sampling.temperature": 0.0}, "greedy samples of one prompt are all the same"),
+        ({"rollout.sampling.top_p": 0.9}, "top_p: is 0.9: what it cuts off, the trainer's log-probs still count"),
+        ({"rollout.sampling.top_k": 20}, "top_k: is 20: what it cuts off, the trainer's log-probs still count. Set"),
         ({"train.steps_per_rollout": 7}, "256 samples a rollout cannot be divided into 7 optimizer steps"),
         ({"train.max_tokens_per_micro_batch": 47}, "is 47, but a sequence may have 48 tokens"),
         ({"rollout.max_prompt_tokens": 500}, "may have 516 tokens, the model's context is 512. Lower them to 512"),

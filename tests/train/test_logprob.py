@@ -1,4 +1,4 @@
-"""Chunked log-probs and entropies against torch's log_softmax, in float64, with gradients."""
+"""Chunked log-probs and entropies against torch's log_softmax(logits / temperature), in float64, with gradients."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from slime.train.logprob import PlainKernels, logprobs_and_entropy
 
 NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
 PLAIN = PlainKernels()
+SHARDED_TEMPERATURE = 0.7
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
@@ -19,8 +20,8 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(0, VOCAB, (NUM_TOKENS,), generator=generator)
 
 
-def plain(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    logp = torch.log_softmax(hidden @ weight.t(), dim=1)
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=1)
     return torch.stack([logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(1)])
 
 
@@ -31,14 +32,17 @@ def factors(entropy_gradient: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 23, 100])
-def test_equals_log_softmax(lone_group: dist.ProcessGroup, chunk_tokens: int, entropy_gradient: bool) -> None:
+@pytest.mark.parametrize(("chunk_tokens", "temperature"), [(1, 1.0), (7, 0.7), (7, 1.0), (23, 1.3), (100, 1.0)])
+def test_equals_log_softmax(
+    lone_group: dist.ProcessGroup, chunk_tokens: int, temperature: float, entropy_gradient: bool
+) -> None:
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
-    wanted = plain(hidden, weight, labels)
+    wanted = plain(hidden, weight, labels, temperature)
     options = {
         "chunk_tokens": chunk_tokens,
+        "temperature": temperature,
         "entropy_gradient": entropy_gradient,
         "group": lone_group,
         "kernels": PLAIN,
@@ -117,7 +121,7 @@ def test_a_sharded_vocabulary_changes_nothing() -> None:
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
-    wanted = plain(hidden, weight, labels)
+    wanted = plain(hidden, weight, labels, SHARDED_TEMPERATURE)
     hidden_gradient, weight_gradient = torch.autograd.grad((wanted * factors(True)).sum(), (hidden, weight))
     results = run_ranks(on_two_ranks, 2)
     for values, *_ in results:
@@ -132,7 +136,14 @@ def on_two_ranks(rank: Rank) -> tuple[Tensor, Tensor, Tensor]:
     shard = weight.chunk(2)[rank.rank].clone().requires_grad_()
     hidden.requires_grad_()
     values = logprobs_and_entropy(
-        hidden, shard, labels, chunk_tokens=7, entropy_gradient=True, group=dist.group.WORLD, kernels=PLAIN
+        hidden,
+        shard,
+        labels,
+        chunk_tokens=7,
+        entropy_gradient=True,
+        group=dist.group.WORLD,
+        kernels=PLAIN,
+        temperature=SHARDED_TEMPERATURE,
     )
     gradients = torch.autograd.grad((values * factors(True)).sum(), (hidden, shard))
     return values.detach(), *gradients

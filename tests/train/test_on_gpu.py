@@ -189,7 +189,7 @@ def test_logprobs_and_entropies(lone_group: dist.ProcessGroup, with_main_grad: b
     labels = torch.randint(0, len(weight), (700,), **options)
     factors = torch.randn(2, 700, **options)
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
-    common = {"chunk_tokens": 128, "entropy_gradient": True, "group": lone_group}
+    common = {"chunk_tokens": 128, "entropy_gradient": True, "group": lone_group, "temperature": 1.25}
     wanted = logprobs_and_entropy(*exact, labels, kernels=PlainKernels(), **common)
     wanted.backward(factors.double())
     main_grad = torch.zeros(weight.shape, device="cuda") if with_main_grad else None

@@ -178,6 +178,45 @@ def test_several_steps_move_off_policy_within_a_rollout(results: dict[str, Any])
     assert first["logprob_diff_max"] < 1e-5  # measured before the first of the steps
 
 
+def at_a_temperature(rank: Rank, model: Path) -> dict[str, Any]:
+    """A reinforced step (old, new and reference log-probs) between two supervised ones; the weights stay."""
+    trainer = start(rank, model, kl_coef=0.5)
+    trainer.cfg.rollout.sampling.temperature = 0.7
+    trainer.optimizer.megatron.step = lambda: (True, 0.0, None)
+    samples = with_transformers_logprobs(recorded(), 0.7)
+    (batch,) = packed(trainer, recorded())
+    before = trainer.train_sft(batch, 0)["loss"]
+    found = trainer.train_rl(packed(trainer, samples, steps=2), 0)
+    return {"rl": found, "sft": [before, trainer.train_sft(batch, 0)["loss"]]}
+
+
+def with_transformers_logprobs(samples: list[Any], temperature: float) -> list[Any]:
+    """The samples with log-probs of transformers' model of the same weights, at a temperature."""
+    import torch
+
+    from slime.testing.models import random_model
+
+    model, found = random_model(HF).double(), []
+    for sample in samples:
+        tokens, count = torch.from_numpy(sample.tokens), sample.num_response_tokens
+        with torch.no_grad():
+            logp = (model(tokens[None]).logits[0, -count - 1 : -1] / temperature).log_softmax(1)
+        own = logp.gather(1, tokens[-count:, None])[:, 0].float().numpy()
+        found.append(dataclasses.replace(sample, rollout_logprobs=own))
+    return found
+
+
+def test_reinforcement_learning_is_at_the_sampling_temperature_and_supervision_at_one(results: dict[str, Any]) -> None:
+    """fp32 against float64; at another temperature the log-probs are off by tenths of a nat."""
+    found = results["temperature"]
+    assert found["rl"]["logprob_diff_max"] < 1e-5
+    assert found["rl"]["kl"] == 0
+    assert found["rl"]["ratio_mean"] == pytest.approx(1, abs=1e-6)
+    samples = with_transformers_logprobs(recorded(), 1.0)
+    of_loss = [sample.rollout_logprobs[sample.loss_mask == 1] for sample in samples]
+    assert found["sft"] == pytest.approx([-np.concatenate(of_loss).mean()] * 2, abs=1e-5)
+
+
 def kl_from_start(rank: Rank, model: Path) -> tuple[list[float], bool]:
     from slime.train.reference import copy_weights
 
@@ -242,6 +281,7 @@ SCENARIOS = {
     "one step": partial(reinforced, num_steps=1),
     "four steps": partial(reinforced, num_steps=4),
     "stale tokens": with_stale_tokens,
+    "temperature": at_a_temperature,
     "kl": kl_from_start,
     "spoilt": spoilt_step,
     "stages": stages,

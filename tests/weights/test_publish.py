@@ -54,13 +54,14 @@ def generate(url, num_tokens=8, **sampling):
 
 
 @torch.no_grad()
-def logprobs(model, generation):
+def logprobs(model, generation, temperature):
     logits = model(torch.tensor([[*PROMPT, *generation.tokens]])).logits[0, len(PROMPT) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, torch.tensor(generation.tokens)[:, None])[:, 0]
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(generation.tokens)[:, None])[:, 0]
 
 
-def check_parity(model, generation):
-    torch.testing.assert_close(torch.tensor(generation.logprobs), logprobs(model, generation), atol=TOLERANCE, rtol=0)
+def check_parity(model, generation, temperature=1.0):
+    wanted = logprobs(model, generation, temperature)
+    torch.testing.assert_close(torch.tensor(generation.logprobs), wanted, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, BUCKET, 1 << 30])
@@ -72,9 +73,9 @@ def test_receipt(engine_url, tensors, bucket_bytes):
     assert generate(engine_url).weight_version == 7
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_logprobs_are_the_models_own_at_temperature_one(served, model, temperature):
-    check_parity(model, generate(served, 32, temperature=temperature))
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+def test_logprobs_are_of_the_distribution_that_was_sampled_from(served, model, temperature):
+    check_parity(model, generate(served, 32, temperature=temperature), temperature)
 
 
 def test_generation_follows_the_weights(served, hf_model, tiny_model):

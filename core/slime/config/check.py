@@ -89,6 +89,8 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
 AT_MOST_1 = ("algo.clip_low", "rollout.sampling.top_p", "eval.sampling.top_p", "reward.max_failed_share")
 OVER_THE_MODEL = frozenset({"moe_router_bias_update_rate", "moe_router_load_balancing_type", "init_method_std"})
 """Keywords a bridge gives that say how the model is trained, not what it is: `train.megatron` may change them."""
+GREEDY_BELOW = 1e-6
+"""SGLang samples greedily below this temperature."""
 TOP_K = ("rollout.sampling.top_k", "eval.sampling.top_k")
 
 
@@ -198,9 +200,23 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if cfg.rollout.samples_per_prompt < 2:
         where, todo = "rollout.samples_per_prompt", "Set it to 2 or more."
         yield SlimeError("group-relative advantages need at least 2 samples a prompt", where=where, todo=todo)
-    if cfg.rollout.sampling.temperature == 0:
+    yield from _sampled_policy(cfg)
+
+
+def _sampled_policy(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Whether samples are drawn from the very distribution that the trainer computes: softmax(logits / temperature).
+
+    A truncated one gives its tokens higher probabilities than that, and forbids what the updated policy may do.
+    """
+    sampling = cfg.rollout.sampling
+    if sampling.temperature < GREEDY_BELOW:
         where, todo = "rollout.sampling.temperature", "Set it above 0."
         yield SlimeError("greedy samples of one prompt are all the same", where=where, todo=todo)
+    for key, value, whole in (("top_p", sampling.top_p, 1), ("top_k", sampling.top_k, -1)):
+        if value != whole:
+            what = f"is {value}: what it cuts off, the trainer's log-probs still count"
+            todo = f"Set it to {whole} and narrow the samples by temperature; eval.sampling.{key} is free."
+            yield SlimeError(what, where=f"rollout.sampling.{key}", todo=todo)
 
 
 def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:

@@ -70,6 +70,7 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "device": "it follows `cluster.device`",
         "enable_memory_saver": "it follows `cluster.placement`",
         "random_seed": "it follows `run.seed`",
+        "preferred_sampling_params": "they come from `rollout.sampling` and `eval.sampling`",
         "weight_version": "slime counts weight versions",
     },
 }

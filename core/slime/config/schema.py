@@ -193,11 +193,11 @@ class AlgoConfig:
 @dataclass
 class SamplingConfig:
     temperature: float = 1.0
-    """Sampling temperature; log-probs for training are taken at temperature 1 of the same logits."""
+    """Samples are drawn from softmax(logits / temperature); training takes every log-prob of the same distribution."""
     top_p: float = 1.0
-    """Nucleus sampling mass."""
+    """Nucleus sampling mass; what is trained on is drawn from all of it (1)."""
     top_k: int = -1
-    """Keep the k most likely tokens; -1 keeps all."""
+    """Keep the k most likely tokens; -1 keeps all, which is what training needs."""
     max_response_tokens: int = 1024
     """Limit of generated tokens a sample; a sample that reaches it is `truncated`."""
     stop: list[str] = field(default_factory=list)

@@ -28,7 +28,8 @@ class Generation:
 
     Attributes:
         tokens: generated token ids, the stop token included.
-        logprobs: natural logarithms of their probabilities at temperature 1, one a token.
+        logprobs: natural logarithms of their probabilities, one a token, under softmax(logits / temperature); what
+            top-p and top-k cut off is not left out. SGLang counts temperature 0 as 1 here.
         finish_reason: stop, length or abort.
         weight_version: of the weights that finished it; engines are paused by abort while weights change, so all
             tokens are of this version.

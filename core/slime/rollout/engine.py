@@ -80,8 +80,9 @@ def _device_fields(cfg: SlimeConfig) -> dict[str, Any]:
 
 
 def engine_environment(cfg: SlimeConfig, scratch: str, devices: Sequence[str] = ()) -> dict[str, str]:
-    """Environment of an engine: log-probs at temperature 1, and SGLang's sockets in a folder that we remove."""
-    settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1", "TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
+    """Environment of an engine: log-probs at the temperature of sampling, and SGLang's sockets in a folder that we
+    remove."""
+    settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0", "TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
     # The router asks /health, which must not try to generate while the engine's memory is lent to the trainers.
     settings["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     defaults = _cpu_defaults(cfg) if cfg.cluster.device is Device.cpu else {}

@@ -24,12 +24,14 @@ def logprobs_and_entropy(
     entropy_gradient: bool,
     group: dist.ProcessGroup,
     kernels: VocabularyKernels,
+    temperature: float = 1.0,
     main_grad: Tensor | None = None,
 ) -> Tensor:
-    """log p(label) and the entropy of p = softmax(hidden @ weight.T), in nats.
+    """log p(label) and the entropy of p = softmax(hidden @ weight.T / temperature), in nats.
 
     Logits exist for `chunk_tokens` tokens at a time, in the backward pass (which computes them again) too. The
-    product runs in the model's precision, as the engine's does; everything behind it is fp32.
+    product runs in the model's precision, as the engine's does; everything behind it, the division by the temperature
+    included, is fp32.
 
     Args:
         hidden: [t, h], the same on every rank of `group`; its gradient is this rank's part of a sum over `group`.
@@ -38,13 +40,14 @@ def logprobs_and_entropy(
         entropy_gradient: whether the entropy is part of a loss; otherwise its gradient is not computed.
         group: the tensor-parallel group.
         kernels: what turns logits into statistics and gradients, see `vocabulary_kernels`.
+        temperature: above 0.
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
 
     Returns:
         [2, t] fp32 (float64 for float64 inputs): log-probs and entropies.
     """
-    options = _Options(chunk_tokens, entropy_gradient, group, kernels, main_grad)
+    options = _Options(chunk_tokens, entropy_gradient, group, kernels, temperature, main_grad)
     result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, labels, options)  # type: ignore[no-untyped-call]
     return result
 
@@ -52,7 +55,7 @@ def logprobs_and_entropy(
 class VocabularyKernels(Protocol):
     """The two passes over a chunk of logits, which `PlainKernels` documents and defines."""
 
-    def statistics(self, logits: Tensor, local_labels: Tensor) -> Tensor: ...
+    def statistics(self, logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor: ...
 
     def to_gradient(
         self,
@@ -62,18 +65,19 @@ class VocabularyKernels(Protocol):
         entropy: Tensor,
         grad_logprob: Tensor,
         grad_entropy: Tensor | None,
+        temperature: float,
     ) -> Tensor: ...
 
 
 class PlainKernels:
     """In plain torch operations: exact, but with several fp32 tensors as large as the chunk of logits."""
 
-    def statistics(self, logits: Tensor, local_labels: Tensor) -> Tensor:
-        """[4, c] of logits [c, v]: their maximum m, sum(exp z), sum(z exp z) with z = logits - m, the label's logit.
+    def statistics(self, logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor:
+        """[4, c] of x = logits [c, v] / temperature: maximum m, sum(exp z), sum(z exp z) with z = x - m, the label's x.
 
         A label that another rank holds (outside 0..v-1) counts 0.
         """
-        logits = logits.to(_compute_dtype(logits))
+        logits = logits.to(_compute_dtype(logits)) / temperature
         label_logit = _at_labels(logits, local_labels)
         peak = logits.amax(dim=1)
         z = logits - peak[:, None]
@@ -88,19 +92,21 @@ class PlainKernels:
         entropy: Tensor,
         grad_logprob: Tensor,
         grad_entropy: Tensor | None,
+        temperature: float,
     ) -> Tensor:
-        """The gradient of logits [c, v], in their dtype; may overwrite them. The other arguments are [c].
+        """The gradient of logits [c, v], in their dtype; may overwrite them. The other tensors are [c].
 
-        With log p = logits - log Z: d log p_y / d logit_j = [j = y] - p_j and dH / d logit_j = -p_j (log p_j + H).
+        With x = logits / temperature and log p = x - log Z: d log p_y / d x_j = [j = y] - p_j and
+        dH / d x_j = -p_j (log p_j + H).
         """
-        log_p = logits.to(_compute_dtype(logits)) - log_z[:, None]
+        log_p = logits.to(_compute_dtype(logits)) / temperature - log_z[:, None]
         factor = grad_logprob[:, None]
         if grad_entropy is not None:
             factor = factor + grad_entropy[:, None] * (log_p + entropy[:, None])
         gradient = log_p.exp_().mul_(factor).neg_()
         label_gradient = grad_logprob * _is_local(local_labels, logits.size(1))
         gradient.scatter_add_(1, local_labels.clamp(0, logits.size(1) - 1)[:, None], label_gradient[:, None])
-        return gradient.to(logits.dtype)
+        return gradient.div_(temperature).to(logits.dtype)
 
 
 def vocabulary_kernels(device: torch.device) -> VocabularyKernels:
@@ -118,6 +124,7 @@ class _Options:
     entropy_gradient: bool
     group: dist.ProcessGroup
     kernels: VocabularyKernels
+    temperature: float
     main_grad: Tensor | None
 
 
@@ -150,7 +157,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             of_rows = (local_labels[rows], log_z[rows], entropy[rows], grad_logprob[rows])
             grad_of_entropy = grad_entropy[rows] if options.entropy_gradient else None
             logits = torch.mm(hidden[rows], weight.t())
-            grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy)
+            grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy, options.temperature)
             torch.mm(grad_logits, weight, out=grad_hidden[rows])
             add_product(total, grad_logits.t(), hidden[rows])
             del logits, grad_logits  # before the next chunk's are made
@@ -162,11 +169,11 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
 
 def _score(logits: Tensor, local_labels: Tensor, options: _Options) -> Tensor:
-    """[3, c]: log-prob, entropy, log of the partition function of logits [c, v].
+    """[3, c]: log-prob, entropy, log of the partition function of x = logits [c, v] / temperature.
 
-    With z = logits - max: H = log Z - E[z], where Z = sum(exp z) and E[z] = sum(z exp z) / Z.
+    With z = x - max: H = log Z - E[z], where Z = sum(exp z) and E[z] = sum(z exp z) / Z.
     """
-    peak, total, weighted, label_logit = options.kernels.statistics(logits, local_labels)
+    peak, total, weighted, label_logit = options.kernels.statistics(logits, local_labels, options.temperature)
     if options.group.size() > 1:
         own_peak, peak = peak, peak.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX, group=options.group)

@@ -23,6 +23,9 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     Args:
         chunk_tokens: tokens whose logits are alive at once.
         entropy_gradient: whether the entropy is part of the loss.
+
+    Attributes:
+        temperature: the scored distribution is softmax(logits / temperature); 1 until the trainer sets it.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     ) -> None:
         super().__init__(config, layer_spec, parallel_output=True, **kwargs)
         self.chunk_tokens, self.entropy_gradient = chunk_tokens, entropy_gradient
+        self.temperature = 1.0
         self.vocabulary_kernels = vocabulary_kernels(device_of(config))
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -62,5 +66,6 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             entropy_gradient=self.entropy_gradient,
             group=group,
             kernels=self.vocabulary_kernels,
+            temperature=self.temperature,
             main_grad=weight.main_grad if fused else None,
         )

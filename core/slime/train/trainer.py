@@ -93,7 +93,7 @@ class Trainer:
         """
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda(), self._timed("train", seconds):
-            self.optimizer.enter("sft")
+            self._enter("sft")
             micro_batches = self._local(batch)
             values = self._optimizer_step(
                 batch,
@@ -120,7 +120,7 @@ class Trainer:
         """
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda():
-            self.optimizer.enter("rl")
+            self._enter("rl")
             with self._timed("logprobs", seconds):
                 local = [self._local(batch) for batch in batches]
                 old = self._old_scores(local)
@@ -131,6 +131,14 @@ class Trainer:
                     for i, batch in enumerate(batches)
                 ]
         return metrics.combine(steps) | seconds
+
+    def _enter(self, stage: str) -> None:
+        """Reinforcement learning is about the distribution that the engines sample from: policy, old policy and
+        reference are all taken at the sampling temperature."""
+        self.optimizer.enter(stage)
+        temperature = self.cfg.rollout.sampling.temperature if stage == "rl" else 1.0
+        for module in self.model.modules:
+            module.temperature = temperature
 
     def _local(self, batch: Batch) -> list[LocalMicroBatch]:
         """This rank's part of a batch; sparse attention costs every query the same, so its sequences stay whole."""

@@ -23,31 +23,36 @@ def inputs(num_columns: int, dtype: torch.dtype, device: torch.device) -> tuple[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_columns", [10, 4096, 9001])
-def test_statistics(num_columns: int, dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize(("num_columns", "temperature"), [(10, 1.0), (4096, 1), (9001, 0.7)])
+def test_statistics(num_columns: int, temperature: float, dtype: torch.dtype, device: torch.device) -> None:
     from slime.train.kernels import vocabulary
 
     logits, labels = inputs(num_columns, dtype, device)
-    got, wanted = vocabulary.statistics(logits, labels), PlainKernels().statistics(logits.double(), labels)
+    wanted = PlainKernels().statistics(logits.double(), labels, temperature)
+    got = vocabulary.statistics(logits, labels, temperature)
     torch.testing.assert_close(got.double(), wanted, **TOLERANCES[torch.float32])  # fp32 also of bf16 logits
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_entropy", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_columns", [10, 9001])
-def test_to_gradient(num_columns: int, dtype: torch.dtype, with_entropy: bool, device: torch.device) -> None:
+@pytest.mark.parametrize(("num_columns", "temperature"), [(10, 1.0), (9001, 0.7)])
+def test_to_gradient(
+    num_columns: int, temperature: float, dtype: torch.dtype, with_entropy: bool, device: torch.device
+) -> None:
     from slime.train.kernels import vocabulary
 
     logits, labels = inputs(num_columns, dtype, device)
     exact = logits.double()
-    log_z = torch.logsumexp(exact, dim=1)
-    entropy = log_z - (exact.softmax(1) * exact).sum(1)
+    log_p = torch.log_softmax(exact / temperature, dim=1)
+    log_z = torch.logsumexp(exact / temperature, dim=1)
+    entropy = -(log_p.exp() * log_p).sum(1)
     grad_logprob = torch.linspace(-1, 2, NUM_ROWS, device=device)
     grad_entropy = torch.linspace(1, -1, NUM_ROWS, device=device) if with_entropy else None
     exactly = [None if grad is None else grad.double() for grad in (grad_logprob, grad_entropy)]
-    wanted = PlainKernels().to_gradient(exact, labels, log_z, entropy, *exactly)
-    got = vocabulary.to_gradient(logits, labels, log_z.float(), entropy.float(), grad_logprob, grad_entropy)
+    wanted = PlainKernels().to_gradient(exact, labels, log_z, entropy, *exactly, temperature)
+    rounded = (log_z.float(), entropy.float(), grad_logprob, grad_entropy)
+    got = vocabulary.to_gradient(logits, labels, *rounded, temperature)
     assert got.data_ptr() == logits.data_ptr(), "the gradient takes the logits' place"
     # log Z in fp32 is good to 1e-6 absolutely, so are the probabilities' logarithms
     torch.testing.assert_close(got.double(), wanted, **TOLERANCES[dtype])

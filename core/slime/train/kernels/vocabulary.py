@@ -14,11 +14,12 @@ _BLOCK = 4096
 _NUM_WARPS = 8
 
 
-def statistics(logits: Tensor, local_labels: Tensor) -> Tensor:
+def statistics(logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor:
     """[4, c] fp32, see `slime.train.logprob.statistics`. logits: [c, v], contiguous."""
     assert logits.is_contiguous(), "rows lie behind one another"
     out = torch.empty(4, len(logits), dtype=torch.float32, device=logits.device)
-    _statistics[(len(logits),)](logits, local_labels, out, *logits.shape, BLOCK=_BLOCK, num_warps=_NUM_WARPS)
+    sizes = {"BLOCK": _BLOCK, "num_warps": _NUM_WARPS}
+    _statistics[(len(logits),)](logits, local_labels, out, float(temperature), *logits.shape, **sizes)
     return out
 
 
@@ -29,6 +30,7 @@ def to_gradient(
     entropy: Tensor,
     grad_logprob: Tensor,
     grad_entropy: Tensor | None,
+    temperature: float,
 ) -> Tensor:
     """Overwrite logits [c, v] with their gradient, see `slime.train.logprob.to_gradient`."""
     assert logits.is_contiguous(), "rows lie behind one another"
@@ -40,6 +42,7 @@ def to_gradient(
         entropy,
         grad_logprob,
         grad_logprob if grad_entropy is None else grad_entropy,
+        float(temperature),
         logits.size(1),
         WITH_ENTROPY=grad_entropy is not None,
         BLOCK=_BLOCK,
@@ -49,7 +52,9 @@ def to_gradient(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _statistics(logits, labels, out, num_rows, num_columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _statistics(  # type: ignore[no-untyped-def]
+    logits, labels, out, temperature, num_rows, num_columns, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * num_columns
     peak = tl.full((), -float("inf"), tl.float32)
@@ -57,7 +62,7 @@ def _statistics(logits, labels, out, num_rows, num_columns, BLOCK: tl.constexpr)
     weighted = tl.full((), 0.0, tl.float32)
     for start in range(0, num_columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        x = tl.load(line + column, mask=column < num_columns, other=-float("inf")).to(tl.float32)
+        x = tl.load(line + column, mask=column < num_columns, other=-float("inf")).to(tl.float32) / temperature
         higher = tl.maximum(peak, tl.max(x, axis=0))
         # What was summed against the old peak, moved to the new one; before the first block there is nothing to move.
         shift = tl.where(peak == -float("inf"), 0.0, peak - higher)
@@ -72,7 +77,8 @@ def _statistics(logits, labels, out, num_rows, num_columns, BLOCK: tl.constexpr)
     tl.store(out + row, peak)
     tl.store(out + num_rows + row, total)
     tl.store(out + 2 * num_rows + row, weighted)
-    tl.store(out + 3 * num_rows + row, tl.load(line + label, mask=is_local, other=0.0).to(tl.float32))
+    of_label = tl.load(line + label, mask=is_local, other=0.0).to(tl.float32) / temperature
+    tl.store(out + 3 * num_rows + row, of_label)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -83,6 +89,7 @@ def _to_gradient(  # type: ignore[no-untyped-def]
     entropy,
     grad_logprob,
     grad_entropy,
+    temperature,
     num_columns,
     WITH_ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -90,9 +97,9 @@ def _to_gradient(  # type: ignore[no-untyped-def]
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
     place = logits + row * num_columns + column
-    log_p = tl.load(place, mask=inside, other=0.0).to(tl.float32) - tl.load(log_z + row)
+    log_p = tl.load(place, mask=inside, other=0.0).to(tl.float32) / temperature - tl.load(log_z + row)
     factor = tl.load(grad_logprob + row)
     gradient = tl.where(column == tl.load(labels + row), factor, 0.0)
     if WITH_ENTROPY:
         factor += tl.load(grad_entropy + row) * (log_p + tl.load(entropy + row))
-    tl.store(place, gradient - factor * tl.exp(log_p), mask=inside)
+    tl.store(place, (gradient - factor * tl.exp(log_p)) / temperature, mask=inside)
