@@ -1,30 +1,36 @@
 """Runs a function on several ranks of this machine, one process a rank, and never hangs.
 
-Each rank is `python -m slime.testing.ranks` in a session of its own, so that killing a rank takes the helper
-processes of a checkpoint along. A rank that is late prints the stack of every thread before it is killed.
+Without CUDA the processes are forked from a server that has imported torch, Megatron-core and transformers once and
+holds no thread: an import costs more than most tests. Each is a session of its own, so that killing a rank takes the
+helper processes of a checkpoint along. A rank that is late prints the stack of every thread before it is killed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import importlib
 import importlib.util
+import multiprocessing
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slime.net import free_port
+
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_PRINT_STACKS = 1.0
+_ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
+"""Of every rank, where the caller's environment does not say otherwise."""
 
 
 class Rank(NamedTuple):
@@ -48,11 +54,16 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     Raises:
         AssertionError: a rank raised, died or was late; with the traceback or the stacks of every rank.
     """
+    target = (function.__module__, sys.modules[function.__module__].__file__, function.__qualname__)
+    port = free_port("127.0.0.1")
+    context = _context()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         job = Path(folder)
-        target = (function.__module__, sys.modules[function.__module__].__file__, function.__qualname__)
-        (job / "job").write_bytes(pickle.dumps((target, args, world_size, _free_port(), sys.path)))
-        processes = [_start(job, rank) for rank in range(world_size)]
+        (job / "job").write_bytes(pickle.dumps((target, args, sys.path, dict(os.environ))))
+        ranks = [Rank(rank, world_size, "127.0.0.1", port) for rank in range(world_size)]
+        processes = [context.Process(target=_run, args=(job, rank)) for rank in ranks]
+        for process in processes:
+            process.start()
         try:
             failure = _wait(processes, time.monotonic() + timeout_s)
         finally:
@@ -61,49 +72,67 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         return [pickle.loads((job / f"result{rank}").read_bytes()) for rank in range(world_size)]
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _context() -> SpawnContext | ForkServerContext:
+    """How ranks come to be; CUDA does not survive a fork."""
+    import torch
+
+    if torch.cuda.device_count():
+        return multiprocessing.get_context("spawn")
+    _serve_forks()
+    return multiprocessing.get_context("forkserver")
 
 
-def _start(job: Path, rank: int) -> subprocess.Popen[bytes]:
-    environment = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"} | dict(os.environ)
-    command = [sys.executable, "-W", "ignore", "-m", "slime.testing.ranks", str(job), str(rank)]
-    with (job / f"log{rank}").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+def _serve_forks() -> None:
+    """Start the server, unless it runs; torch reads the environment as it is imported."""
+    multiprocessing.set_forkserver_preload(["slime.testing.preloaded"])
+    before = dict(os.environ)
+    os.environ.update({**_ENVIRONMENT, **before})
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> str:
+def _wait(processes: Sequence[BaseProcess], deadline: float) -> str:
     """Empty when every rank ended well; otherwise what went wrong first."""
-    while any(process.poll() is None for process in processes):
+    while any(process.exitcode is None for process in processes):
         if failure := _first_failure(processes):
             return failure
         if time.monotonic() > deadline:
             _print_stacks(processes)
-            return f"rank {[rank for rank, p in enumerate(processes) if p.poll() is None]} still ran at the time limit"
+            late = [rank for rank, process in enumerate(processes) if process.exitcode is None]
+            return f"rank {late} still ran at the time limit"
         time.sleep(0.02)
     return _first_failure(processes)
 
 
-def _first_failure(processes: list[subprocess.Popen[bytes]]) -> str:
-    failed = [f"rank {rank} ended with {p.returncode}" for rank, p in enumerate(processes) if p.poll()]
+def _first_failure(processes: Sequence[BaseProcess]) -> str:
+    failed = [
+        f"rank {rank} ended with {process.exitcode}" for rank, process in enumerate(processes) if process.exitcode
+    ]
     return "; ".join(failed)
 
 
-def _print_stacks(processes: list[subprocess.Popen[bytes]]) -> None:
+def _print_stacks(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGUSR1)
+        if process.exitcode is None:
+            os.kill(_pid(process), signal.SIGUSR1)
     time.sleep(_SECONDS_TO_PRINT_STACKS)
 
 
-def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+def _kill(processes: Sequence[BaseProcess]) -> None:
     """End every session, helper processes of ranks that already ended included."""
     for process in processes:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(_pid(process), signal.SIGKILL)
+        process.kill()  # it may not have had the time to open its session
+        process.join()
+
+
+def _pid(process: BaseProcess) -> int:
+    assert process.pid is not None, "started"
+    return process.pid
 
 
 def _log(job: Path, rank: int) -> str:
@@ -125,20 +154,24 @@ def _load(module: str, file: str, qualname: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _main(job: Path, rank: int) -> None:
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    header = pickle.loads((job / "job").read_bytes())
-    target, args, world_size, port, path = header
+
+
+def _run(job: Path, rank: Rank) -> None:
+    """A rank's whole life, in the forked process."""
+    os.setsid()
+    end_with_parent()
+    with (job / f"log{rank.rank}").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    target, args, path, environment = pickle.loads((job / "job").read_bytes())
     sys.path[:] = path
-    where = Rank(rank, world_size, "127.0.0.1", port)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": where.master_addr, "MASTER_PORT": str(port)}
-    result = _load(*target)(where, *args)
-    (job / f"result{rank}").write_bytes(pickle.dumps(result))
-
-
-if __name__ == "__main__":
-    from slime.testing import ranks  # what a rank pickles must be found under this name, not as `__main__`
-
-    ranks._main(Path(sys.argv[1]), int(sys.argv[2]))
+    os.environ.clear()
+    os.environ |= _ENVIRONMENT | environment | {"RANK": str(rank.rank), "LOCAL_RANK": str(rank.rank)}
+    os.environ |= {"WORLD_SIZE": str(rank.world_size), "MASTER_ADDR": rank.master_addr}
+    os.environ |= {"MASTER_PORT": str(rank.master_port)}
+    result = _load(*target)(rank, *args)
+    (job / f"result{rank.rank}").write_bytes(pickle.dumps(result))
