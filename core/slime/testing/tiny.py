@@ -8,6 +8,7 @@ The tokenizer works on characters: each printable ASCII character, newline and t
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,6 +102,15 @@ TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "unk_token": UNKNOWN,
 }
+
+
+def write_tiny_models(models: Mapping[str, Mapping[str, Any]], assets: Path) -> None:
+    """The program that makes a plugin's `assets`: a folder for each model's config.json, there or in its argument."""
+    parser = argparse.ArgumentParser(description=f"Write {', '.join(models)}.")
+    parser.add_argument("folder", type=Path, nargs="?", default=assets, help="default: %(default)s")
+    folder = parser.parse_args().folder
+    for name, config in models.items():
+        write_tiny_model(folder / name, config)
 
 
 def write_tiny_model(folder: Path, config: Mapping[str, Any]) -> None:
