@@ -14,11 +14,12 @@ from slime.cluster.actors import EngineActor, TrainerActor, remote
 from slime.cluster.launch import ray_cluster
 from slime.cluster.placement import bundles, reserve, shares_gpus
 from slime.cluster.reaper import reaped
-from slime.cluster.residency import KV_CACHE, WEIGHTS
 from slime.config.schema import Placement, SlimeConfig
 from slime.errors import SlimeError
 from slime.plan.placement import engine_ranks
 
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+"""SGLang's tags of what an engine can release."""
 ASK_S = 10.0
 """How long engines have to say that they live; one that is busy does not answer, and lives."""
 

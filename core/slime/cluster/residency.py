@@ -12,15 +12,9 @@ from __future__ import annotations
 
 import enum
 import time
-from typing import TYPE_CHECKING
 
+from slime.cluster.group import KV_CACHE, WEIGHTS, Cluster
 from slime.config.schema import Placement
-
-if TYPE_CHECKING:
-    from slime.cluster.group import Cluster
-
-WEIGHTS, KV_CACHE = "weights", "kv_cache"
-"""SGLang's tags of what an engine can release."""
 
 
 class Turn(enum.IntEnum):
