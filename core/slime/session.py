@@ -24,6 +24,8 @@ from slime.observe import hang
 from slime.observe.metrics import TOKENS_PER_S, MetricsLog
 from slime.observe.progress import Progress
 from slime.observe.stopwatch import Stopwatch
+from slime.plan.layout import read_grid
+from slime.plan.rules import generates
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
 from slime.rollout.evaluate import evaluate
@@ -61,7 +63,8 @@ class Data:
         self.held_out: list[Prompt] = []
         if cfg.sft.num_steps:
             assert cfg.sft.path, "compose() asks for demonstrations"
-            limit = cfg.train.max_tokens_per_micro_batch
+            align = read_grid(cfg.cluster.num_trainers, cfg.train.megatron).packing_align
+            limit = cfg.train.max_tokens_per_micro_batch // align * align  # padding included
             self.demonstrations = DemonstrationSource(
                 resolve(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data.chat_template_kwargs
             )
@@ -108,7 +111,7 @@ class Session:
         hang.register(run.logs / "driver.stack")
         run.write_config(cfg)
         run.write_plugins(installed.provenance(_used(cfg)))
-        rewards = RewardService(cfg.reward, run.logs / "reward.log") if data.prompts or data.held_out else None
+        rewards = RewardService(cfg.reward, run.logs / "reward.log") if generates(cfg) else None
         if rewards:
             stack.enter_context(rewards)
         cluster = stack.enter_context(open_cluster(cfg, run.logs))
@@ -178,6 +181,7 @@ class Session:
             max_tokens=self.cfg.train.max_tokens_per_micro_batch,
             loss_mean=self.cfg.algo.loss_mean,
             num_optimizer_steps=num_steps,
+            micro_batch_multiple=self.cluster.micro_batch_multiple,
         )
 
     def collect(self, version: int, bar: Progress) -> Collected:

@@ -51,6 +51,18 @@ def test_cpu_processes_have_a_core_each(placement: str) -> None:
     assert placed(cfg) == ((Slot(0, 1.0, 0), Slot(1, 1.0, 0)), (Slot(2, 1.0, 0),))
 
 
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_supervision_alone_reserves_nothing_for_engines(placement: str, device: str) -> None:
+    cfg = config(placement, num_trainers=2, num_engines=1, device=device)
+    cfg.algo.name = "sft"
+    num_gpus = float(device == "cuda")
+    assert placed(cfg) == ((Slot(0, 1.0, num_gpus), Slot(1, 1.0, num_gpus)), ())
+    assert engine_places(cfg) == engine_ranks(cfg) == []
+    cfg.eval.path = "heldout.jsonl"
+    assert len(placed(cfg)[1]) == 1
+
+
 def test_ranks_follow_the_nodes_of_their_bundles() -> None:
     """Ray may give the bundles 0 and 2 to one node, 1 and 3 to another: neighbouring ranks stay together."""
     trainers, engines = placed(config("colocated", num_trainers=4, num_engines=2, tp_size=2), order=[0, 2, 1, 3])

@@ -175,8 +175,10 @@ def test_gpus_are_counted(composed: dict[str, SlimeConfig], placement: str, engi
     assert (problems(composed["dense"], changes) == []) is fits
 
 
-def test_supervised_run_needs_no_reward_and_no_prompts() -> None:
-    cfg = compose([*DENSE, "algo=sft", "eval.path=null"])
+def test_supervised_run_needs_no_reward_no_prompts_and_no_room_for_responses() -> None:
+    too_much = ["train.max_tokens_per_micro_batch=32", "rollout.max_prompt_tokens=5000", "rollout.sampling.top_p=0.5"]
+    cfg = compose([*DENSE, "algo=sft", "eval.path=null", *too_much])
     assert (cfg.algo.name, cfg.reward.name) == ("sft", "arithmetic")
+    assert problems(cfg, {"eval.path": cfg.sft.path})[0].startswith("rollout.max_prompt_tokens, eval.sampling")
     assert problems(cfg, {"reward.name": "none"}) == []
     assert "nothing to do" in problems(cfg, {"sft.num_steps": 0})[0]

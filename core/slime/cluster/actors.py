@@ -86,12 +86,16 @@ class TrainerActor(_Actor):
         """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
-    def start(self, master_addr: str, master_port: int) -> tuple[int, int]:
-        """Join the process groups and build the model; returns (data-parallel size, packing alignment)."""
+    def start(self, master_addr: str, master_port: int) -> tuple[int, int, int]:
+        """Join the process groups and build the model.
+
+        Returns:
+            What the layout asks of packs: data-parallel size, alignment, multiple of micro-batches.
+        """
         from slime.train.trainer import Trainer
 
         self.trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
-        return self.trainer.data_parallel_size, self.trainer.packing_align
+        return self.trainer.data_parallel_size, self.trainer.packing_align, self.trainer.micro_batch_multiple
 
     def init_weights(self) -> None:
         self.trainer.init_weights()

@@ -35,6 +35,7 @@ class Cluster:
     engine_urls: tuple[str, ...] = ()
     data_parallel_size: int = 1
     packing_align: int = 1
+    micro_batch_multiple: int = 1
     _pids: dict[str, list[int]] = field(default_factory=dict)
 
     def start(self, model_path: Path) -> None:
@@ -65,7 +66,7 @@ class Cluster:
         first = self.trainers[0]
         address, port = self.wait([first.host.remote(), first.free_port.remote()], "finding a port", self._start_limit)
         started = self.wait([rank.start.remote(address, port) for rank in self.trainers], "starting", self._start_limit)
-        self.data_parallel_size, self.packing_align = started[0]
+        self.data_parallel_size, self.packing_align, self.micro_batch_multiple = started[0]
 
     def train(self, method: str, *args: Any) -> Any:
         """Call a collective method on every trainer rank; returns rank 0's answer."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
 from slime.plan.placement import engine_ranks
-from slime.plan.rules import devices_per_engine
+from slime.plan.rules import devices_per_engine, num_engines
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -46,13 +46,13 @@ class Slots:
 
 
 def shares_gpus(cfg: SlimeConfig) -> bool:
-    """Whether a GPU holds a trainer rank and an engine; on cpu there is nothing to share."""
-    return cfg.cluster.device is Device.cuda and cfg.cluster.placement is Placement.colocated
+    """Whether a GPU holds a trainer rank and an engine; on cpu and without engines there is nothing to share."""
+    return cfg.cluster.device is Device.cuda and cfg.cluster.placement is Placement.colocated and num_engines(cfg) > 0
 
 
 def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
     """Resources the run reserves: for every process, trainer ranks first; or for every shared GPU."""
-    trainers, engines = cfg.cluster.num_trainers, cfg.cluster.num_engines
+    trainers, engines = cfg.cluster.num_trainers, num_engines(cfg)
     if cfg.cluster.device is Device.cpu:
         return [{"CPU": 1.0}] * (trainers + engines)
     if shares_gpus(cfg):
@@ -66,7 +66,7 @@ def slots(cfg: SlimeConfig, group: PlacementGroup, order: Sequence[int]) -> Slot
     On a shared GPU Ray counts a half for each of the two. An engine over several of them is counted on its first;
     it learns of the others when it starts (`Cluster.start`).
     """
-    num_trainers, num_engines = cfg.cluster.num_trainers, cfg.cluster.num_engines
+    num_trainers = cfg.cluster.num_trainers
     if shares_gpus(cfg):
         firsts = [order[ranks[0]] for ranks in engine_ranks(cfg)]
         return Slots(
@@ -75,7 +75,7 @@ def slots(cfg: SlimeConfig, group: PlacementGroup, order: Sequence[int]) -> Slot
     all_of = [Slot(bundle, wanted["CPU"], wanted.get("GPU", 0)) for bundle, wanted in enumerate(bundles(cfg))]
     trainers = [all_of[bundle] for bundle in order if bundle < num_trainers]
     engines = [all_of[bundle] for bundle in order if bundle >= num_trainers]
-    assert len(engines) == num_engines, "a bundle for every process"
+    assert len(engines) == num_engines(cfg), "a bundle for every process"
     return Slots(group, tuple(trainers), tuple(engines))
 
 

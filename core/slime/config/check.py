@@ -16,7 +16,7 @@ from slime.config.schema import Init, SlimeConfig
 from slime.contracts import ModelBridge
 from slime.errors import SlimeError, did_you_mean
 from slime.plan.layout import read_grid
-from slime.plan.rules import batch_problems, layout_problems, placement_problems
+from slime.plan.rules import batch_problems, generates, layout_problems, placement_problems
 from slime.plugins import Plugins, Registry
 
 ALGORITHMS = ("grpo", "sft")
@@ -156,7 +156,7 @@ def _names(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
             f"no algorithm '{cfg.algo.name}'", where="algo.name", todo=did_you_mean(cfg.algo.name, ALGORITHMS)
         )
     chosen: list[tuple[Registry[Any], Any]] = [(plugins.filters, cfg.filter), (plugins.buffers, cfg.buffer)]
-    if cfg.algo.name != "sft" or cfg.eval.path is not None:
+    if generates(cfg):
         chosen.insert(0, (plugins.rewards, cfg.reward))
     for registry, section in chosen:
         try:
@@ -233,7 +233,8 @@ def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
     yield from _owned_by_model(cfg, architecture)
     yield from layout_problems(cfg, grid, architecture)
     yield from batch_problems(cfg, grid)
-    yield from _context(cfg, hf)
+    if generates(cfg):
+        yield from _context(cfg, hf)
     for sentence in bridge.plan_problems(hf, cfg.train.megatron):
         yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
 
@@ -275,7 +276,9 @@ def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterat
 
 def _context(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
     """Whether the longest sequence fits the model's context and the engines' token pool."""
-    lengths = {"rollout.sampling.max_response_tokens": cfg.rollout.sampling.max_response_tokens}
+    lengths = {}
+    if cfg.algo.name != "sft":
+        lengths["rollout.sampling.max_response_tokens"] = cfg.rollout.sampling.max_response_tokens
     if cfg.eval.path:
         lengths["eval.sampling.max_response_tokens"] = cfg.eval.sampling.max_response_tokens
     key, response = max(lengths.items(), key=lambda item: item[1])

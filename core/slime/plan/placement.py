@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime.config.schema import Device, Placement, SlimeConfig
-from slime.plan.rules import devices_per_engine
+from slime.plan.rules import devices_per_engine, num_engines
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def trainer_places(cfg: SlimeConfig) -> list[Place]:
 def engine_places(cfg: SlimeConfig) -> list[Place]:
     """Engines follow the trainers, or share their devices when colocated; none spans two hosts."""
     if cfg.cluster.device is Device.cpu:
-        return [Place(engine % cfg.cluster.num_nodes, range(0)) for engine in range(cfg.cluster.num_engines)]
+        return [Place(engine % cfg.cluster.num_nodes, range(0)) for engine in range(num_engines(cfg))]
     first = 0 if cfg.cluster.placement is Placement.colocated else cfg.cluster.num_trainers
     return [_place(cfg, start, devices_per_engine(cfg)) for start in _engine_starts(cfg, first)]
 
@@ -43,7 +43,7 @@ def _engine_starts(cfg: SlimeConfig, first: int) -> list[int]:
     """The first device of every engine, counted over all hosts."""
     size, per_node = devices_per_engine(cfg), cfg.cluster.devices_per_node
     starts = []
-    for _ in range(cfg.cluster.num_engines):
+    for _ in range(num_engines(cfg)):
         if first % per_node + size > per_node:
             first += per_node - first % per_node
         starts.append(first)

@@ -12,6 +12,7 @@ from slime.config.paths import resolve
 from slime.config.schema import Device, SlimeConfig
 from slime.plan.layout import Grid, read_grid, split_layers
 from slime.plan.placement import engine_places, trainer_places
+from slime.plan.rules import generates, num_engines
 from slime.plugins import Plugins
 from slime.rollout.engine import server_fields
 
@@ -32,9 +33,9 @@ def report(composed: Composed, plugins: Plugins) -> str:
         ["", "processes", *_processes(cfg, grid)],
         ["", "trainer ranks", *_ranks(cfg, hf, grid, dimensions)],
         ["", "parallel groups", *_groups(grid, dimensions)],
-        ["", "engines", *_engines(cfg)],
-        ["", "each engine's arguments", *_arguments(cfg)],
     ]
+    if generates(cfg):
+        sections += [["", "engines", *_engines(cfg)], ["", "each engine's arguments", *_arguments(cfg)]]
     return "\n".join(line.rstrip() for section in sections for line in section)
 
 
@@ -65,7 +66,8 @@ def _stages(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
         samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
         yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
     if cfg.eval.path:
-        yield "evaluation", f"every {cfg.eval.interval} steps on {cfg.eval.path}"
+        when = "after the last step" if cfg.algo.name == "sft" else f"every {cfg.eval.interval} steps"
+        yield "evaluation", f"{when} on {cfg.eval.path}"
 
 
 def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
@@ -77,9 +79,9 @@ def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
     rows = [
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
-        ("engine", cluster.num_engines, f"SGLang, {cluster.placement.name}"),
-        ("router", int(cluster.num_engines > 1), "sglang-router"),
-        ("reward worker", cfg.reward.num_workers, limits),
+        ("engine", num_engines(cfg), f"SGLang, {cluster.placement.name}"),
+        ("router", int(num_engines(cfg) > 1), "sglang-router"),
+        ("reward worker", cfg.reward.num_workers if generates(cfg) else 0, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
 
@@ -120,7 +122,7 @@ def _more(count: int, what: str) -> Iterator[str]:
 def _engines(cfg: SlimeConfig) -> Iterator[str]:
     for engine, place in enumerate(engine_places(cfg)[:MAX_ROWS]):
         yield f"  {engine:>4}  {place}"
-    yield from _more(cfg.cluster.num_engines, "engines")
+    yield from _more(num_engines(cfg), "engines")
 
 
 def _arguments(cfg: SlimeConfig) -> Iterator[str]:

@@ -96,7 +96,7 @@ def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """Whether trainers and engines fit the devices."""
     cluster = cfg.cluster
     have = cluster.num_nodes * cluster.devices_per_node
-    engines = cluster.num_engines * devices_per_engine(cfg)
+    engines = num_engines(cfg) * devices_per_engine(cfg)
     if cluster.device is Device.cpu:
         need, parts = cluster.num_trainers, "one for each trainer rank"
     elif cluster.placement is Placement.colocated:
@@ -112,6 +112,13 @@ def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
             "Lower cluster.num_trainers or cluster.num_engines, or raise cluster.num_nodes or cluster.devices_per_node."
         )
         yield SlimeError(f"the run needs {need} ({parts})", where=where, todo=todo)
+    if engines:
+        yield from _engine_problems(cfg, engines)
+
+
+def _engine_problems(cfg: SlimeConfig, engines: int) -> Iterator[SlimeError]:
+    """Whether engines, which take so many devices together, can stand and be reached."""
+    cluster = cfg.cluster
     if devices_per_engine(cfg) > cluster.devices_per_node:
         where = "rollout.sglang.tp_size"
         todo = f"Use at most {cluster.devices_per_node}: an engine stays on one host."
@@ -147,13 +154,25 @@ def _transport(cfg: SlimeConfig) -> Iterator[SlimeError]:
         yield SlimeError("is broadcast, but NCCL takes one process a GPU", where=where, todo=todo)
 
 
+def generates(cfg: SlimeConfig) -> bool:
+    """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
+    return cfg.algo.name != "sft" or cfg.eval.path is not None
+
+
+def num_engines(cfg: SlimeConfig) -> int:
+    """Engines that the run starts: `cluster.num_engines`, unless it never generates."""
+    return cfg.cluster.num_engines if generates(cfg) else 0
+
+
 def devices_per_engine(cfg: SlimeConfig) -> int:
     """Devices one SGLang engine takes: tp_size x pp_size."""
     return int(cfg.rollout.sglang.get("tp_size", 1)) * int(cfg.rollout.sglang.get("pp_size", 1))
 
 
 def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
-    """Whether every sequence fits a micro-batch and every rank gets samples."""
+    """Whether every sampled sequence fits a micro-batch and every rank gets samples."""
+    if cfg.algo.name == "sft":  # what is sampled is never trained on; demonstrations are checked as they are read
+        return
     longest = cfg.rollout.max_prompt_tokens + cfg.rollout.sampling.max_response_tokens
     padded = -(-longest // grid.packing_align) * grid.packing_align
     cap = cfg.train.max_tokens_per_micro_batch
@@ -164,8 +183,7 @@ def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
             where="train.max_tokens_per_micro_batch",
             todo=f"Set it to {padded} or more, or lower rollout.max_prompt_tokens or max_response_tokens.",
         )
-    if cfg.algo.name != "sft":
-        yield from _shares(cfg, grid)
+    yield from _shares(cfg, grid)
 
 
 def _shares(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:

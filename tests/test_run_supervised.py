@@ -1,0 +1,30 @@
+"""A whole run that never generates: it starts trainers and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.running import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_supervision_alone_needs_no_engine(tmp_path: Path) -> None:
+    """Over an interleaved pipeline, which takes micro-batches in pairs only: here one would hold all rows."""
+    settings = {
+        "algo": "sft",
+        "eval.path": "null",
+        "train.megatron.pipeline_model_parallel_size": 2,
+        "train.megatron.virtual_pipeline_model_parallel_size": 2,
+    }
+    shortened = {"sft.num_steps": 3, "sft.lr_warmup_steps": 1, "sft.batch_size": 8}
+    run = Run(tmp_path, cluster="local2", settings=settings, shortened=shortened).start().succeed()
+    losses = [row["train/loss"] for row in run.rows("sft") if "train/loss" in row]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    logs = {log.name for log in (run.path / "logs").iterdir()}
+    assert "trainer-1.log" in logs
+    assert not {log for log in logs if log.startswith(("engine", "reward", "router"))}
+    assert (run.path / "export/model.safetensors").exists()
