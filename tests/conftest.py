@@ -23,6 +23,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), there are {have}"))
 
 
+@pytest.fixture
+def device():
+    """Where Triton kernels run: the GPU if there is one, else Triton's interpreter."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("no GPU, and not in Triton's interpreter (test_interpreter.py runs this there)")
+    return torch.device("cpu")
+
+
 @pytest.fixture(scope="session")
 def tiny_model():
     """HF folder of the smallest model: config and tokenizer, no weights."""

@@ -54,13 +54,32 @@ def test_unaligned_memory_does_not_count():
     assert tensor_digest(tensor[1:]) == tensor_digest(tensor[1:].clone())
 
 
-@pytest.mark.parametrize("chunk", [4096, 1 << 13, 1 << 20])
-def test_chunk_size_does_not_count(chunk, monkeypatch):
-    """CPU and GPU fold in chunks of different size and must agree."""
+@pytest.mark.parametrize("num_rows", [1, 3, 1000])
+def test_rows_at_once_do_not_count(num_rows, monkeypatch):
     tensor = random(300_000)
     digest = tensor_digest(tensor)
-    monkeypatch.setitem(receipt._CHUNK, "cpu", chunk)
+    monkeypatch.setattr(receipt, "_NUM_ROWS", num_rows)
     assert tensor_digest(tensor) == digest
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_is_the_sum_that_it_says(size):
+    """In Python's own integers, one word after another."""
+    data = random(size, torch.uint8).numpy().tobytes()
+    words = [int.from_bytes(data[start : start + 8], "little") for start in range(0, size, 8)]
+    for level in range(3):
+        first, second = receipt.weights(torch.device("cpu"), level).tolist()
+        blocks = [words[start : start + receipt.BLOCK] for start in range(0, len(words), receipt.BLOCK)]
+        sums = [sum(w * a + (w >> 32) * b for w, a, b in zip(block, first, second, strict=False)) for block in blocks]
+        words = [total % 2**64 for total in sums]
+    assert tensor_digest(random(size, torch.uint8)) == (words[0] + receipt._splitmix(size)) % 2**64
+
+
+def test_many_at_once():
+    tensors = [random(size, dtype) for size in SIZES for dtype in DTYPES]
+    started = receipt.start_digests(tensors[:5]) + receipt.start_digests(tensors[5:])
+    digests = receipt.finish_digests(started, [tensor.nbytes for tensor in tensors])
+    assert digests == [tensor_digest(tensor) for tensor in tensors]
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from slime.types import Receipt
 from slime.weights.bucket import Bucket, SharedBucket
 from slime.weights.engine_link import EngineLink, Summary
 from slime.weights.fused import Named, in_one_bucket
-from slime.weights.receipt import BucketNote, Fingerprint, finish_digests, start_digest
+from slime.weights.receipt import BucketNote, Fingerprint, Started, finish_digests, start_digests
 from slime.weights.transport import SharedMemory, Transport, results
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Publisher:
     def __init__(self, version: int, transport: Transport, buckets: Sequence[Bucket], watch: Stopwatch) -> None:
         self.version, self.transport, self.watch = version, transport, watch
         self.filling, self.spare = buckets
-        self.digests: list[torch.Tensor] = []
+        self.digests: Started = []
         self.num_sent = 0
         self.published = Fingerprint()
 
@@ -113,7 +113,7 @@ class _Publisher:
         if not self.filling.has_room(group):
             self._send(last=False)
         with self.watch("digest"):  # of what came, not of the bucket's copy
-            self.digests += [start_digest(tensor) for _, tensor in group]
+            self.digests += start_digests([tensor for _, tensor in group])
         with self.watch("fill"):
             self.filling.add(group)
 

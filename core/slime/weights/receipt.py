@@ -1,23 +1,28 @@
 """What publisher and engine agree on: content digests of tensors, and the note that travels with each bucket.
 
-The digest is a multilinear hash modulo 2^64 (Carter and Wegman 1979, with the fixed odd multipliers of SplitMix64),
-folded as a tree. It depends on every bit and on the order, gives the same number on CPU and GPU, and runs at memory
-speed: it guards against loss and mix-up, not against an adversary.
+The digest is a multilinear hash modulo 2^64 of 32-bit halves (Carter and Wegman 1979, with the fixed odd multipliers of
+SplitMix64), folded as a tree. It depends on every bit and on the order, gives the same number on CPU and GPU, and runs
+at memory speed: it guards against loss and mix-up, not against an adversary.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-_BLOCK = 4096  # words that one step of the tree folds into two
-_CHUNK = {"cpu": 1 << 15, "cuda": 1 << 23}  # words at once: in the cache of a core; 64 MiB of GPU scratch memory
+BLOCK = 4096
+"""Words that one step of the tree folds into one."""
+_NUM_LEVELS = 3  # of every tree: enough for BLOCK^3 words
+_NUM_ROWS = 8  # blocks at once on a CPU: what a core's cache holds
 _MASK = (1 << 64) - 1
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 NOTE_KEY = "slime_receipt"
 """Key of the note in a bucket, and of the engine's answer in the message it returns."""
@@ -64,30 +69,26 @@ class Fingerprint:
 
 def tensor_digest(tensor: torch.Tensor) -> int:
     """64-bit digest of the bytes of `tensor` (any shape and dtype, read in C order)."""
-    return tensor_digests([tensor])[0]
+    return finish_digests(start_digests([tensor]), [tensor.nbytes])[0]
 
 
-def tensor_digests(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """`tensor_digest` of each; waits for their device once."""
-    tensors = list(tensors)
-    return finish_digests([start_digest(tensor) for tensor in tensors], [tensor.nbytes for tensor in tensors])
+Started = list[torch.Tensor]
+"""Of each tensor what one reading of it leaves: 8 bytes for each 32 KiB, on its device."""
 
 
-def start_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """[2] int64 on the tensor's device: what `finish_digests` makes the digest of."""
-    words, level = _fold(_words(tensor.detach().contiguous().reshape(-1).view(torch.uint8)), 0), 1
-    while len(words) > 2:
-        words, level = _fold(words, level), level + 1
-    return words
+def start_digests(tensors: Sequence[torch.Tensor]) -> Started:
+    """Read tensors of one device, without waiting for it."""
+    words = [_words(tensor.detach().contiguous().view(-1).view(torch.uint8)) for tensor in tensors]
+    return _fold_all(words, 0) if words else []
 
 
-def finish_digests(started: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[int]:
-    """The digests of tensors of `sizes` bytes, from `start_digest` of each."""
-    halves = torch.stack(list(started)).tolist() if started else []
-    return [
-        (lower + upper * _MULTIPLIER + _splitmix(size)) & _MASK
-        for (lower, upper), size in zip(halves, sizes, strict=True)
-    ]
+def finish_digests(started: Started, sizes: Sequence[int]) -> list[int]:
+    """The digests of tensors of `sizes` bytes, from what `start_digests` left of them; waits for their device once."""
+    if not started:
+        return []
+    for level in range(1, _NUM_LEVELS):
+        started = _fold_all(started, level)
+    return [(root + _splitmix(size)) & _MASK for root, size in zip(torch.cat(started).tolist(), sizes, strict=True)]
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:
@@ -99,37 +100,55 @@ def _words(data: torch.Tensor) -> torch.Tensor:
     return data.view(torch.int64)
 
 
-def _fold(words: torch.Tensor, level: int) -> torch.Tensor:
-    """[num_words] -> [2 * ceil(num_words / block)]: per block its weighted sum and that of its words' upper halves.
+def _fold_all(words: Sequence[torch.Tensor], level: int) -> list[torch.Tensor]:
+    device = words[0].device
+    if device.type == "cpu":
+        return fold(words, weights(device, level))
+    from slime.weights import kernels
 
-    The upper halves come in a second time because a change in a word's top bit alone would be lost as soon as
-    another word changes there too: odd multiples of 2^63 cancel in pairs.
+    return kernels.fold(words, weights(device, level))
+
+
+def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> list[torch.Tensor]:
+    """One level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight.
+
+    The second weight is there for the upper halves: a multiple of 2^63 has one bit of the first left, and two of them
+    cancel.
+
+    Args:
+        tensors: [num_words] int64 each.
+        weights: [2, BLOCK] int64.
+
+    Returns:
+        [num_words / BLOCK, rounded up] int64 each; at least one.
     """
-    weights = _weights(words.device, level)
-    return torch.cat([_fold_chunk(chunk, weights) for chunk in torch.split(words, _CHUNK[words.device.type])])
+    first, second = weights.numpy().view(np.uint64)
+    return [torch.from_numpy(_fold(each.numpy().view(np.uint64), first, second).view(np.int64)) for each in tensors]
 
 
-def _fold_chunk(chunk: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    if len(chunk) % _BLOCK:
-        chunk = torch.nn.functional.pad(chunk, (0, -len(chunk) % _BLOCK))
-    rows = chunk.view(-1, _BLOCK)
-    return torch.stack([_weighted_sums(rows, weights), _weighted_sums(rows >> 32, weights)], dim=1).flatten()
-
-
-def _weighted_sums(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    if rows.is_cuda:  # CUDA has no integer matrix product
-        return (rows * weights).sum(1)
-    return torch.mv(rows, weights)
+def _fold(words: Words, first: Words, second: Words) -> Words:
+    """`einsum`, because numpy's and torch's other integer products do not use the vector unit."""
+    num_blocks = len(words) // BLOCK
+    rows, rest = words[: num_blocks * BLOCK].reshape(-1, BLOCK), words[num_blocks * BLOCK :][None]
+    uppers = np.empty((min(num_blocks, _NUM_ROWS), BLOCK), np.uint64)
+    sums = []
+    for start in range(0, num_blocks, _NUM_ROWS):
+        some = rows[start : start + _NUM_ROWS]
+        upper = np.right_shift(some, 32, out=uppers[: len(some)])
+        sums.append(np.einsum("ij,j->i", some, first) + np.einsum("ij,j->i", upper, second))
+    if rest.size or not num_blocks:
+        sums.append(rest @ first[: rest.size] + (rest >> 32) @ second[: rest.size])
+    return np.concatenate(sums)
 
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
 @functools.cache
-def _weights(device: torch.device, level: int) -> torch.Tensor:
-    """[block] odd pseudo-random multipliers of one tree level: SplitMix64 (Steele, Lea, Flood 2014)."""
-    values = [_splitmix(level * _BLOCK + position) | 1 for position in range(_BLOCK)]
-    return torch.tensor([value - (value >> 63 << 64) for value in values], dtype=torch.int64, device=device)
+def weights(device: torch.device, level: int) -> torch.Tensor:
+    """[2, BLOCK] int64 odd pseudo-random multipliers of one tree level: SplitMix64 (Steele, Lea, Flood 2014)."""
+    values = [_splitmix(2 * level * BLOCK + position) | 1 for position in range(2 * BLOCK)]
+    return torch.from_numpy(np.array(values, np.uint64).view(np.int64).reshape(2, BLOCK)).to(device)
 
 
 def _splitmix(position: int) -> int:

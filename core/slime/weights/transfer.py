@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slime.weights.coverage import Coverage, Intervals
-from slime.weights.receipt import BucketNote, Fingerprint, tensor_digests
+from slime.weights.receipt import BucketNote, Fingerprint, finish_digests, start_digests
 from slime.weights.writes import Block, Memory, Write, differs
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
@@ -49,7 +49,8 @@ class Transfer:
                 f"bucket {self._next_index} of version {self.version} never arrived: "
                 f"the engine got bucket {note.index} of version {note.version} instead"
             )
-        digests = tensor_digests(tensor for _, tensor in tensors)
+        values = [tensor for _, tensor in tensors]
+        digests = finish_digests(start_digests(values), [tensor.nbytes for tensor in values])
         for (name, tensor), received, published in zip(tensors, digests, note.digests, strict=True):
             if received != published:
                 raise TransferFault(

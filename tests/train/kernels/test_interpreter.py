@@ -1,4 +1,7 @@
-"""The kernel tests of this folder without a GPU: Triton's interpreter computes block by block what the GPU would."""
+"""All kernel tests without a GPU: Triton's interpreter computes block by block what the GPU would.
+
+The interpreter must be chosen before Triton is imported: this starts pytest anew.
+"""
 
 import os
 import subprocess
@@ -12,7 +15,9 @@ import torch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU itself")
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    files = sorted(str(path) for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
+    here, tests = Path(__file__), Path(__file__).parents[2]
+    files = [str(path) for path in (*sorted(here.parent.glob("test_*.py")), tests / "weights/test_kernels.py")]
+    files.remove(str(here))
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-rs", "--no-header", *files]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
