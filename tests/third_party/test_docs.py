@@ -1,8 +1,9 @@
-"""docs/writing-a-reward-plugin.md, done as it says."""
+"""The guides under docs, done as they say: their files make a distribution, their commands are run."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,14 +11,47 @@ from typing import Any
 
 import pytest
 
-GUIDE = (Path(__file__).parents[2] / "docs/writing-a-reward-plugin.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^\$ slime (.+)$", re.MULTILINE)
-FILES = dict(FILE.findall(GUIDE))
+COMMAND = re.compile(r"^\$ (.+)$", re.MULTILINE)
+SHORTENED = (
+    "sft.num_steps=2", "sft.lr_warmup_steps=0", "run.num_steps=1", "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2", "eval.path=null", "reward=closeness", "run.name=it",
+)  # fmt: skip
 
 
-def test_the_plugin_has_twenty_lines() -> None:
-    code = FILES["slime_brevity/__init__.py"]
+class Guide:
+    """A page of docs as what it has its reader write and type."""
+
+    def __init__(self, name: str) -> None:
+        text = (DOCS / name).read_text()
+        self.files: dict[str, str] = dict(FILE.findall(text))
+        self.commands = [shlex.split(command) for command in COMMAND.findall(text)]
+        self.code_blocks = len(re.findall(r"^```\w+$", text, re.MULTILINE))
+
+    def write(self, folder: Path) -> None:
+        for name, text in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def of_slime(self, *verb: str) -> list[str]:
+        """The arguments of the one `slime` command that begins with `verb`."""
+        [found] = [command[1:] for command in self.commands if command[: len(verb) + 1] == ["slime", *verb]]
+        return found
+
+
+REWARD, MODEL = Guide("writing-a-reward-plugin.md"), Guide("writing-a-model-plugin.md")
+
+
+@pytest.mark.parametrize("guide", [REWARD, MODEL], ids=["reward", "model"])
+def test_every_code_block_is_a_file_or_a_command(guide: Guide) -> None:
+    blocks_of_commands = guide.code_blocks - len(guide.files)
+    assert 0 < blocks_of_commands <= len(guide.commands)
+
+
+def test_the_reward_plugin_has_twenty_lines() -> None:
+    code = REWARD.files["slime_brevity/__init__.py"]
     ast.parse(code)
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 20, f"{len(lines)} lines"
@@ -25,16 +59,61 @@ def test_the_plugin_has_twenty_lines() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_guide_works_as_written(environment: Any, tmp_path: Path) -> None:
-    for name, text in FILES.items():
-        path = tmp_path / "project" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def test_the_reward_guide_works_as_written(environment: Any, tmp_path: Path) -> None:
+    REWARD.write(tmp_path / "project")
     environment.build(tmp_path / "project")
     installed = environment.beside(tmp_path / "site", "slime-brevity")
-    commands = [shlex.split(command) for command in COMMAND.findall(GUIDE)]
-    shown = [installed.slime(*command) for command in commands]
+    shown = [installed.slime(*REWARD.of_slime(verb)) for verb in ("plugins", "plan")]
     assert [result.returncode for result in shown] == [0, 0], [result.stderr for result in shown]
     assert all("slime-brevity 0.1.0" in result.stdout for result in shown)
     tested = installed.run("-m", "pytest", "-c", "/dev/null", tmp_path / "project/tests")
     assert "2 passed" in tested.stdout, tested.stdout
+
+
+@pytest.fixture(scope="module")
+def family(environment: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """The family of the model guide, installed from its wheel, and the folder where it was written."""
+    folder = tmp_path_factory.mktemp("family")
+    project = folder / "project"
+    MODEL.write(project)
+    [[_, script]] = [command for command in MODEL.commands if command[0] == "python"]
+    made = environment.run(script, cwd=project)
+    assert made.returncode == 0, made.stderr
+    environment.build(project)
+    return environment.beside(folder / "site", "slime-qwen2"), project
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_family_of_the_guide_is_found_and_planned(family: tuple[Any, Path]) -> None:
+    shown = [family[0].slime(*MODEL.of_slime(verb)) for verb in ("plugins", "plan")]
+    assert [result.returncode for result in shown] == [0, 0], [result.stderr for result in shown]
+    assert "slime-qwen2 0.1.0" in shown[0].stdout
+    assert "qwen2-tiny" in shown[1].stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_family_of_the_guide_passes_its_tests(family: tuple[Any, Path]) -> None:
+    """Without the contract's multi-rank layouts: its blocks are those of the families here, which are tried in them."""
+    installed, project = family
+    assert ["pytest"] in MODEL.commands
+    tested = installed.run("-m", "pytest", "-c", "/dev/null", "-k", "not ranks", "tests", cwd=project)
+    assert "7 passed, 2 deselected" in tested.stdout, tested.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_family_of_the_guide_trains_with_a_third_party_reward(family: tuple[Any, Path], tmp_path: Path) -> None:
+    """A whole run: slime, its family and its reward are three wheels, and nothing is imported from this checkout."""
+    installed, _ = family
+    command = MODEL.of_slime("+model=qwen2-tiny")
+    done = installed.slime(*command, *SHORTENED, f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    used = json.loads((tmp_path / "it/plugins.json").read_text())["used"]
+    assert (used["model"]["distribution"], used["reward"]["distribution"]) == ("slime-qwen2", "slime-closeness")
+    rows = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
+    [step] = [row for row in rows if row["stage"] == "rl" and "train/loss" in row]
+    assert 0 <= step["rollout/reward_mean"] <= 1
+    assert step["rollout/reward_error"] == 0
+    assert step["train/logprob_diff_max"] < 1e-4  # fp32 on both sides: the order of additions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +86,3 @@ def test_a_broken_plugin_is_one_line_that_names_it_and_the_way_out(
         assert "Traceback" not in refused.stderr
         for word in [*words, f"pip uninstall slime-broken-{fault}"]:
             assert word in lines[0]
-
-
-def test_a_third_party_reward_rewards_a_real_run(environment: Any, tmp_path: Path) -> None:
-    """All of slime and its model family installed from wheels, nothing from this checkout."""
-    done = environment.slime(
-        "+model=glm4-tiny", "+cluster=local", "reward=closeness", f"run.dir={tmp_path}", "run.name=it",
-        "sft.num_steps=2", "sft.lr_warmup_steps=0", "run.num_steps=1", "rollout.prompts_per_step=2",
-        "rollout.samples_per_prompt=2", "eval.path=null",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    used = json.loads((tmp_path / "it/plugins.json").read_text())["used"]
-    assert used["reward"]["distribution"] == "slime-closeness"
-    rows = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
-    (step,) = [row for row in rows if row["stage"] == "rl" and "train/loss" in row]
-    assert 0 <= step["rollout/reward_mean"] <= 1
-    assert step["rollout/reward_error"] == 0
