@@ -1,3 +1,5 @@
+import io
+import json
 import shutil
 
 import pytest
@@ -33,6 +35,16 @@ def test_no_loadable_tokenizer(tmp_path, content):
     with pytest.raises(SlimeError, match="the tokenizer does not load") as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_checkpoint_is_not_run(tokenizer_folder, tmp_path, monkeypatch):
+    """Left to itself, transformers asks on the terminal."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "checkpoint")
+    config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "configuration.py").write_text("raise SystemExit('this was run')")
+    assert load_tokenizer(folder).chat_template
 
 
 def test_a_template_that_refuses_names_the_row(tokenizer, monkeypatch):

@@ -16,7 +16,7 @@ Tokenizer = Any
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The Hugging Face tokenizer of a checkpoint folder.
+    """The Hugging Face tokenizer of a checkpoint folder; code that the folder brings is not run.
 
     Raises:
         SlimeError: the folder holds no loadable tokenizer, or one without a chat template.
@@ -26,7 +26,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     logging.set_verbosity_error()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(os.fspath(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(os.fspath(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         todo = "The folder needs tokenizer.json and tokenizer_config.json (or the files its tokenizer class names)."
