@@ -1,6 +1,6 @@
 # One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
 PYTHON ?= python3
-WORKSPACE := . plugins/models/glm4 plugins/models/glm5 plugins/models/deepseek-v3 plugins/models/qwen3 plugins/rewards/math plugins/filters/dynamic-sampling
+WORKSPACE := . plugins/models/glm4 plugins/models/glm5 plugins/models/deepseek-v3 plugins/models/qwen3 plugins/models/mimo plugins/rewards/math plugins/filters/dynamic-sampling
 export OMP_NUM_THREADS ?= 1
 
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine

@@ -21,6 +21,7 @@ FIRST_PARTY = [
     ROOT / "plugins/models/glm5",
     ROOT / "plugins/models/deepseek-v3",
     ROOT / "plugins/models/qwen3",
+    ROOT / "plugins/models/mimo",
     ROOT / "plugins/rewards/math",
     ROOT / "plugins/filters/dynamic-sampling",
 ]

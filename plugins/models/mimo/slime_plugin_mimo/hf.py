@@ -1,0 +1,53 @@
+"""`mimo` for transformers, which lacks it: Qwen2's decoder, and prediction layers beside it.
+
+MiMo's checkpoints bring such classes as code. With these, nothing that a checkpoint brings is run: SGLang takes the
+config from here (entry-point group `sglang.srt.plugins`), and `AutoModelForCausalLM` loads what slime exports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from slime import torchvision_ops
+
+torchvision_ops.ensure()  # transformers' model classes import torchvision
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm  # noqa: E402
+
+
+class MimoConfig(Qwen2Config):  # type: ignore[misc]
+    """Qwen2's, with `num_nextn_predict_layers`."""
+
+    model_type = "mimo"
+    num_nextn_predict_layers: int = 0
+
+
+class MimoPredictionLayer(Qwen2DecoderLayer):  # type: ignore[misc]
+    """Multi-token prediction: a decoder layer on the projection of [hidden state | embedding of the next token]."""
+
+    def __init__(self, config: MimoConfig) -> None:
+        super().__init__(config, layer_idx=0)
+        norms = {name: Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps) for name in ("token", "hidden", "final")}
+        for name, norm in norms.items():
+            self.add_module(f"{name}_layernorm", norm)
+        self.input_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+
+
+class MimoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+    """Qwen2's; holds the prediction layers, which take no part in its logits."""
+
+    config_class = MimoConfig
+
+    def __init__(self, config: MimoConfig) -> None:
+        super().__init__(config)
+        layers: list[Any] = [MimoPredictionLayer(config) for _ in range(config.num_nextn_predict_layers)]
+        self.model.mtp_layers = nn.ModuleList(layers)
+        self.post_init()
+
+
+def register() -> None:
+    """Tell transformers; SGLang calls this in each of its processes."""
+    AutoConfig.register(MimoConfig.model_type, MimoConfig, exist_ok=True)
+    AutoModelForCausalLM.register(MimoConfig, MimoForCausalLM, exist_ok=True)

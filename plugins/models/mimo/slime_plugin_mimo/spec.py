@@ -1,0 +1,18 @@
+"""Layer spec of `mimo`, from the portable blocks."""
+
+from __future__ import annotations
+
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime.train import specs
+
+
+def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Dense layers."""
+
+    def layer(moe: bool) -> ModuleSpec:
+        return specs.transformer_layer(config, attention=specs.gqa(config), mlp=specs.gated_mlp(config))
+
+    return specs.decoder_block(config, vp_stage, layer)

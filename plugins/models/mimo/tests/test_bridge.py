@@ -1,0 +1,76 @@
+"""What the bridge reads from config.json, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.contracts import ModelBridge
+from slime.errors import SlimeError
+from slime_plugin_mimo.bridge import Mimo
+
+HERE = Path(__file__).parent
+ASSETS = HERE.parent / "slime_plugin_mimo/assets"
+HUB = json.loads((HERE / "hub/MiMo-7B-RL.json").read_text())
+
+
+def test_bridge_keeps_the_contract() -> None:
+    assert isinstance(Mimo(), ModelBridge)
+    assert Mimo().family == HUB["model_type"]
+
+
+def test_model_of_the_hub() -> None:
+    config, kwargs = Mimo().transformer_config(HUB), Mimo().model_kwargs(HUB)
+    assert (config["num_layers"], config["num_query_groups"], config["kv_channels"]) == (36, 8, 128)
+    assert (config["add_qkv_bias"], config["qk_layernorm"], config["layernorm_epsilon"]) == (True, False, 1e-5)
+    assert (kwargs["rotary_base"], kwargs["rotary_percent"]) == (640000, 1.0)
+    assert kwargs["share_embeddings_and_output_weights"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"use_sliding_window": True}, "use_sliding_window: True"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"attention_bias": False}, "attention_bias: False"),
+        ({"use_mrope": True}, "use_mrope: True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type: yarn"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ],
+)
+def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(SlimeError, match=named):
+        Mimo().transformer_config(HUB | change)
+
+
+def test_layouts_that_cut_heads_are_plan_problems() -> None:
+    assert Mimo().plan_problems(HUB, {"tensor_model_parallel_size": 8}) == []
+    [problem] = Mimo().plan_problems(HUB, {"tensor_model_parallel_size": 16})
+    assert "8 key/value heads" in problem
+
+
+def test_tiny_model_is_supported() -> None:
+    hf = json.loads((ASSETS / "mimo-tiny/config.json").read_text())
+    assert Mimo().transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
+
+
+def test_assets_are_what_their_script_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, HERE.parent / "tools/make_tiny_assets.py", "--out", tmp_path], check=True)
+    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    committed = {path.relative_to(ASSETS): path.read_bytes() for path in ASSETS.rglob("*") if path.is_file()}
+    assert written == committed
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys, slime_plugin_mimo as plugin\n"
+        "for family, factory in plugin.slime_models().items():\n"
+        "    assert factory().family == family\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
