@@ -198,6 +198,11 @@ def _expert_groups(reader: ConfigReader, topk: int) -> dict[str, Any]:
     return {"moe_router_num_groups": num_groups, "moe_router_group_topk": kept_groups}
 
 
+def mtp(reader: ConfigReader) -> dict[str, Any]:
+    """One multi-token prediction layer (arXiv 2412.19437, section 2.2), or none; engines draft with one at most."""
+    return {"mtp_num_layers": reader.only("num_nextn_predict_layers", 0, 1, None) or None}
+
+
 def rotary(reader: ConfigReader, *, default_percent: float) -> dict[str, Any]:
     """Rotary embeddings without scaling, as `GPTModel` keywords; both spellings of config.json.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -43,6 +44,15 @@ class ModelBridge(Protocol):
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         """The family's own rules that this parallel layout breaks, a sentence each; empty if none."""
+
+
+@runtime_checkable
+class MtpBridge(ModelBridge, Protocol):
+    """A family with a multi-token prediction layer: its `transformer_config` says `mtp_num_layers`, its
+    `weight_mapping` has `slime.weights.blocks.mtp`."""
+
+    def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
+        """The prediction layer, `slime.train.specs.mtp_layer` around the family's decoder layer."""
 
 
 @runtime_checkable

@@ -103,7 +103,15 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ),
         ({"train.optimizer.use_precision_aware_optimizer": True}, "is not supported: it needs Transformer Engine"),
         ({"train.ddp.use_distributed_optimizer": False}, "differs from train.optimizer.use_distributed_optimizer"),
-        ({"train.megatron.mtp_num_layers": 1}, "mtp_num_layers: is not supported: multi-token prediction"),
+        (
+            {"train.megatron.mtp_num_layers": 1},
+            "mtp_num_layers: is not yours to set. Remove it: it comes from config.json",
+        ),
+        (
+            {"train.mtp_loss_scale": 0.2},
+            "mtp_loss_scale: needs a multi-token prediction layer, which this model does not",
+        ),
+        ({"train.mtp_loss_scale": 0.0}, "train.mtp_loss_scale: must be above 0, got 0.0"),
         (ranks(2, context=2) | {"train.megatron.cp_comm_type": "p2p"}, "is p2p, but this layout needs all_gather"),
         ({"buffer.options.max_groups": "many"}, "buffer.options.max_groups: Value 'many'"),
         ({"buffer.options.size": 1}, "buffer.options.size: buffer 'fifo' has no such option"),

@@ -66,7 +66,6 @@ def test_gpus_train_in_bf16() -> None:
         ({"tensor_model_parallel_size": 2, "sequence_parallel": False}, "sequence_parallel=false"),
         ({"calculate_per_token_loss": False}, "calculate_per_token_loss=false is not supported"),
         ({"variable_seq_lengths": False}, "variable_seq_lengths=false is not supported"),
-        ({"mtp_num_layers": 1}, "multi-token prediction"),
         ({"hiden_size": 64}, "no field 'hiden_size'. Did you mean 'hidden_size'?"),
         ({"recompute_granularity": "most"}, 'most must be "full"'),
     ],

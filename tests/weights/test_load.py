@@ -18,18 +18,25 @@ from slime.weights.mapping import WeightMapping
 VOCAB, HIDDEN = 8, 4
 
 
-def mapping(num_layers: int = 2, num_ignored_layers: int = 0) -> WeightMapping:
+def mapping(num_layers: int = 2) -> WeightMapping:
     rules = blocks.embeddings(VOCAB) + blocks.norms() + blocks.output(VOCAB, tied=False)
-    return WeightMapping(rules, num_layers, num_ignored_layers=num_ignored_layers)
+    return WeightMapping(rules, num_layers)
+
+
+def predicting(num_layers: int = 2) -> WeightMapping:
+    """The same with a multi-token prediction layer."""
+    prefix = f"model.layers.{num_layers}."
+    rules = mapping(num_layers).rules + blocks.mtp(blocks.norms(), prefix)
+    return WeightMapping(rules, num_layers, copies=blocks.mtp_copies(prefix))
 
 
 def tensors(num_layers: int = 2) -> dict[str, torch.Tensor]:
     return {name: torch.ones(HIDDEN) for name in mapping(num_layers).hf_names}
 
 
-def write(folder: Path, content: dict[str, torch.Tensor], num_layers: int = 2) -> Path:
+def write(folder: Path, content: dict[str, torch.Tensor], num_layers: int = 2, **hf: int) -> Path:
     save_file(content, folder / SINGLE)
-    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": num_layers}))
+    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": num_layers, **hf}))
     return folder
 
 
@@ -66,10 +73,29 @@ def test_layers_behind_a_cut_are_ignored_and_only_those(tmp_path: Path) -> None:
     )
 
 
-def test_untrained_layers_behind_the_last_are_ignored(tmp_path: Path) -> None:
-    folder = write(tmp_path, tensors(num_layers=3), num_layers=2)
-    load_hf([], mapping(num_ignored_layers=1), folder)
-    assert "model.layers.2" in refusal(folder, mapping(num_ignored_layers=0))
+def test_prediction_layer_that_the_family_does_not_have_is_ignored(tmp_path: Path) -> None:
+    load_hf([], mapping(), write(tmp_path, tensors(num_layers=3), num_nextn_predict_layers=1))
+    assert "model.layers.2" in refusal(write(tmp_path, tensors(num_layers=3)))
+
+
+def test_prediction_layer_is_part_of_the_model(tmp_path: Path) -> None:
+    content = {name: torch.ones(HIDDEN) for name in predicting().hf_names}
+    copies = {name: torch.ones(HIDDEN) for name in predicting().copies}
+    for complete in (content, content | copies):
+        load_hf([], predicting(), write(tmp_path, complete, num_nextn_predict_layers=1))
+    surplus = {"model.layers.2.ehproj.weight": torch.ones(1)}
+    message = refusal(write(tmp_path, content | surplus, num_nextn_predict_layers=1), predicting())
+    assert "'model.layers.2.ehproj.weight' belongs to no part of the model" in message
+    del content["model.layers.2.eh_proj.weight"]
+    message = refusal(write(tmp_path, content, num_nextn_predict_layers=1), predicting())
+    assert "'model.layers.2.eh_proj.weight' is missing" in message
+
+
+def test_checkpoint_saved_without_its_prediction_layer(tmp_path: Path) -> None:
+    assert refusal(write(tmp_path, tensors(), num_nextn_predict_layers=1), predicting()) == (
+        f"{tmp_path}: the multi-token prediction layer is missing, all of its 6 tensors. If the checkpoint was saved "
+        "without it, set num_nextn_predict_layers to 0 in its config.json."
+    )
 
 
 def test_truncated_file(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
     _POSITIVE: (
         "cluster.start_timeout_s",
         "cluster.hang_timeout_s",
+        "train.mtp_loss_scale",
         "sft.lr",
         "rollout.sampling.top_p",
         "rollout.request_timeout_s",

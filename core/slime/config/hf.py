@@ -10,12 +10,14 @@ from slime.config.paths import resolve
 from slime.errors import SlimeError
 
 NUM_LAYERS = "num_hidden_layers"
+NUM_MTP_LAYERS = "num_nextn_predict_layers"
 
 
 def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
     """The parsed `config.json` of a checkpoint folder, cut to its first `num_layers` layers if given.
 
-    Lists with one entry a layer (`layer_types`, ...) are cut with it.
+    Lists with one entry a layer (`layer_types`, ...) are cut with it; a multi-token prediction layer, which works on
+    the last layer's output, is left out.
 
     Raises:
         SlimeError: the folder or file is missing, it is not JSON, or it has fewer layers.
@@ -51,6 +53,8 @@ def _cut(hf: dict[str, Any], num_layers: int, file: Path) -> dict[str, Any]:
             todo=f"Choose at most {full}, or leave model.num_layers empty.",
         )
     cut = {key: value[:num_layers] if _per_layer(value, full) else value for key, value in hf.items()}
+    if num_layers < full and hf.get(NUM_MTP_LAYERS):
+        cut[NUM_MTP_LAYERS] = 0
     return {**cut, NUM_LAYERS: num_layers}
 
 

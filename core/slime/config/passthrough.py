@@ -45,6 +45,8 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
     "train.megatron": {
         "variable_seq_lengths": "sequences are always packed",
         "calculate_per_token_loss": "losses carry their denominators",
+        "mtp_num_layers": "it comes from config.json, and the layer learns with `train.mtp_loss_scale`",
+        "mtp_loss_scaling_factor": "it is `train.mtp_loss_scale`",
         "finalize_model_grads_func": "the trainer installs it",
         "grad_scale_func": "the trainer installs it",
         "no_sync_func": "the trainer installs it",

@@ -141,6 +141,9 @@ class TrainConfig:
     """Optimizer steps the samples of one rollout are split into."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits are alive at once in log-prob, entropy and loss; bounds memory, changes no result."""
+    mtp_loss_scale: float | None = None
+    """Weight of the multi-token prediction layer's loss, which trains that layer alone; 0.2 is usual. Empty: a layer
+    that the checkpoint has stays as it is, also in what is exported and published."""
     lr_warmup_steps: int = 0
     """Optimizer steps of linear warm-up from 0."""
     lr_decay: LrDecay = LrDecay.constant

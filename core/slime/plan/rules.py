@@ -30,6 +30,8 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     yield from _heads(model, grid)
     yield from _experts(model, grid)
     yield from _stages(model, grid)
+    if cfg.train.mtp_loss_scale is not None:
+        yield from _prediction(model, grid)
 
 
 def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
@@ -41,7 +43,6 @@ def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 UNSUPPORTED = {
-    f"{MEGATRON}.mtp_num_layers": "multi-token prediction is not trained",
     f"{MEGATRON}.cross_entropy_loss_fusion": "it takes the gradient through bf16",
     f"{MEGATRON}.gradient_accumulation_fusion": "it needs apex",
     f"{MEGATRON}.fp8": "it needs Transformer Engine",
@@ -90,6 +91,17 @@ def _stages(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
             split_layers(model["num_layers"], grid, model)
         except SlimeError as problem:
             yield problem
+
+
+def _prediction(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    """Whether there is a multi-token prediction layer that can learn."""
+    where, todo = "train.mtp_loss_scale", "Leave it empty."
+    if not model.get("mtp_num_layers"):
+        yield SlimeError("needs a multi-token prediction layer, which this model does not have", where=where, todo=todo)
+    layout = model.get("pipeline_model_parallel_layout")
+    if isinstance(layout, str) and "m" not in layout.split("|")[-1]:
+        what = "needs the prediction layer, 'm', in the last part of train.megatron.pipeline_model_parallel_layout"
+        yield SlimeError(what, where=where, todo="Put it before the last 'L', or leave mtp_loss_scale empty.")
 
 
 def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:

@@ -74,18 +74,41 @@ def write_checkpoint(
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensor.data = tensor.data.to(torch.float32 if "correction_bias" in name else dtype)
     model.save_pretrained(folder, **save)
+    if hf.get("num_nextn_predict_layers"):
+        _transformers_config(hf).save_pretrained(folder)  # the model's own may count the prediction layer
 
 
 def random_model(hf: Mapping[str, Any], *, seed: int = 0) -> Any:
-    """transformers' own model, in fp32, with nothing left trivial."""
-    from transformers import AutoConfig
+    """transformers' own model, in fp32, with nothing left trivial.
 
-    config = AutoConfig.for_model(**deepcopy(dict(hf)))  # transformers writes into nested fields
-    model = _auto_model().from_config(config, dtype=torch.float32)
+    transformers has no multi-token prediction: a model with `num_nextn_predict_layers` gets one more decoder layer, and
+    that the rest of the prediction layer, where checkpoints have it. It is no part of the model's forward pass. A class
+    that has `mtp_layers` of its own is left alone.
+    """
+    model = _auto_model().from_config(_transformers_config(hf), dtype=torch.float32)
+    if hf.get("num_nextn_predict_layers") and not hasattr(model.model, "mtp_layers"):
+        model = _with_prediction(hf)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensor.data = _random_like(name, tensor, generator)
     return model
+
+
+def _with_prediction(hf: Mapping[str, Any]) -> Any:
+    num_layers, size = hf["num_hidden_layers"], hf["hidden_size"]
+    model = _auto_model().from_config(_transformers_config({**hf, "num_hidden_layers": num_layers + 1}))
+    layer = model.model.layers[num_layers]
+    layer.enorm, layer.hnorm = torch.nn.RMSNorm(size), torch.nn.RMSNorm(size)
+    layer.eh_proj, layer.shared_head = torch.nn.Linear(2 * size, size, bias=False), torch.nn.Module()
+    layer.shared_head.norm = torch.nn.RMSNorm(size)
+    model.config.num_hidden_layers = num_layers
+    return model
+
+
+def _transformers_config(hf: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**deepcopy(dict(hf)))  # transformers writes into nested fields
 
 
 def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -104,6 +104,7 @@ def _config(family: str, folder: Path, layout: Mapping[str, Any], overlap: bool)
     cfg = SlimeConfig()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), NUM_STEPS
     cfg.train.megatron, cfg.train.logprob_chunk_tokens = dict(layout), 32
+    cfg.train.mtp_loss_scale = 0.2
     cfg.train.ddp = {"overlap_grad_reduce": overlap}
     cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6, "weight_decay": 0.1}
     cfg.algo.kl_coef, cfg.algo.entropy_coef, cfg.algo.rollout_logprobs_as_old = 0.1, 0.01, True

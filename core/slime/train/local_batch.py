@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from slime.train.context_parallel import row_index, runs_of_rank
-from slime.train.specs.packed_attention import PackedSequences
+from slime.train.specs.packed_attention import PackedSequences, TokensAhead
 from slime.types import Batch, MicroBatch
 
 
@@ -42,18 +42,23 @@ class LocalMicroBatch:
     num_step_tokens: int
 
 
-def local_micro_batches(batch: Batch, device: torch.device, *, contiguous: bool = False) -> list[LocalMicroBatch]:
+def local_micro_batches(
+    batch: Batch, device: torch.device, *, contiguous: bool = False, with_ahead: bool = False
+) -> list[LocalMicroBatch]:
     """This rank's micro-batches of an optimizer step, in order.
 
     Args:
         contiguous: how context parallelism cuts sequences, see `slime.train.context_parallel.runs_of_rank`.
+        with_ahead: give `packed` what a multi-token prediction layer is trained on.
     """
     num_step_tokens = sum(len(micro.tokens) for of_rank in batch.micro_batches for micro in of_rank)
     mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]
-    return [_local(micro, num_step_tokens, device, contiguous) for micro in mine]
+    return [_local(micro, num_step_tokens, device, contiguous, with_ahead) for micro in mine]
 
 
-def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device, contiguous: bool) -> LocalMicroBatch:
+def _local(
+    micro: MicroBatch, num_step_tokens: int, device: torch.device, contiguous: bool, with_ahead: bool
+) -> LocalMicroBatch:
     cp_size, cp_rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     index = row_index(runs_of_rank(micro.cu_seqlens, cp_size, cp_rank, contiguous=contiguous))
 
@@ -63,6 +68,11 @@ def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device, contig
     packed = PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device, contiguous=contiguous)
     loss_weights = tensor(micro.loss_weights)
     packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
+    if with_ahead:
+        tokens, labels, weights = (
+            tensor(one_ahead(x, micro.cu_seqlens)) for x in (micro.tokens, micro.labels, micro.loss_weights)
+        )
+        packed.ahead = TokensAhead(tokens[None], labels[None], weights)
     return LocalMicroBatch(
         tokens=tensor(micro.tokens)[None],
         labels=tensor(micro.labels)[None],
@@ -75,3 +85,11 @@ def _local(micro: MicroBatch, num_step_tokens: int, device: torch.device, contig
         is_current=None if micro.is_current is None else tensor(micro.is_current),
         num_step_tokens=num_step_tokens,
     )
+
+
+def one_ahead(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
+    """[num_tokens]: at every position the value of the next one of its sequence, 0 at the last."""
+    ahead = np.zeros_like(values)
+    ahead[:-1] = values[1:]
+    ahead[cu_seqlens[1:] - 1] = 0
+    return ahead

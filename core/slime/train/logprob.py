@@ -144,13 +144,13 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         return torch.stack([logprob, entropy])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, weight, local_labels, log_z, entropy = ctx.saved_tensors
         options: _Options = ctx.options
         grad_logprob, grad_entropy = grads[0].contiguous()
         grad_hidden = torch.empty_like(hidden)
         total = options.main_grad
-        if total is None:
+        if total is None and ctx.needs_input_grad[1]:
             total = torch.zeros_like(weight, dtype=_compute_dtype(weight))
         for start in range(0, len(hidden), options.chunk_tokens):
             rows = slice(start, start + options.chunk_tokens)
@@ -159,10 +159,11 @@ class _LogprobsAndEntropy(torch.autograd.Function):
             logits = torch.mm(hidden[rows], weight.t())
             grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy, options.temperature)
             torch.mm(grad_logits, weight, out=grad_hidden[rows])
-            add_product(total, grad_logits.t(), hidden[rows])
+            if total is not None:
+                add_product(total, grad_logits.t(), hidden[rows])
             del logits, grad_logits  # before the next chunk's are made
         if options.main_grad is None:
-            return grad_hidden, total.to(weight.dtype), None, None
+            return grad_hidden, None if total is None else total.to(weight.dtype), None, None
         weight.grad_added_to_main_grad = True
         # DDP wants to see some gradient before it reduces the buffer; this one costs no memory and is never read.
         return grad_hidden, weight.detach(), None, None

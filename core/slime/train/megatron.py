@@ -15,7 +15,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.config.schema import Device, SlimeConfig
-from slime.contracts import HfConfig, ModelBridge
+from slime.contracts import HfConfig, ModelBridge, MtpBridge
 from slime.errors import SlimeError
 from slime.train import settings
 from slime.train.compat import apply_fixups, cpu_stands_in_for_cuda
@@ -102,6 +102,9 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     """
     config = settings.transformer_config(cfg, bridge, hf)
     kwargs = _model_kwargs(bridge, hf, config)
+    if bridge.transformer_config(hf).get("mtp_num_layers"):
+        assert isinstance(bridge, MtpBridge), "what says mtp_num_layers has an mtp_spec"
+        kwargs["mtp_spec"] = bridge.mtp_spec(config)
     with cpu_stands_in_for_cuda():
         stages = range(config.virtual_pipeline_model_parallel_size or 1)
         modules = [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]

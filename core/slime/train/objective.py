@@ -7,7 +7,7 @@ are the wanted means.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from slime.algo.losses import kl_penalty, policy_loss
 from slime.config.schema import AlgoConfig
 from slime.train.local_batch import LocalMicroBatch
+from slime.train.specs.packed_attention import TokensAhead
+
+MTP_LOSS = "mtp_loss"
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,21 @@ def reinforced(
         sums["logprob_diff_mean"], maxima["logprob_diff_max"] = difference.sum(), difference.max()
         sums["current_share"] = current.sum()
     return Contribution(loss, {"loss": loss, **parts}, sums, maxima)
+
+
+def with_prediction_ahead(
+    contribution: Contribution, logprobs: Tensor, ahead: TokensAhead, scale: float
+) -> Contribution:
+    """Beside a policy's contribution, the loss of its multi-token prediction layer: cross-entropy (arXiv 2412.19437,
+    section 2.2) of the response tokens, each with the weight that it has in the main loss.
+
+    Args:
+        logprobs: [t] of the tokens after the next ones, with gradients that end in the prediction layer.
+        scale: the loss's weight; `loss` among the means stays the policy's own.
+    """
+    mtp_loss = (-logprobs * ahead.loss_weights).sum()
+    means = {**contribution.means, MTP_LOSS: mtp_loss}
+    return replace(contribution, loss=contribution.loss + scale * mtp_loss, means=means)
 
 
 def _ratio_sums(log_ratio: Tensor, is_clipped: Tensor, mask: Tensor) -> dict[str, Tensor]:

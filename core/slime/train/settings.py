@@ -32,10 +32,14 @@ _DTYPE_KEYS = {"params_dtype", "pipeline_dtype", "autocast_dtype", "main_grads_d
 def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> TransformerConfig:
     """Megatron's TransformerConfig (MLATransformerConfig for latent attention) of this model in this layout.
 
+    A multi-token prediction layer that is not trained is not Megatron-core's: `mtp_num_layers` is None then.
+
     Raises:
         SlimeError: Megatron-core refuses the combination, or it contradicts what slime's code depends on.
     """
     values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
+    if not cfg.train.mtp_loss_scale:
+        values["mtp_num_layers"] = None
     if isinstance(activation := values.get("activation_func"), str):
         values["activation_func"] = getattr(F, activation)
     values.setdefault("use_te_activation_func", _is_swiglu(values))
@@ -170,7 +174,7 @@ def _check(config: TransformerConfig) -> None:
         "calculate_per_token_loss=false": not config.calculate_per_token_loss,
         "variable_seq_lengths=false": not config.variable_seq_lengths,
         "cross_entropy_loss_fusion=true": config.cross_entropy_loss_fusion,
-        "multi-token prediction (mtp_num_layers)": bool(config.mtp_num_layers),
+        "a multi-token prediction layer before the last pipeline stage": config.mtp_standalone,
         "fp16=true": config.fp16,
     }
     for setting, broken in rules.items():

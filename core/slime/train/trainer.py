@@ -19,7 +19,7 @@ from slime.config.schema import Device, Init, SlimeConfig
 from slime.train import checkpoint, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
-from slime.train.objective import Contribution, reinforced, supervised
+from slime.train.objective import MTP_LOSS, Contribution, reinforced, supervised, with_prediction_ahead
 from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
 from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score
@@ -50,6 +50,11 @@ class Trainer:
         self.gradient_check = GradientCheck(self.model)
         self._offload = Offload(self.model, self.optimizer, self.device)
         self.reference: reference.Weights | None = None
+
+    @property
+    def trains_mtp(self) -> bool:
+        """Whether there is a multi-token prediction layer that learns."""
+        return bool(self.model.config.mtp_num_layers)
 
     @property
     def data_parallel_size(self) -> int:
@@ -89,7 +94,8 @@ class Trainer:
         """One optimizer step on demonstrations: mean negative log-likelihood of the response tokens.
 
         Returns:
-            loss, entropy (nats), grad_norm, lr, num_tokens, seconds/train; the same on every rank.
+            loss, entropy (nats), grad_norm, lr, num_tokens, seconds/train, and mtp_loss (nats) where a prediction layer
+            learns; the same on every rank.
         """
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda(), self._timed("train", seconds):
@@ -112,8 +118,9 @@ class Trainer:
 
         Returns:
             Means over the batches of loss, pg_loss, kl, entropy, clip_fraction, ratio_mean, approx_kl (to the old
-            policy), logprob_diff_mean (trainer against engine, nats a token), grad_norm, lr; logprob_diff_max;
-            num_tokens (padding included), seconds/logprobs, seconds/train. The same on every rank.
+            policy), logprob_diff_mean (trainer against engine, nats a token), grad_norm, lr, and mtp_loss where a
+            prediction layer learns; logprob_diff_max; num_tokens (padding included), seconds/logprobs, seconds/train.
+            The same on every rank.
 
         Raises:
             SlimeError: loss or gradient is not finite.
@@ -143,7 +150,7 @@ class Trainer:
     def _local(self, batch: Batch) -> list[LocalMicroBatch]:
         """This rank's part of a batch; sparse attention costs every query the same, so its sequences stay whole."""
         contiguous = self.model.config.dsa_indexer_topk is not None
-        return local_micro_batches(batch, self.device, contiguous=contiguous)
+        return local_micro_batches(batch, self.device, contiguous=contiguous, with_ahead=self.trains_mtp)
 
     def _old_scores(self, local: Sequence[list[LocalMicroBatch]]) -> list[Scores]:
         """Empty where the old policy needs no pass of its own."""
@@ -195,6 +202,8 @@ class Trainer:
         self, batch: Batch, micro_batches: Sequence[LocalMicroBatch], loss: LossFunction, *, step: int, **names: Any
     ) -> dict[str, float]:
         """Gradients, metrics (which refuse what is not finite), then the step itself."""
+        if self.trains_mtp:
+            loss, names["means"] = self._with_prediction_ahead(loss, micro_batches), (*names["means"], MTP_LOSS)
         contributions = accumulate_gradients(self.model, micro_batches, loss)
         values = metrics.reduce_contributions(
             contributions,
@@ -207,13 +216,25 @@ class Trainer:
         grad_norm, lr = self.optimizer.step()
         return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(micro_batches[0].num_step_tokens)}
 
-    def export(self, *, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def _with_prediction_ahead(self, loss: LossFunction, micro_batches: Sequence[LocalMicroBatch]) -> LossFunction:
+        """`loss`, of the first two rows of scores, and that of the multi-token prediction layer, of the third."""
+        scale = self.cfg.train.mtp_loss_scale
+        assert scale is not None, "it is what makes the layer learn"
+
+        def contribute(scores: Tensor, number: int) -> Contribution:
+            ahead = micro_batches[number].packed.ahead
+            assert ahead is not None, "made for every micro-batch"
+            return with_prediction_ahead(loss(scores[:2], number), scores[2], ahead, scale)
+
+        return contribute
+
+    def export(self, *, everywhere: bool = False, with_mtp: bool = True) -> Iterator[tuple[str, Tensor]]:
         """HF names and full tensors of the current weights, on rank 0 or everywhere; a rank that receives none runs
-        through it for nothing."""
+        through it for nothing. See `slime.weights.export.export_hf`."""
         from slime.weights.export import export_hf
 
         mapping = self.bridge.weight_mapping(self.hf)
-        return export_hf(self.model.modules, mapping, everywhere=everywhere)
+        return export_hf(self.model.modules, mapping, everywhere=everywhere, with_mtp=with_mtp)
 
     def trim(self) -> None:
         """Return the device memory that torch keeps for the next activations."""

@@ -6,6 +6,10 @@ counterparts are the blocks of the same names in `slime.train.specs` and `slime.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
 from slime.weights.mapping import Layout, Rule
 
 Rules = tuple[Rule, ...]
@@ -127,3 +131,32 @@ def indexer(layers: Layers = None) -> Rules:
     return tuple(
         _layer_rule(f"self_attention.indexer.{name}", f"self_attn.indexer.{name}", layers=layers) for name in names
     )
+
+
+MTP_MODULES: Mapping[str, str] = MappingProxyType(
+    {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "final_layernorm": "shared_head.norm"}
+)
+"""What a multi-token prediction layer has beside its decoder layer: Megatron's names, and those of most checkpoints."""
+
+
+def mtp(layer: Rules, hf: str, *, modules: Mapping[str, str] = MTP_MODULES) -> Rules:
+    """The multi-token prediction layer (arXiv 2412.19437, section 2.2), which most checkpoints number behind the last.
+
+    Args:
+        layer: blocks of the decoder layer inside it, such as `norms() + gqa(...) + moe(...)`.
+        hf: what its tensors' names begin with, such as `model.layers.61.`.
+        modules: the checkpoint's names of the two input norms, the projection and the output norm, by Megatron's.
+    """
+    own = [Rule(f"mtp.layers.0.{ours}.weight", (f"{hf}{theirs}.weight",)) for ours, theirs in modules.items()]
+    return (*own, *(_moved(rule, hf) for rule in layer))
+
+
+def _moved(rule: Rule, hf: str) -> Rule:
+    """A decoder layer's rule as that of the layer inside the prediction layer."""
+    megatron = "mtp.layers.0.transformer_layer." + rule.megatron.removeprefix(_MEGATRON)
+    return replace(rule, megatron=megatron, hf=tuple(hf + name.removeprefix(_HF) for name in rule.hf), layers=None)
+
+
+def mtp_copies(hf: str) -> dict[str, str]:
+    """Copies of embeddings and output layer that many checkpoints keep in their prediction layer; engines skip them."""
+    return {f"{hf}embed_tokens.weight": "model.embed_tokens.weight", f"{hf}shared_head.head.weight": "lm_head.weight"}

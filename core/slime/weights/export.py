@@ -63,6 +63,7 @@ def export_hf(
     bucket_bytes: int = BUCKET_BYTES,
     *,
     everywhere: bool = False,
+    with_mtp: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and whole tensor of everything the mapping exports; collective over the default process group.
 
@@ -74,13 +75,14 @@ def export_hf(
     Args:
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
         everywhere: every rank receives all tensors.
+        with_mtp: the multi-token prediction layer too, for which an engine that does not speculate has no place.
 
     Raises:
         SlimeError: the mapping names a parameter that no rank has.
     """
     local = local_tensors(modules, mapping)
     owners = _exchange_owners(local)
-    for bucket in _buckets(_exported(mapping, owners), owners, bucket_bytes):
+    for bucket in _buckets(_exported(mapping, owners, with_mtp), owners, bucket_bytes):
         received = _share(bucket, local, owners) if everywhere else _send_or_receive(bucket, local, owners)
         if everywhere or dist.get_rank() == 0:
             for entry in bucket:
@@ -112,8 +114,8 @@ def _exchange_owners(local: Mapping[str, LocalTensor]) -> Owners:
     return {name: sorted(parts, key=lambda part: part.shard.rank) for name, parts in owners.items()}
 
 
-def _exported(mapping: WeightMapping, owners: Owners) -> list[Entry]:
-    entries = [entry for entry in mapping.entries if entry.rule.exported]
+def _exported(mapping: WeightMapping, owners: Owners, with_mtp: bool) -> list[Entry]:
+    entries = [entry for entry in mapping.entries if entry.rule.exported and (with_mtp or not entry.is_mtp)]
     for entry in entries:
         shards = [part.shard for part in owners.get(entry.megatron, ())]
         if not shards or [shard.rank for shard in shards] != list(range(shards[0].size)):

@@ -102,28 +102,35 @@ def _check_tensor(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
 def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
     """Refuse a checkpoint that lacks a tensor or holds one that nobody asked for."""
     expected = mapping.hf_names
-    beyond = _layers_beyond(files.folder, mapping)
+    beyond = _layers_left_out(files.folder, mapping)
     missing = sorted(expected - files.tensors.keys())
     unexpected = sorted(
         name
-        for name in files.tensors.keys() - expected - mapping.ignored
+        for name in files.tensors.keys() - expected - mapping.ignored - mapping.copies.keys()
         if not ((layer := _LAYER.match(name)) and int(layer[1]) in beyond)
     )
+    if missing and mapping.mtp_names == set(missing):
+        raise SlimeError(
+            f"the multi-token prediction layer is missing, all of its {len(missing)} tensors",
+            where=str(files.folder),
+            todo="If the checkpoint was saved without it, set num_nextn_predict_layers to 0 in its config.json.",
+        )
     if missing:
         raise _name_error(files, missing, "is missing", unexpected)
     if unexpected:
         raise _name_error(files, unexpected, "belongs to no part of the model", sorted(expected))
 
 
-def _layers_beyond(folder: Path, mapping: WeightMapping) -> range:
-    """Layers that the checkpoint's own config.json announces and the model does not have."""
+def _layers_left_out(folder: Path, mapping: WeightMapping) -> set[int]:
+    """Layers that the checkpoint's own config.json announces, for decoding or prediction, and the model lacks."""
     try:
-        announced = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+        hf = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        announced = hf["num_hidden_layers"] + (hf.get("num_nextn_predict_layers") or 0)
     except (OSError, ValueError, KeyError) as error:
         raise SlimeError(
             f"config.json is missing or torn ({error!r})", where=str(folder), todo="Download the checkpoint again."
         ) from None
-    return range(mapping.num_layers, announced + mapping.num_ignored_layers)
+    return set(range(announced)) - {int(layer[1]) for name in mapping.hf_names if (layer := _LAYER.match(name))}
 
 
 def _name_error(files: HfFiles, names: list[str], fault: str, others: list[str]) -> SlimeError:

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from slime.errors import SlimeError, nearest
 from slime.weights.mapping import Entry, Shard, WeightMapping
 
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.|^mtp\.layers\.\d+\.transformer_layer\.")
 _GROUPED_EXPERTS = (".experts.weight1", ".experts.weight2")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 
@@ -81,8 +81,9 @@ def _whole_model_name(module: torch.nn.Module, name: str) -> str:
     layer = _LAYER.match(name)
     if not layer:
         return name
-    of_stage: Any = module.get_submodule(f"decoder.layers.{layer[1]}")
-    name = _LAYER.sub(f"decoder.layers.{of_stage.layer_number - 1}.", name)
+    of_stage: Any = module.get_submodule(layer[0].removesuffix("."))
+    if layer[1]:
+        name = _LAYER.sub(f"decoder.layers.{of_stage.layer_number - 1}.", name)
     expert = _EXPERT.search(name)
     return _EXPERT.sub(f".local_experts.{of_stage.mlp.local_expert_indices[int(expert[1])]}.", name) if expert else name
 
@@ -103,7 +104,8 @@ def _local_tensor(name: str, tensor: torch.Tensor, mapping: WeightMapping) -> Lo
             where="train.megatron.tensor_model_parallel_size",
             todo=f"Choose a divisor of {num_units}.",
         )
-    return LocalTensor(entry, tensor, shard, _is_primary(entry, shard))
+    is_copy = getattr(tensor, "shared", False)  # Megatron's mark on what the last stage holds of the embeddings
+    return LocalTensor(entry, tensor, shard, _is_primary(entry, shard) and not is_copy)
 
 
 def _shard(entry: Entry, tensor: torch.Tensor) -> Shard:

@@ -7,8 +7,8 @@ and exporting the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -119,6 +119,11 @@ class Entry:
     hf: tuple[str, ...]
     rule: Rule
 
+    @property
+    def is_mtp(self) -> bool:
+        """Whether it belongs to the multi-token prediction layer, which an engine has only when it speculates."""
+        return self.megatron.startswith("mtp.")
+
 
 @dataclass(frozen=True)
 class WeightMapping:
@@ -128,15 +133,16 @@ class WeightMapping:
         rules: in the order in which tensors are exported; consecutive per-layer rules run layer by layer.
         num_layers: decoder layers of the model.
         num_experts: routed experts a layer, 0 in a dense model.
-        num_ignored_layers: layers that a checkpoint may hold behind the model's own and that are not loaded.
         ignored: HF tensors that a checkpoint may hold and that are not loaded.
+        copies: HF tensors that a checkpoint may hold a second time, by the name of the copy. Only the original is
+            loaded; a folder that is saved has the copies that its source has.
     """
 
     rules: tuple[Rule, ...]
     num_layers: int
     num_experts: int = 0
-    num_ignored_layers: int = 0
     ignored: frozenset[str] = frozenset()
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -153,13 +159,15 @@ class WeightMapping:
         """Every HF tensor the model is made of."""
         return frozenset(name for entry in self.entries for name in entry.hf)
 
+    @cached_property
+    def mtp_names(self) -> frozenset[str]:
+        """The HF tensors of the multi-token prediction layer."""
+        return frozenset(name for entry in self.entries if entry.is_mtp for name in entry.hf)
+
     def _run(self, per_layer: bool, rules: list[Rule]) -> Iterator[Entry]:
-        if not per_layer:
-            yield from (Entry(rule.megatron, rule.hf, rule) for rule in rules)
-            return
-        for layer in range(self.num_layers):
+        for layer in range(self.num_layers if per_layer else 1):
             for rule in rules:
-                if rule.layers is None or layer in rule.layers:
+                if not per_layer or rule.layers is None or layer in rule.layers:
                     yield from self._of_layer(rule, layer)
 
     def _of_layer(self, rule: Rule, layer: int) -> Iterator[Entry]:

@@ -27,6 +27,21 @@ from slime.train.specs.pack_rows import PackRows
 from slime.train.specs.rotary import RotaryTable
 
 
+@dataclass(frozen=True)
+class TokensAhead:
+    """What a multi-token prediction layer reads of a pack: everything one position ahead within its sequence.
+
+    Attributes:
+        tokens: [1, t] int64, the next token of each.
+        labels: [1, t] int64, the one after.
+        loss_weights: [t] fp32, of predicting that; 0 where there is none.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    loss_weights: Tensor
+
+
 @dataclass
 class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     """Megatron-core's packed-sequence parameters with the lengths kept on the host.
@@ -41,6 +56,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
             step's loss tokens. None where nothing is trained.
         selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
             the layer that chose it: rows of the pack [t, topk] int32.
+        ahead: for a multi-token prediction layer; None where none is trained.
     """
 
     lengths: Sequence[int] = ()
@@ -49,6 +65,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     contiguous: bool = False
     loss_weights: Tensor | None = None
     selected_keys: dict[int, Tensor] = field(default_factory=dict)
+    ahead: TokensAhead | None = None
     _rotary: tuple[Tensor, RotaryTable] | None = field(default=None, init=False)
 
     @classmethod

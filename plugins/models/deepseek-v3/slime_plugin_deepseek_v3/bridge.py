@@ -12,15 +12,13 @@ from slime.weights import blocks
 from slime.weights.mapping import WeightMapping
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class DeepseekV3:
-    """DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention, dense layers, then experts routed in groups.
-
-    Multi-token prediction layers of a checkpoint (`num_nextn_predict_layers`) are recognised and left out.
-    """
+    """DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention, dense layers, then experts routed in groups."""
 
     family = "deepseek_v3"
 
@@ -35,19 +33,29 @@ class DeepseekV3:
 
         return spec.block(config, vp_stage)
 
+    def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
+        from slime_plugin_deepseek_v3 import spec
+
+        return spec.prediction(config)
+
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
         dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+        attention, shared_expert = blocks.mla(q_lora=hf.get("q_lora_rank") is not None), hf["n_shared_experts"] > 0
         rules = (
             *blocks.embeddings(hf["vocab_size"]),
             *blocks.norms(),
-            *blocks.mla(q_lora=hf.get("q_lora_rank") is not None),
+            *attention,
             *blocks.gated_mlp(dense),
-            *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+            *blocks.moe(sparse, shared_expert=shared_expert, correction_bias=True),
             *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
         )
-        num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
-        return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+        if not hf.get("num_nextn_predict_layers"):
+            return WeightMapping(rules, num_layers, hf["n_routed_experts"])
+        prefix = f"model.layers.{num_layers}."
+        layer = (*blocks.norms(), *attention, *blocks.moe(shared_expert=shared_expert, correction_bias=True))
+        rules += blocks.mtp(layer, prefix)
+        return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=blocks.mtp_copies(prefix))
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return architecture.mla_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
@@ -61,12 +69,16 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     for not_of_the_forward_pass in (
         "aux_loss_alpha",
         "ep_size",
-        "num_nextn_predict_layers",
         "pretraining_tp",
         "seq_aux",
     ):
         reader.get(not_of_the_forward_pass, None)
-    config = {**architecture.decoder(reader), **architecture.mla(reader), **architecture.sigmoid_moe(reader)}
+    config = {
+        **architecture.decoder(reader),
+        **architecture.mla(reader),
+        **architecture.sigmoid_moe(reader),
+        **architecture.mtp(reader),
+    }
     kwargs = architecture.embeddings(reader)
     reader.finish()
     return config, kwargs

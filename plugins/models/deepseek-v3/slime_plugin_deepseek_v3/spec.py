@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -13,10 +14,14 @@ from slime.train import specs
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Latent attention; dense or expert layers, as `moe_layer_freq` says."""
-    config = cast(MLATransformerConfig, config)
+    return specs.decoder_block(config, vp_stage, partial(_layer, config))
 
-    def layer(moe: bool) -> ModuleSpec:
-        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-        return specs.transformer_layer(config, attention=specs.mla(config), mlp=mlp)
 
-    return specs.decoder_block(config, vp_stage, layer)
+def prediction(config: TransformerConfig) -> ModuleSpec:
+    """The multi-token prediction layer, with experts."""
+    return specs.mtp_layer(config, _layer(config, True))
+
+
+def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
+    mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+    return specs.transformer_layer(config, attention=specs.mla(cast(MLATransformerConfig, config)), mlp=mlp)

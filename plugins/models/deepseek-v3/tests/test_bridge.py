@@ -33,7 +33,10 @@ def test_model_of_the_hub() -> None:
     assert (config["rope_type"], config["rotary_scaling_factor"], config["mscale_all_dim"]) == ("yarn", 40, 1.0)
     assert (config["moe_router_num_groups"], config["moe_router_group_topk"]) == (8, 4)
     assert config["moe_layer_freq"] == [0] * 3 + [1] * 58
-    assert mapping.num_ignored_layers == 1  # the multi-token prediction layer
+    assert config["mtp_num_layers"] == 1
+    assert "model.layers.61.mlp.experts.7.up_proj.weight" in mapping.mtp_names
+    assert "model.layers.61.shared_head.norm.weight" in mapping.mtp_names
+    assert mapping.copies["model.layers.61.shared_head.head.weight"] == "lm_head.weight"
     assert "model.layers.60.mlp.experts.255.up_proj.weight" in mapping.hf_names
     assert "model.layers.3.mlp.gate.e_score_correction_bias" in mapping.hf_names
     assert "model.layers.2.mlp.gate.weight" not in mapping.hf_names

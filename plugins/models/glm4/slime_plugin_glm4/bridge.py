@@ -13,6 +13,7 @@ from slime.weights.blocks import Rules
 from slime.weights.mapping import WeightMapping
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -49,10 +50,7 @@ class Glm4:
 
 
 class Glm4Moe:
-    """GLM-4.5 and later: dense layers, then experts with sigmoid routing, a correction bias and a shared expert.
-
-    Multi-token prediction layers of a checkpoint (`num_nextn_predict_layers`) are recognised and left out.
-    """
+    """GLM-4.5 and later: dense layers, then experts with sigmoid routing, a correction bias and a shared expert."""
 
     family = "glm4_moe"
 
@@ -66,6 +64,11 @@ class Glm4Moe:
         from slime_plugin_glm4 import spec
 
         return spec.moe_block(config, vp_stage)
+
+    def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
+        from slime_plugin_glm4 import spec
+
+        return spec.moe_prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = blocks.gqa(
@@ -100,6 +103,11 @@ class Glm4MoeLite:
 
         return spec.latent_moe_block(config, vp_stage)
 
+    def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
+        from slime_plugin_glm4 import spec
+
+        return spec.latent_moe_prediction(config)
+
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return _moe_mapping(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
 
@@ -111,16 +119,21 @@ def _moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
     """The table of both mixtures of experts, which differ in their attention."""
     num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
     dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+    shared_expert = hf["n_shared_experts"] > 0
     rules = (
         *blocks.embeddings(hf["vocab_size"]),
         *blocks.norms(),
         *attention,
         *blocks.gated_mlp(dense),
-        *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+        *blocks.moe(sparse, shared_expert=shared_expert, correction_bias=True),
         *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
     )
-    num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
-    return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+    if not hf.get("num_nextn_predict_layers"):
+        return WeightMapping(rules, num_layers, hf["n_routed_experts"])
+    prefix = f"model.layers.{num_layers}."
+    layer = (*blocks.norms(), *attention, *blocks.moe(shared_expert=shared_expert, correction_bias=True))
+    rules += blocks.mtp(layer, prefix)
+    return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=blocks.mtp_copies(prefix))
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,11 +149,11 @@ def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
     bias, qk_norm = reader.get("attention_bias", False), reader.get("use_qk_norm", False)
-    reader.get("num_nextn_predict_layers", 0)
     config = {
         **architecture.decoder(reader),
         **architecture.gqa(reader, bias=bias, qk_norm=qk_norm, rotary_interleaved=False),
         **architecture.sigmoid_moe(reader),
+        **architecture.mtp(reader),
     }
     return config, _model_kwargs(reader)
 
@@ -150,11 +163,15 @@ def _read_latent_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader.only("moe_layer_freq", 1)
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
-    for not_of_the_forward_pass in ("num_nextn_predict_layers", "pretraining_tp"):
-        reader.get(not_of_the_forward_pass, None)
+    reader.get("pretraining_tp", None)  # says how the checkpoint was trained
     num_dense, num_layers = reader.get("first_k_dense_replace"), reader.get("num_hidden_layers")
     reader.only("mlp_layer_types", None, ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense))
-    config = {**architecture.decoder(reader), **architecture.mla(reader), **architecture.sigmoid_moe(reader)}
+    config = {
+        **architecture.decoder(reader),
+        **architecture.mla(reader),
+        **architecture.sigmoid_moe(reader),
+        **architecture.mtp(reader),
+    }
     kwargs = architecture.embeddings(reader)
     reader.finish()
     return config, kwargs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -23,20 +24,29 @@ def dense_block(config: TransformerConfig, vp_stage: int | None) -> TransformerB
 
 def moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Dense or expert layers, as `moe_layer_freq` says."""
+    return specs.decoder_block(config, vp_stage, partial(_moe_layer, config))
 
-    def layer(moe: bool) -> ModuleSpec:
-        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-        return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
 
-    return specs.decoder_block(config, vp_stage, layer)
+def moe_prediction(config: TransformerConfig) -> ModuleSpec:
+    """The multi-token prediction layer, with experts."""
+    return specs.mtp_layer(config, _moe_layer(config, True))
+
+
+def _moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
+    mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+    return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
 
 
 def latent_moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Latent attention; dense or expert layers, as `moe_layer_freq` says."""
-    config = cast(MLATransformerConfig, config)
+    return specs.decoder_block(config, vp_stage, partial(_latent_moe_layer, config))
 
-    def layer(moe: bool) -> ModuleSpec:
-        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-        return specs.transformer_layer(config, attention=specs.mla(config), mlp=mlp)
 
-    return specs.decoder_block(config, vp_stage, layer)
+def latent_moe_prediction(config: TransformerConfig) -> ModuleSpec:
+    """The multi-token prediction layer, with latent attention and experts."""
+    return specs.mtp_layer(config, _latent_moe_layer(config, True))
+
+
+def _latent_moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
+    mlp = specs.moe(config) if moe else specs.gated_mlp(config)
+    return specs.transformer_layer(config, attention=specs.mla(cast(MLATransformerConfig, config)), mlp=mlp)

@@ -49,8 +49,7 @@ class GlmMoeDsa:
             *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
             *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
         )
-        num_mtp_layers = hf.get("num_nextn_predict_layers", 0)
-        return WeightMapping(rules, num_layers, hf["n_routed_experts"], num_ignored_layers=num_mtp_layers)
+        return WeightMapping(rules, num_layers, hf["n_routed_experts"])
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return [
