@@ -249,7 +249,7 @@ class Receipt:
         num_tensors, num_bytes: of the published set.
         fingerprint: of its names, shapes, dtypes and bytes, in order.
         engines: the URL of each engine that proved it.
-        seconds: wall time by phase (gather, digest, fill, load, verify, ...); of the slowest publisher.
+        seconds: wall time by phase (gather, fill, digest, send, verify, ...); of the slowest publisher.
     """
 
     version: int

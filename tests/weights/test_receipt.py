@@ -92,9 +92,8 @@ def test_gpu_agrees_with_cpu(size):
 
 def fingerprint(*tensors):
     prints = Fingerprint()
-    for name, tensor in tensors:
-        prints.add(name, tensor, tensor_digest(tensor))
-    return prints.summary()
+    prints.add(tensors)
+    return prints.summary(prints.digests())
 
 
 def test_fingerprint_sees_names_shapes_dtypes_and_order():

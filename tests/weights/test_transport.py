@@ -17,7 +17,7 @@ from slime.testing.engines import LOCALHOST, hf_tensors, running_engine
 from slime.weights.bucket import Bucket, place
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish, publish_over
-from slime.weights.transport import Broadcast, join_engines
+from slime.weights.transport import Broadcast, join_engines, results
 
 BUCKET = 1 << 18
 NAME = "test-weights"
@@ -49,7 +49,7 @@ def group(engine_url):
 
 def broadcast(tensors, group, url, version, bucket_type=Bucket):
     with ThreadPoolExecutor(1) as pool:
-        transport = Broadcast([EngineLink(url, version, 60)], pool, (NAME, group), torch.device("cpu"))
+        transport = Broadcast([EngineLink(url, version, 60)], pool, (NAME, group), torch.device("cpu"), LOCALHOST)
         transport.new_bucket = partial(bucket_type, device=torch.device("cpu"))
         return publish_over(transport, pool, iter(tensors.items()), version, BUCKET)
 
@@ -66,8 +66,8 @@ def test_receipt_is_that_of_shared_memory(engine_url, group, tensors):
 class FlippedBit(Bucket):
     """Memory that loses a bit of VICTIM behind the publisher's back, between its digest and the wire."""
 
-    def add(self, *tensors):
-        super().add(*tensors)
+    def fill(self, tensors):
+        super().fill(tensors)
         for meta in self.metadata:
             if meta.name == VICTIM:
                 self.memory[meta.start_idx + 7] ^= 1
@@ -94,12 +94,25 @@ def test_fault_is_named_and_mended_by_the_next_publish(engine_url, group, tensor
 
 
 @pytest.mark.slow
-def test_engine_that_dies_is_named_and_nothing_hangs(tiny_model, tensors, tmp_path):
-    with running_engine(tiny_model, tmp_path / "engine.log") as dying, ThreadPoolExecutor(1) as pool:
-        link = EngineLink(dying.url, 1, 60)
-        link.connect()
-        own = join_engines([link], pool, "dying", (LOCALHOST, free_port(LOCALHOST)), "gloo")
-        transport = Broadcast([link], pool, ("dying", own), torch.device("cpu"))
+def test_export_that_fails_lets_the_engine_go(engine_url, group, tensors):
+    class Tensors(dict):
+        def items(self):
+            yield from list(super().items())[: len(self) // 2]
+            raise SlimeError("no more", where="export", todo="Nothing.")
+
+    with pytest.raises(SlimeError, match="no more"):
+        broadcast(Tensors(tensors), group, engine_url, 4)
+    assert broadcast(tensors, group, engine_url, 5).version == 5
+
+
+@pytest.mark.slow
+def test_engine_that_dies_is_named_and_nothing_hangs(engine_url, group, tiny_model, tensors, tmp_path):
+    """Neither the publisher nor the other engine, which takes the next version."""
+    with running_engine(tiny_model, tmp_path / "engine.log") as dying, ThreadPoolExecutor(2) as pool:
+        links = [EngineLink(url, 1, 60) for url in (dying.url, engine_url)]
+        results([pool.submit(link.connect) for link in links])
+        own = join_engines(links, pool, "dying", (LOCALHOST, free_port(LOCALHOST)), "gloo")
+        transport = Broadcast(links, pool, ("dying", own), torch.device("cpu"), LOCALHOST)
 
         def half_then_kill():
             for index, named in enumerate(tensors.items()):
@@ -109,3 +122,4 @@ def test_engine_that_dies_is_named_and_nothing_hangs(tiny_model, tensors, tmp_pa
 
         with pytest.raises(SlimeError, match=dying.url):
             publish_over(transport, pool, half_then_kill(), 1, BUCKET)
+    assert broadcast(tensors, group, engine_url, 6).version == 6

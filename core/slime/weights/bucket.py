@@ -17,11 +17,16 @@ from slime.weights.receipt import NOTE_KEY, BucketNote
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
 
+def room_for(tensor: torch.Tensor) -> int:
+    """Bytes it takes up in a bucket, at most."""
+    return -(-tensor.nbytes // _ALIGN) * _ALIGN
+
+
 def place(
-    names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], used: int = 0
+    names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
 ) -> Iterator[SimpleNamespace]:
-    """Where tensors lie in a bucket of which `used` bytes are taken: SGLang's `FlattenedTensorMetadata`, field by
-    field."""
+    """Where tensors lie in a bucket: SGLang's `FlattenedTensorMetadata`, field by field."""
+    used = 0
     for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
         start = -(-used // _ALIGN) * _ALIGN
         used = start + torch.Size(shape).numel() * dtype.itemsize
@@ -51,32 +56,20 @@ class Bucket:
     def used(self) -> int:
         return int(self.metadata[-1].end_idx) if self.metadata else 0
 
-    def has_room(self, tensors: Sequence[Named]) -> bool:
-        """Whether `tensors` still fit; an empty bucket takes any."""
-        return not self.metadata or self._place(tensors)[-1].end_idx <= len(self.memory)
+    def reserve(self, names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> None:
+        """Room for these tensors and nothing else; only one that goes alone may need more memory than there is."""
+        self.metadata = list(place(names, shapes, dtypes))
+        if self.used > len(self.memory):
+            self._grow(self.used)
 
-    def add(self, tensors: Sequence[Named]) -> None:
-        """Copy `tensors` in, behind what is there."""
-        places = self._place(tensors)
-        if places[-1].end_idx > len(self.memory):
-            assert not self.metadata, "only tensors that go alone may be larger than a bucket"
-            self._grow(places[-1].end_idx)
-        for meta, (_, tensor) in zip(places, tensors, strict=True):
-            self.metadata.append(meta)
-            self._view(meta).copy_(tensor)
-
-    def _place(self, tensors: Sequence[Named]) -> list[SimpleNamespace]:
+    def fill(self, tensors: Sequence[Named]) -> None:
+        """Hold copies of `tensors` and nothing else."""
         names, values = zip(*tensors, strict=True)
-        return list(place(names, [value.shape for value in values], [value.dtype for value in values], self.used))
+        self.reserve(names, [value.shape for value in values], [value.dtype for value in values])
+        torch._foreach_copy_([self._view(meta) for meta in self.metadata], values)
 
     def _view(self, meta: SimpleNamespace) -> torch.Tensor:
         return self.memory[meta.start_idx : meta.end_idx].view(meta.dtype).view(meta.shape)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((meta.name, self._view(meta)) for meta in self.metadata)
-
-    def clear(self) -> None:
-        self.metadata = []
 
     def payload(self, note: BucketNote) -> bytes:
         """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle, no data.

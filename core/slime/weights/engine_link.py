@@ -7,13 +7,10 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from slime.errors import SlimeError
-from slime.weights.receipt import NOTE_KEY, BucketNote
-
-if TYPE_CHECKING:
-    from slime.weights.bucket import Bucket
+from slime.weights.receipt import NOTE_KEY
 
 Summary = dict[str, Any]
 """What an engine says it has received of a version: `Fingerprint.summary` and the version."""
@@ -63,16 +60,18 @@ class EngineLink:
         }
         return self._update("/update_weights_from_tensor", body, last)
 
-    def receive(self, bucket: Bucket, note: BucketNote, group: str) -> Summary:
-        """As `load`, but the engine's ranks take the bytes from a broadcast of the process group `group`."""
+    def receive(self, group: str, store: tuple[str, int]) -> Summary:
+        """Take a whole version from broadcasts of the process group `group`, as the TCPStore at `store` tells."""
+        address, port = store
+        stream = {"host": address, "port": port, "timeout_s": self.timeout_s}
         body = {
-            "names": [meta.name for meta in bucket.metadata],
-            "dtypes": [str(meta.dtype).removeprefix("torch.") for meta in bucket.metadata],
-            "shapes": [list(meta.shape) for meta in bucket.metadata],
+            "names": [],
+            "dtypes": [],
+            "shapes": [],
             "group_name": group,
-            "load_format": json.dumps({NOTE_KEY: note.to_dict()}),
+            "load_format": json.dumps({NOTE_KEY: stream}),
         }
-        return self._update("/update_weights_from_distributed", body, note.last)
+        return self._update("/update_weights_from_distributed", body, last=True)
 
     def _update(self, path: str, body: dict[str, Any], last: bool) -> Summary:
         version = str(self.version) if last else None

@@ -12,17 +12,17 @@ import gc
 import json
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from slime.observe.stopwatch import Stopwatch
-from slime.weights.bucket import place
+from slime.weights import stream
 from slime.weights.receipt import NOTE_KEY, BucketNote
-from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
+from slime.weights.transfer import NamedTensors, Transfer, TransferFault, tensor_in_traceback, unused
 from slime.weights.writes import observed_writes
-
-if TYPE_CHECKING:
-    import torch
 
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def install() -> None:
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     worker = "sglang.srt.managers.tp_worker.BaseTpWorker"
     HookRegistry.register(f"{updater}.update_weights_from_tensor", load_bucket, HookType.AROUND)
-    HookRegistry.register(f"{updater}.update_weights_from_distributed", receive_bucket, HookType.AROUND)
+    HookRegistry.register(f"{updater}.update_weights_from_distributed", receive_version, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_tensor", answer, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_distributed", answer, HookType.AROUND)
 
@@ -53,7 +53,10 @@ def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answe
 
 def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
     try:
-        return original(worker, recv_req)
+        result = original(worker, recv_req)
+        if torch.cuda.is_available():  # the publisher fills the bucket anew once it has the answer
+            torch.cuda.current_stream().synchronize()
+        return result
     except TransferFault as fault:
         return False, str(fault)
     except Exception as error:
@@ -82,7 +85,7 @@ def _merge(result: Answer) -> Answer:
     return True, json.dumps({NOTE_KEY: answers[0][NOTE_KEY]})
 
 
-def receive_bucket(
+def receive_version(
     original: Callable[..., Answer],
     updater: Any,
     names: Sequence[str],
@@ -91,27 +94,27 @@ def receive_bucket(
     group_name: str,
     load_format: str | None = None,
 ) -> Answer:
-    """Around the broadcast of one bucket: take the bytes as the publisher laid them out, then go on as if they had come
-    by `update_weights_from_tensor`. The note travels as the load format, the only text that the request has room for.
+    """Around SGLang's broadcast: take one bucket after another, each as if it had come by `update_weights_from_tensor`.
+
+    Where to learn what they hold travels as the load format, the only text that the request has room for.
     """
     if not (load_format or "").startswith(f'{{"{NOTE_KEY}"'):
         return original(updater, names, dtypes, shapes, group_name, load_format)
-    import torch
-    import torch.distributed as dist
-
     assert load_format
-    metadata = list(place(names, shapes, [getattr(torch, dtype) for dtype in dtypes]))
-    memory = torch.empty(metadata[-1].end_idx, dtype=torch.uint8, device=updater.device)
-    dist.broadcast(memory, group=updater._model_update_group[group_name], group_src=0)
-    bucket = {"flattened_tensor": memory, "metadata": metadata, **json.loads(load_format)}
-    answer: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format="flattened_bucket")
-    return answer
+    store = stream.join_store(**json.loads(load_format)[NOTE_KEY])
+    buckets = stream.arriving(store, updater._model_update_group[group_name], torch.device(updater.device))
+    try:
+        for bucket in buckets:
+            result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format="flattened_bucket")
+    finally:
+        deque(buckets, maxlen=0)  # after a fault too: a broadcast needs all its ranks
+    return result
 
 
 def load_bucket(
     original: Callable[..., Answer], updater: Any, named_tensors: Any, load_format: str | None = None
 ) -> Answer:
-    """Around the loading of one bucket on one rank: check, load under observation, account, answer."""
+    """Around the loading of one bucket on one rank: read, load under observation, account, answer."""
     if not (isinstance(named_tensors, dict) and NOTE_KEY in named_tensors):
         return original(updater, named_tensors=named_tensors, load_format=load_format)
     note = BucketNote(**named_tensors[NOTE_KEY])
@@ -121,14 +124,13 @@ def load_bucket(
     transfer = _transfers.pop(model, None)  # put back only after a good bucket: a fault ends the version
     if transfer is None:
         raise TransferFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
-    partial = _load(original, updater, named_tensors, load_format, transfer, note)
-    if note.last:
-        transfer.finish()
-        _writers[model] = transfer.writers
-    else:
+    _load(original, updater, named_tensors, load_format, transfer, note)
+    if not note.last:
         _transfers[model] = transfer
-    summary = {"version": note.version, **transfer.fingerprint.summary()}
-    return True, json.dumps({NOTE_KEY: summary, "partial": partial})
+        return True, json.dumps({NOTE_KEY: {}, "partial": {}})
+    receipt = transfer.finish(note.digests)
+    _writers[model] = transfer.writers
+    return True, json.dumps({NOTE_KEY: receipt, "partial": transfer.partial})
 
 
 def _load(
@@ -138,7 +140,7 @@ def _load(
     load_format: str | None,
     transfer: Transfer,
     note: BucketNote,
-) -> Partial:
+) -> None:
     tensors, watch = _unpack(bucket), Stopwatch()
     with watch("digest"):
         transfer.receive(note, tensors)
@@ -149,9 +151,8 @@ def _load(
             name = tensor_in_traceback(error, tensors)
             raise TransferFault(f"tensor '{name}' does not fit the engine's model: {error}") from error
     with watch("account"):
-        partial = transfer.account(tensors, writes)
+        transfer.account(tensors, writes)
     logger.info("Bucket %d of weight version %d: %s", note.index, note.version, watch)
-    return partial
 
 
 def _unpack(bucket: dict[str, Any]) -> NamedTensors:

@@ -1,9 +1,9 @@
 """Hand a new weight version to the engines, bucket by bucket, and come back with the proof that they hold it.
 
-    fill a bucket, digest its tensors -> all engines load it and account for it -> the next; two buckets take turns,
-    so that one is filled while the engines load the other
+    gather tensors -> fill a bucket, start their digests -> on its way to the engines, while the next is filled
 
-The engines' half is `slime.weights.ledger`. A version becomes theirs with its last bucket or not at all.
+The engines' half is `slime.weights.ledger`. The digests travel last. A version becomes the engines' with its last
+bucket or not at all.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
 from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
-from slime.weights.bucket import Bucket, SharedBucket
+from slime.weights.bucket import Bucket, SharedBucket, room_for
 from slime.weights.engine_link import EngineLink, Summary
 from slime.weights.fused import Named, in_one_bucket
-from slime.weights.receipt import BucketNote, Fingerprint, Started, finish_digests, start_digests
+from slime.weights.receipt import BucketNote, Fingerprint
 from slime.weights.transport import SharedMemory, Transport, results
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def publish(
         engine_urls: engines that are idle or paused by abort; they load in parallel.
         version: what they answer with afterwards.
         bucket_bytes: tensors handed over at once; a larger tensor goes alone.
-        timeout_s: for one bucket at one engine.
+        timeout_s: for one request to one engine.
         bucket_type: from bytes to a bucket in memory that the engines can map.
 
     Raises:
@@ -67,9 +68,9 @@ def publish_over(
         stack.callback(drain, tensors)
         watch = Stopwatch()
         with watch("connect"):
-            results([pool.submit(link.connect) for link in transport.links])
-            buckets = [stack.enter_context(transport.new_bucket(bucket_bytes)) for _ in range(2)]
-        return _Publisher(version, transport, buckets, watch).run(tensors, pool)
+            buckets = [stack.enter_context(transport.new_bucket(bucket_bytes)) for _ in range(transport.num_buckets)]
+            stack.enter_context(transport)
+        return _Publisher(version, transport, buckets, watch).run(in_buckets(tensors, bucket_bytes), pool)
 
 
 def drain(tensors: NamedTensors) -> None:
@@ -78,66 +79,64 @@ def drain(tensors: NamedTensors) -> None:
         pass
 
 
+def in_buckets(tensors: NamedTensors, capacity: int) -> Iterator[tuple[list[Named], bool]]:
+    """What travels together: up to `capacity` bytes of tensors or one larger one; and whether nothing follows."""
+    held: list[Named] = []
+    used = 0
+    for run in in_one_bucket(tensors):
+        needed = sum(room_for(tensor) for _, tensor in run)
+        if held and used + needed > capacity:
+            yield held, False
+            held, used = [], 0
+        held += run
+        used += needed
+    assert held, "a model has weights"
+    yield held, True
+
+
 class _Publisher:
-    """State of one publish: the bucket being filled, the one on its way, and what was published so far."""
+    """State of one publish: the buckets that take turns, and what was published so far."""
 
     def __init__(self, version: int, transport: Transport, buckets: Sequence[Bucket], watch: Stopwatch) -> None:
         self.version, self.transport, self.watch = version, transport, watch
-        self.filling, self.spare = buckets
-        self.digests: Started = []
+        self.buckets = cycle(buckets)
         self.num_sent = 0
         self.published = Fingerprint()
 
-    def run(self, tensors: NamedTensors, pool: ThreadPoolExecutor) -> Receipt:
-        groups = in_one_bucket(tensors)
+    def run(self, groups: Iterator[tuple[list[Named], bool]], pool: ThreadPoolExecutor) -> Receipt:
         while group := self._gather(groups):
-            self._add(group)
-        self._send(last=True)
+            digests = self._hand_over(*group)
+        summary = self.published.summary(digests)
         with self.watch("verify"):
-            self._check_receipts(self.transport.arrived())
+            self._check_receipts(self.transport.receipts(), summary)
             results([pool.submit(link.check_version) for link in self.transport.links])
         return Receipt(
             version=self.version,
-            num_tensors=self.published.num_tensors,
-            num_bytes=self.published.num_bytes,
-            fingerprint=self.published.summary()["fingerprint"],
+            num_tensors=summary["tensors"],
+            num_bytes=summary["bytes"],
+            fingerprint=summary["fingerprint"],
             engines=tuple(link.url for link in self.transport.links),
             seconds={name.removeprefix("seconds/"): value for name, value in self.watch.seconds().items()},
         )
 
-    def _gather(self, groups: Iterator[list[Named]]) -> list[Named] | None:
+    def _gather(self, groups: Iterator[tuple[list[Named], bool]]) -> tuple[list[Named], bool] | None:
         with self.watch("gather"):
             return next(groups, None)
 
-    def _add(self, group: list[Named]) -> None:
-        if not self.filling.has_room(group):
-            self._send(last=False)
-        with self.watch("digest"):  # of what came, not of the bucket's copy
-            self.digests += start_digests([tensor for _, tensor in group])
+    def _hand_over(self, tensors: Sequence[Named], last: bool) -> list[int]:
         with self.watch("fill"):
-            self.filling.add(group)
-
-    def _send(self, last: bool) -> None:
-        """Wait until the engines have loaded the bucket before, then start them on this one."""
-        with self.watch("digest"):
-            digests = self._finish_digests()
-        with self.watch("load"):
-            self.transport.arrived()
+            bucket = next(self.buckets)
+            bucket.fill(tensors)
+        with self.watch("digest"):  # of what came, not of the bucket's copy
+            self.published.add(tensors)
+            digests = self.published.digests() if last else []
         with self.watch("send"):
-            self.transport.send(self.filling, BucketNote(self.version, self.num_sent, last, digests))
-        self.filling, self.spare = self.spare, self.filling
-        self.filling.clear()
-        self.digests = []
+            self.transport.send(bucket, BucketNote(self.version, self.num_sent, last, digests))
         self.num_sent += 1
-
-    def _finish_digests(self) -> list[int]:
-        digests = finish_digests(self.digests, [meta.numel for meta in self.filling.metadata])
-        for (name, tensor), digest in zip(self.filling.tensors(), digests, strict=True):
-            self.published.add(name, tensor, digest)
         return digests
 
-    def _check_receipts(self, receipts: Sequence[Summary]) -> None:
-        expected = {"version": self.version, **self.published.summary()}
+    def _check_receipts(self, receipts: Sequence[Summary], summary: Summary) -> None:
+        expected = {"version": self.version, **summary}
         for link, receipt in zip(self.transport.links, receipts, strict=True):
             if receipt != expected:
                 raise SlimeError(

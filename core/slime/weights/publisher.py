@@ -79,4 +79,4 @@ class Publisher:
             results([pool.submit(link.connect) for link in links])
             backend = "nccl" if device.type == "cuda" else "gloo"
             self._engines = join_engines(links, pool, _GROUP, (self._host, free_port(self._host)), backend)
-        return Broadcast(links, pool, (_GROUP, self._engines), device)
+        return Broadcast(links, pool, (_GROUP, self._engines), device, self._host)

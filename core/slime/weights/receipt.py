@@ -1,4 +1,4 @@
-"""What publisher and engine agree on: content digests of tensors, and the note that travels with each bucket.
+"""What publisher and engine agree on: the note that travels with each bucket, and content digests of tensors.
 
 The digest is a multilinear hash modulo 2^64 of 32-bit halves (Carter and Wegman 1979, with the fixed odd multipliers of
 SplitMix64), folded as a tree. It depends on every bit and on the order, gives the same number on CPU and GPU, and runs
@@ -36,7 +36,7 @@ class BucketNote:
         version: the weight version this bucket belongs to.
         index: position among the version's buckets, from 0.
         last: no bucket of this version follows.
-        digests: one per tensor, in the order of the bucket's metadata.
+        digests: with the last bucket, one for each tensor of the version in the order in which they came.
     """
 
     version: int
@@ -50,21 +50,32 @@ class BucketNote:
 
 
 class Fingerprint:
-    """Running digest of all tensors of one version, names, shapes, dtypes and order included."""
+    """The tensors of one version as they come by: their digests, and one over all, names, shapes, dtypes and order
+    included."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=8)
-        self.num_tensors = 0
-        self.num_bytes = 0
+        self.names: list[str] = []
+        self._forms: list[str] = []
+        self._sizes: list[int] = []
+        self._started: Started = []
 
-    def add(self, name: str, tensor: torch.Tensor, digest: int) -> None:
-        self._hash.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|{digest:016x}\n".encode())
-        self.num_tensors += 1
-        self.num_bytes += tensor.nbytes
+    def add(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Read tensors of one device, without waiting for it."""
+        self._started += start_digests([tensor for _, tensor in tensors])
+        self._sizes += [tensor.nbytes for _, tensor in tensors]
+        self._forms += [f"{tuple(tensor.shape)}|{tensor.dtype}" for _, tensor in tensors]
+        self.names += [name for name, _ in tensors]
 
-    def summary(self) -> dict[str, Any]:
+    def digests(self) -> list[int]:
+        """Of each tensor, in their order; waits for their device."""
+        return finish_digests(self._started, self._sizes)
+
+    def summary(self, digests: Sequence[int]) -> dict[str, Any]:
         """The numbers in which both sides must agree."""
-        return {"tensors": self.num_tensors, "bytes": self.num_bytes, "fingerprint": self._hash.hexdigest()}
+        tensors = zip(self.names, self._forms, digests, strict=True)
+        lines = "".join(f"{name}|{form}|{digest:016x}\n" for name, form, digest in tensors)
+        fingerprint = hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
+        return {"tensors": len(self.names), "bytes": sum(self._sizes), "fingerprint": fingerprint}
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from slime.weights.coverage import Coverage, Intervals
-from slime.weights.receipt import BucketNote, Fingerprint, finish_digests, start_digests
-from slime.weights.writes import Block, Memory, Write, differs
+from slime.weights.receipt import BucketNote, Fingerprint
+from slime.weights.writes import Memory, Write, differs
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
+Copy = tuple[torch.Tensor, str, str]
+"""Whether a parameter differs from what was copied there (boolean, on its device), and the names of both."""
 Partial = dict[str, tuple[int, list[list[int]]]]
 """Of tensors that one rank did not use as a whole: size in bytes and the byte ranges it used; JSON-able."""
 _NUM_NAMED = 3  # so many names in a message, then a count
@@ -36,69 +38,81 @@ class Transfer:
     ) -> None:
         self.version = version
         self._previous = previous or {}
-        self.fingerprint = Fingerprint()
+        self._fingerprint = Fingerprint()
         self._next_index = 0
         self._parameters = Memory(model.named_parameters())
         self._written = {block.name: Coverage(block.tensor.nbytes) for block in self._parameters.blocks}
+        self._copies: list[Copy] = []
         self.writers: dict[str, list[str]] = {block.name: [] for block in self._parameters.blocks}
+        self.partial: Partial = {}
 
     def receive(self, note: BucketNote, tensors: NamedTensors) -> None:
-        """Check a bucket before anything of it is loaded: its turn, and the digest of each of its tensors."""
+        """A bucket came: check that it is its turn, and read it."""
         if (note.version, note.index) != (self.version, self._next_index):
             raise TransferFault(
                 f"bucket {self._next_index} of version {self.version} never arrived: "
                 f"the engine got bucket {note.index} of version {note.version} instead"
             )
-        values = [tensor for _, tensor in tensors]
-        digests = finish_digests(start_digests(values), [tensor.nbytes for tensor in values])
-        for (name, tensor), received, published in zip(tensors, digests, note.digests, strict=True):
-            if received != published:
-                raise TransferFault(
-                    f"tensor '{name}' arrived with digest {received:016x}, it was published with {published:016x}"
-                )
-            self.fingerprint.add(name, tensor, received)
+        self._fingerprint.add(tensors)
         self._next_index += 1
 
-    def account(self, tensors: NamedTensors, writes: Sequence[Write]) -> Partial:
-        """Book the loader's writes; returns the tensors of which this rank used a part only, or nothing."""
+    def account(self, tensors: NamedTensors, writes: Sequence[Write]) -> None:
+        """Book the loader's writes, and compare each with its source; the device is not waited for."""
         sources = Memory(tensors)
         used = {name: Coverage(tensor.nbytes) for name, tensor in tensors}
-        copies = [copy for write in writes if (copy := self._book(write, sources, used))]
-        self._check_bits(copies)
-        return {
+        for write in writes:
+            self._book(write, sources, used)
+        self.partial |= {
             name: (coverage.num_bytes, coverage.covered().tolist())
             for name, coverage in used.items()
             if len(coverage.missing())
         }
 
-    def _book(self, write: Write, sources: Memory, used: dict[str, Coverage]) -> tuple[Write, Block, Block] | None:
-        """Book one write into a parameter; returns it with both ends, None for padding and scratch memory."""
+    def _book(self, write: Write, sources: Memory, used: dict[str, Coverage]) -> None:
+        """Book one write, unless it is into padding or scratch memory."""
         parameter = self._parameters.find(write.target)
         if parameter is None:
-            return None
+            return
         self._written[parameter.name].add_view(write.target, parameter.address)
         if write.source is None:  # SGLang fills the padding of vocabulary-parallel weights
-            return None
+            return
         source = sources.find(write.source)
         if source is None:
             raise TransferFault(f"parameter '{parameter.name}' was written from memory outside the published bucket")
         used[source.name].add_view(write.source, source.address)
         self.writers[parameter.name].append(source.name)
-        return write, parameter, source
+        names = f"tensor '{source.name}' ({source.tensor.dtype})", f"'{parameter.name}' ({parameter.tensor.dtype})"
+        self._copies.append((differs(write.target, write.source), *names))
 
-    def _check_bits(self, copies: Sequence[tuple[Write, Block, Block]]) -> None:
-        """Compare all copies with their sources; one device synchronisation for the whole bucket."""
-        flags = [differs(write.target, write.source) for write, _, _ in copies if write.source is not None]
+    def finish(self, published: Sequence[int]) -> dict[str, Any]:
+        """After the last bucket: all tensors arrived as published, the parameters hold them, and no byte else.
+
+        Args:
+            published: the digest of each tensor, in the order in which they came.
+
+        Returns:
+            The receipt: what of this version came.
+        """
+        digests = self._fingerprint.digests()
+        for name, received, sent in zip(self._fingerprint.names, digests, published, strict=True):
+            if received != sent:
+                raise TransferFault(
+                    f"tensor '{name}' arrived with digest {received:016x}, it was published with {sent:016x}"
+                )
+        self._check_bits()
+        self._check_gaps()
+        return {"version": self.version, **self._fingerprint.summary(digests)}
+
+    def _check_bits(self) -> None:
+        """Compared by now on the device, and asked for together."""
+        flags = [flag for flag, _, _ in self._copies]
         wrong = torch.stack(flags).nonzero().flatten().tolist() if flags else []
         if wrong:
-            _, parameter, source = copies[wrong[0]]
-            raise TransferFault(
-                f"tensor '{source.name}' ({source.tensor.dtype}) is not what parameter '{parameter.name}' "
-                f"({parameter.tensor.dtype}) holds after loading"
-            )
+            _, source, parameter = self._copies[wrong[0]]
+            raise TransferFault(f"{source} is not what parameter {parameter} holds after loading")
 
-    def finish(self) -> None:
-        """After the last bucket: every parameter must have been written completely by this version."""
+    def _check_gaps(self) -> None:
+        """Every parameter must have been written completely by this version."""
         gaps = {name: ranges for name, coverage in self._written.items() if len(ranges := coverage.missing())}
         if gaps:
             named = [self._describe_gap(name, gaps[name]) for name in list(gaps)[:_NUM_NAMED]]

@@ -1,14 +1,16 @@
-"""How the bytes of a bucket reach the engines: through memory that both sides map, or by broadcast.
+"""How the bytes of a version reach the engines: through memory that both sides map, or by broadcast.
 
-Both ask SGLang over HTTP to take a bucket, one request an engine, and come back with the engines' receipts.
+Both ask SGLang over HTTP to take them and come back with the engines' receipts: one request for each bucket of shared
+memory, and one for a whole version that is broadcast.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -18,23 +20,32 @@ from slime.errors import SlimeError
 from slime.weights.bucket import Bucket
 from slime.weights.engine_link import EngineLink, Summary
 from slime.weights.receipt import BucketNote
+from slime.weights.stream import announce, give_up, open_store
+
+_POLL_S = 2e-4
+"""How often a broadcast is looked at."""
 
 
 class Transport(Protocol):
-    """One publish of one version; `send` and `arrived` take turns."""
+    """One publish of one version, as a context: leaving it before the last bucket was sent gives the version up."""
 
     links: Sequence[EngineLink]
-    """The engines this process talks to; `arrived` has a receipt of each."""
+    """The engines this process talks to; `receipts` has one of each."""
+    num_buckets: int
+    """So many take turns: when `send` returns, the next one may be filled anew."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *raised: object) -> None: ...
 
     def new_bucket(self, capacity: int) -> Bucket:
         """A bucket of `capacity` bytes in memory that this transport can hand over."""
 
     def send(self, bucket: Bucket, note: BucketNote) -> None:
-        """Start the engines on a bucket; it must not change until it has arrived."""
+        """Start the engines on a bucket. Raises what went wrong with those before it."""
 
-    def arrived(self) -> list[Summary]:
-        """The receipts of the bucket on its way, all awaited before the first error is raised; empty if there is
-        none."""
+    def receipts(self) -> list[Summary]:
+        """After the last bucket: what the engines say, all awaited before the first error is raised."""
 
 
 class SharedMemory:
@@ -55,15 +66,23 @@ class SharedMemory:
         bucket_type: Callable[[int], Bucket],
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.links, self.new_bucket = links, bucket_type
+        self.links, self.new_bucket, self.num_buckets = links, bucket_type, 2
         self._pool, self._group = pool, group
         self._on_its_way: list[Future[Summary]] = []
 
+    def __enter__(self) -> Self:
+        results([self._pool.submit(link.connect) for link in self.links])
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        wait(self._on_its_way)  # the engines read this process's memory
+
     def send(self, bucket: Bucket, note: BucketNote) -> None:
+        self.receipts()  # an engine loads one bucket at a time
         payloads = self._gather(bucket.payload(note))
         self._on_its_way = [self._pool.submit(link.load, payloads, note.last) for link in self.links]
 
-    def arrived(self) -> list[Summary]:
+    def receipts(self) -> list[Summary]:
         on_its_way, self._on_its_way = self._on_its_way, []
         if self._group is None:
             return results(on_its_way)
@@ -88,13 +107,16 @@ class SharedMemory:
 
 
 class Broadcast:
-    """The publisher broadcasts from its device to every tensor-parallel rank of every engine.
+    """The publisher broadcasts from its device to every tensor-parallel rank of every engine, bucket after bucket.
+
+    See `slime.weights.stream`.
 
     Args:
         links: every engine.
         pool: a thread for each.
         group: process group of this process (rank 0) and the engines' ranks, and its name there.
         device: where buckets lie.
+        host: address at which the engines reach this process.
     """
 
     def __init__(
@@ -103,23 +125,48 @@ class Broadcast:
         pool: ThreadPoolExecutor,
         group: tuple[str, dist.ProcessGroup],
         device: torch.device,
+        host: str,
     ) -> None:
-        self.links, self.new_bucket = links, partial(Bucket, device=device)
+        self.links, self.new_bucket, self.num_buckets = links, partial(Bucket, device=device), 3
         self._pool, (self._group_name, self._group) = pool, group
-        self._on_its_way: list[Future[Summary]] = []
-        self._work: dist.Work | None = None
+        self._store = open_store(host)
+        self._in_flight: deque[dist.Work] = deque()
+        self._num_announced = 0
+
+    def __enter__(self) -> Self:
+        address = self._store.host, self._store.port
+        self._requests = [self._pool.submit(link.receive, self._group_name, address) for link in self.links]
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if not all(request.done() for request in self._requests):
+            give_up(self._store, self._num_announced)
+            wait(self._requests)
 
     def send(self, bucket: Bucket, note: BucketNote) -> None:
-        self._on_its_way = [self._pool.submit(link.receive, bucket, note, self._group_name) for link in self.links]
-        self._work = dist.broadcast(bucket.memory[: bucket.used], group=self._group, group_src=0, async_op=True)
+        announce(self._store, bucket, note)
+        self._num_announced += 1
+        work = dist.broadcast(bucket.memory[: bucket.used], group=self._group, group_src=0, async_op=True)
+        self._in_flight.append(work)
+        while len(self._in_flight) == self.num_buckets:
+            self._wait(self._in_flight.popleft())
 
-    def arrived(self) -> list[Summary]:
-        """The requests first: an engine that died never joins the broadcast, and only they say so."""
-        on_its_way, self._on_its_way = self._on_its_way, []
-        summaries = results(on_its_way)
-        if self._work:
-            self._work.wait()
-            self._work = None
+    def _wait(self, work: dist.Work) -> None:
+        """An engine that failed never joins a broadcast, and only its request says so."""
+        while not work.is_completed():
+            for request in wait(self._requests, _POLL_S).done:
+                request.result()
+        try:
+            work.wait()
+        except RuntimeError:  # gloo's, when an engine is gone
+            for request in wait(self._requests, return_when=FIRST_EXCEPTION).done:
+                request.result()
+            raise
+
+    def receipts(self) -> list[Summary]:
+        summaries = results(self._requests)
+        while self._in_flight:
+            self._in_flight.popleft().wait()
         return summaries
 
 

@@ -1,0 +1,79 @@
+"""A version as a stream of broadcasts: what each bucket holds is announced in a store, under its number.
+
+Announced ahead, it lets an engine wait for the next bucket while it loads one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count, cycle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from slime.weights.bucket import Bucket
+from slime.weights.receipt import NOTE_KEY, BucketNote
+
+
+def open_store(host: str) -> TCPStore:
+    """The publisher's end, at a free port of `host`."""
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+def join_store(host: str, port: int, timeout_s: float) -> Store:
+    """An engine's end."""
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def announce(store: Store, bucket: Bucket, note: BucketNote) -> None:
+    """Tell what the broadcast that begins now brings."""
+    tensors = {
+        "names": [meta.name for meta in bucket.metadata],
+        "shapes": [list(meta.shape) for meta in bucket.metadata],
+        "dtypes": [str(meta.dtype).removeprefix("torch.") for meta in bucket.metadata],
+    }
+    store.set(str(note.index), json.dumps({"tensors": tensors, "note": note.to_dict()}))
+
+
+def give_up(store: Store, num_announced: int) -> None:
+    """End a stream before its last bucket."""
+    store.set(str(num_announced), json.dumps(None))
+
+
+def arriving(store: Store, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:
+    """The buckets of a version, as SGLang takes them; each comes while the next is on the wire, until the last.
+
+    Two memories take turns: a broadcast begins once the device is done with all that it had to do until then, the
+    loading from its memory included.
+
+    Raises:
+        RuntimeError: the publisher gave up, is gone, or is silent for longer than the store's timeout.
+    """
+    memories = cycle([Bucket(0, device), Bucket(0, device)])
+    before: tuple[Bucket, dist.Work, dict[str, Any]] | None = None
+    for index in count():
+        told = json.loads(store.get(str(index)))
+        if told is None:
+            raise RuntimeError("the publisher gave this version up")
+        bucket = next(memories)
+        _reserve(bucket, **told["tensors"])
+        work = dist.broadcast(bucket.memory[: bucket.used], group=group, group_src=0, async_op=True)
+        if before:
+            yield _arrived(*before)
+        before = bucket, work, told["note"]
+        if told["note"]["last"]:
+            yield _arrived(*before)
+            return
+
+
+def _reserve(bucket: Bucket, names: list[str], shapes: list[list[int]], dtypes: list[str]) -> None:
+    bucket.reserve(names, shapes, [getattr(torch, dtype) for dtype in dtypes])
+
+
+def _arrived(bucket: Bucket, work: dist.Work, note: dict[str, Any]) -> dict[str, Any]:
+    work.wait()
+    return {"flattened_tensor": bucket.memory[: bucket.used], "metadata": bucket.metadata, NOTE_KEY: note}
