@@ -1,7 +1,9 @@
-"""What the README shows is true: its commands exist, its plugin works, its links lead somewhere."""
+"""What the README and the guides show is true: commands exist, the plugin works, links and names lead somewhere."""
 
 from __future__ import annotations
 
+import dataclasses
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -9,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from slime import __main__ as command
+from slime.config.schema import SlimeConfig
 from slime.hookspecs import SlimeHooks
 from slime.types import Prompt, Sample, Verdict
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+GUIDES = {guide.name: guide.read_text() for guide in sorted((ROOT / "docs").glob("*.md"))}
 
 
 def test_the_make_targets_exist() -> None:
@@ -51,3 +55,17 @@ def test_every_link_leads_to_a_file(target: str) -> None:
 @pytest.mark.parametrize("path", re.findall(r"`((?:tests|core|plugins)/[\w/*.-]+)`", README))
 def test_every_named_path_exists(path: str) -> None:
     assert list(ROOT.glob(path))
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_name_in_a_guide_is_one_of_the_code(guide: str) -> None:
+    for name in set(re.findall(r"`(slime\.[\w.]+)`", GUIDES[guide])):
+        pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_key_in_a_guide_exists(guide: str) -> None:
+    sections = "|".join(field.name for field in dataclasses.fields(SlimeConfig))
+    for key in set(re.findall(rf"`((?:{sections})\.(?!png)\w+)`", GUIDES[guide])):
+        section, name = key.split(".")
+        assert hasattr(getattr(SlimeConfig(), section), name), key
