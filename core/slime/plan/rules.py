@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.config.derive import required_megatron
+from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.errors import SlimeError
 from slime.plan.layout import Grid, split_layers
@@ -30,6 +31,7 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     yield from _heads(model, grid)
     yield from _experts(model, grid)
     yield from _stages(model, grid)
+    yield from _speculation(cfg, model)
     if cfg.train.mtp_loss_scale is not None:
         yield from _prediction(model, grid)
 
@@ -102,6 +104,22 @@ def _prediction(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
     if isinstance(layout, str) and "m" not in layout.split("|")[-1]:
         what = "needs the prediction layer, 'm', in the last part of train.megatron.pipeline_model_parallel_layout"
         yield SlimeError(what, where=where, todo="Put it before the last 'L', or leave mtp_loss_scale empty.")
+
+
+def drafts_with_own_layer(cfg: SlimeConfig) -> bool:
+    """Whether the engines speculate with the model's own multi-token prediction layer, as SGLang's EAGLE does."""
+    return str(cfg.rollout.sglang.get("speculative_algorithm")).upper() in ("EAGLE", "NEXTN")
+
+
+def _speculation(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether what the engines draft with is what is published to them."""
+    draft = cfg.rollout.sglang.get("speculative_draft_model_path")
+    if draft is not None and resolve(draft) != resolve(cfg.model.path):
+        what = "names another model, but publishing renews the trained one only"
+        yield SlimeError(what, where="rollout.sglang.speculative_draft_model_path", todo="Remove it.")
+    elif drafts_with_own_layer(cfg) and not model.get("mtp_num_layers"):
+        where, todo = "rollout.sglang.speculative_algorithm", "Remove it."
+        yield SlimeError("needs a multi-token prediction layer, which this model does not have", where=where, todo=todo)
 
 
 def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.net import free_port
 from slime.plan.placement import engine_ranks
-from slime.plan.rules import transport_of
+from slime.plan.rules import drafts_with_own_layer, transport_of
 from slime.types import Receipt
 from slime.weights.bucket import CudaBucket, SharedBucket
 from slime.weights.engine_link import EngineLink
@@ -61,7 +61,8 @@ class Publisher:
         Raises:
             SlimeError: as `slime.weights.publish.publish`; on the ranks that serve the engine.
         """
-        tensors = self._trainer.export(everywhere=self._colocated)
+        with_mtp = drafts_with_own_layer(self._cfg)
+        tensors = self._trainer.export(everywhere=self._colocated, with_mtp=with_mtp)
         if not self._serves:
             drain(tensors)
             return None
