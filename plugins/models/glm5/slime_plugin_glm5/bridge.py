@@ -78,6 +78,14 @@ def _accept_restatements(reader: ConfigReader, config: Mapping[str, Any]) -> Non
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
     reader.only("moe_layer_freq", 1)
+    reader.only("moe_router_dtype", "float32")
     reader.only("mlp_layer_types", None, ["sparse" if is_moe else "dense" for is_moe in config["moe_layer_freq"]])
-    for without_effect in ("ep_size", "layer_types", "num_experts", "num_nextn_predict_layers", "pretraining_tp"):
+    for without_effect in (
+        "ep_size",
+        "index_share_for_mtp_iteration",
+        "layer_types",
+        "num_experts",
+        "num_nextn_predict_layers",
+        "pretraining_tp",
+    ):
         reader.get(without_effect, None)
