@@ -1,4 +1,9 @@
-"""What the bridge reads from config.json, and what it refuses."""
+"""What the bridge reads from config.json, and what it refuses.
+
+`hub/DeepSeek-R1.json` was put together from public copies of the published file, less `auto_map`,
+`transformers_version` and `quantization_config`, which a bf16 copy of the checkpoint has not. Its sizes give the
+684,489,845,504 parameters of the published checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +78,6 @@ def test_layouts_that_cut_heads_or_experts_are_plan_problems() -> None:
     head, experts = DeepseekV3().plan_problems(HF, {"tensor_model_parallel_size": 3, "expert_model_parallel_size": 3})
     assert "128 heads" in head
     assert "256 experts" in experts
-
-
-def test_assets_are_what_their_script_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, HERE.parent / "tools/make_tiny_assets.py", "--out", tmp_path], check=True)
-    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    committed = {path.relative_to(ASSETS): path.read_bytes() for path in ASSETS.rglob("*") if path.is_file()}
-    assert written == committed
 
 
 def test_tiny_model_is_supported() -> None:
