@@ -18,3 +18,14 @@ def test_fold(level: int, device: torch.device) -> None:
     wanted = receipt.fold(words, receipt.weights(torch.device("cpu"), level))
     got = kernels.fold([each.to(device) for each in words], receipt.weights(device, level))
     assert [each.tolist() for each in got] == [each.tolist() for each in wanted]
+
+
+@pytest.mark.gpu
+def test_differ(device: torch.device) -> None:
+    from slime.weights import kernels
+
+    one = [torch.arange(size, device=device) for size in SIZES]
+    other = [each.clone() for each in one]
+    other[2][4094] ^= 1
+    other[5][0] ^= -(2**63)
+    assert kernels.differ(one, other).tolist() == [False, False, True, False, False, True]

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from slime.weights.writes import Memory, differs, observed_writes
+from slime.weights.writes import Memory, differences, differs, observed_writes
 
 
 def test_all_three_ways_to_write_are_seen():
@@ -84,3 +84,13 @@ def test_widening_keeps_the_value_and_narrowing_loses_it():
     assert differs(fine.to(torch.bfloat16), fine)
     coarse = fine.to(torch.bfloat16)
     assert not differs(coarse.float(), coarse)
+
+
+@pytest.mark.gpu
+def test_differences_of_mixed_copies() -> None:
+    """One launch for what it can compare; the rest, converted or strided or unaligned, one by one."""
+    plain, fine = torch.randn(8, 8, device="cuda"), torch.linspace(0, 1, 8, device="cuda")
+    wrong = plain.clone()
+    wrong[7, 7] += 1
+    copies = [(plain.clone(), plain), (wrong, plain), (fine.bfloat16(), fine), (plain.t(), plain), (fine[1:], fine[1:])]
+    assert [bool(found) for found in differences(copies)] == [False, True, True, True, False]

@@ -33,12 +33,17 @@ class Coverage:
     def missing(self) -> Intervals:
         """The ranges that nothing covers yet; empty when the block is whole."""
         covered = self.covered()
-        gaps = np.column_stack([np.append(0, covered[:, 1]), np.append(covered[:, 0], self.num_bytes)])
+        gaps = np.empty((len(covered) + 1, 2), dtype=np.int64)
+        gaps[0, 0], gaps[1:, 0] = 0, covered[:, 1]
+        gaps[:-1, 1], gaps[-1, 1] = covered[:, 0], self.num_bytes
         return gaps[gaps[:, 0] < gaps[:, 1]]
 
 
 def byte_runs(view: torch.Tensor, base: int) -> Intervals:
     """The contiguous byte ranges behind a strided view, relative to address `base`."""
+    if view.is_contiguous():
+        start = view.data_ptr() - base
+        return np.array([[start, start + view.nbytes]], dtype=np.int64)
     run = view.element_size()
     starts = np.array([view.data_ptr() - base], dtype=np.int64)
     dims = sorted((stride * view.element_size(), size) for size, stride in zip(view.shape, view.stride(), strict=True))
@@ -54,8 +59,10 @@ def byte_runs(view: torch.Tensor, base: int) -> Intervals:
 
 def _merge(intervals: Intervals) -> Intervals:
     """Sort; join what overlaps or touches."""
+    if len(intervals) == 1:
+        return intervals
     intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
     reach = np.maximum.accumulate(intervals[:, 1])
-    first = np.append(True, intervals[1:, 0] > reach[:-1])
-    last = np.append(first[1:], True)
-    return np.column_stack([intervals[first, 0], reach[last]])
+    first = np.ones(len(intervals) + 1, dtype=bool)
+    np.greater(intervals[1:, 0], reach[:-1], out=first[1:-1])
+    return np.column_stack([intervals[first[:-1], 0], reach[first[1:]]])

@@ -14,30 +14,61 @@ from slime.weights.receipt import BLOCK
 
 def fold(tensors: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
     """`slime.weights.receipt.fold`; every word is read once."""
-    num_blocks = [max(1, triton.cdiv(len(tensor), BLOCK)) for tensor in tensors]
-    sums = weights.new_empty(sum(num_blocks))
-    jobs, owners = _jobs(tensors, num_blocks, sums.device)
+    jobs, owners, num_blocks = _jobs([tensors], weights.device)
+    sums = weights.new_empty(len(owners))
     _fold[(len(sums),)](jobs, owners, weights, sums, BLOCK=BLOCK, num_warps=8)
     return list(torch.split(sums, num_blocks))
 
 
-def _jobs(tensors: Sequence[Tensor], num_blocks: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[num_tensors, 3] int64: address, number of words, first block; and of each block the tensor it is of."""
+def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    """[num_tensors] boolean: a tensor's int64 words are not those of its counterpart, which has as many."""
+    jobs, owners, _ = _jobs([one, other], one[0].device)
+    flags = torch.zeros(len(one), dtype=torch.int32, device=owners.device)
+    _differ[(len(owners),)](jobs, owners, flags, BLOCK=BLOCK, num_warps=8)
+    return flags.to(torch.bool)
+
+
+def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+    """What the blocks of one launch read.
+
+    Args:
+        columns: tensors of words; those at one position are read together and have equal lengths.
+
+    Returns:
+        jobs: [num_tensors, 2 + num_columns] int64: first block, number of words, and the address in each column.
+        owners: [num_blocks] int32: the tensor that a block belongs to.
+        num_blocks: of each tensor, at least 1.
+    """
+    num_words = [len(tensor) for tensor in columns[0]]
+    num_blocks = [max(1, triton.cdiv(each, BLOCK)) for each in num_words]
     counts = torch.tensor(num_blocks)
-    first = counts.cumsum(0) - counts
-    rows = [(tensor.data_ptr(), len(tensor)) for tensor in tensors]
-    jobs = torch.cat([torch.tensor(rows), first[:, None]], dim=1)
-    owners = torch.arange(len(tensors), dtype=torch.int32).repeat_interleave(counts)
-    return jobs.to(device, non_blocking=True), owners.to(device, non_blocking=True)
+    addresses = [torch.tensor([tensor.data_ptr() for tensor in column]) for column in columns]
+    jobs = torch.stack([counts.cumsum(0) - counts, torch.tensor(num_words), *addresses], dim=1)
+    owners = torch.arange(len(num_words), dtype=torch.int32).repeat_interleave(counts)
+    return jobs.to(device, non_blocking=True), owners.to(device, non_blocking=True), num_blocks
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _read(job, column, block, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of words as unsigned integers; 0 behind the end."""
+    words = tl.load(job + 2 + column).to(tl.pointer_type(tl.uint64))
+    place = (block - tl.load(job)) * BLOCK + tl.arange(0, BLOCK)
+    return tl.load(words + place, mask=place < tl.load(job + 1), other=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fold(jobs, owners, weights, sums, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    block = tl.program_id(0)
-    job = jobs + tl.load(owners + block) * 3
-    words = tl.load(job).to(tl.pointer_type(tl.uint64))
-    position = tl.arange(0, BLOCK)
-    place = (block - tl.load(job + 2)) * BLOCK + position
-    word = tl.load(words + place, mask=place < tl.load(job + 1), other=0)
+    block, position = tl.program_id(0), tl.arange(0, BLOCK)
+    word = _read(jobs + tl.load(owners + block) * 3, 0, block, BLOCK)
     first, second = tl.load(weights + position), tl.load(weights + BLOCK + position)
     tl.store(sums + block, tl.sum(word.to(tl.int64) * first + (word >> 32).to(tl.int64) * second, axis=0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _differ(jobs, owners, flags, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    block = tl.program_id(0)
+    owner = tl.load(owners + block)
+    job = jobs + owner * 4
+    unequal = _read(job, 0, block, BLOCK) != _read(job, 1, block, BLOCK)
+    if tl.max(unequal.to(tl.int32), axis=0) > 0:
+        tl.store(flags + owner, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,11 @@ import torch
 
 from slime.weights.coverage import Coverage, Intervals
 from slime.weights.receipt import BucketNote, Fingerprint
-from slime.weights.writes import Memory, Write, differs
+from slime.weights.writes import Memory, Write, differences
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
-Copy = tuple[torch.Tensor, str, str]
-"""Whether a parameter differs from what was copied there (boolean, on its device), and the names of both."""
+Copy = tuple[tuple[torch.Tensor, torch.Tensor], str]
+"""Target and source of a copy, and what to say should they differ."""
 Partial = dict[str, tuple[int, list[list[int]]]]
 """Of tensors that one rank did not use as a whole: size in bytes and the byte ranges it used; JSON-able."""
 _NUM_NAMED = 3  # so many names in a message, then a count
@@ -29,20 +29,24 @@ class Transfer:
 
     Args:
         version: the weight version.
-        model: SGLang's model; its parameters are what a version must write.
+        parameters: of SGLang's model, by name: what a version must write.
         previous: which tensors wrote each parameter in the last complete version, to name what is missing now.
     """
 
     def __init__(
-        self, version: int, model: torch.nn.Module, previous: Mapping[str, Sequence[str]] | None = None
+        self,
+        version: int,
+        parameters: Iterable[tuple[str, torch.Tensor]],
+        previous: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.version = version
         self._previous = previous or {}
         self._fingerprint = Fingerprint()
         self._next_index = 0
-        self._parameters = Memory(model.named_parameters())
+        self._parameters = Memory(parameters)
         self._written = {block.name: Coverage(block.tensor.nbytes) for block in self._parameters.blocks}
-        self._copies: list[Copy] = []
+        self._complaints: list[str] = []
+        self._differences: list[torch.Tensor] = []
         self.writers: dict[str, list[str]] = {block.name: [] for block in self._parameters.blocks}
         self.partial: Partial = {}
 
@@ -60,29 +64,33 @@ class Transfer:
         """Book the loader's writes, and compare each with its source; the device is not waited for."""
         sources = Memory(tensors)
         used = {name: Coverage(tensor.nbytes) for name, tensor in tensors}
-        for write in writes:
-            self._book(write, sources, used)
+        copies = [copy for write in writes if (copy := self._book(write, sources, used))]
+        self._differences += differences([ends for ends, _ in copies])
+        self._complaints += [complaint for _, complaint in copies]
         self.partial |= {
             name: (coverage.num_bytes, coverage.covered().tolist())
             for name, coverage in used.items()
             if len(coverage.missing())
         }
 
-    def _book(self, write: Write, sources: Memory, used: dict[str, Coverage]) -> None:
-        """Book one write, unless it is into padding or scratch memory."""
+    def _book(self, write: Write, sources: Memory, used: dict[str, Coverage]) -> Copy | None:
+        """Book one write; returns what it should have copied, None for padding and scratch memory."""
         parameter = self._parameters.find(write.target)
         if parameter is None:
-            return
+            return None
         self._written[parameter.name].add_view(write.target, parameter.address)
         if write.source is None:  # SGLang fills the padding of vocabulary-parallel weights
-            return
+            return None
         source = sources.find(write.source)
         if source is None:
             raise TransferFault(f"parameter '{parameter.name}' was written from memory outside the published bucket")
         used[source.name].add_view(write.source, source.address)
         self.writers[parameter.name].append(source.name)
-        names = f"tensor '{source.name}' ({source.tensor.dtype})", f"'{parameter.name}' ({parameter.tensor.dtype})"
-        self._copies.append((differs(write.target, write.source), *names))
+        complaint = (
+            f"tensor '{source.name}' ({source.tensor.dtype}) is not what parameter '{parameter.name}' "
+            f"({parameter.tensor.dtype}) holds after loading"
+        )
+        return (write.target, write.source), complaint
 
     def finish(self, published: Sequence[int]) -> dict[str, Any]:
         """After the last bucket: all tensors arrived as published, the parameters hold them, and no byte else.
@@ -104,12 +112,10 @@ class Transfer:
         return {"version": self.version, **self._fingerprint.summary(digests)}
 
     def _check_bits(self) -> None:
-        """Compared by now on the device, and asked for together."""
-        flags = [flag for flag, _, _ in self._copies]
-        wrong = torch.stack(flags).nonzero().flatten().tolist() if flags else []
+        """Every copy holds the bits of its source: compared by now on the device, asked for together."""
+        wrong = torch.stack(self._differences).nonzero().flatten().tolist() if self._differences else []
         if wrong:
-            _, source, parameter = self._copies[wrong[0]]
-            raise TransferFault(f"{source} is not what parameter {parameter} holds after loading")
+            raise TransferFault(self._complaints[wrong[0]])
 
     def _check_gaps(self) -> None:
         """Every parameter must have been written completely by this version."""

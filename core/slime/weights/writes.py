@@ -102,6 +102,23 @@ class Memory:
         return block if inside else None
 
 
+def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """`differs` of each (target, source), where it can be on CUDA in one launch."""
+    found: dict[int, torch.Tensor] = {}
+    if copies and copies[0][0].is_cuda:
+        from slime.weights import kernels
+
+        plain = [index for index, (target, source) in enumerate(copies) if _is_plain(target, source)]
+        targets, sources = ([copies[index][side].view(-1).view(torch.int64) for index in plain] for side in (0, 1))
+        found = dict(zip(plain, kernels.differ(targets, sources).unbind() if plain else [], strict=True))
+    return [found[index] if index in found else differs(*copy) for index, copy in enumerate(copies)]
+
+
+def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
+    same = target.dtype == source.dtype and target.shape == source.shape
+    return same and _is_word_aligned(target) and _is_word_aligned(source)
+
+
 def differs(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """Boolean scalar, still on its device: `target` does not hold the bits of `source`.
 
