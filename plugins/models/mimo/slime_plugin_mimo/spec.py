@@ -1,4 +1,4 @@
-"""Layer spec of `mimo`, from the portable blocks."""
+"""Layer specs of `mimo`, from the portable blocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from slime.train import specs
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Dense layers."""
+    return specs.decoder_block(config, vp_stage, lambda moe: _layer(config))
 
-    def layer(moe: bool) -> ModuleSpec:
-        return specs.transformer_layer(config, attention=specs.gqa(config), mlp=specs.gated_mlp(config))
 
-    return specs.decoder_block(config, vp_stage, layer)
+def prediction(config: TransformerConfig) -> ModuleSpec:
+    """The multi-token prediction layer, whose projection takes the hidden state first."""
+    return specs.mtp_layer(config, _layer(config), hidden_first=True)
+
+
+def _layer(config: TransformerConfig) -> ModuleSpec:
+    return specs.transformer_layer(config, attention=specs.gqa(config), mlp=specs.gated_mlp(config))

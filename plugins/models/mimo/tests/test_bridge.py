@@ -48,6 +48,18 @@ def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: s
         Mimo().transformer_config(HUB | change)
 
 
+def test_prediction_layer_of_the_hub_s_model() -> None:
+    mapping = Mimo().weight_mapping(HUB)
+    assert Mimo().transformer_config(HUB)["mtp_num_layers"] == 1
+    assert len(mapping.mtp_names) == 16
+    assert mapping.by_megatron_name["mtp.layers.0.eh_proj.weight"].hf == ("model.mtp_layers.0.input_proj.weight",)
+
+
+def test_prediction_layer_is_left_out_of_a_cut_model() -> None:
+    cut = Mimo().weight_mapping(HUB | {"num_hidden_layers": 12, "num_nextn_predict_layers": 0})
+    assert cut.ignored == Mimo().weight_mapping(HUB).mtp_names
+
+
 def test_layouts_that_cut_heads_are_plan_problems() -> None:
     assert Mimo().plan_problems(HUB, {"tensor_model_parallel_size": 8}) == []
     [problem] = Mimo().plan_problems(HUB, {"tensor_model_parallel_size": 16})

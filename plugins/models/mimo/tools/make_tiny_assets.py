@@ -1,4 +1,4 @@
-"""Write the tiny model of the laptop demo: `mimo-tiny` (0.8M parameters).
+"""Write the tiny model of the laptop demo: `mimo-tiny` (1.0M parameters, its prediction layer included).
 
 Run `python make_tiny_assets.py [--out FOLDER]`. A test compares the output with what is committed.
 """
@@ -18,6 +18,7 @@ MODELS = {
         "head_dim": 16,
         "model_type": "mimo",
         "num_key_value_heads": 2,
+        "num_nextn_predict_layers": 1,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     },
