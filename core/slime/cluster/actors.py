@@ -170,6 +170,10 @@ class EngineActor(_Actor):
     def check_alive(self) -> None:
         self.process.check_alive()
 
+    def stop(self) -> None:
+        if hasattr(self, "process"):  # it was started
+            self.process.stop()
+
 
 def remote(actor: type[_Actor], **options: Any) -> Any:
     """The Ray actor class of `actor` with the given options."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ from slime.cluster.actors import EngineActor, TrainerActor, remote
 from slime.cluster.launch import ray_cluster
 from slime.cluster.placement import bundles, reserve, shares_gpus
 from slime.cluster.reaper import reaped
+from slime.config.paths import located
 from slime.config.schema import Placement, SlimeConfig
 from slime.errors import SlimeError
 from slime.plan.placement import engine_ranks
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 """SGLang's tags of what an engine can release."""
+STOP_S = 3.0
+"""How long engines have to end by themselves; one that is still starting is killed with its actor instead."""
 ASK_S = 10.0
 """How long engines have to say that they live; one that is busy does not answer, and lives."""
 
@@ -81,6 +85,13 @@ class Cluster:
         """Have every engine release or resume the device memory behind SGLang's `tags`."""
         refs = [getattr(engine, f"{action}_memory").remote(*tags) for engine in self.engines]
         self.wait(refs, f"{action} {' and '.join(tags)} of engines", self.cfg.cluster.hang_timeout_s)
+
+    def stop_engines(self) -> None:
+        """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""
+        import ray
+
+        if stopping := [engine.stop.remote() for engine in self.engines]:
+            ray.wait(stopping, num_returns=len(stopping), timeout=STOP_S)
 
     @contextlib.contextmanager
     def naming_dead_engines(self) -> Iterator[None]:
@@ -162,9 +173,17 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
+    """With the paths that actors read made absolute: those of a Ray that was there before work in its own folder."""
+    tokenizer = cfg.model.tokenizer and located(cfg.model.tokenizer)
+    model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer)
+    return dataclasses.replace(cfg, model=model)
+
+
 @contextlib.contextmanager
 def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
     """Reserve the devices, create every actor, and take all of it down at the end."""
+    cfg = _for_actors(cfg)
     with reaped(), ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
         slots, fingerprint = reserve(cfg), plugins.load().fingerprint()
         trainers = [
@@ -175,4 +194,8 @@ def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
             remote(EngineActor, **slots.options(slot)).remote(cfg, index, logs, fingerprint)
             for index, slot in enumerate(slots.engines)
         ]
-        yield Cluster(cfg, trainers, engines, logs)
+        cluster = Cluster(cfg, trainers, engines, logs)
+        try:
+            yield cluster
+        finally:
+            cluster.stop_engines()

@@ -18,6 +18,11 @@ def resolve(path: str) -> Path:
     return found
 
 
+def located(path: str) -> str:
+    """The same path for a process with another working directory; `pkg://` stays, hosts have packages elsewhere."""
+    return path if path.startswith(SCHEME) else str(Path(path).expanduser().absolute())
+
+
 def _in_package(path: str) -> Path:
     """Locate the top-level package without importing it, so that a data path never runs a plugin's code."""
     package, _, inside = path.removeprefix(SCHEME).partition("/")

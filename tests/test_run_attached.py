@@ -1,0 +1,106 @@
+"""A whole run on a Ray cluster that was there before, and stays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime.config.paths import resolve
+from tests.running import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
+START_S = 60.0
+FREE_CPUS = """
+import ray, sys
+ray.init(sys.argv[1], logging_level="ERROR")
+print(ray.available_resources().get("CPU", 0))
+"""
+
+
+@dataclass
+class Head:
+    """A Ray head node of this test's own."""
+
+    address: str
+    process: psutil.Process
+
+    def family(self) -> set[psutil.Process]:
+        return set(self.process.children(recursive=True))
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    """Started in a folder of its own: not that of the run, and with a path short enough for Ray's sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    sizes = ["--port=0", "--num-cpus=2", "--object-store-memory=100000000", "--include-dashboard=false"]
+    command = [*ray, *sizes, f"--temp-dir={folder}"]
+    with (folder / "head.log").open("wb") as log:
+        process = psutil.Popen(command, cwd=folder, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
+    try:
+        yield Head(_address(folder, process), process)
+    finally:
+        family = [process, *process.children(recursive=True)]
+        for member in family:
+            member.kill()
+        psutil.wait_procs(family, timeout=10)
+        shutil.rmtree(folder)
+
+
+def _address(folder: Path, process: psutil.Popen) -> str:
+    log, deadline = folder / "head.log", time.monotonic() + START_S
+    while "Ray runtime started" not in log.read_text():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+    (port,) = folder.glob("session_2*/gcs_server_port_*")
+    return f"127.0.0.1:{port.read_text()}"
+
+
+def named(name: str, processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if name in " ".join(process.cmdline())]
+
+
+def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_path: Path) -> None:
+    """At a temperature: engine and trainer agree on the distribution that was sampled from as they do at 1."""
+    shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "model")
+    settings = {
+        "cluster.ray_address": head.address,
+        "model.path": "model",
+        "rollout.sampling.temperature": 0.7,
+        "rollout.prompts_per_step": 4,
+        "rollout.samples_per_prompt": 4,
+        "train.steps_per_rollout": 2,
+        "train.checkpoint.export_hf": False,
+        "run.num_steps": 8,
+        "sft.num_steps": 0,
+        "eval.path": "null",
+    }
+    before = head.family()
+    run = Run(tmp_path, settings=settings, environment=ENVIRONMENT, shortened={}).start()
+    run.until(lambda: run.has_step("rl", 1))
+    driver = psutil.Process(run.process.pid)
+    run.family = [*(head.family() - before), *driver.children(recursive=True)]
+    found = {name: named(name, run.family) for name in ("ray::TrainerActor", "ray::EngineActor", "rollout.launcher")}
+    assert all(found.values()), found
+    scratch = Path(found["rollout.launcher"][0].environ()["SLIME_ENGINE_SCRATCH"])
+    assert scratch.is_dir()
+    run.succeed()
+    assert run.strays() == []
+    assert not scratch.exists()
+    client = [sys.executable, "-c", FREE_CPUS, head.address]
+    asked = subprocess.run(client, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert asked.stdout.strip() == "2.0", asked.stderr
+    # fp32 on both sides, the same tokens: what is left is the order of additions.
+    assert max(row["train/logprob_diff_max"] for row in run.rows("rl") if "train/loss" in row) < 1e-4
