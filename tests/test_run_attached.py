@@ -62,7 +62,8 @@ def head() -> Iterator[Head]:
 def _address(folder: Path, process: psutil.Popen) -> str:
     log, deadline = folder / "head.log", time.monotonic() + START_S
     while "Ray runtime started" not in log.read_text():
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
     (port,) = folder.glob("session_2*/gcs_server_port_*")
     return f"127.0.0.1:{port.read_text()}"
