@@ -7,13 +7,16 @@ The receivers hand the tensors to the engines, or rank 0 writes them as a folder
 from __future__ import annotations
 
 import errno
+import functools
 import json
+import operator
 import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -69,8 +72,8 @@ def export_hf(
 
     The order depends on the mapping alone, not on the layout. Tensors have the dtype and device of their parameters
     and belong to the caller. Rank 0 receives them; the iterator of every other rank is empty and must be drained
-    (`drain`), unless they are wanted everywhere. Peak memory of a receiver: about twice `bucket_bytes` or twice the
-    largest parameter.
+    (`drain`), unless they are wanted everywhere. Peak memory of a receiver: about three times `bucket_bytes`, or
+    of the largest parameters.
 
     Args:
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
@@ -82,11 +85,25 @@ def export_hf(
     """
     local = local_tensors(modules, mapping)
     owners = _exchange_owners(local)
-    for bucket in _buckets(_exported(mapping, owners, with_mtp), owners, bucket_bytes):
-        received = _share(bucket, local, owners) if everywhere else _send_or_receive(bucket, local, owners)
+    buckets = _buckets(_exported(mapping, owners, with_mtp), owners, bucket_bytes)
+    start = _share if everywhere else _send_or_receive
+    for bucket, coming in _one_ahead((bucket, start(bucket, local, owners)) for bucket in buckets):
+        received = coming.wait()
         if everywhere or dist.get_rank() == 0:
             for entry in bucket:
                 yield from _assemble(entry, owners[entry.megatron], received)
+
+
+T = TypeVar("T")
+
+
+def _one_ahead(started: Iterator[T]) -> Iterator[T]:
+    """What an iterator yields, each when the next has been started."""
+    before = next(started, None)
+    while before is not None:
+        following = next(started, None)
+        yield before
+        before = following
 
 
 def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
@@ -145,17 +162,32 @@ Received = Mapping[tuple[str, int], torch.Tensor]
 """Shards on a receiver by parameter name and owner."""
 
 
-def _share(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> Received:
+@dataclass(frozen=True)
+class _Coming:
+    """Shards on their way; what a rank sends must live until they have arrived."""
+
+    works: Sequence[dist.Work]
+    received: Received
+    sent: torch.Tensor | None = None
+
+    def wait(self) -> Received:
+        for work in self.works:
+            work.wait()
+        return self.received
+
+
+def _share(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> _Coming:
     """One broadcast from each owner, unless everybody has what it would send."""
     received: dict[tuple[str, int], torch.Tensor] = {}
+    works = []
     for rank, parts in sorted(_by_rank(bucket, owners).items()):
         received |= {(name, rank): local[name].tensor for name, part in parts if part.everywhere}
         parts = [(name, part) for name, part in parts if not part.everywhere]
         if parts:
             message = _message(rank, parts, local)
-            dist.broadcast(message, src=rank)
+            works.append(dist.broadcast(message, src=rank, async_op=True))
             received |= _unpack(rank, parts, message)
-    return received
+    return _Coming(works, received)
 
 
 def _message(rank: int, parts: Sequence[tuple[str, _Owned]], local: Mapping[str, LocalTensor]) -> torch.Tensor:
@@ -166,15 +198,24 @@ def _message(rank: int, parts: Sequence[tuple[str, _Owned]], local: Mapping[str,
     return torch.empty(num_bytes, dtype=torch.uint8, device=next(iter(local.values())).tensor.device)
 
 
-def _send_or_receive(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> Received:
+def _send_or_receive(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> _Coming:
     """One message from each owner to rank 0, its shards of the bucket behind one another as bytes."""
     by_rank, rank = _by_rank(bucket, owners), dist.get_rank()
-    if rank != 0:
-        if rank in by_rank:
-            _wait(dist.P2POp(dist.isend, _as_bytes([local[name].tensor for name, _ in by_rank[rank]]), 0))
-        return {}
-    own = {(name, 0): local[name].tensor for name, _ in by_rank.pop(0, [])}
-    return own | _receive(by_rank, next(iter(local.values())).tensor.device)
+    if rank == 0:
+        own = {(name, 0): local[name].tensor for name, _ in by_rank.pop(0, [])}
+        messages = {rank: _message(rank, parts, local) for rank, parts in by_rank.items()}
+        works = _start(dist.P2POp(dist.irecv, message, rank) for rank, message in messages.items())
+        others = [_unpack(rank, parts, messages[rank]) for rank, parts in by_rank.items()]
+        return _Coming(works, functools.reduce(operator.or_, others, own))
+    if rank not in by_rank:
+        return _Coming([], {})
+    message = _message(rank, by_rank[rank], local)
+    return _Coming(_start([dist.P2POp(dist.isend, message, 0)]), {}, message)
+
+
+def _start(operations: Iterable[dist.P2POp]) -> list[dist.Work]:
+    together = list(operations)
+    return dist.batch_isend_irecv(together) if together else []
 
 
 def _by_rank(bucket: Sequence[Entry], owners: Owners) -> dict[int, list[tuple[str, _Owned]]]:
@@ -186,20 +227,6 @@ def _by_rank(bucket: Sequence[Entry], owners: Owners) -> dict[int, list[tuple[st
     return {rank: sorted(parts, key=lambda named: -named[1].dtype.itemsize) for rank, parts in by_rank.items()}
 
 
-def _receive(
-    by_rank: Mapping[int, Sequence[tuple[str, _Owned]]], device: torch.device
-) -> dict[tuple[str, int], torch.Tensor]:
-    messages = {
-        rank: torch.empty(sum(part.num_bytes for _, part in parts), dtype=torch.uint8, device=device)
-        for rank, parts in by_rank.items()
-    }
-    _wait(*(dist.P2POp(dist.irecv, message, rank) for rank, message in messages.items()))
-    received: dict[tuple[str, int], torch.Tensor] = {}
-    for rank, parts in by_rank.items():
-        received |= _unpack(rank, parts, messages[rank])
-    return received
-
-
 def _unpack(
     rank: int, parts: Sequence[tuple[str, _Owned]], message: torch.Tensor
 ) -> dict[tuple[str, int], torch.Tensor]:
@@ -207,11 +234,6 @@ def _unpack(
     return {
         (name, rank): shard.view(part.dtype).view(part.shape) for (name, part), shard in zip(parts, shards, strict=True)
     }
-
-
-def _wait(*operations: dist.P2POp) -> None:
-    for work in dist.batch_isend_irecv(list(operations)) if operations else []:
-        work.wait()
 
 
 def _as_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
