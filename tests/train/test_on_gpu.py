@@ -7,6 +7,8 @@ almost zero, which eps=1e-6 keeps from magnifying that. bf16 rounds every activa
 from __future__ import annotations
 
 import json
+import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ LAYOUTS = {
     2: {"tp2": {TP: 2}, "pp2": {PP: 2}, "cp2": {CP: 2}, "dp2": {}, "ep2": {EP: 2}, "tp2-ep2": {TP: 2, EP: 2}},
     4: {"tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2}, "tp2-cp2": {TP: 2, CP: 2}, "cp2-dp2-ep2": {CP: 2, EP: 2}},
 }
+IN_BF16 = ("tp2-ep2", "cp2", "tp2-pp2-ep2", "tp2-cp2")
+"""Layouts that run in this precision too; together they hold every kind of parallelism."""
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +56,12 @@ def one_gpu(model: Path) -> dict[str, Any]:
 
 
 def histories(rank: Rank, device: str, model: Path, layouts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Metrics of three steps under each layout. What a rank logs is shown should it fail or be late."""
     found = {}
     for name, layout in layouts.items():
+        start = time.perf_counter()
         found[name] = [metrics(values) for values in train(rank, device, model, layout)[1]]
+        logging.warning("%s: %.1f s", name, time.perf_counter() - start)
         rank = next_rank(rank)
     return found
 
@@ -63,6 +70,7 @@ def next_rank(rank: Rank) -> Rank:
     """The group is taken down; the next one meets at a port that rank 0 chose while there still was a group."""
     port = [free_port(rank.master_addr)]
     dist.broadcast_object_list(port)
+    dist.barrier()  # nobody takes it down while another still talks
     dist.destroy_process_group()
     return rank._replace(master_port=port[0])
 
@@ -111,25 +119,32 @@ def test_bf16_is_close_to_fp32(name: str, one_gpu: dict[str, Any]) -> None:
     assert one_gpu[name][0] == pytest.approx(one_gpu["fp32"][0], **BF16_TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "num_gpus", [pytest.param(2, marks=pytest.mark.gpu(2)), pytest.param(4, marks=pytest.mark.gpu(4))]
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.gpu(2)), pytest.param(4, marks=pytest.mark.gpu(4))]
 )
-def test_layouts_over_nccl_equal_one_gpu(num_gpus: int, model: Path, one_gpu: dict[str, Any]) -> None:
-    layouts = {name: layout | {"bf16": False} for name, layout in LAYOUTS[num_gpus].items()}
-    results = run_ranks(histories, num_gpus, "cuda", model, layouts, timeout_s=300)
-    for name in layouts:
-        assert all(result[name] == results[0][name] for result in results), f"{name}: ranks report different metrics"
-        for got, wanted in zip(results[0][name], one_gpu["fp32"], strict=True):
-            assert got == pytest.approx(wanted, **FP32_TOLERANCE), name
+def several_gpus(request: pytest.FixtureRequest, model: Path) -> list[dict[str, Any]]:
+    """Histories of each rank under all layouts for so many GPUs, in one start of the processes."""
+    layouts = LAYOUTS[request.param]
+    runs = {name: layout | {"bf16": False} for name, layout in layouts.items()}
+    runs |= {f"{name} bf16": layouts[name] for name in IN_BF16 if name in layouts}
+    return run_ranks(histories, request.param, "cuda", model, runs, timeout_s=270)
 
 
-@pytest.mark.parametrize(
-    "num_gpus", [pytest.param(2, marks=pytest.mark.gpu(2)), pytest.param(4, marks=pytest.mark.gpu(4))]
-)
-def test_layouts_in_bf16(num_gpus: int, model: Path, one_gpu: dict[str, Any]) -> None:
-    results = run_ranks(histories, num_gpus, "cuda", model, LAYOUTS[num_gpus], timeout_s=300)
-    for name in LAYOUTS[num_gpus]:
-        assert results[0][name][0] == pytest.approx(one_gpu["bf16"][0], **BF16_TOLERANCE), name
+@pytest.mark.timeout(400)
+def test_layouts_over_nccl_equal_one_gpu(several_gpus: list[dict[str, Any]], one_gpu: dict[str, Any]) -> None:
+    for name, history in several_gpus[0].items():
+        assert all(of_rank[name] == history for of_rank in several_gpus), f"{name}: ranks report different metrics"
+        if not name.endswith("bf16"):
+            for got, wanted in zip(history, one_gpu["fp32"], strict=True):
+                assert got == pytest.approx(wanted, **FP32_TOLERANCE), name
+
+
+@pytest.mark.timeout(400)
+def test_layouts_in_bf16(several_gpus: list[dict[str, Any]], one_gpu: dict[str, Any]) -> None:
+    histories = {name: history for name, history in several_gpus[0].items() if name.endswith("bf16")}
+    assert histories, "every number of GPUs has some"
+    for name, history in histories.items():
+        assert history[0] == pytest.approx(one_gpu["bf16"][0], **BF16_TOLERANCE), name
 
 
 @pytest.mark.gpu
