@@ -57,6 +57,7 @@ class EngineLink:
         body = {
             "serialized_named_tensors": encoded if len(encoded) > 1 else encoded * self.num_ranks,
             "load_format": "flattened_bucket",
+            "disable_draft_model": True,  # the ledger hands it on to that one
         }
         return self._update("/update_weights_from_tensor", body, last)
 

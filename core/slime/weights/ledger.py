@@ -4,6 +4,10 @@ While SGLang's own loader runs, every write into the model's memory is noted. Af
 received tensor whether its bytes are the published ones and whether all of it was used; and of each parameter, at the
 end of a version, whether all of it was written by this version. SGLang is hooked by its own plugin mechanism
 (`HookRegistry`), not patched, and requests without a `BucketNote` pass through untouched.
+
+A model that drafts for another (speculative decoding with the model's own multi-token prediction layer) takes every
+bucket as well, under books of its own: what neither of the two has a place for is a fault, as is a parameter of either
+that got nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import json
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +25,18 @@ import torch
 from slime.observe.stopwatch import Stopwatch
 from slime.weights import stream
 from slime.weights.receipt import NOTE_KEY, BucketNote
-from slime.weights.transfer import NamedTensors, Transfer, TransferFault, tensor_in_traceback, unused
+from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
 from slime.weights.writes import observed_writes
 
+_BUCKET = "flattened_bucket"
+"""SGLang's load format of a bucket."""
+INCOMPLETE = "incomplete"
+"""Weight version of an engine between the first byte of a version and its last."""
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
 _transfers: weakref.WeakKeyDictionary[torch.nn.Module, Transfer] = weakref.WeakKeyDictionary()
+_drafts: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
+"""By model, SGLang's updater of the one that drafts for it."""
 _writers: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 """Of the last complete version: which tensors wrote each parameter."""
 
@@ -37,10 +47,38 @@ def install() -> None:
 
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     worker = "sglang.srt.managers.tp_worker.BaseTpWorker"
+    front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
+    manager = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     HookRegistry.register(f"{updater}.update_weights_from_tensor", load_bucket, HookType.AROUND)
     HookRegistry.register(f"{updater}.update_weights_from_distributed", receive_version, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_tensor", answer, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_distributed", answer, HookType.AROUND)
+    HookRegistry.register(f"{front}.update_weights_from_tensor", forget_version, HookType.BEFORE)
+    HookRegistry.register(f"{front}.update_weights_from_distributed", forget_version, HookType.BEFORE)
+    HookRegistry.register(f"{manager}.update_weights_from_tensor", know_draft, HookType.AROUND)
+    HookRegistry.register(f"{manager}.update_weights_from_distributed", know_draft, HookType.AROUND)
+
+
+def know_draft(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
+    """Around the scheduler's update, which is where SGLang still knows of the drafting model.
+
+    Ours go to the other one (`disable_draft_model`; broadcasts always do), and `load_bucket` hands them on.
+    """
+    from sglang.srt.managers.scheduler_components import weight_updater
+
+    if draft := weight_updater._get_draft_model_runner(manager.draft_worker):
+        _drafts[manager.tp_worker.model_runner.model] = draft.weight_updater
+    return original(manager, recv_req)
+
+
+def forget_version(front: Any, *arguments: Any) -> None:
+    """Before an update, in the process that answers requests: the weights no longer are those of their version.
+
+    Whatever happens to the update, nobody is answered with a part of the old and a part of the new under either's
+    number: SGLang sets that of the new version after its last bucket, if nothing was wrong with it.
+    """
+    if front.server_args.weight_version != INCOMPLETE:
+        front.server_args.override("slime.weights", weight_version=INCOMPLETE)
 
 
 def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
@@ -78,7 +116,7 @@ def _merge(result: Answer) -> Answer:
     if not result[1].startswith(f'{{"{NOTE_KEY}"'):  # a request that was not ours
         return result
     answers = [json.loads(message) for _, message in results]
-    if missing := unused([answer["partial"] for answer in answers]):
+    if missing := unused([partial for answer in answers for partial in answer["partials"]]):
         name = min(missing)
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         return False, f"tensor '{name}'{more}: the engine's model has no place for {missing[name]} bytes of it"
@@ -105,7 +143,7 @@ def receive_version(
     buckets = stream.arriving(store, updater._model_update_group[group_name], torch.device(updater.device))
     try:
         for bucket in buckets:
-            result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format="flattened_bucket")
+            result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
     finally:
         deque(buckets, maxlen=0)  # after a fault too: a broadcast needs all its ranks
     return result
@@ -117,20 +155,36 @@ def load_bucket(
     """Around the loading of one bucket on one rank: read, load under observation, account, answer."""
     if not (isinstance(named_tensors, dict) and NOTE_KEY in named_tensors):
         return original(updater, named_tensors=named_tensors, load_format=load_format)
-    note = BucketNote(**named_tensors[NOTE_KEY])
-    model = updater.get_model()
+    note, model = BucketNote(**named_tensors[NOTE_KEY]), updater.get_model()
+    partials = _load_draft(_drafts.get(model), named_tensors)
     if note.index == 0:
-        _transfers[model] = Transfer(note.version, model, _writers.get(model))
+        _transfers[model] = Transfer(note.version, _own_parameters(model), _writers.get(model))
     transfer = _transfers.pop(model, None)  # put back only after a good bucket: a fault ends the version
     if transfer is None:
         raise TransferFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
     _load(original, updater, named_tensors, load_format, transfer, note)
     if not note.last:
         _transfers[model] = transfer
-        return True, json.dumps({NOTE_KEY: {}, "partial": {}})
+        return True, json.dumps({NOTE_KEY: {}, "partials": [{}]})
     receipt = transfer.finish(note.digests)
     _writers[model] = transfer.writers
-    return True, json.dumps({NOTE_KEY: receipt, "partial": transfer.partial})
+    return True, json.dumps({NOTE_KEY: receipt, "partials": [transfer.partial, *partials]})
+
+
+def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:
+    """Load a bucket of ours into the drafting model, if there is one; returns what it used only parts of."""
+    if draft is None:
+        return []
+    _, message = draft.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
+    partials: list[Partial] = json.loads(message)["partials"]
+    return partials
+
+
+def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Less those that a drafting model borrows: embeddings and output head of the model it drafts for."""
+    lenders = [target for target, draft in _drafts.items() if draft.get_model() is model]
+    lent = {parameter.data_ptr() for target in lenders for parameter in target.parameters()}
+    return ((name, value) for name, value in model.named_parameters() if value.data_ptr() not in lent)
 
 
 def _load(
