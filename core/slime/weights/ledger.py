@@ -32,8 +32,6 @@ _BUCKET = "flattened_bucket"
 """SGLang's load format of a bucket."""
 INCOMPLETE = "incomplete"
 """Weight version of an engine between the first byte of a version and its last."""
-INCOMPLETE = "incomplete"
-"""Weight version of an engine between the first byte of a version and its last."""
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
 _transfers: weakref.WeakKeyDictionary[torch.nn.Module, Transfer] = weakref.WeakKeyDictionary()
@@ -50,14 +48,11 @@ def install() -> None:
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     worker = "sglang.srt.managers.tp_worker.BaseTpWorker"
     front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
-    front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
     manager = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
     HookRegistry.register(f"{updater}.update_weights_from_tensor", load_bucket, HookType.AROUND)
     HookRegistry.register(f"{updater}.update_weights_from_distributed", receive_version, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_tensor", answer, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_distributed", answer, HookType.AROUND)
-    HookRegistry.register(f"{front}.update_weights_from_tensor", forget_version, HookType.BEFORE)
-    HookRegistry.register(f"{front}.update_weights_from_distributed", forget_version, HookType.BEFORE)
     HookRegistry.register(f"{front}.update_weights_from_tensor", forget_version, HookType.BEFORE)
     HookRegistry.register(f"{front}.update_weights_from_distributed", forget_version, HookType.BEFORE)
     HookRegistry.register(f"{manager}.update_weights_from_tensor", know_draft, HookType.AROUND)
@@ -74,16 +69,6 @@ def know_draft(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any
     if draft := weight_updater._get_draft_model_runner(manager.draft_worker):
         _drafts[manager.tp_worker.model_runner.model] = draft.weight_updater
     return original(manager, recv_req)
-
-
-def forget_version(front: Any, *arguments: Any) -> None:
-    """Before an update, in the process that answers requests: the weights no longer are those of their version.
-
-    Whatever happens to the update, nobody is answered with a part of the old and a part of the new under either's
-    number: SGLang sets that of the new version after its last bucket, if nothing was wrong with it.
-    """
-    if front.server_args.weight_version != INCOMPLETE:
-        front.server_args.override("slime.weights", weight_version=INCOMPLETE)
 
 
 def forget_version(front: Any, *arguments: Any) -> None:
