@@ -4,7 +4,8 @@
     python benchmarks/step.py +model=... +cluster=... KEY=VALUE # any run; the first step is left out as warm-up
 
 Runs slime as a user does, in a folder of its own, and reads the phases from its metrics.jsonl. `other` is what no
-phase covers: Ray, Python between the phases, logging. The project promises less than 5 % of it.
+phase covers: Ray, Python between the phases, logging. The project promises less than 5 % of it. Where there are GPUs,
+each is asked several times a second for how much of the time it ran a kernel, whichever process's.
 """
 
 from __future__ import annotations
@@ -13,14 +14,51 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from machine import conditions
 
 from slime.observe.metrics import LOGPROB_DIFF, TOKENS_PER_S, Row, read_rows
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local", "sft.num_steps=200", "run.num_steps=12", "eval.path=null"]
 PROMISED_OTHER = 0.05
+SAMPLE_S = 0.2
+
+Sample = tuple[float, list[float]]
+"""Unix time, and of each GPU the share of the last moment, a sixth of a second to one, in which it ran a kernel."""
+
+
+@contextmanager
+def utilization() -> Iterator[list[Sample]]:
+    """The list that fills up while the block runs; it stays empty without GPUs."""
+    samples: list[Sample] = []
+    devices, ended = range(torch.cuda.device_count()), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(SAMPLE_S):
+            samples.append((time.time(), [torch.cuda.utilization(device) / 100 for device in devices]))
+
+    thread = threading.Thread(target=watch)
+    if devices:
+        thread.start()
+    try:
+        yield samples
+    finally:
+        ended.set()
+        if devices:
+            thread.join()
+
+
+def idle_shares(samples: Sequence[Sample], rows: Sequence[Row]) -> list[float]:
+    """Of each GPU the share of the steps' time in which it ran nothing."""
+    first, last = rows[0]["time"] - rows[0]["seconds/step"], rows[-1]["time"]
+    shares = [shares for when, shares in samples if first <= when <= last]
+    return [1 - statistics.fmean(of_device) for of_device in zip(*shares, strict=True)]
 
 
 def steps_of(arguments: list[str]) -> list[Row]:
@@ -49,8 +87,11 @@ def table(rows: list[Row]) -> str:
 
 def main() -> None:
     arguments = sys.argv[1:] or LAPTOP
-    rows = steps_of(arguments)
+    with utilization() as samples:
+        rows = steps_of(arguments)
     print(f"slime {' '.join(arguments)}\n{conditions()}; mean of {len(rows)} steps\n\n{table(rows)}")
+    if idle := idle_shares(samples, rows):
+        print(f"GPU idle {statistics.fmean(idle):.1%} of the time ({', '.join(f'{share:.1%}' for share in idle)})")
 
 
 if __name__ == "__main__":
