@@ -19,8 +19,9 @@ CONFIGS = Path(__file__).parents[2] / "plugins/models/glm4/tests/configs"
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 LAYOUTS = {
     "dense": {"dp2": {}, "dp2-overlap": {}, "dp2-recompute": RECOMPUTE},
-    "moe": {
+    "moe": {  # with a multi-token prediction layer
         "dp2": {},
+        "pp2-overlap-recompute": {"pipeline_model_parallel_size": 2, **RECOMPUTE},
         "pp2-vpp2": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
         "tp2-etp2": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2},
     },

@@ -29,8 +29,18 @@ from slime import plugins
 from slime.contracts import HfConfig
 from slime.testing import models
 from slime.testing.models import Parallel
+from slime.testing.prediction import Prediction
 from slime.testing.ranks import run_ranks
-from slime.testing.training import Trained, compare, train_layouts
+from slime.testing.recorded import recorded_samples
+from slime.testing.training import (
+    GRADIENT_TOLERANCE,
+    MTP_LOSS_SCALE,
+    NUM_SAMPLES,
+    Gradients,
+    Trained,
+    compare,
+    train_layouts,
+)
 
 TP, PP, CP, EP = (
     "tensor_model_parallel_size",
@@ -58,6 +68,10 @@ LOGITS_TOLERANCE = 1e-5
 """The two implementations add in another order: about 1e-6 at logits of order 1; a wrong norm costs 1e-2."""
 
 
+PREDICTION_TOLERANCE = 1e-6
+"""Nats: a mean in fp32 of a few hundred losses of order 5, each off by 1e-6 to either side."""
+
+
 @dataclass
 class Contract:
     """A small model of one family, with what the checks share: its checkpoint, and what one rank computes.
@@ -66,11 +80,13 @@ class Contract:
         hf: its config.json.
         layouts: by number of ranks; None: `LAYOUTS_MOE` for a model with experts, otherwise `LAYOUTS`.
         logits_tolerance: largest difference of a logit; a looser one needs a reason.
+        hidden_first: of a multi-token prediction layer, see `slime.testing.prediction`.
     """
 
     hf: HfConfig
     layouts: Mapping[int, Mapping[str, Parallel]] | None = None
     logits_tolerance: float = LOGITS_TOLERANCE
+    hidden_first: bool = False
 
     def __post_init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="contract-")
@@ -115,6 +131,41 @@ def check_one_rank(contract: Contract) -> str:
     return "every byte equal"
 
 
+def check_prediction(contract: Contract) -> str:
+    """A multi-token prediction layer learns by its formula, and nothing else notices that it does."""
+    mapping = plugins.load().models.create(contract.family).weight_mapping(contract.hf)
+    if not mapping.mtp_names:
+        return "no such layer"
+    learned, learning = contract.one_rank, {name for name in mapping.mtp_names if "correction_bias" not in name}
+    losses = [values["mtp_loss"] for values in learned.history]
+    prediction = Prediction(contract.hf, hidden_first=contract.hidden_first)
+    loss, gradients = prediction.loss_and_gradients(recorded_samples(NUM_SAMPLES, contract.hf["vocab_size"]))
+    assert abs(losses[0] - loss) <= PREDICTION_TOLERANCE, f"a loss of {losses[0]} instead of {loss}"
+    assert losses == sorted(losses, reverse=True), f"it does not learn: {losses}"
+    wanted = {name: MTP_LOSS_SCALE * gradients[name] for name in learning}
+    errors = {name: _relative_error(learned.gradients[0][name], wanted[name]) for name in learning}
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] <= GRADIENT_TOLERANCE, f"the gradient of {worst} is off by {errors[worst]:.1e}"
+    _check_frozen(contract, mapping.mtp_names)
+    return f"loss within {abs(losses[0] - loss):.0e}, gradients {errors[worst]:.0e}; nothing else gets a gradient"
+
+
+def _relative_error(got: Any, wanted: Any) -> float:
+    return float(abs(got - wanted).max() / abs(wanted).max())
+
+
+def _check_frozen(contract: Contract, names: frozenset[str]) -> None:
+    """Without its loss the layer stays as it was, and all other gradients are bit by bit what they were with it."""
+    [results] = run_ranks(train_layouts, 1, contract.family, contract.folder, {"frozen": {}})
+    frozen: Trained = results["frozen"]
+    one, other = contract.one_rank.gradients[0], frozen.gradients[0]
+    noticed = [name for name in one.keys() - names if not (one[name] == other[name]).all()]
+    assert not noticed, f"prediction changes the gradients of {noticed}"
+    after: Gradients = frozen.gradients[-1]  # frozen weights stand for themselves there
+    moved = [name for name in names & after.keys() if not (after[name] == frozen.exported[name].numpy()).all()]
+    assert not moved, f"the frozen layer moved: {moved}"
+
+
 def check_two_ranks(contract: Contract) -> str:
     return _check_layouts(contract, 2)
 
@@ -146,6 +197,7 @@ CHECKS: Mapping[str, Callable[[Contract], str]] = {
     "logits": check_logits,
     "bad checkpoints": check_refusals,
     "one rank": check_one_rank,
+    "prediction": check_prediction,
     "two ranks": check_two_ranks,
     "four ranks": check_four_ranks,
 }

@@ -98,7 +98,7 @@ def _with_prediction(hf: Mapping[str, Any]) -> Any:
     num_layers, size = hf["num_hidden_layers"], hf["hidden_size"]
     model = _auto_model().from_config(_transformers_config({**hf, "num_hidden_layers": num_layers + 1}))
     layer = model.model.layers[num_layers]
-    layer.enorm, layer.hnorm = torch.nn.RMSNorm(size), torch.nn.RMSNorm(size)
+    layer.enorm, layer.hnorm = torch.nn.RMSNorm(size), torch.nn.RMSNorm(size)  # their weights; nobody calls them
     layer.eh_proj, layer.shared_head = torch.nn.Linear(2 * size, size, bias=False), torch.nn.Module()
     layer.shared_head.norm = torch.nn.RMSNorm(size)
     model.config.num_hidden_layers = num_layers

@@ -32,6 +32,8 @@ METRICS_TOLERANCE = 2e-6
 GRAD_NORM_TOLERANCE = 3e-6
 GRADIENT_TOLERANCE = 2e-5
 NUM_STEPS = 3
+MTP_LOSS_SCALE = 0.2
+NUM_SAMPLES = 24
 _NOT_COMPARED = ("seconds/logprobs", "seconds/train", "num_tokens")
 
 Gradients = dict[str, npt.NDArray[np.float32]]
@@ -60,11 +62,11 @@ def train_layouts(
 
     Args:
         layouts: `train.megatron` by name; a layout named `...overlap` reduces its gradients during the last backward
-            pass.
+            pass; in one named `...frozen` a multi-token prediction layer does not learn.
     """
     trained = {}
     for name, layout in layouts.items():
-        trained[name] = _train(rank, family, folder, layout, "overlap" in name)
+        trained[name] = _train(rank, name, family, folder, layout)
         rank = rank._replace(master_port=_another_port())
         torch.distributed.destroy_process_group()
     return trained
@@ -77,18 +79,18 @@ def _another_port() -> int:
     return port[0]
 
 
-def _train(rank: Rank, family: str, folder: Path, layout: Mapping[str, Any], overlap: bool) -> Trained:
+def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str, Any]) -> Trained:
     from slime.train.packing import pack
     from slime.train.trainer import Trainer
 
-    cfg = _config(family, folder, layout, overlap)
+    cfg = _config(name, family, folder, layout)
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     exported = {name: tensor.clone() for name, tensor in trainer.export()}
     trainer.snapshot_reference()
     gradients = _record_gradients(trainer)
     batches = pack(
-        recorded_samples(24, trainer.hf["vocab_size"]),
+        recorded_samples(NUM_SAMPLES, trainer.hf["vocab_size"]),
         num_dp=trainer.data_parallel_size,
         align=trainer.packing_align,
         max_tokens=128,
@@ -100,12 +102,12 @@ def _train(rank: Rank, family: str, folder: Path, layout: Mapping[str, Any], ove
     return Trained(exported, compared, gradients)
 
 
-def _config(family: str, folder: Path, layout: Mapping[str, Any], overlap: bool) -> SlimeConfig:
+def _config(name: str, family: str, folder: Path, layout: Mapping[str, Any]) -> SlimeConfig:
     cfg = SlimeConfig()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), NUM_STEPS
     cfg.train.megatron, cfg.train.logprob_chunk_tokens = dict(layout), 32
-    cfg.train.mtp_loss_scale = 0.2
-    cfg.train.ddp = {"overlap_grad_reduce": overlap}
+    cfg.train.mtp_loss_scale = None if "frozen" in name else MTP_LOSS_SCALE
+    cfg.train.ddp = {"overlap_grad_reduce": "overlap" in name}
     cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6, "weight_decay": 0.1}
     cfg.algo.kl_coef, cfg.algo.entropy_coef, cfg.algo.rollout_logprobs_as_old = 0.1, 0.01, True
     return cfg
