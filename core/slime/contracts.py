@@ -43,7 +43,10 @@ class ModelBridge(Protocol):
         """The declarative HF <-> Megatron table."""
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        """The family's own rules that this parallel layout breaks, a sentence each; empty if none."""
+        """The family's own rules that this parallel layout breaks, a sentence each; empty if none.
+
+        Asked of layouts that break no rule of `slime.plan.rules`.
+        """
 
 
 @runtime_checkable

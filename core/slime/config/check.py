@@ -232,11 +232,12 @@ def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
         return
     yield from _weights(cfg)
     yield from _owned_by_model(cfg, architecture)
-    yield from layout_problems(cfg, grid, architecture)
+    layout = list(layout_problems(cfg, grid, architecture))
+    yield from layout
     yield from batch_problems(cfg, grid)
     if generates(cfg):
         yield from _context(cfg, hf)
-    for sentence in bridge.plan_problems(hf, cfg.train.megatron):
+    for sentence in bridge.plan_problems(hf, cfg.train.megatron) if not layout else ():  # it computes with the sizes
         yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
 
 

@@ -62,11 +62,14 @@ def _unsupported(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _heads(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
-    heads = model.get("num_attention_heads")
+    """Tensor parallelism cuts between heads, and queries stay with the key/value head that serves them."""
+    shares_keys = not model.get("multi_latent_attention") and "num_query_groups" in model
+    heads = model.get("num_query_groups" if shares_keys else "num_attention_heads")
     if heads is not None and heads % grid.tp:
-        where = f"{MEGATRON}.tensor_model_parallel_size"
-        what = f"{heads} attention heads cannot be divided by {grid.tp}"
-        yield SlimeError(what, where=where, todo="Choose a divisor.")
+        kind = "key/value" if shares_keys else "attention"
+        what = f"{heads} {kind} heads cannot be divided by {grid.tp}"
+        todo = f"Choose a divisor of {heads}."
+        yield SlimeError(what, where=f"{MEGATRON}.tensor_model_parallel_size", todo=todo)
 
 
 def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
