@@ -1,6 +1,7 @@
 """The verbs: quick, without heavy imports, and the one place that prints errors."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,18 @@ def test_verb_is_quick_and_imports_nothing_heavy(argv: list[str], limit_s: float
     assert seen["code"] == 0
     assert [name for name in HEAVY if name in seen["modules"]] == []
     assert seen["cpu_s"] < limit_s or any(probe(argv)["cpu_s"] < limit_s for _ in range(2))
+
+
+@pytest.mark.parametrize("words", [["plan", *RUN], ["--help"], ["plan", *RUN, "run.seed=-1"]])
+def test_a_reader_that_leaves_ends_a_verb_quietly(words: list[str]) -> None:
+    """As in `slime plan ... | head`; the last one has an error to tell."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([sys.executable, "-m", "slime", *words], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    told = "run.seed" in words[-1]
+    assert run.returncode == (command.EXIT_ERROR if told else command.EXIT_PIPE)
+    assert run.stderr.count("\n") == told, run.stderr
 
 
 def probe(argv: list[str]) -> dict[str, Any]:

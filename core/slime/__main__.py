@@ -5,13 +5,15 @@ Nothing heavy is imported before a run is known to be right, so that `--help`, `
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import slime
 from slime.errors import SlimeError, did_you_mean
 
-EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # the last two as shells count death by SIGINT and SIGPIPE
 
 USAGE = """\
 slime post-trains large language models with reinforcement learning: generate, reward, train, publish.
@@ -35,7 +37,26 @@ CONFIG_FLAGS = ("--cfg", "-c", "--config-name", "--config-path", "--config-dir",
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 if it went well, 2 after an error that is the user's, printed as a line."""
     try:
-        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _report_errors(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still writes at its end
+        return EXIT_PIPE
+
+
+def _reader_has_left() -> bool:
+    """Whether nobody reads standard output any more, as in `slime plan | head`: no other pipe may end so quietly."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in output.poll(0))
+
+
+def _report_errors(argv: list[str]) -> int:
+    try:
+        return _dispatch(argv)
     except SlimeError as error:
         print(f"slime: {error}", file=sys.stderr)
         return EXIT_ERROR
