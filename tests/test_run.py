@@ -90,7 +90,7 @@ def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
 
 
 def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> None:
-    """Expert parallelism, the router, and the other algorithm settings, in one run."""
+    """Expert parallelism, the router, a prediction layer and the other algorithm settings, in one run."""
     settings = {
         "reward": "arithmetic",
         "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
@@ -102,6 +102,7 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
         "rollout.sampling.max_response_tokens": 8,
         "train.steps_per_rollout": 2,
         "train.megatron.expert_model_parallel_size": 2,
+        "train.mtp_loss_scale": 0.2,
         "algo.kl_coef": 0.01,
         "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
         "algo.loss_mean": "sample",
@@ -111,6 +112,8 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
     assert [row["step"] for row in steps] == [1, 2]
     assert steps[1]["train/kl"] > 0  # the reference is the model before step 1
     assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps)
+    assert all(row["train/mtp_loss"] > 0 for row in steps)
+    assert "model.layers.4.eh_proj.weight" in _weights(run)
 
 
 def _weights(run: Run) -> dict[str, bytes]:

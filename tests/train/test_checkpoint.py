@@ -48,6 +48,7 @@ def moe_config(**changes: Any) -> dict[str, Any]:
         "num_experts_per_tok": 2,
         "num_hidden_layers": 2,
         "num_key_value_heads": 2,
+        "num_nextn_predict_layers": 1,
         "pad_token_id": 0,
         "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
         "routed_scaling_factor": 1.0,
@@ -67,12 +68,14 @@ def start(rank: Rank, model: Path, layout: dict[str, Any]) -> Any:
     cfg.train.megatron, cfg.train.optimizer = layout, {"lr": 1e-3, "adam_eps": 1e-6}
     cfg.train.lr_decay, cfg.train.lr_warmup_steps = LrDecay.linear, 1
     cfg.sft.num_steps, cfg.sft.lr, cfg.algo.kl_coef = 3, 1e-3, 0.1
+    cfg.train.mtp_loss_scale = 0.2
     return Trainer(cfg, *rank)
 
 
 def train(trainer: Any, steps: range) -> list[float]:
-    """Two supervised steps, then RL; a fresh set of samples a step; returns the losses."""
-    return [take_step(trainer, step)["loss"] for step in steps]
+    """Two supervised steps, then RL; a fresh set of samples a step; returns the sum of both losses by step."""
+    values = [take_step(trainer, step) for step in steps]
+    return [step["loss"] + step["mtp_loss"] for step in values]
 
 
 def take_step(trainer: Any, step: int) -> dict[str, float]:

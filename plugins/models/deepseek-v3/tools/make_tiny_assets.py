@@ -24,7 +24,7 @@ MODELS = {
         "norm_topk_prob": True,
         "num_experts_per_tok": 4,
         "num_key_value_heads": 8,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 1,
         "q_lora_rank": 48,
         "qk_nope_head_dim": 16,
         "qk_rope_head_dim": 8,

@@ -26,7 +26,7 @@ SIGMOID_MOE = {
     "n_shared_experts": 1,
     "norm_topk_prob": True,
     "num_experts_per_tok": 2,
-    "num_nextn_predict_layers": 0,
+    "num_nextn_predict_layers": 1,
     "routed_scaling_factor": 1.0,
     "topk_group": 1,
 }
