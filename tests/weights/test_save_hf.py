@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from slime.errors import SlimeError
-from slime.weights.export import save_hf
 from slime.weights.files import INDEX, HfFiles
+from slime.weights.save_hf import save_hf
 
 TENSORS = [(f"t{number}", torch.full((10,), number, dtype=torch.bfloat16)) for number in range(5)]  # 20 bytes each
 
@@ -55,6 +55,17 @@ def test_shards_stay_under_their_limit_and_the_index_names_them(source: Path, tm
 def test_config_of_a_cut_model_is_the_one_written(source: Path, tmp_path: Path) -> None:
     save_hf(TENSORS, source, tmp_path / "out", hf={"num_hidden_layers": 2})
     assert json.loads((tmp_path / "out/config.json").read_text())["num_hidden_layers"] == 2
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_copies_are_written_where_the_source_has_them(source: Path, tmp_path: Path, has_copy: bool) -> None:
+    (source / INDEX).unlink()
+    before = {"t1": torch.zeros(10), **({"t1.again": torch.zeros(10)} if has_copy else {})}
+    save_file(before, source / "model.safetensors")
+    save_hf(TENSORS, source, tmp_path / "out", copies={"t1.again": "t1", "t2.again": "t2"})
+    written = load_file(tmp_path / "out/model.safetensors")
+    assert written.keys() == {*dict(TENSORS), *(["t1.again"] if has_copy else [])}
+    assert all(torch.equal(written[name], dict(TENSORS)[name[:2]]) for name in written)
 
 
 def test_existing_folder_is_refused(source: Path, tmp_path: Path) -> None:

@@ -134,13 +134,13 @@ class TrainerActor(_Actor):
 
     def export_hf(self, source: Path, destination: Path) -> None:
         """Write the current weights as an HF folder; one that an earlier end of this run left is replaced."""
-        from slime.weights.export import save_hf
+        from slime.weights.save_hf import save_hf
 
         tensors = self.trainer.export()
         if self.rank == 0:
             if destination.exists():
                 shutil.rmtree(destination)
-            save_hf(tensors, source, destination, hf=self.trainer.hf)
+            save_hf(tensors, source, destination, hf=self.trainer.hf, copies=self.trainer.mapping.copies)
         for _ in tensors:
             pass
 

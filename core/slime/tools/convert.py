@@ -17,7 +17,7 @@ from slime.errors import SlimeError
 from slime.net import free_port
 
 if TYPE_CHECKING:
-    from slime.contracts import ModelBridge
+    from slime.weights.mapping import WeightMapping
 
 _HOST = "127.0.0.1"
 
@@ -54,7 +54,7 @@ def convert_run(run: Path, destination: Path, step: int | None = None) -> None:
 
     trainer = Trainer(cfg, 0, 1, _HOST, free_port(_HOST))
     trainer.load(checkpoint.path)
-    _save(trainer.model.modules, trainer.bridge, trainer.hf, cfg.model.path, destination)
+    _save(trainer.model.modules, trainer.mapping, trainer.hf, cfg.model.path, destination)
 
 
 def convert_random(source: str, destination: Path, seed: int) -> None:
@@ -69,14 +69,17 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     cfg = SlimeConfig(model=ModelConfig(name=family, family=family, path=source, init=Init.random))
     cfg.run.seed = seed
     megatron.initialize(cfg, 0, 1, _HOST, free_port(_HOST))
-    _save(megatron.build(cfg, bridge, hf).modules, bridge, hf, source, destination)
+    _save(megatron.build(cfg, bridge, hf).modules, bridge.weight_mapping(hf), hf, source, destination)
 
 
-def _save(modules: Sequence[Any], bridge: ModelBridge, hf: Mapping[str, Any], source: str, destination: Path) -> None:
+def _save(
+    modules: Sequence[Any], mapping: WeightMapping, hf: Mapping[str, Any], source: str, destination: Path
+) -> None:
     from slime.config.paths import resolve
-    from slime.weights.export import export_hf, save_hf
+    from slime.weights.export import export_hf
+    from slime.weights.save_hf import save_hf
 
-    save_hf(export_hf(modules, bridge.weight_mapping(hf)), resolve(source), destination, hf)
+    save_hf(export_hf(modules, mapping), resolve(source), destination, hf, copies=mapping.copies)
 
 
 def _read_config(file: Path) -> SlimeConfig:

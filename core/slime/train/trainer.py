@@ -42,9 +42,10 @@ class Trainer:
         self.cfg = cfg
         megatron.initialize(cfg, rank, world_size, master_addr, master_port)
         self.hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
-        self.bridge = plugins.load().models.create(cfg.model.family)
+        bridge = plugins.load().models.create(cfg.model.family)
+        self.mapping = bridge.weight_mapping(self.hf)
         self.device = _device(cfg)
-        self.model = megatron.build(cfg, self.bridge, self.hf)
+        self.model = megatron.build(cfg, bridge, self.hf)
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
         self.gradient_check = GradientCheck(self.model)
@@ -81,8 +82,7 @@ class Trainer:
             return
         from slime.weights.load import load_hf
 
-        mapping = self.bridge.weight_mapping(self.hf)
-        load_hf(self.model.modules, mapping, resolve(self.cfg.model.path))
+        load_hf(self.model.modules, self.mapping, resolve(self.cfg.model.path))
         self.optimizer.after_load_of_model()
 
     def snapshot_reference(self) -> None:
@@ -233,8 +233,7 @@ class Trainer:
         through it for nothing. See `slime.weights.export.export_hf`."""
         from slime.weights.export import export_hf
 
-        mapping = self.bridge.weight_mapping(self.hf)
-        return export_hf(self.model.modules, mapping, everywhere=everywhere, with_mtp=with_mtp)
+        return export_hf(self.model.modules, self.mapping, everywhere=everywhere, with_mtp=with_mtp)
 
     def trim(self) -> None:
         """Return the device memory that torch keeps for the next activations."""
