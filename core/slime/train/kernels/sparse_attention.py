@@ -98,6 +98,36 @@ def _load_rows(base, rows, kept, columns, width, stride):  # type: ignore[no-unt
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load_split(base, rows, kept, V: tl.constexpr, R: tl.constexpr, TILE_V: tl.constexpr, TILE_R: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of d = V + R columns as two tiles: the part that is also the value, and the rest."""
+    value = _load_rows(base, rows, kept, tl.arange(0, TILE_V), V, V + R)
+    rest = _load_rows(base + V, rows, kept, tl.arange(0, TILE_R), R, V + R)
+    return value, rest
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _query_rows(num_heads: tl.constexpr, BLOCK_HEADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The token of this program, its block of heads as rows of [t * h], and which of them there are."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    return token, token * num_heads + heads, heads < num_heads
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _chosen(selected, token, start, num_selected: tl.constexpr, BLOCK_KEYS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of the token's chosen keys; -1 where there is none."""
+    k = start + tl.arange(0, BLOCK_KEYS)
+    return tl.load(selected + token * num_selected + k, mask=k < num_selected, other=-1)
+
+
+@triton.jit
+def _scores(query_v, query_r, key_v, key_r, scale):  # type: ignore[no-untyped-def]
+    """Scaled products; logarithms to the base 2."""
+    products = tl.dot(query_v, tl.trans(key_v), input_precision="ieee")
+    return tl.dot(query_r, tl.trans(key_r), products, input_precision="ieee") * (scale * 1.4426950408889634)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _forward(  # type: ignore[no-untyped-def]
     query,
     latents,
@@ -114,25 +144,17 @@ def _forward(  # type: ignore[no-untyped-def]
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
 ):
-    """Softmax while it goes (Milakov & Gimelshein 2018); logarithms to the base 2."""
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    is_head = heads < num_heads
-    rows = token * num_heads + heads
-    v, r = tl.arange(0, TILE_V), tl.arange(0, TILE_R)
-    query_v = _load_rows(query, rows, is_head, v, V, V + R)
-    query_r = _load_rows(query + V, rows, is_head, r, R, V + R)
+    """Softmax while it goes (Milakov & Gimelshein 2018)."""
+    token, rows, is_head = _query_rows(num_heads, BLOCK_HEADS)
+    query_v, query_r = _load_split(query, rows, is_head, V, R, TILE_V, TILE_R)
     peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     mixed = tl.zeros([BLOCK_HEADS, TILE_V], tl.float32)
     for start in range(0, num_selected, BLOCK_KEYS):
-        k = start + tl.arange(0, BLOCK_KEYS)
-        keys = tl.load(selected + token * num_selected + k, mask=k < num_selected, other=-1)
-        key_v = _load_rows(latents, keys, keys >= 0, v, V, V + R)
-        key_r = _load_rows(latents + V, keys, keys >= 0, r, R, V + R)
-        scores = tl.dot(query_v, tl.trans(key_v), input_precision="ieee")
-        scores = tl.dot(query_r, tl.trans(key_r), scores, input_precision="ieee") * (scale * 1.4426950408889634)
-        scores = tl.where((keys >= 0)[None], scores, float("-inf"))
+        keys = _chosen(selected, token, start, num_selected, BLOCK_KEYS)
+        is_key = keys >= 0
+        key_v, key_r = _load_split(latents, keys, is_key, V, R, TILE_V, TILE_R)
+        scores = tl.where(is_key[None], _scores(query_v, query_r, key_v, key_r, scale), float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         finite = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: no inf - inf
         shrink = tl.exp2(peak - finite)
@@ -142,6 +164,7 @@ def _forward(  # type: ignore[no-untyped-def]
         mixed = tl.dot(weights.to(key_v.dtype), key_v, mixed, input_precision="ieee")
         peak = new_peak
     mixed = mixed / total[:, None]
+    v = tl.arange(0, TILE_V)
     out = output + rows[:, None] * V + v[None]
     tl.store(out, mixed.to(output.dtype.element_ty), mask=is_head[:, None] & (v < V)[None])
     tl.store(log_z + rows, peak + tl.log2(total), mask=is_head)
@@ -168,13 +191,9 @@ def _backward(  # type: ignore[no-untyped-def]
     BLOCK_KEYS: tl.constexpr,
 ):
     """With p = softmax(s): ds = p * (dp - sum(p * dp)), where sum(p * dp) = output . grad_output."""
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    is_head = heads < num_heads
-    rows = token * num_heads + heads
+    token, rows, is_head = _query_rows(num_heads, BLOCK_HEADS)
+    query_v, query_r = _load_split(query, rows, is_head, V, R, TILE_V, TILE_R)
     v, r = tl.arange(0, TILE_V), tl.arange(0, TILE_R)
-    query_v = _load_rows(query, rows, is_head, v, V, V + R)
-    query_r = _load_rows(query + V, rows, is_head, r, R, V + R)
     grad = _load_rows(grad_output, rows, is_head, v, V, V)
     out = _load_rows(output, rows, is_head, v, V, V)
     mean_grad = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
@@ -182,13 +201,10 @@ def _backward(  # type: ignore[no-untyped-def]
     grad_v = tl.zeros([BLOCK_HEADS, TILE_V], tl.float32)
     grad_r = tl.zeros([BLOCK_HEADS, TILE_R], tl.float32)
     for start in range(0, num_selected, BLOCK_KEYS):
-        k = start + tl.arange(0, BLOCK_KEYS)
-        keys = tl.load(selected + token * num_selected + k, mask=k < num_selected, other=-1)
+        keys = _chosen(selected, token, start, num_selected, BLOCK_KEYS)
         is_key = keys >= 0
-        key_v = _load_rows(latents, keys, is_key, v, V, V + R)
-        key_r = _load_rows(latents + V, keys, is_key, r, R, V + R)
-        scores = tl.dot(query_v, tl.trans(key_v), input_precision="ieee")
-        scores = tl.dot(query_r, tl.trans(key_r), scores, input_precision="ieee") * (scale * 1.4426950408889634)
+        key_v, key_r = _load_split(latents, keys, is_key, V, R, TILE_V, TILE_R)
+        scores = _scores(query_v, query_r, key_v, key_r, scale)
         weights = tl.where(is_key[None], tl.exp2(scores - norm[:, None]), 0.0)
         grad_weights = tl.dot(grad, tl.trans(key_v), input_precision="ieee")
         grad_scores = (weights * (grad_weights - mean_grad[:, None]) * scale).to(key_v.dtype)
