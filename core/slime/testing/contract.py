@@ -80,13 +80,11 @@ class Contract:
         hf: its config.json.
         layouts: by number of ranks; None: `LAYOUTS_MOE` for a model with experts, otherwise `LAYOUTS`.
         logits_tolerance: largest difference of a logit; a looser one needs a reason.
-        hidden_first: of a multi-token prediction layer, see `slime.testing.prediction`.
     """
 
     hf: HfConfig
     layouts: Mapping[int, Mapping[str, Parallel]] | None = None
     logits_tolerance: float = LOGITS_TOLERANCE
-    hidden_first: bool = False
 
     def __post_init__(self) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="contract-")
@@ -138,7 +136,7 @@ def check_prediction(contract: Contract) -> str:
         return "no such layer"
     learned, learning = contract.one_rank, {name for name in mapping.mtp_names if "correction_bias" not in name}
     losses = [values["mtp_loss"] for values in learned.history]
-    prediction = Prediction(contract.hf, hidden_first=contract.hidden_first)
+    prediction = Prediction(contract.hf)
     loss, gradients = prediction.loss_and_gradients(recorded_samples(NUM_SAMPLES, contract.hf["vocab_size"]))
     assert abs(losses[0] - loss) <= PREDICTION_TOLERANCE, f"a loss of {losses[0]} instead of {loss}"
     assert losses == sorted(losses, reverse=True), f"it does not learn: {losses}"

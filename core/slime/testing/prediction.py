@@ -23,21 +23,22 @@ from slime.types import TrainSample
 
 
 class Prediction:
-    """The prediction layer of `slime.testing.models.random_model`.
+    """The prediction layer of `slime.testing.models.random_model`; one of a class of the family's own that says
+    `hidden_first` takes M [hidden state; embedding] instead.
 
     Args:
         hf: its config.json.
-        hidden_first: M takes [hidden state; embedding] instead.
     """
 
-    def __init__(self, hf: HfConfig, *, hidden_first: bool) -> None:
-        self.hf, self.hidden_first = hf, hidden_first
+    def __init__(self, hf: HfConfig) -> None:
+        self.hf = hf
         self.model = models.random_model(hf).double()
         if self.model._can_set_experts_implementation():
             self.model.set_experts_implementation("eager")  # the grouped product knows no float64
         names = plugins.load().models.create(hf["model_type"]).weight_mapping(hf).by_megatron_name
         self._own = {module: names[f"mtp.layers.0.{module}.weight"].hf[0] for module in _MODULES}
         self._layer = self.model.get_submodule(self._own["eh_proj"].rsplit(".", 2)[0])
+        self._hidden_first = getattr(self._layer, "hidden_first", False)
 
     def loss_and_gradients(self, batch: Sequence[TrainSample]) -> tuple[float, Mapping[str, Any]]:
         """Mean loss over the batch's loss tokens, and its gradients by HF name."""
@@ -56,7 +57,7 @@ class Prediction:
             hidden = self.model.model(tokens).last_hidden_state[:, :-2]
             embedded = self.model.model.embed_tokens(tokens[:, 1:-1])
         pair = [self._norm("enorm", embedded), self._norm("hnorm", hidden)]
-        joined = torch.cat(pair[::-1] if self.hidden_first else pair, dim=-1) @ self._weight("eh_proj").T
+        joined = torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1) @ self._weight("eh_proj").T
         output = self._norm("final_layernorm", self._through_layer(joined))
         logits = output @ self.model.lm_head.weight.detach().T
         mask = torch.zeros(sample.num_tokens, dtype=torch.float64)

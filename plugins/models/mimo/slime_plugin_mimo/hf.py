@@ -27,6 +27,8 @@ class MimoConfig(Qwen2Config):  # type: ignore[misc]
 class MimoPredictionLayer(Qwen2DecoderLayer):  # type: ignore[misc]
     """Multi-token prediction: a decoder layer on the projection of [hidden state | embedding of the next token]."""
 
+    hidden_first = True
+
     def __init__(self, config: MimoConfig) -> None:
         super().__init__(config, layer_idx=0)
         norms = {name: Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps) for name in ("token", "hidden", "final")}

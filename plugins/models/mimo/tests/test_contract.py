@@ -10,7 +10,7 @@ from slime.testing.contract import CHECKS, contracts
 from slime_plugin_mimo import hf
 
 hf.register()
-CONTRACTS = contracts(Path(__file__).parent / "configs", hidden_first=True)
+CONTRACTS = contracts(Path(__file__).parent / "configs")
 
 
 @pytest.mark.slow

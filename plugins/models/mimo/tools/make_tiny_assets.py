@@ -1,12 +1,11 @@
 """Write the tiny model of the laptop demo: `mimo-tiny` (1.0M parameters, its prediction layer included).
 
-Run `python make_tiny_assets.py [--out FOLDER]`. A test compares the output with what is committed.
+Run `python make_tiny_assets.py [FOLDER]`. A test compares the output with what is committed.
 """
 
-import argparse
 from pathlib import Path
 
-from slime.testing.tiny import DECODER, write_tiny_model
+from slime.testing.tiny import DECODER, write_tiny_models
 
 ASSETS = Path(__file__).resolve().parents[1] / "slime_plugin_mimo" / "assets"
 
@@ -24,14 +23,5 @@ MODELS = {
     },
 }
 
-
-def write_assets(out: Path) -> None:
-    """Write a folder for each model under `out`, overwriting files of the same names."""
-    for name, config in MODELS.items():
-        write_tiny_model(out / name, config)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ASSETS, help="folder to write into (default: the plugin's assets)")
-    write_assets(parser.parse_args().out)
+    write_tiny_models(MODELS, ASSETS)
