@@ -1,12 +1,32 @@
 #!/usr/bin/env bash
 # One sitting on a GPU machine: what fits its number of GPUs, each part under a time limit, the tables last.
 # usage: benchmarks/gpu_session.sh FOLDER [PART...]     logs and tables go to FOLDER; no PART: all that fit
-# parts: tests offload publish tiny step (one GPU), split colocated layouts (two or more)
+# Needs python3 with the packages of requirements/; slime and its plugins are taken from this checkout.
+#
+# part       GPUs  about, s  what it shows
+# kernels    1        60     the digest and copy kernels, publishing by CUDA IPC: run it first
+# tests      1       200     every test marked gpu
+# offload    1        60     GB/s off the GPU and back, what stays there
+# dsa        1        60     sparse beside dense attention, 4k to 64k tokens
+# publish    1        60     12-layer cut, colocated
+# cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
+# tiny       1        60     the log-prob differences of glm4-tiny, in a shortened run
+# reward     any     120     the laptop run, to its reward
+# split      2, 4     90     publish, disaggregated: the share of the bare broadcast
+# buckets    2, 4    180     the same with buckets of 256, 512 and 2048 MiB
+# colocated  4        90     publish, colocated over all
+# layouts    2, 4    300     every parallel layout trains as one GPU does
+# nine       4       580     a step of glm4-9b, whole
+# tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines behind the router
+# tiny-tp2, tiny-pp2  90     ... of other layouts, colocated
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd); shift
+PYTHONPATH=$(python3 benchmarks/metadata.py "$out/metadata")${PYTHONPATH:+:$PYTHONPATH}; export PYTHONPATH
 gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
-parts=${*:-$([ "$gpus" = 1 ] && echo tests offload publish tiny step || echo split colocated layouts)}
+all=([1]="kernels tests offload dsa publish cut tiny" [2]="split layouts tiny-split" [4]="split colocated layouts nine tiny-split")
+read -ra parts <<<"${*:-${all[$gpus]:-}}"
+[ ${#parts[@]} -gt 0 ] || { echo "$gpus GPUs: name the parts"; exit 2; }
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 export RAY_memory_monitor_refresh_ms=0   # memory that a virtual machine grows as it is used looks short to Ray
 
@@ -17,31 +37,45 @@ run() {  # NAME SECONDS COMMAND...
   echo "   rc $? after $((SECONDS - start)) s" | tee -a "$out/$name.txt"
 }
 slime() { run "$1" "$2" python3 -m slime "${@:3}" run.dir="$out/runs" run.name="$1" run.progress=false; }
-short="sft.num_steps=40 sft.lr_warmup_steps=5 run.num_steps=6 eval.interval=3 train.checkpoint.interval=3"
-cut="+model=glm4-9b model.num_layers=12"
+publish() { run "$1" "$2" python3 benchmarks/publish.py "${@:3}"; }
+pytest() { run "$1" "$2" python3 -m pytest -q -p no:cacheprovider --durations=12 "${@:3}"; }
+short=(sft.num_steps=40 sft.lr_warmup_steps=5 run.num_steps=6 eval.interval=3 train.checkpoint.interval=3)
+nine=(+model=glm4-9b)
+cut=(+model=glm4-9b model.num_layers=12)
 pair=h200x$gpus
+[ "$gpus" = 4 ] && whole=("${nine[@]}") || whole=("${cut[@]}")
 
-for part in $parts; do
+for part in "${parts[@]}"; do
   case $part in
-    tests) run tests 560 python3 -m pytest -m gpu -q --durations=12 ;;
-    offload) run offload 240 python3 benchmarks/offload.py $cut +cluster=h200x1 ;;
-    publish) run publish 400 python3 benchmarks/publish.py $cut +cluster=h200x1 ;;
-    tiny) slime tiny 400 +model=glm4-tiny +cluster=h200x1 $short ;;
-    reward) slime reward 580 +model=glm4-tiny +cluster=$pair ;;
-    step) run step 580 python3 benchmarks/step.py $cut +cluster=h200x1 run.num_steps=3 ;;
-    split) slime tiny-split 400 +model=glm4-tiny +cluster=$pair-split $short
-           size=$([ "$gpus" = 4 ] && echo "+model=glm4-9b" || echo "$cut")
-           run publish-split 500 python3 benchmarks/publish.py $size +cluster=$pair-split ;;
-    colocated) slime tiny-colocated 400 +model=glm4-tiny +cluster=$pair $short
-           run publish-colocated 500 python3 benchmarks/publish.py +model=glm4-9b +cluster=$pair ;;
-    layouts) slime tiny-tp2 400 +model=glm4-tiny +cluster=$pair $short train.megatron.tensor_model_parallel_size=2 \
-               rollout.sglang.tp_size=2 cluster.num_engines=$((gpus / 2))
-           slime tiny-pp2 400 +model=glm4-tiny +cluster=$pair $short train.megatron.pipeline_model_parallel_size=2 ;;
-    nine) run step-9b 580 python3 benchmarks/step.py +model=glm4-9b +cluster=$pair run.num_steps=3 ;;
+    kernels) pytest kernels 200 -m gpu tests/weights ;;
+    tests) pytest tests 560 -m gpu ;;
+    offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 ;;
+    dsa) run dsa 240 python3 benchmarks/dsa.py ;;
+    publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
+    cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 ;;
+    tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" ;;
+    reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
+    split) publish publish-split 300 "${whole[@]}" +cluster="$pair-split" ;;
+    buckets) for mib in 256 512 2048; do
+               publish "publish-split-$mib" 200 "${whole[@]}" +cluster="$pair-split" weights.bucket_mb=$mib
+             done ;;
+    colocated) publish publish-colocated 300 "${whole[@]}" +cluster="$pair" ;;
+    layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
+    nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 ;;
+    tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" ;;
+    tiny-tp2) slime tiny-tp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
+                train.megatron.tensor_model_parallel_size=2 rollout.sglang.tp_size=2 cluster.num_engines=$((gpus / 2)) ;;
+    tiny-pp2) slime tiny-pp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
+                train.megatron.pipeline_model_parallel_size=2 ;;
     *) echo "no part '$part'"; exit 2 ;;
   esac
 done
+
 for file in "$out"/*.txt; do
   echo; echo "---- $(basename "$file" .txt)"; tail -n 34 "$file"
-  grep -q 'rc 0' "$file" || { echo "     ended badly:"; grep -v Warning "${file%.txt}.err" | tail -n 25; tail -qn 12 "$out/runs/$(basename "$file" .txt)"/logs/*.log 2>/dev/null | tail -n 60; }
+  grep -q 'rc 0' "$file" || { echo "     ended badly:"; grep -v Warning "${file%.txt}.err" | tail -n 25
+    tail -qn 12 "$out/runs/$(basename "$file" .txt)"/logs/*.log 2>/dev/null | tail -n 60; }
 done
+if grep -qs "engine and trainer" "$out"/step-*.txt; then
+  echo; echo "---- log-probs"; grep "engine and trainer" "$out"/step-*.txt | sed "s|^$out/step-||; s|\.txt:|  |"
+fi

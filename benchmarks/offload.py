@@ -1,6 +1,7 @@
 """How fast a trainer leaves its GPU for host memory and comes back, and what it leaves behind.
 
     python benchmarks/offload.py +model=glm4-9b +cluster=h200x1 model.num_layers=12
+    python benchmarks/offload.py                                # glm4-tiny on this machine: only that it runs
 
 One trainer rank in this process, after one supervised step, so that Adam's moments exist. The first move takes the
 host memory and is shown apart; the others are what every step of a colocated run pays.
@@ -25,18 +26,20 @@ from slime.train.packing import pack
 from slime.train.trainer import Trainer
 
 REST = ["run.num_steps=1", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
+LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 NUM_MOVES = 5
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
 
 
 def main() -> None:
-    cfg = compose([*sys.argv[1:], *REST])
+    cfg = compose([*(sys.argv[1:] or LAPTOP), *REST])
     trainer = Trainer(cfg, 0, 1, "127.0.0.1", free_port("127.0.0.1"))
     trainer.init_weights()
     samples = recorded_samples(16, trainer.hf["vocab_size"], longest=400)
