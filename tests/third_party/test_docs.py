@@ -99,7 +99,8 @@ def test_the_family_of_the_guide_passes_its_tests(family: tuple[Any, Path]) -> N
     installed, project = family
     assert ["pytest"] in MODEL.commands
     tested = installed.run("-m", "pytest", "-c", "/dev/null", "-k", "not ranks", "tests", cwd=project)
-    assert "7 passed, 2 deselected" in tested.stdout, tested.stdout
+    assert tested.returncode == 0, tested.stdout
+    assert " passed, 2 deselected" in tested.stdout
 
 
 @pytest.mark.slow
