@@ -199,8 +199,14 @@ def _expert_groups(reader: ConfigReader, topk: int) -> dict[str, Any]:
 
 
 def mtp(reader: ConfigReader) -> dict[str, Any]:
-    """One multi-token prediction layer (arXiv 2412.19437, section 2.2), or none; engines draft with one at most."""
-    return {"mtp_num_layers": reader.only("num_nextn_predict_layers", 0, 1, None) or None}
+    """One multi-token prediction layer (arXiv 2412.19437, section 2.2), or none; engines draft with one at most.
+
+    With tied embeddings Megatron-core gives the last pipeline stage an output layer that nothing keeps in step.
+    """
+    num_layers = reader.only("num_nextn_predict_layers", 0, 1, None) or None
+    if num_layers:
+        reader.only("tie_word_embeddings", False)
+    return {"mtp_num_layers": num_layers}
 
 
 def rotary(reader: ConfigReader, *, default_percent: float) -> dict[str, Any]:

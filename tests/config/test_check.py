@@ -12,6 +12,7 @@ from slime.config.derive import derive
 from slime.config.keys import own_keys
 from slime.config.schema import Device, Init, Placement, SlimeConfig
 
+LAYOUT = "train.megatron.pipeline_model_parallel_layout"
 SIZES = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16", "rollout.prompts_per_step=32"]
 DENSE = ["+model=glm4-tiny", "+cluster=local", "rollout.samples_per_prompt=8", *SIZES]
 MIXTURE = [
@@ -111,7 +112,10 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
             {"rollout.sglang.speculative_algorithm": "NEXTN"},
             "speculative_algorithm: needs a multi-token prediction layer, which this model does not",
         ),
-        ({"rollout.sglang.speculative_draft_model_path": "."}, "names another model, but publishing renews the trained"),
+        (
+            {"rollout.sglang.speculative_draft_model_path": "."},
+            "names another model, but publishing renews the trained",
+        ),
         (
             {"train.mtp_loss_scale": 0.2},
             "mtp_loss_scale: needs a multi-token prediction layer, which this model does not",
@@ -163,6 +167,16 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
         ({"train.megatron.moe_token_dispatcher_type": "allgather"}, "is allgather, but this layout needs alltoall"),
         ({"train.megatron.moe_router_bias_update_rate": 0.001}, ""),
         ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
+        ({"rollout.sglang.speculative_algorithm": "NEXTN"}, ""),
+        (ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL"}, ""),
+        (
+            ranks(2, pipeline=2) | {LAYOUT: "Ett|ttL"},
+            "layout: has the prediction layer, 'm', in its last part if train.",
+        ),
+        (
+            ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL", "train.mtp_loss_scale": None},
+            "in its last part if train.mtp_loss",
+        ),
     ],
 )
 def test_mixture_of_experts(composed: dict[str, SlimeConfig], changes: dict[str, Any], says: str) -> None:

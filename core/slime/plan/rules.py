@@ -32,8 +32,7 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     yield from _experts(model, grid)
     yield from _stages(model, grid)
     yield from _speculation(cfg, model)
-    if cfg.train.mtp_loss_scale is not None:
-        yield from _prediction(model, grid)
+    yield from _prediction(cfg, model)
 
 
 def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
@@ -98,15 +97,16 @@ def _stages(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
             yield problem
 
 
-def _prediction(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
-    """Whether there is a multi-token prediction layer that can learn."""
-    where, todo = "train.mtp_loss_scale", "Leave it empty."
-    if not model.get("mtp_num_layers"):
+def _prediction(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether a multi-token prediction layer that is to learn is there, on the last stage."""
+    where, todo, learns = "train.mtp_loss_scale", "Leave it empty.", cfg.train.mtp_loss_scale is not None
+    if learns and not model.get("mtp_num_layers"):
         yield SlimeError("needs a multi-token prediction layer, which this model does not have", where=where, todo=todo)
     layout = model.get("pipeline_model_parallel_layout")
-    if isinstance(layout, str) and "m" not in layout.split("|")[-1]:
-        what = "needs the prediction layer, 'm', in the last part of train.megatron.pipeline_model_parallel_layout"
-        yield SlimeError(what, where=where, todo="Put it before the last 'L', or leave mtp_loss_scale empty.")
+    *others, last = layout.split("|") if isinstance(layout, str) else ["m" * learns]
+    if ("m" in last) != learns or "m" in "".join(others):
+        what = "has the prediction layer, 'm', in its last part if train.mtp_loss_scale is set, and nowhere else"
+        yield SlimeError(what, where=f"{MEGATRON}.pipeline_model_parallel_layout", todo="Write it like 'Ett|ttmL'.")
 
 
 def drafts_with_own_layer(cfg: SlimeConfig) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
+from slime.plan.rules import drafts_with_own_layer
 
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
@@ -51,6 +52,8 @@ def server_fields(cfg: SlimeConfig, *, model_path: Path, host: str, port: int) -
         **_device_fields(cfg),
         **cfg.rollout.sglang,
     }
+    if drafts_with_own_layer(cfg):  # SGLang finds it by itself for some architectures only
+        fields.setdefault("speculative_draft_model_path", str(model_path))
     if cfg.model.tokenizer is not None:
         fields["tokenizer_path"] = str(resolve(cfg.model.tokenizer))
     if cfg.model.num_layers is not None:

@@ -128,6 +128,12 @@ def test_what_would_change_the_model_is_refused(
         bridge.transformer_config(hf | change)
 
 
+@pytest.mark.parametrize("change", [{"num_nextn_predict_layers": 2}, {"tie_word_embeddings": True}])
+def test_prediction_that_engines_or_megatron_cannot_do_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(SlimeError, match=next(iter(change))):
+        Glm4Moe().transformer_config(MOE | change)
+
+
 @pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"n_group": 4, "topk_group": 1}])
 def test_routing_that_megatron_computes_otherwise_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(SlimeError, match="not supported"):
