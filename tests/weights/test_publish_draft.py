@@ -4,14 +4,15 @@ SGLang has no attention for drafting on a CPU ("EAGLE is not supported in attent
 engine gets none and is never asked to generate; models, loaders, scheduler and the workers of both models are SGLang's.
 """
 
-import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 
 from slime import plugins
+from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.net import free_port
@@ -20,6 +21,7 @@ from slime.testing.engines import LOCALHOST, hf_tensors, running_engine
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish, publish_over
 from slime.weights.transport import Broadcast, join_engines, results
+from slime_plugin_mimo import hf
 
 pytestmark = pytest.mark.slow
 
@@ -41,24 +43,40 @@ def install():
 """
 
 
+@dataclass(frozen=True)
+class Drafter:
+    """A tiny model with a prediction layer, and the names of one of its tensors in the checkpoint and in the engine."""
+
+    path: str
+    tensor: str
+    parameter: str
+
+
+DRAFTERS = [
+    Drafter("pkg://slime_plugin_glm4/assets/glm4-moe-tiny", "model.layers.4.eh_proj.weight", "model.eh_proj.weight"),
+    Drafter(
+        "pkg://slime_plugin_mimo/assets/mimo-tiny", "model.mtp_layers.0.input_proj.weight", "model.input_proj.weight"
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=DRAFTERS, ids=["behind-the-last-layer", "beside-the-layers"])
+def drafter(request):
+    hf.register()
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The tiny mixture of experts with a prediction layer."""
-    folder = tmp_path_factory.mktemp("model")
-    source = resolve("pkg://slime_plugin_glm4/assets/glm4-moe-tiny")
-    for file in source.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    hf = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(hf))
-    return folder
+def folder(drafter):
+    return resolve(drafter.path)
 
 
 @pytest.fixture(scope="module")
 def tensors(folder):
     """By HF name, in the order of an export."""
-    hf = json.loads((folder / "config.json").read_text())
-    mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
-    model = dict(hf_tensors(models.random_model(hf)))
+    config = read_hf_config(str(folder))
+    mapping = plugins.load().models.create(config["model_type"]).weight_mapping(config)
+    model = dict(hf_tensors(models.random_model(config)))
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
     assert mapping.mtp_names <= names.keys()
     return {name: model[name] for name in names}
@@ -101,12 +119,12 @@ def broadcast(url, pool, group, tensors, version):
 
 
 @pytest.mark.parametrize("way", ["over_memory", "over_broadcast"])
-def test_both_models_are_proven(way, tensors, request):
+def test_both_models_are_proven(way, drafter, tensors, request):
     publish_by = request.getfixturevalue(way)
     assert publish_by(tensors, 1).num_tensors == len(tensors)
-    victim = "model.layers.4.eh_proj.weight"
-    with pytest.raises(SlimeError, match=rf"'model\.eh_proj\.weight' \(\d+ of \d+ bytes; missing {victim}\)"):
-        publish_by({name: tensor for name, tensor in tensors.items() if name != victim}, 2)
-    with pytest.raises(SlimeError, match=r"layers\.4\.shared_head\.head\.weight'.* no place for 36 bytes"):
-        publish_by(tensors | {"model.layers.4.shared_head.head.weight": torch.ones(9)}, 3)
+    with pytest.raises(SlimeError, match=rf"'{drafter.parameter}' \(\d+ of \d+ bytes; missing {drafter.tensor}\)"):
+        publish_by({name: tensor for name, tensor in tensors.items() if name != drafter.tensor}, 2)
+    surplus = drafter.tensor.replace("proj", "surplus")
+    with pytest.raises(SlimeError, match=rf"{surplus}'.* (no place for 36 bytes|does not fit)"):
+        publish_by(tensors | {surplus: torch.ones(9)}, 3)
     assert publish_by({name: tensor + 1 for name, tensor in tensors.items()}, 4).version == 4
