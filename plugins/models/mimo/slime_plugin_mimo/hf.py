@@ -6,8 +6,6 @@ config from here (entry-point group `sglang.srt.plugins`), and `AutoModelForCaus
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from slime import torchvision_ops
@@ -31,10 +29,10 @@ class MimoPredictionLayer(Qwen2DecoderLayer):  # type: ignore[misc]
 
     def __init__(self, config: MimoConfig) -> None:
         super().__init__(config, layer_idx=0)
-        norms = {name: Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps) for name in ("token", "hidden", "final")}
-        for name, norm in norms.items():
-            self.add_module(f"{name}_layernorm", norm)
+        self.token_layernorm = Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_layernorm = Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.input_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.final_layernorm = Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class MimoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
@@ -44,8 +42,8 @@ class MimoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
 
     def __init__(self, config: MimoConfig) -> None:
         super().__init__(config)
-        layers: list[Any] = [MimoPredictionLayer(config) for _ in range(config.num_nextn_predict_layers)]
-        self.model.mtp_layers = nn.ModuleList(layers)
+        num_layers = config.num_nextn_predict_layers
+        self.model.mtp_layers = nn.ModuleList(MimoPredictionLayer(config) for _ in range(num_layers))
         self.post_init()
 
 
