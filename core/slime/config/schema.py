@@ -288,7 +288,8 @@ class BufferConfig:
 @dataclass
 class WeightsConfig:
     bucket_mb: int = 512
-    """MiB of tensors handed to the engines at once while publishing; two such buckets take turns, three where they are broadcast."""
+    """MiB of tensors handed to the engines at once while publishing; two such buckets take turns, three where they are
+    broadcast."""
     transport: Transport = Transport.auto
     """ipc: engines map the publisher's memory (colocated GPUs, or cpu on one host); broadcast: a process group of
     rank 0 and the engines, over NCCL (gloo on cpu); auto: ipc where it can be."""
