@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import parallel_state
@@ -24,6 +25,9 @@ from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
 from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score
 from slime.types import Batch
+
+if TYPE_CHECKING:
+    from slime.weights.export import Owners
 
 Scores = list[Tensor]
 """[2, t] log-probs and entropies by micro-batch; empty on pipeline stages other than the last."""
@@ -233,7 +237,15 @@ class Trainer:
         through it for nothing. See `slime.weights.export.export_hf`."""
         from slime.weights.export import export_hf
 
-        return export_hf(self.model.modules, self.mapping, everywhere=everywhere, with_mtp=with_mtp)
+        return export_hf(
+            self.model.modules, self.mapping, everywhere=everywhere, with_mtp=with_mtp, owners=self._owners
+        )
+
+    @cached_property
+    def _owners(self) -> Owners:
+        from slime.weights.export import exchange_owners
+
+        return exchange_owners(self.model.modules, self.mapping)
 
     def trim(self) -> None:
         """Return the device memory that torch keeps for the next activations."""

@@ -55,6 +55,7 @@ def export_hf(
     *,
     everywhere: bool = False,
     with_mtp: bool = True,
+    owners: Owners | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and whole tensor of everything the mapping exports; collective over the default process group.
 
@@ -67,12 +68,13 @@ def export_hf(
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
         everywhere: every rank receives all tensors.
         with_mtp: the multi-token prediction layer too, for which an engine that does not speculate has no place.
+        owners: of `exchange_owners`, if it was asked before.
 
     Raises:
         SlimeError: the mapping names a parameter that no rank has.
     """
     local = local_tensors(modules, mapping)
-    owners = _exchange_owners(local)
+    owners = owners or _exchange_owners(local)
     buckets = _buckets(_exported(mapping, owners, with_mtp), owners, bucket_bytes)
     start = _share if everywhere else _send_or_receive
     for bucket, coming in _one_ahead((bucket, start(bucket, local, owners)) for bucket in buckets):
@@ -98,6 +100,11 @@ def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
     """Take part in an export on a rank that receives nothing."""
     for name, _ in tensors:
         raise AssertionError(f"only rank 0 receives tensors, but got {name}")
+
+
+def exchange_owners(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> Owners:
+    """Who exports what; collective, and the same for the life of the modules."""
+    return _exchange_owners(local_tensors(modules, mapping))
 
 
 def _exchange_owners(local: Mapping[str, LocalTensor]) -> Owners:
