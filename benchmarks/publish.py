@@ -37,6 +37,8 @@ from slime.types import Receipt
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 REST = ["run.num_steps=1", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
 NUM_PUBLISHES, NUM_BROADCASTS = 5, 10
+PROMISED_S, PROMISED_SHARE = 1.0, 0.7
+"""Of 9 B on GPUs: colocated, and of a bare broadcast."""
 
 
 def bare_broadcast(cfg: SlimeConfig) -> float:
@@ -138,6 +140,10 @@ def main() -> None:
         print(f"{f'in the engine: {name}':<24}{seconds:>9.3f} s")
     rate = gigabytes / values["publish"]
     print(f"\n{rate:.1f} GB/s" + (f", {rate / wires:.0%} of a bare broadcast's {wires:.1f} GB/s" if wires else ""))
+    if cfg.cluster.device is Device.cuda:
+        kept = rate / wires >= PROMISED_SHARE if wires else values["publish"] < PROMISED_S
+        promise = f"{PROMISED_SHARE:.0%} of a bare broadcast" if wires else f"< {PROMISED_S:g} s for 9 B"
+        print(f"promised {promise}: {'kept' if kept else 'MISSED'}")
 
 
 if __name__ == "__main__":
