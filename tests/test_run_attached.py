@@ -21,7 +21,8 @@ from tests.running import Run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_USAGE_STATS_ENABLED": "0"}
-START_S = 60.0
+START_S = 200.0
+"""Of Ray on a machine that does much else."""
 FREE_CPUS = """
 import ray, sys
 ray.init(sys.argv[1], logging_level="ERROR")
@@ -101,7 +102,7 @@ def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_pa
     assert run.strays() == []
     assert not scratch.exists()
     client = [sys.executable, "-c", FREE_CPUS, head.address]
-    asked = subprocess.run(client, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    asked = subprocess.run(client, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=START_S)
     assert asked.stdout.strip() == "2.0", asked.stderr
     # fp32 on both sides, the same tokens: what is left is the order of additions.
     assert max(row["train/logprob_diff_max"] for row in run.rows("rl") if "train/loss" in row) < 1e-4
