@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime.testing.site import site
+from tests.running import end_all
 
 __all__ = ["site"]
 
@@ -21,6 +22,12 @@ def pytest_collection_modifyitems(items):
         need, have = mark.args[0] if mark.args else 1, torch.cuda.device_count()
         if have < need:
             item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), there are {have}"))
+
+
+@pytest.fixture(autouse=True)
+def _no_run_outlives_its_test():
+    yield
+    end_all()
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ TINY = {
     "train.checkpoint.interval": 2,
 }
 """The laptop recipe, shortened to the seconds that its start takes."""
+_STARTED: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Run:
                 start_new_session=True,
                 env={**os.environ, **self.environment},
             )
+        _STARTED.append(self.process)
         return self
 
     def start_beside(self, other: Run) -> Run:
@@ -115,3 +117,11 @@ class Run:
     def _traces(self) -> tuple[int, ...]:
         logs = sorted(self.path.glob("**/*"))
         return (self.output.stat().st_size, len(logs), *(path.stat().st_size for path in logs if path.is_file()))
+
+
+def end_all() -> None:
+    """Kill what a failed test left running; the rest of a run follows its driver."""
+    while _STARTED:
+        process = _STARTED.pop()
+        process.kill()
+        process.wait()
