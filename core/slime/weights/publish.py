@@ -123,13 +123,14 @@ class _Publisher:
         with self.watch("gather"):
             return next(groups, None)
 
-    def _hand_over(self, tensors: Sequence[Named], last: bool) -> list[int]:
+    def _hand_over(self, tensors: list[Named], last: bool) -> list[int]:
         with self.watch("fill"):
             bucket = next(self.buckets)
             bucket.fill(tensors)
         with self.watch("digest"):  # of what came, not of the bucket's copy
             self.published.add(tensors)
             digests = self.published.digests() if last else []
+        tensors.clear()  # their memory is for those gathered next
         with self.watch("send"):
             self.transport.send(bucket, BucketNote(self.version, self.num_sent, last, digests))
         self.num_sent += 1
