@@ -247,36 +247,3 @@ def embeddings(reader: ConfigReader) -> dict[str, Any]:
         "max_sequence_length": reader.get("max_position_embeddings"),
         "share_embeddings_and_output_weights": reader.get("tie_word_embeddings", False),
     }
-
-
-def gqa_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
-    """What a parallel layout asks of grouped-query attention in vain, a sentence each."""
-    num_kv_heads, size = hf["num_key_value_heads"], megatron.get("tensor_model_parallel_size", 1)
-    if num_kv_heads % size == 0:
-        return []
-    return [
-        f"train.megatron.tensor_model_parallel_size={size} does not divide the model's {num_kv_heads} key/value heads; "
-        "choose a divisor"
-    ]
-
-
-def mla_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
-    """What a parallel layout asks of latent attention in vain, a sentence each."""
-    num_heads, size = hf["num_attention_heads"], megatron.get("tensor_model_parallel_size", 1)
-    if num_heads % size == 0:
-        return []
-    return [
-        f"train.megatron.tensor_model_parallel_size={size} does not divide the model's {num_heads} heads; "
-        "choose a divisor"
-    ]
-
-
-def moe_problems(hf: HfConfig, megatron: Mapping[str, Any], *, experts_key: str = "n_routed_experts") -> list[str]:
-    """What a parallel layout asks of the experts in vain, a sentence each."""
-    num_experts, size = hf[experts_key], megatron.get("expert_model_parallel_size", 1)
-    if num_experts % size == 0:
-        return []
-    return [
-        f"train.megatron.expert_model_parallel_size={size} does not divide the model's {num_experts} experts; "
-        "choose a divisor"
-    ]

@@ -42,12 +42,6 @@ class ModelBridge(Protocol):
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         """The declarative HF <-> Megatron table."""
 
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        """The family's own rules that this parallel layout breaks, a sentence each; empty if none.
-
-        Asked of layouts that break no rule of `slime.plan.rules`.
-        """
-
 
 @runtime_checkable
 class MtpBridge(ModelBridge, Protocol):
@@ -56,6 +50,14 @@ class MtpBridge(ModelBridge, Protocol):
 
     def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
         """The prediction layer, `slime.train.specs.mtp_layer` around the family's decoder layer."""
+
+
+@runtime_checkable
+class PlanBridge(ModelBridge, Protocol):
+    """A family with rules of its own for parallel layouts; those of all families are in `slime.plan.rules`."""
+
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        """The rules that this layout breaks, a sentence each. Asked of layouts that break none of the common ones."""
 
 
 @runtime_checkable

@@ -159,7 +159,7 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (ranks(3, expert=3), "does not divide the model's 8 experts"),
+        (ranks(3, expert=3), "8 experts cannot be divided by 3. Choose a divisor"),
         (ranks(2, expert=2), ""),
         (ranks(2, tensor=2, expert_tensor=1), "is 1, which needs an expert parallel size of at least 2, got 1"),
         (ranks(2, tensor=2, expert=2), ""),

@@ -16,6 +16,9 @@ FAMILY = """
 class Bridge:
     family = "acme"
     def transformer_config(self, hf): return {"num_layers": hf["num_hidden_layers"], "num_attention_heads": 4}
+    def model_kwargs(self, hf): return {}
+    def block_spec(self, config, vp_stage): ...
+    def weight_mapping(self, hf): ...
     def plan_problems(self, hf, megatron): return ["Acme dislikes it."] if "moe_layer_freq" in megatron else []
 
 @hookimpl

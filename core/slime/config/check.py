@@ -13,7 +13,7 @@ from slime.config.keys import FOREIGN, own_keys
 from slime.config.options import check_options
 from slime.config.paths import resolve
 from slime.config.schema import Init, SlimeConfig
-from slime.contracts import ModelBridge
+from slime.contracts import ModelBridge, PlanBridge
 from slime.errors import SlimeError, did_you_mean
 from slime.plan.layout import read_grid
 from slime.plan.rules import batch_problems, generates, layout_problems, placement_problems
@@ -237,8 +237,9 @@ def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
     yield from batch_problems(cfg, grid)
     if generates(cfg):
         yield from _context(cfg, hf)
-    for sentence in bridge.plan_problems(hf, cfg.train.megatron) if not layout else ():  # it computes with the sizes
-        yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
+    if isinstance(bridge, PlanBridge) and not layout:  # it computes with the sizes
+        for sentence in bridge.plan_problems(hf, cfg.train.megatron):
+            yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
 
 
 def _architecture(bridge: ModelBridge, hf: Mapping[str, Any]) -> dict[str, Any]:

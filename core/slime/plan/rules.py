@@ -78,6 +78,9 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
         if grid.ep > 1:
             yield SlimeError(f"is {grid.ep}, but the model has no experts", where=where, todo="Set it to 1.")
         return
+    if experts % grid.ep:
+        what = f"{experts} experts cannot be divided by {grid.ep}"
+        yield SlimeError(what, where=where, todo=f"Choose a divisor of {experts}.")
     if grid.etp != grid.tp and grid.ep < grid.tp:
         yield SlimeError(
             f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime import architecture
@@ -56,9 +55,6 @@ class DeepseekV3:
         layer = (*blocks.norms(), *attention, *blocks.moe(shared_expert=shared_expert, correction_bias=True))
         rules += blocks.mtp(layer, prefix)
         return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=blocks.mtp_copies(prefix))
-
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture.mla_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -73,13 +73,6 @@ def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: s
         DeepseekV3().transformer_config(HF | change)
 
 
-def test_layouts_that_cut_heads_or_experts_are_plan_problems() -> None:
-    assert DeepseekV3().plan_problems(HF, {"tensor_model_parallel_size": 8, "expert_model_parallel_size": 64}) == []
-    head, experts = DeepseekV3().plan_problems(HF, {"tensor_model_parallel_size": 3, "expert_model_parallel_size": 3})
-    assert "128 heads" in head
-    assert "256 experts" in experts
-
-
 def test_tiny_model_is_supported() -> None:
     hf = json.loads((ASSETS / "deepseek-v3-tiny/config.json").read_text())
     assert DeepseekV3().transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]

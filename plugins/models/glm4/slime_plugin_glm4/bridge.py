@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime import architecture
@@ -45,9 +44,6 @@ class Glm4:
         )
         return WeightMapping(rules, hf["num_hidden_layers"])
 
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture.gqa_problems(hf, megatron)
-
 
 class Glm4Moe:
     """GLM-4.5 and later: dense layers, then experts with sigmoid routing, a correction bias and a shared expert."""
@@ -79,9 +75,6 @@ class Glm4Moe:
         )
         return _moe_mapping(hf, attention)
 
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture.gqa_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
-
 
 class Glm4MoeLite:
     """GLM-4.7-Flash: the experts of GLM-4.5 behind multi-head latent attention.
@@ -110,9 +103,6 @@ class Glm4MoeLite:
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return _moe_mapping(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
-
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture.mla_problems(hf, megatron) + architecture.moe_problems(hf, megatron)
 
 
 def _moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:

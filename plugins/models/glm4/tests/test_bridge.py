@@ -94,14 +94,6 @@ def test_latent_model_that_would_be_another_is_refused(change: dict[str, Any], n
         Glm4MoeLite().transformer_config(LITE | change)
 
 
-def test_layouts_that_cut_the_latent_model_are_plan_problems() -> None:
-    heads, experts = Glm4MoeLite().plan_problems(
-        LITE, {"tensor_model_parallel_size": 8, "expert_model_parallel_size": 3}
-    )
-    assert "20 heads" in heads
-    assert "64 experts" in experts
-
-
 @pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
 def test_both_spellings_of_rotary_embeddings_are_one(bridge: ModelBridge, hf: dict[str, Any]) -> None:
     old = {key: value for key, value in hf.items() if key != "rope_parameters"}
@@ -144,20 +136,6 @@ def test_routing_that_megatron_computes_otherwise_is_refused(change: dict[str, A
 def test_missing_size_is_named(bridge: ModelBridge, hf: dict[str, Any]) -> None:
     with pytest.raises(SlimeError, match="'num_attention_heads' is missing"):
         bridge.transformer_config({key: value for key, value in hf.items() if key != "num_attention_heads"})
-
-
-@pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
-def test_tensor_parallelism_that_cuts_key_value_heads_is_a_plan_problem(
-    bridge: ModelBridge, hf: dict[str, Any]
-) -> None:
-    assert bridge.plan_problems(hf, {"tensor_model_parallel_size": 2}) == []
-    [problem] = bridge.plan_problems(hf, {"tensor_model_parallel_size": 4})
-    assert "2 key/value heads" in problem
-
-
-def test_expert_parallelism_that_cuts_experts_is_a_plan_problem() -> None:
-    [problem] = Glm4Moe().plan_problems(MOE, {"expert_model_parallel_size": 3})
-    assert "8 experts" in problem
 
 
 @pytest.mark.parametrize(

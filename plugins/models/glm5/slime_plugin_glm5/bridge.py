@@ -52,11 +52,7 @@ class GlmMoeDsa:
         return WeightMapping(rules, num_layers, hf["n_routed_experts"])
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return [
-            *architecture.mla_problems(hf, megatron),
-            *architecture.moe_problems(hf, megatron),
-            *architecture_dsa.dsa_problems(hf, megatron),
-        ]
+        return architecture_dsa.dsa_problems(hf, megatron)
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:

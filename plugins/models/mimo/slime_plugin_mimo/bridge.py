@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime import architecture
@@ -59,9 +58,6 @@ class Mimo:
         if hf.get("num_nextn_predict_layers"):
             return WeightMapping((*rules, *mtp), hf["num_hidden_layers"])
         return WeightMapping(rules, hf["num_hidden_layers"], ignored=frozenset(x for rule in mtp for x in rule.hf))
-
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture.gqa_problems(hf, megatron)
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:

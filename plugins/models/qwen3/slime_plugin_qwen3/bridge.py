@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime import architecture
@@ -36,9 +35,6 @@ class Qwen3:
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return WeightMapping(_rules(hf, blocks.gated_mlp()), hf["num_hidden_layers"])
 
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture.gqa_problems(hf, megatron)
-
 
 class Qwen3Moe:
     """Qwen3 with softmax-routed experts in every layer, without a shared expert or a correction bias."""
@@ -59,10 +55,6 @@ class Qwen3Moe:
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         experts = blocks.moe(shared_expert=False, correction_bias=False)
         return WeightMapping(_rules(hf, experts), hf["num_hidden_layers"], hf[_experts_key(hf)])
-
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        experts = architecture.moe_problems(hf, megatron, experts_key=_experts_key(hf))
-        return architecture.gqa_problems(hf, megatron) + experts
 
 
 def _rules(hf: HfConfig, mlp: Rules) -> Rules:
