@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,13 @@ class Run:
     def text(self) -> str:
         return self.output.read_text()
 
-    def _traces(self) -> tuple[int, ...]:
-        logs = sorted(self.path.glob("**/*"))
-        return (self.output.stat().st_size, len(logs), *(path.stat().st_size for path in logs if path.is_file()))
+    def _traces(self) -> list[int]:
+        """The sizes of all that it has written; a checkpoint in the making is renamed while it is looked at."""
+        sizes = []
+        for path in (self.output, *sorted(self.path.glob("**/*"))):
+            with suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+        return sizes
 
 
 def end_all() -> None:
