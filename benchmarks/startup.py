@@ -23,6 +23,7 @@ VERBS = {"--help": ["--help"], "plugins": ["plugins"], "plan": ["plan", *RUN]}
 LIMITS_S = {"--help": 0.3, "plan": 1.0}
 SHORT = [
     "sft.num_steps=1",
+    "sft.lr_warmup_steps=0",
     "run.num_steps=1",
     "rollout.prompts_per_step=4",
     "eval.path=null",
@@ -47,7 +48,7 @@ def first_steps() -> dict[str, float]:
     """Seconds from the command to the end of the first supervised and the first RL optimizer step."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.time()
-        subprocess.run([sys.executable, "-m", "slime", *RUN, *SHORT, f"run.dir={folder}"], check=True)
+        slime([*RUN, *SHORT, f"run.dir={folder}"])
         (metrics,) = Path(folder).glob("*/metrics.jsonl")
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     return {f"first {row['stage']} step": row["time"] - start for row in rows if row["step"] == 1}
