@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from slime.weights.mapping import Layout, Rule
+from slime.contracts import HfConfig
+from slime.weights.mapping import Layout, Rule, WeightMapping
 
 Rules = tuple[Rule, ...]
 Layers = tuple[int, ...] | None
@@ -160,3 +161,30 @@ def _moved(rule: Rule, hf: str) -> Rule:
 def mtp_copies(hf: str) -> dict[str, str]:
     """Copies of embeddings and output layer that many checkpoints keep in their prediction layer; engines skip them."""
     return {f"{hf}embed_tokens.weight": "model.embed_tokens.weight", f"{hf}shared_head.head.weight": "lm_head.weight"}
+
+
+def moe_decoder(hf: HfConfig, attention: Rules, *, with_mtp: bool = True) -> WeightMapping:
+    """The whole table of a decoder with `first_k_dense_replace` dense layers, then experts with a correction bias.
+
+    Args:
+        hf: sizes, and whether there are a shared expert, tied embeddings, and a multi-token prediction layer, which is
+            numbered behind the last.
+        attention: of every layer.
+        with_mtp: the prediction layer is part of the model; otherwise a checkpoint's is left alone.
+    """
+    num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
+    dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+    shared_expert, copies = hf["n_shared_experts"] > 0, dict[str, str]()
+    rules = (
+        *embeddings(hf["vocab_size"]),
+        *norms(),
+        *attention,
+        *gated_mlp(dense),
+        *moe(sparse, shared_expert=shared_expert, correction_bias=True),
+        *output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+    )
+    if with_mtp and hf.get("num_nextn_predict_layers"):
+        prefix = f"model.layers.{num_layers}."
+        layer = (*norms(), *attention, *moe(shared_expert=shared_expert, correction_bias=True))
+        rules, copies = (*rules, *mtp(layer, prefix)), mtp_copies(prefix)
+    return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=copies)

@@ -38,23 +38,7 @@ class DeepseekV3:
         return spec.prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
-        dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
-        attention, shared_expert = blocks.mla(q_lora=hf.get("q_lora_rank") is not None), hf["n_shared_experts"] > 0
-        rules = (
-            *blocks.embeddings(hf["vocab_size"]),
-            *blocks.norms(),
-            *attention,
-            *blocks.gated_mlp(dense),
-            *blocks.moe(sparse, shared_expert=shared_expert, correction_bias=True),
-            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
-        )
-        if not hf.get("num_nextn_predict_layers"):
-            return WeightMapping(rules, num_layers, hf["n_routed_experts"])
-        prefix = f"model.layers.{num_layers}."
-        layer = (*blocks.norms(), *attention, *blocks.moe(shared_expert=shared_expert, correction_bias=True))
-        rules += blocks.mtp(layer, prefix)
-        return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=blocks.mtp_copies(prefix))
+        return blocks.moe_decoder(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,6 @@ from slime import architecture
 from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
 from slime.weights import blocks
-from slime.weights.blocks import Rules
 from slime.weights.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Glm4Moe:
             bias=hf.get("attention_bias", False),
             qk_norm=hf.get("use_qk_norm", False),
         )
-        return _moe_mapping(hf, attention)
+        return blocks.moe_decoder(hf, attention)
 
 
 class Glm4MoeLite:
@@ -102,28 +101,7 @@ class Glm4MoeLite:
         return spec.latent_moe_prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return _moe_mapping(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
-
-
-def _moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
-    """The table of both mixtures of experts, which differ in their attention."""
-    num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
-    dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
-    shared_expert = hf["n_shared_experts"] > 0
-    rules = (
-        *blocks.embeddings(hf["vocab_size"]),
-        *blocks.norms(),
-        *attention,
-        *blocks.gated_mlp(dense),
-        *blocks.moe(sparse, shared_expert=shared_expert, correction_bias=True),
-        *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
-    )
-    if not hf.get("num_nextn_predict_layers"):
-        return WeightMapping(rules, num_layers, hf["n_routed_experts"])
-    prefix = f"model.layers.{num_layers}."
-    layer = (*blocks.norms(), *attention, *blocks.moe(shared_expert=shared_expert, correction_bias=True))
-    rules += blocks.mtp(layer, prefix)
-    return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=blocks.mtp_copies(prefix))
+        return blocks.moe_decoder(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:

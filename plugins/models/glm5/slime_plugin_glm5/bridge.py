@@ -38,18 +38,8 @@ class GlmMoeDsa:
         return spec.block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
-        dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
-        rules = (
-            *blocks.embeddings(hf["vocab_size"]),
-            *blocks.norms(),
-            *blocks.mla(),
-            *blocks.indexer(architecture_dsa.choosing_layers(hf)),
-            *blocks.gated_mlp(dense),
-            *blocks.moe(sparse, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
-            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
-        )
-        return WeightMapping(rules, num_layers, hf["n_routed_experts"])
+        attention = (*blocks.mla(), *blocks.indexer(architecture_dsa.choosing_layers(hf)))
+        return blocks.moe_decoder(hf, attention, with_mtp=False)
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return architecture_dsa.dsa_problems(hf, megatron)
