@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
@@ -211,9 +213,7 @@ class EngineProcess:
         """Kill the server and all its workers: it holds nothing worth a goodbye."""
         if self._scratch is None:
             return
-        with contextlib.suppress(ProcessLookupError):  # it has ended, workers included
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        _kill_group(self._process)
         self._scratch.cleanup()
         self._scratch = None
 
@@ -229,6 +229,25 @@ class EngineProcess:
 
     def _error(self, what: str, todo: str) -> SlimeError:
         return SlimeError(what, where=f"engine {self.url}", todo=todo)
+
+
+def _kill_group(leader: subprocess.Popen[bytes]) -> None:
+    """Kill a process and the group that it leads, and give them time to die: memory takes a while to free."""
+    with contextlib.suppress(ProcessLookupError):  # none of them is left
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    deadline = time.monotonic() + DYING_S
+    while _lives(leader.pid) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _lives(group: int) -> bool:
+    """Whether a process of the group is more than a zombie, which it stays until somebody else reaps it."""
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 @contextlib.contextmanager
