@@ -6,7 +6,7 @@ three. `post_norm` puts a norm behind the output projection as well (sandwich no
 """
 
 from slime.train.specs.attention import gqa, mla
-from slime.train.specs.layers import decoder_block, gated_mlp, moe, transformer_layer
+from slime.train.specs.layers import decoder_block, dense_or_moe_layer, gated_mlp, moe, transformer_layer
 from slime.train.specs.mtp import mtp_layer
 
-__all__ = ["decoder_block", "gated_mlp", "gqa", "mla", "moe", "mtp_layer", "transformer_layer"]
+__all__ = ["decoder_block", "dense_or_moe_layer", "gated_mlp", "gqa", "mla", "moe", "mtp_layer", "transformer_layer"]

@@ -55,6 +55,11 @@ def transformer_layer(config: TransformerConfig, *, attention: ModuleSpec, mlp: 
     return ModuleSpec(module=TransformerLayer, submodules=submodules)
 
 
+def dense_or_moe_layer(config: TransformerConfig, is_moe: bool, *, attention: ModuleSpec) -> ModuleSpec:
+    """A pre-norm layer whose MLP is gated and dense, or a mixture of experts."""
+    return transformer_layer(config, attention=attention, mlp=moe(config) if is_moe else gated_mlp(config))
+
+
 def decoder_block(
     config: TransformerConfig, vp_stage: int | None, layer: Callable[[bool], ModuleSpec]
 ) -> TransformerBlockSubmodules:

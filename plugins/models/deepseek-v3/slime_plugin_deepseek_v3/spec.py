@@ -23,5 +23,4 @@ def prediction(config: TransformerConfig) -> ModuleSpec:
 
 
 def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-    return specs.transformer_layer(config, attention=specs.mla(cast(MLATransformerConfig, config)), mlp=mlp)
+    return specs.dense_or_moe_layer(config, moe, attention=specs.mla(cast(MLATransformerConfig, config)))

@@ -33,8 +33,7 @@ def moe_prediction(config: TransformerConfig) -> ModuleSpec:
 
 
 def _moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-    return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
+    return specs.dense_or_moe_layer(config, moe, attention=specs.gqa(config))
 
 
 def latent_moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -48,5 +47,4 @@ def latent_moe_prediction(config: TransformerConfig) -> ModuleSpec:
 
 
 def _latent_moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-    return specs.transformer_layer(config, attention=specs.mla(cast(MLATransformerConfig, config)), mlp=mlp)
+    return specs.dense_or_moe_layer(config, moe, attention=specs.mla(cast(MLATransformerConfig, config)))

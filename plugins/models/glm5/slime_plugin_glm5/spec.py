@@ -15,7 +15,6 @@ def block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockS
     attention = dsa(config, vp_stage)
 
     def layer(moe: bool) -> ModuleSpec:
-        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-        return specs.transformer_layer(config, attention=attention, mlp=mlp)
+        return specs.dense_or_moe_layer(config, moe, attention=attention)
 
     return specs.decoder_block(config, vp_stage, layer)

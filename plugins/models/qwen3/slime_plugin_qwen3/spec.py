@@ -13,7 +13,6 @@ def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSu
     """Dense layers, or experts in all of them."""
 
     def layer(moe: bool) -> ModuleSpec:
-        mlp = specs.moe(config) if moe else specs.gated_mlp(config)
-        return specs.transformer_layer(config, attention=specs.gqa(config), mlp=mlp)
+        return specs.dense_or_moe_layer(config, moe, attention=specs.gqa(config))
 
     return specs.decoder_block(config, vp_stage, layer)
