@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GAP = 0.02
 """Nats a token between engine and trainer in bf16; seen are 0.004."""
 
-SMALL: dict[str, Any] = {"rollout.sglang.mem_fraction_static": 0.3, "+rollout.sglang.cuda_graph_max_bs": 32}
+SMALL: dict[str, Any] = {"rollout.sglang.mem_fraction_static": 0.3, "+rollout.sglang.cuda_graph_max_bs_decode": 32}
 CLUSTERS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one": (1, "h200x1", {}),
     "two": (2, "h200x2", {}),

@@ -40,7 +40,7 @@ def engine(tiny_model, tmp_path_factory):
         "grammar_backend": "none",
         "mem_fraction_static": 0.3,
         "dtype": "bfloat16",
-        "cuda_graph_max_bs": 8,
+        "cuda_graph_max_bs_decode": 8,
     }
     log = tmp_path_factory.mktemp("engine") / "engine.log"
     process = EngineProcess(cfg, model_path=tiny_model, host=LOCALHOST, log=log)

@@ -52,6 +52,8 @@ class Optimizer:
     def __init__(self, cfg: SlimeConfig, model: Model) -> None:
         self._cfg = cfg
         self.megatron = get_megatron_optimizer(settings.optimizer_config(cfg), model.chunks)
+        for adam in self.adams():
+            _drop_classes(adam)
         model.config.grad_scale_func = self.megatron.scale_loss
         self.stage = ""
         self.scheduler: OptimizerParamScheduler
@@ -112,6 +114,14 @@ def forget(adam: torch.optim.Optimizer) -> None:
         part.state.clear()
         for group in part.param_groups:
             group.pop("step", None)
+
+
+def _drop_classes(adam: torch.optim.Optimizer) -> None:
+    """HybridDeviceOptimizer repeats its constructor's arguments in every group, classes included, which it reads from
+    `defaults` alone; groups are saved with checkpoints, and torch loads no classes from a file."""
+    for group in adam.param_groups:
+        for name in [name for name, value in group.items() if isinstance(value, type)]:
+            del group[name]
 
 
 def parts_of(optimizer: Any) -> list[Any]:
