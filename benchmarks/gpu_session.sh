@@ -12,8 +12,7 @@
 # cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
 # tiny       1        60     the log-prob differences of glm4-tiny, in a shortened run
 # reward     any     120     the laptop run, to its reward
-# split      2, 4     90     publish, disaggregated: the share of the bare broadcast
-# buckets    2, 4    180     the same with buckets of 256, 512 and 2048 MiB
+# split      2, 4     90     publish, disaggregated: the share of the bare broadcast by size of the buckets
 # colocated  4        90     publish, colocated over all
 # layouts    2, 4    300     every parallel layout trains as one GPU does
 # nine       4       580     a step of glm4-9b, whole
@@ -55,10 +54,7 @@ for part in "${parts[@]}"; do
     cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 ;;
     tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" ;;
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
-    split) publish publish-split 300 "${whole[@]}" +cluster="$pair-split" ;;
-    buckets) for mib in 256 512 2048; do
-               publish "publish-split-$mib" 200 "${whole[@]}" +cluster="$pair-split" weights.bucket_mb=$mib
-             done ;;
+    split) publish publish-split 300 "${whole[@]}" +cluster="$pair-split" --buckets 2048,1024,512,256 ;;
     colocated) publish publish-colocated 300 "${whole[@]}" +cluster="$pair" ;;
     layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 ;;

@@ -3,21 +3,27 @@
     python benchmarks/publish.py                                                    # glm4-tiny on this machine
     python benchmarks/publish.py +model=glm4-9b +cluster=h200x1 model.num_layers=12 # by CUDA IPC
     python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split               # by NCCL broadcast
+    python benchmarks/publish.py --buckets 1024,256 ...                             # MiB; default: weights.bucket_mb
 
-Starts trainers and engines as a run does, without generating or training, and publishes again and again. The first
-publish is left out: it opens connections and process groups. Where weights are broadcast, a bare broadcast of buckets
-of the same size between the first trainer's device and as many more as the engines have is measured beforehand.
+Starts trainers and engines as a run does, without generating or training, and publishes again and again, with buckets
+of one size after the other. The first publish of each size is left out: it takes memory, and the very first opens
+connections and process groups. Where weights are broadcast, a bare broadcast of buckets of the same sizes between the
+first trainer's device and as many more as the engines have is measured beforehand.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,32 +47,51 @@ PROMISED_S, PROMISED_SHARE = 1.0, 0.7
 """Of 9 B on GPUs: colocated, and of a bare broadcast."""
 
 
-def bare_broadcast(cfg: SlimeConfig) -> float:
-    """GB/s at which one device sends buckets to as many others as the engines have."""
+@dataclass(frozen=True)
+class Measured:
+    """Publishes with buckets of one size.
+
+    Attributes:
+        receipt: of the last one.
+        seconds: mean by phase.
+        residue: GiB that the trainers left on their devices.
+    """
+
+    receipt: Receipt
+    seconds: dict[str, float]
+    residue: dict[str, float]
+
+
+def bare_broadcast(cfg: SlimeConfig, sizes: Sequence[int]) -> list[float]:
+    """GB/s at which one device sends buckets to as many others as the engines have; for each of the sizes, in MiB."""
     world_size = 1 + cfg.cluster.num_engines * devices_per_engine(cfg)
     with tempfile.NamedTemporaryFile() as result:
-        arguments = (world_size, free_port("127.0.0.1"), cfg.weights.bucket_mb * 2**20, cfg.cluster.device, result.name)
+        arguments = (world_size, free_port("127.0.0.1"), sizes, cfg.cluster.device, result.name)
         mp.spawn(_broadcast, arguments, nprocs=world_size)
-        return float(Path(result.name).read_text())
+        return [float(rate) for rate in json.loads(Path(result.name).read_text())]
 
 
-def _broadcast(rank: int, world_size: int, port: int, num_bytes: int, device: Device, result: str) -> None:
+def _broadcast(rank: int, world_size: int, port: int, sizes: Sequence[int], device: Device, result: str) -> None:
     cuda = device is Device.cuda
     where = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(where)
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
-    bucket = torch.zeros(num_bytes, dtype=torch.uint8, device=where)
+    rates = [_rate(torch.zeros(size * 2**20, dtype=torch.uint8, device=where)) for size in sizes]
+    if rank == 0:
+        Path(result).write_text(json.dumps(rates))
+    dist.destroy_process_group()
+
+
+def _rate(bucket: torch.Tensor) -> float:
     for number in range(1 + NUM_BROADCASTS):
         if number == 1:  # the first one opens the connections
-            _wait(cuda)
+            _wait(bucket.is_cuda)
             start = time.perf_counter()
         dist.broadcast(bucket, 0)
-    _wait(cuda)
-    if rank == 0:
-        Path(result).write_text(str(num_bytes * NUM_BROADCASTS / (time.perf_counter() - start) / 1e9))
-    dist.destroy_process_group()
+    _wait(bucket.is_cuda)
+    return bucket.nbytes * NUM_BROADCASTS / (time.perf_counter() - start) / 1e9
 
 
 def _wait(cuda: bool) -> None:
@@ -75,75 +100,113 @@ def _wait(cuda: bool) -> None:
     dist.barrier()
 
 
-def publish(cluster: Cluster, residency: Residency, version: int) -> tuple[Receipt, dict[str, float]]:
+def publish(cluster: Cluster, residency: Residency, version: int, size: int) -> tuple[Receipt, dict[str, float]]:
     """One publish as a run does it, and its parts on the driver's clock."""
     seconds = {"resume weights": sum(residency.for_weights().values())}
     start = time.perf_counter()
-    receipts = cluster.train_all("publish", cluster.engine_urls, version)
+    receipts = cluster.train_all("publish", cluster.engine_urls, version, size)
     receipt = Receipt.merged([receipt for receipt in receipts if receipt])
     seconds["publish"] = time.perf_counter() - start
+    print(f"publish {version}, {size} MiB: {seconds['publish']:.3f} s", file=sys.stderr, flush=True)
     return receipt, seconds | {f"  {phase}": value for phase, value in receipt.seconds.items()}
 
 
-def measure(cfg: SlimeConfig, logs: Path) -> tuple[Receipt, dict[str, float]]:
-    """The last receipt, and mean seconds by phase."""
+def measure(cfg: SlimeConfig, logs: Path, sizes: Sequence[int]) -> list[Measured]:
+    """One start of trainers and engines; for each size of buckets its publishes."""
     with ExitStack() as stack:
         cluster = stack.enter_context(open_cluster(cfg, logs))
         cluster.start(resolve(cfg.model.path))
         cluster.train("init_weights")
-        residency, measured = Residency(cluster), []
-        for version in range(1 + NUM_PUBLISHES):
-            receipt, seconds = publish(cluster, residency, version)
-            moved = residency.for_generation()
-            seconds |= {"offload, resume cache": moved.get("seconds/offload", 0.0)}
-            back = residency.for_training()
-            seconds |= {"release, onload": back.get("seconds/onload", 0.0)}
-            measured.append(seconds)
-            print(f"publish {version}: {seconds['publish']:.3f} s", file=sys.stderr, flush=True)
-        return receipt, {name: statistics.fmean(each[name] for each in measured[1:]) for name in measured[0]} | {
-            name: value for name, value in moved.items() if name.startswith("residue/")
-        }
+        residency = Residency(cluster)
+        return [_measure(cluster, residency, size, last_version(number)) for number, size in enumerate(sizes)]
 
 
-def engine_seconds(log: Path) -> dict[str, float]:
-    """Where the first engine's time went in the last publish, as its ledger logged it bucket by bucket."""
+def last_version(number: int) -> int:
+    """That is published with the `number`-th size."""
+    return number * (1 + NUM_PUBLISHES) + NUM_PUBLISHES
+
+
+def _measure(cluster: Cluster, residency: Residency, size: int, last: int) -> Measured:
+    measured = []
+    for version in range(last - NUM_PUBLISHES, last + 1):
+        receipt, seconds = publish(cluster, residency, version, size)
+        moved = residency.for_generation()
+        seconds |= {"offload, resume cache": moved.get("seconds/offload", 0.0)}
+        back = residency.for_training()
+        measured.append(seconds | {"release, onload": back.get("seconds/onload", 0.0)})
+    means = {name: statistics.fmean(each[name] for each in measured[1:]) for name in measured[0]}
+    return Measured(receipt, means, {name: value for name, value in moved.items() if name.startswith("residue/")})
+
+
+def engine_seconds(log: Path, version: int) -> dict[str, float]:
+    """Where the first engine's time went in one publish, as its ledger logged it bucket by bucket."""
     seconds: dict[str, float] = {}
     for line in log.read_text(errors="replace").splitlines():
-        if f"of weight version {NUM_PUBLISHES}: " in line:
+        if f"of weight version {version}: " in line:
             for name, value in re.findall(r"(\w+) ([\d.]+) s", line.rpartition(": ")[2]):
-                seconds[name] = seconds.get(name, 0.0) + float(value)
+                seconds[f"in the engine: {name}"] = seconds.get(f"in the engine: {name}", 0.0) + float(value)
     return seconds
 
 
 def main() -> None:
-    cfg = compose([*(sys.argv[1:] or LAPTOP), *REST])
-    transport = transport_of(cfg)
+    parser = argparse.ArgumentParser(description="What publishing costs.")
+    parser.add_argument("--buckets", type=lambda sizes: [int(size) for size in sizes.split(",")], help="MiB, by commas")
+    parser.add_argument("overrides", nargs="*", help="of the config; default: glm4-tiny on this machine")
+    arguments = parser.parse_intermixed_args()
+    cfg = compose([*(arguments.overrides or LAPTOP), *REST])
+    sizes = arguments.buckets or [cfg.weights.bucket_mb]
     os.environ.update(NCCL_CUMEM_ENABLE="0", NCCL_NVLS_ENABLE="0")  # for the bare broadcast, as runs have it
-    wires = bare_broadcast(cfg) if transport is Transport.broadcast else 0.0
+    broadcasts = transport_of(cfg) is Transport.broadcast
+    wires = bare_broadcast(cfg, sizes) if broadcasts else [0.0] * len(sizes)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            receipt, values = measure(cfg, Path(folder))
+            measured = measure(cfg, Path(folder), sizes)
         except BaseException:
             for log in sorted(Path(folder).glob("*.log")):
                 print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-40:], sep="\n", file=sys.stderr)
             raise
-        inside = engine_seconds(Path(folder) / "engine-0.log")
+        log = Path(folder) / "engine-0.log"
+        for number, each in enumerate(measured):
+            each.seconds.update(engine_seconds(log, last_version(number)))
+    print_head(cfg, measured[0].receipt)
+    print_table(cfg, sizes, measured, wires)
+
+
+def print_head(cfg: SlimeConfig, receipt: Receipt) -> None:
     engines = f"{cfg.cluster.num_engines} engine(s) x tp {devices_per_engine(cfg)}"
-    gigabytes = receipt.num_bytes / 1e9
     print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers, {cfg.cluster.placement.name}")
     print(f"{cfg.cluster.num_trainers} trainer rank(s) {cfg.train.megatron}, {engines}")
-    print(f"{conditions()}; {transport.name}, buckets of {cfg.weights.bucket_mb} MiB, mean of {NUM_PUBLISHES}")
-    print(f"{receipt.num_tensors} tensors, {gigabytes:.2f} GB, receipt {receipt.fingerprint}\n")
-    for name, value in values.items():
-        print(f"{name:<24}{value:>9.3f}{' GiB' if 'gib' in name else ' s'}")
-    for name, seconds in inside.items():
-        print(f"{f'in the engine: {name}':<24}{seconds:>9.3f} s")
-    rate = gigabytes / values["publish"]
-    print(f"\n{rate:.1f} GB/s" + (f", {rate / wires:.0%} of a bare broadcast's {wires:.1f} GB/s" if wires else ""))
+    print(f"{conditions()}; {transport_of(cfg).name}, mean of {NUM_PUBLISHES}")
+    print(f"{receipt.num_tensors} tensors, {receipt.num_bytes / 1e9:.2f} GB, receipt {receipt.fingerprint}\n")
+
+
+def print_table(cfg: SlimeConfig, sizes: Sequence[int], measured: Sequence[Measured], wires: Sequence[float]) -> None:
+    """A column for each size of buckets."""
+    rates = [each.receipt.num_bytes / 1e9 / each.seconds["publish"] for each in measured]
+    _print_row("buckets of", sizes, "MiB", digits=0)
+    for name in measured[0].seconds:
+        _print_row(name, [each.seconds[name] for each in measured], "s")
+    for name in measured[0].residue:
+        _print_row(name, [each.residue[name] for each in measured], "GiB")
+    _print_row("rate", rates, "GB/s", digits=1)
+    if any(wires):
+        _print_row("a bare broadcast's", wires, "GB/s", digits=1)
+        _print_row("share of it", [100 * rate / wire for rate, wire in zip(rates, wires, strict=True)], "%", digits=0)
     if cfg.cluster.device is Device.cuda:
-        kept = rate / wires >= PROMISED_SHARE if wires else values["publish"] < PROMISED_S
-        promise = f"{PROMISED_SHARE:.0%} of a bare broadcast" if wires else f"< {PROMISED_S:g} s for 9 B"
-        print(f"promised {promise}: {'kept' if kept else 'MISSED'}")
+        _print_promise(rates, measured, wires)
+
+
+def _print_row(name: str, values: Sequence[float], unit: str, digits: int = 3) -> None:
+    print(f"{name:<24}" + "".join(f"{value:>9.{digits}f}" for value in values) + f" {unit}")
+
+
+def _print_promise(rates: Sequence[float], measured: Sequence[Measured], wires: Sequence[float]) -> None:
+    if any(wires):
+        kept = [rate / wire >= PROMISED_SHARE for rate, wire in zip(rates, wires, strict=True)]
+    else:
+        kept = [each.seconds["publish"] < PROMISED_S for each in measured]
+    promise = f"{PROMISED_SHARE:.0%} of a bare broadcast" if any(wires) else f"< {PROMISED_S:g} s for 9 B"
+    print(f"promised {promise}: {', '.join('kept' if each else 'MISSED' for each in kept)}")
 
 
 if __name__ == "__main__":

@@ -109,13 +109,17 @@ class TrainerActor(_Actor):
     def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
         return self.trainer.train_rl(batches, step)
 
-    def publish(self, engine_urls: Sequence[str], version: int) -> Receipt | None:
-        """Gather the weights and hand them to the engines; returns the receipt of those this rank serves."""
+    def publish(self, engine_urls: Sequence[str], version: int, bucket_mb: int | None = None) -> Receipt | None:
+        """Gather the weights and hand them to the engines; returns the receipt of those this rank serves.
+
+        Args:
+            bucket_mb: instead of `weights.bucket_mb`.
+        """
         from slime.weights.publisher import Publisher
 
         if self.publisher is None:
             self.publisher = Publisher(self.cfg, self.trainer, self.host(), engine_urls)
-        return self.publisher.publish(version)
+        return self.publisher.publish(version, bucket_mb or self.cfg.weights.bucket_mb)
 
     def trim(self) -> None:
         self.trainer.trim()

@@ -29,7 +29,8 @@ def ray_cluster(cluster: ClusterConfig, num_slots: int) -> Iterator[None]:
     if cluster.ray_address:
         options["address"] = cluster.ray_address
     else:
-        options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        # Without "local" Ray would join whatever cluster $RAY_ADDRESS or the host's last `ray start` names.
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         if cluster.device is Device.cpu:
             options["num_cpus"] = num_slots
     try:

@@ -55,8 +55,11 @@ class Publisher:
             self._serves, self._peers = True, peers
             self._urls = [url] if dist.get_rank() == ranks[0] else []
 
-    def publish(self, version: int) -> Receipt | None:
+    def publish(self, version: int, bucket_mb: int) -> Receipt | None:
         """Collective: hand the trainer's weights over as `version`. None on ranks that serve no engine.
+
+        Args:
+            bucket_mb: MiB of tensors handed over at once.
 
         Raises:
             SlimeError: as `slime.weights.publish.publish`; on the ranks that serve the engine.
@@ -69,7 +72,7 @@ class Publisher:
         links = [EngineLink(url, version, self._cfg.rollout.request_timeout_s) for url in self._urls]
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
             transport = self._transport(links, pool)
-            return publish_over(transport, pool, tensors, version, self._cfg.weights.bucket_mb * 2**20)
+            return publish_over(transport, pool, tensors, version, bucket_mb * 2**20)
 
     def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor) -> SharedMemory | Broadcast:
         device = self._trainer.device
