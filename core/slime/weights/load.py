@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 import torch
 
 from slime.errors import SlimeError, nearest
-from slime.weights.files import HfFiles
+from slime.weights.files import FileTensor, HfFiles
 from slime.weights.local import LocalTensor, local_tensors
 from slime.weights.mapping import Piece, WeightMapping
 
-_DTYPES = {"F32", "BF16", "F16"}
+_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -33,7 +34,8 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
     """Copy the checkpoint in `folder` into this rank's modules, one block of one tensor at a time.
 
     Values are converted to each parameter's own dtype; vocabulary padding becomes zero. Nothing is written before
-    every name, shape and dtype has been checked. Needs no communication.
+    every name, shape and dtype has been checked. Needs no communication. Resident memory, pages of mapped files
+    included, grows by less than twice the checkpoint's largest tensor.
 
     Args:
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
@@ -45,24 +47,49 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
     """
     files = HfFiles(folder)
     _check_names(files, mapping)
+    _check_dtypes(files, mapping.hf_names)
     targets = local_tensors(modules, mapping).values()
     by_file = _plan(files, targets)
+    num_bytes = {name: _num_bytes(files.tensors[name]) for name in mapping.hf_names}
     for target in targets:
         _zero_padding(target)
     for file, tensors in sorted(by_file.items()):
-        with files.open(file) as opened, torch.no_grad():
-            for name, reads in tensors.items():
-                for read in reads:
-                    _copy(opened.get_slice(name), read)
+        for names in _at_once(tensors, num_bytes):
+            with files.open(file) as opened, torch.no_grad():
+                for name in names:
+                    for read in tensors[name]:
+                        _copy(opened.get_slice(name), read)
+
+
+def _at_once(names: Iterable[str], num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names of tensors to read before their file is closed, which is when its pages leave this process.
+
+    Args:
+        num_bytes: of every tensor of the model; those read at once have no more than the largest.
+    """
+    limit = max(num_bytes.values())
+    held: list[str] = []
+    filled = 0
+    for name in names:
+        if held and filled + num_bytes[name] > limit:
+            yield held
+            held, filled = [], 0
+        held.append(name)
+        filled += num_bytes[name]
+    yield held
+
+
+def _num_bytes(tensor: FileTensor) -> int:
+    return math.prod(tensor.shape) * _ITEM_BYTES[tensor.dtype]
 
 
 def _plan(files: HfFiles, targets: Iterable[LocalTensor]) -> dict[str, dict[str, list[_Read]]]:
-    """What to read, by file and tensor. Shapes and dtypes are checked on the way."""
+    """What to read, by file and tensor. Shapes are checked on the way."""
     by_file: dict[str, dict[str, list[_Read]]] = defaultdict(lambda: defaultdict(list))
     for target in targets:
         layout, names = target.entry.rule.layout, target.entry.hf
         for name, shape in zip(names, layout.hf_shapes(target.tensor.shape, target.shard), strict=True):
-            _check_tensor(files, name, shape)
+            _check_shape(files, name, shape)
         for piece in layout.pieces(target.tensor.shape[target.shard.dim], target.shard):
             name = names[piece.index]
             by_file[files.tensors[name].file][name].append(_Read(target, piece))
@@ -83,7 +110,7 @@ def _copy(source: Any, read: _Read) -> None:
     read.target.tensor.narrow(dim, piece.target, piece.length).copy_(block)
 
 
-def _check_tensor(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
+def _check_shape(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
     found = files.tensors[name]
     if found.shape != shape:
         raise SlimeError(
@@ -91,12 +118,17 @@ def _check_tensor(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
             where=str(files.folder / found.file),
             todo="Its config.json belongs to another checkpoint.",
         )
-    if found.dtype not in _DTYPES:
-        raise SlimeError(
-            f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_DTYPES))}",
-            where=str(files.folder / found.file),
-            todo="Take the checkpoint in bf16.",
-        )
+
+
+def _check_dtypes(files: HfFiles, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        found = files.tensors[name]
+        if found.dtype not in _ITEM_BYTES:
+            raise SlimeError(
+                f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_ITEM_BYTES))}",
+                where=str(files.folder / found.file),
+                todo="Take the checkpoint in bf16.",
+            )
 
 
 def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
