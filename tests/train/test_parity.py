@@ -20,7 +20,7 @@ RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "re
 LAYOUTS = {
     "dense": {"dp2": {}, "dp2-overlap": {}, "dp2-recompute": RECOMPUTE},
     "moe": {  # with a multi-token prediction layer
-        "dp2": {},
+        "dp2-recompute": RECOMPUTE,
         "pp2-overlap-recompute": {"pipeline_model_parallel_size": 2, **RECOMPUTE},
         "pp2-vpp2": {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
         "tp2-etp2": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2},

@@ -109,8 +109,9 @@ class PredictionLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
             embedded = embedding(input_ids=input_ids, position_ids=position_ids)
         if is_copy:
             embedded = _Cut.apply(embedded)  # type: ignore[no-untyped-call]
-        # Recomputation wants an input with a gradient; nobody reads this one's.
-        hidden = make_viewless_tensor(hidden_states.detach(), requires_grad=True, keep_graph=False)
+        # Recomputation wants an input with a gradient; nobody reads this one's. Upstream's function returns what is no
+        # view as it is, whatever it is told about gradients.
+        hidden = make_viewless_tensor(hidden_states.detach(), requires_grad=True, keep_graph=False).requires_grad_()
         return input_ids, position_ids, embedded, hidden
 
     def _concat_embeddings(self, hidden_states: Tensor, decoder_input: Tensor) -> Tensor:
