@@ -181,10 +181,20 @@ def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:
 
 
 def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Less those that a drafting model borrows: embeddings and output head of the model it drafts for."""
+    """What a version must write: less what a drafting model borrows (embeddings and output head of the model it drafts
+    for), and less indexers that never run."""
     lenders = [target for target, draft in _drafts.items() if draft.get_model() is model]
-    lent = {parameter.data_ptr() for target in lenders for parameter in target.parameters()}
-    return ((name, value) for name, value in model.named_parameters() if value.data_ptr() not in lent)
+    others = [*lenders, *_idle_indexers(model)]
+    exempt = {parameter.data_ptr() for other in others for parameter in other.parameters()}
+    return ((name, value) for name, value in model.named_parameters() if value.data_ptr() not in exempt)
+
+
+def _idle_indexers(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """SGLang gives an indexer to every layer of sparse attention, also to those that reuse the keys of an earlier one
+    (`skip_topk`), for which checkpoints hold none. A prediction layer's runs where it has nothing to reuse."""
+    for module in model.modules():
+        if getattr(module, "skip_topk", False) and not module.is_nextn:
+            yield module.get_submodule("indexer")
 
 
 def _load(
