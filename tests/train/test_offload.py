@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ HF = {
     "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
     "vocab_size": 96,
 }
+EXPERTS = json.loads((Path(__file__).parents[2] / "plugins/models/glm4/tests/configs/moe.json").read_text())
 NUM_STEPS = 3
 
 
@@ -40,11 +42,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(rank: Rank, model: Path, device: str, layout: dict[str, Any]) -> Any:
+    from slime.config.hf import read_hf_config
     from slime.config.schema import Device, SlimeConfig
     from slime.train.trainer import Trainer
 
     cfg = SlimeConfig()
-    cfg.model.family, cfg.model.path, cfg.run.num_steps = "glm4", str(model), NUM_STEPS
+    cfg.model.family, cfg.model.path = read_hf_config(str(model))["model_type"], str(model)
+    cfg.run.num_steps = NUM_STEPS
     cfg.cluster.device = Device(device)
     cfg.train.megatron, cfg.train.optimizer = layout, {"lr": 1e-3}
     trainer = Trainer(cfg, *rank)
@@ -130,3 +134,30 @@ def test_everything_returns_but_the_gradients(model: Path, device: str) -> None:
     )
     # The tiny model's own tensors are gone; cuBLAS keeps its workspaces of some 8 to 80 MiB a handle.
     assert found["residue"].get("residue/allocated_gib", 0) < 0.2
+
+
+def publish_around(rank: Rank, model: Path) -> tuple[dict[str, torch.Tensor], ...]:
+    """What the trainer exports before and after it left its device and took a step; and how a stranger exports it."""
+    from slime.weights.export import export_hf
+
+    def copied(tensors: Any) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in tensors}
+
+    trainer = start(rank, model, "cpu", {"bf16": True, "moe_grouped_gemm": True})
+    before = copied(trainer.export())
+    trainer.offload()
+    trainer.onload()
+    step(trainer, 0)
+    return before, copied(trainer.export()), copied(export_hf(trainer.model.modules, trainer.mapping))
+
+
+def test_weights_found_before_are_the_ones_exported_after(tmp_path: Path) -> None:
+    """Experts that share a parameter are exported through views of it."""
+    from slime.testing.models import write_checkpoint
+
+    write_checkpoint(EXPERTS, tmp_path, dtype=torch.bfloat16)
+    [(before, after, expected)] = run_ranks(publish_around, 1, tmp_path)
+    assert after.keys() == expected.keys()
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+    experts = [name for name in expected if ".experts." in name]
+    assert sum(not torch.equal(before[name], after[name]) for name in experts) > len(experts) / 2

@@ -27,7 +27,7 @@ from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, 
 from slime.types import Batch
 
 if TYPE_CHECKING:
-    from slime.weights.export import Owners
+    from slime.weights.export import Inventory
 
 Scores = list[Tensor]
 """[2, t] log-probs and entropies by micro-batch; empty on pipeline stages other than the last."""
@@ -238,14 +238,14 @@ class Trainer:
         from slime.weights.export import export_hf
 
         return export_hf(
-            self.model.modules, self.mapping, everywhere=everywhere, with_mtp=with_mtp, owners=self._owners
+            self.model.modules, self.mapping, everywhere=everywhere, with_mtp=with_mtp, inventory=self._inventory
         )
 
     @cached_property
-    def _owners(self) -> Owners:
-        from slime.weights.export import exchange_owners
+    def _inventory(self) -> Inventory:
+        from slime.weights.export import take_inventory
 
-        return exchange_owners(self.model.modules, self.mapping)
+        return take_inventory(self.model.modules, self.mapping)
 
     def trim(self) -> None:
         """Return the device memory that torch keeps for the next activations."""

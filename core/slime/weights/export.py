@@ -48,6 +48,15 @@ Owners = Mapping[str, Sequence[_Owned]]
 """By parameter name, who owns its shards, in the order of the shards."""
 
 
+@dataclass(frozen=True)
+class Inventory:
+    """This rank's weights by name, and who exports what of all. It serves for the life of the modules: training,
+    loading and offloading change their tensors in place."""
+
+    local: Mapping[str, LocalTensor]
+    owners: Owners
+
+
 def export_hf(
     modules: Sequence[torch.nn.Module],
     mapping: WeightMapping,
@@ -55,7 +64,7 @@ def export_hf(
     *,
     everywhere: bool = False,
     with_mtp: bool = True,
-    owners: Owners | None = None,
+    inventory: Inventory | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and whole tensor of everything the mapping exports; collective over the default process group.
 
@@ -68,13 +77,13 @@ def export_hf(
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
         everywhere: every rank receives all tensors.
         with_mtp: the multi-token prediction layer too, for which an engine that does not speculate has no place.
-        owners: of `exchange_owners`, if it was asked before.
+        inventory: of `take_inventory`, if it was asked before.
 
     Raises:
         SlimeError: the mapping names a parameter that no rank has.
     """
-    local = local_tensors(modules, mapping)
-    owners = owners or _exchange_owners(local)
+    inventory = inventory or take_inventory(modules, mapping)
+    local, owners = inventory.local, inventory.owners
     buckets = _buckets(_exported(mapping, owners, with_mtp), owners, bucket_bytes)
     start = _share if everywhere else _send_or_receive
     for bucket, coming in _one_ahead((bucket, start(bucket, local, owners)) for bucket in buckets):
@@ -102,9 +111,10 @@ def drain(tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         raise AssertionError(f"only rank 0 receives tensors, but got {name}")
 
 
-def exchange_owners(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> Owners:
-    """Who exports what; collective, and the same for the life of the modules."""
-    return _exchange_owners(local_tensors(modules, mapping))
+def take_inventory(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> Inventory:
+    """Who holds and exports what; collective."""
+    local = local_tensors(modules, mapping)
+    return Inventory(local, _exchange_owners(local))
 
 
 def _exchange_owners(local: Mapping[str, LocalTensor]) -> Owners:
