@@ -25,7 +25,12 @@ from slime.train.offload import gradients, kept, pieces, residue
 from slime.train.packing import pack
 from slime.train.trainer import Trainer
 
-REST = ["run.num_steps=1", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
+REST = [
+    "run.num_steps=1",
+    "sft.num_steps=9",
+    "reward=arithmetic",
+    "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+]
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 NUM_MOVES = 5
 

@@ -166,9 +166,9 @@ def test_adam_on_the_cpu_takes_the_steps_of_the_device(model: Path, tmp_path: Pa
         assert got == pytest.approx(wanted, **BF16_TOLERANCE)
     # Three steps of 1e-3: entries whose gradient is all rounding may go either way.
     assert found["weights"] < 1e-2
-    # A resumed run goes on as the other does.
-    for got, wanted in zip(found["resumed"], found["went on"], strict=True):
-        assert got == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+    assert found["loaded"] == 0
+    # A resumed run goes on as the other does: without its moments it would end up as far away as it goes in two steps.
+    assert found["resumed"] < 0.1
 
 
 def adam_on_both(rank: Rank, model: Path, folder: Path) -> dict[str, Any]:
@@ -181,13 +181,23 @@ def adam_on_both(rank: Rank, model: Path, folder: Path) -> dict[str, Any]:
     cpu = steps(trainer, range(3))
     differences = [_distance(tensor, wanted[name]) for name, tensor in trainer.export()]
     trainer.save(folder)
-    went_on = steps(trainer, (3, 4))
+    saved = weights(trainer)
+    steps(trainer, (3, 4))
+    went_on = weights(trainer)
     del trainer
     resumed = new_trainer(next_rank(rank), "cuda", model, {}, offload)
     resumed.load(folder)
-    found = {"went on": went_on, "resumed": steps(resumed, (3, 4))}
+    loaded = (weights(resumed) != saved).sum()
+    steps(resumed, (3, 4))
+    off = (weights(resumed) - went_on).norm() / (went_on - saved).norm()
     dist.destroy_process_group()
-    return {"cpu": cpu, "device": device, "weights": max(differences)} | found
+    found = {"loaded": int(loaded), "resumed": float(off), "weights": max(differences)}
+    return {"cpu": cpu, "device": device} | found
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    """All of them, in a row, on the host."""
+    return torch.cat([tensor.float().cpu().view(-1) for _, tensor in trainer.export()])
 
 
 def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:

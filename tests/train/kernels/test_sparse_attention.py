@@ -16,10 +16,11 @@ SHAPES = [(9, 3, 32, 8, 5), (20, 17, 48, 16, 40)]
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCES) if torch.cuda.is_available() else [torch.float32]
 """The interpreter multiplies the bit patterns of bf16 matrices."""
-REAL = (700, 8, 512, 64, 300)
-"""Head and latent sizes of a real model; tiles of this size fit a GPU in bf16 alone."""
+REAL = [(700, heads, 512, 64, 300) for heads in (8, 32, 64)]
+"""Latent sizes of a real model, and its heads with and without tensor parallelism; tiles of this size fit a GPU in bf16
+alone."""
 CASES = [(shape, dtype) for shape in SHAPES for dtype in DTYPES]
-CASES += [(REAL, torch.bfloat16)] if torch.cuda.is_available() else []
+CASES += [(shape, torch.bfloat16) for shape in REAL] if torch.cuda.is_available() else []
 
 
 def inputs(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:

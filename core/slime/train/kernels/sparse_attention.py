@@ -8,6 +8,7 @@ Shape letters: t queries, T keys, h heads, k chosen keys, d = v + r key size, v 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK_HEADS = 16  # the least that a tensor core multiplies
-_FORWARD_KEYS, _BACKWARD_KEYS = 32, 32
+_MIN_HEADS = 16  # the least that a tensor core multiplies
+_FORWARD = {16: (64, 4, 2), 32: (64, 4, 2), 64: (64, 8, 2)}
+_BACKWARD = {16: (16, 4, 2), 32: (32, 8, 3)}
+"""Keys of a tile, warps and pipeline stages, by the heads of a program: the fastest of a sweep on an H200, in bf16, with
+the sizes of a 744B-A40B model. More heads a program gather less often, and add up less often in the backward pass."""
 _SCORE_QUERIES, _SCORE_KEYS = 4, 128
 
 
@@ -29,9 +33,9 @@ class TritonSparseAttention(torch.autograd.Function):
         num_tokens, num_heads, size = query.shape
         output = query.new_empty(num_tokens, num_heads, value_size)
         log_z = query.new_empty(num_tokens, num_heads, dtype=torch.float32)
-        sizes = _sizes(num_heads, selected, value_size, size, _FORWARD_KEYS)
-        grid = (num_tokens, triton.cdiv(num_heads, _BLOCK_HEADS))
-        _forward[grid](query, latents, selected, output, log_z, scale, **sizes, num_warps=8)
+        sizes = _sizes(_FORWARD, num_heads, selected, value_size, size)
+        grid = (num_tokens, triton.cdiv(num_heads, sizes["BLOCK_HEADS"]))
+        _forward[grid](query, latents, selected, output, log_z, scale, **sizes)
         ctx.save_for_backward(query, latents, selected, output, log_z)
         ctx.scale = scale
         return output
@@ -41,15 +45,19 @@ class TritonSparseAttention(torch.autograd.Function):
         query, latents, selected, output, log_z = ctx.saved_tensors
         num_tokens, num_heads, size = query.shape
         grad_query, grad_latents = torch.empty_like(query), torch.zeros_like(latents, dtype=torch.float32)
-        sizes = _sizes(num_heads, selected, output.size(-1), size, _BACKWARD_KEYS)
-        grid = (num_tokens, triton.cdiv(num_heads, _BLOCK_HEADS))
+        sizes = _sizes(_BACKWARD, num_heads, selected, output.size(-1), size)
+        grid = (num_tokens, triton.cdiv(num_heads, sizes["BLOCK_HEADS"]))
         tensors = (query, latents, selected, output, log_z, grads[0].contiguous(), grad_query, grad_latents)
-        _backward[grid](*tensors, ctx.scale, **sizes, num_warps=8)
+        _backward[grid](*tensors, ctx.scale, **sizes)
         return grad_query, grad_latents.to(latents.dtype), None, None, None
 
 
-def _sizes(num_heads: int, selected: Tensor, value_size: int, size: int, block_keys: int) -> dict[str, int]:
-    """The kernels' sizes; tiles are powers of two."""
+def _sizes(
+    tiles: Mapping[int, tuple[int, int, int]], num_heads: int, selected: Tensor, value_size: int, size: int
+) -> dict[str, int]:
+    """The kernels' sizes and how they are launched; tiles are powers of two."""
+    block_heads = min(max(tiles), max(_MIN_HEADS, triton.next_power_of_2(num_heads)))
+    block_keys, num_warps, num_stages = tiles[block_heads]
     return {
         "num_heads": num_heads,
         "num_selected": selected.size(1),
@@ -57,8 +65,10 @@ def _sizes(num_heads: int, selected: Tensor, value_size: int, size: int, block_k
         "R": size - value_size,
         "TILE_V": triton.next_power_of_2(value_size),
         "TILE_R": max(16, triton.next_power_of_2(size - value_size)),
-        "BLOCK_HEADS": _BLOCK_HEADS,
+        "BLOCK_HEADS": block_heads,
         "BLOCK_KEYS": block_keys,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
     }
 
 
