@@ -19,8 +19,8 @@ from torch import Tensor
 _MIN_HEADS = 16  # the least that a tensor core multiplies
 _FORWARD = {16: (64, 4, 2), 32: (64, 4, 2), 64: (64, 8, 2)}
 _BACKWARD = {16: (16, 4, 2), 32: (32, 8, 3)}
-"""Keys of a tile, warps and pipeline stages, by the heads of a program: the fastest of a sweep on an H200, in bf16, with
-the sizes of a 744B-A40B model. More heads a program gather less often, and add up less often in the backward pass."""
+"""Keys of a tile, warps and pipeline stages, by the heads of a program: the fastest of a sweep on an H200, bf16, sizes
+of a 744B-A40B model. More heads a program gather less often, and add up less often in the backward pass."""
 _SCORE_QUERIES, _SCORE_KEYS = 4, 128
 
 
