@@ -10,6 +10,7 @@ Megatron-core on gloo, in processes of their own.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -117,7 +118,9 @@ def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tenso
         return 1 + 0.1 * noise
     if "correction_bias" in name:
         return 0.05 * noise
-    return noise * (1.0 if "embed" in name else 0.1)
+    if "embed" in name:
+        return noise
+    return noise * min(0.1, 1 / math.sqrt(tensor.size(-1)))  # no wider than keeps the size of what a wide matrix is given
 
 
 def _auto_model() -> Any:

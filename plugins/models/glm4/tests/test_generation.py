@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from slime.testing.generation import TOLERANCE, check_generation
+from slime.testing.on_gpu import check_on_gpu
 
+HUB = Path(__file__).parent / "hub"
 LATENT_EPSILON = 1e-4
 """transformers normalises the two latents of glm4_moe_lite with 1e-6, SGLang with `rms_norm_eps`, here 1e-5."""
 
@@ -19,3 +21,11 @@ LATENT_EPSILON = 1e-4
 )
 def test_generation_follows_the_weights(model: str, tolerance: float, tmp_path: Path) -> None:
     check_generation(f"pkg://slime_plugin_glm4/assets/{model}", tmp_path, tolerance=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_real_head_sizes(tmp_path: Path) -> None:
+    """The trainer's log-probs on a GPU are the engine's."""
+    check_on_gpu([HUB / f"{model}.json" for model in ("GLM-4-9B-0414", "GLM-4.5-Air", "GLM-4.7-Flash")], tmp_path)

@@ -1,4 +1,8 @@
-"""Write the tiny model of the laptop demo: `glm5-tiny` (1.3M parameters).
+"""Write the tiny model of the laptop demo: `glm5-tiny` (5M parameters).
+
+SGLang's kernels for sparse attention know one head size of the indexer, one size of a latent with its rotary part, and
+one number of keys to choose while prefilling: those of the published models. Sequences of this model's runs are shorter
+than that number, so every query attends to all keys.
 
 Run `python make_tiny_assets.py [FOLDER]`. A test compares the output with what is committed.
 """
@@ -14,30 +18,32 @@ MODELS = {
     | {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "first_k_dense_replace": 1,
-        "index_head_dim": 32,
-        "index_n_heads": 16,  # so many that no two keys score the same
+        "index_head_dim": 128,
+        "index_n_heads": 32,
         "index_skip_topk_offset": 2,
-        "index_topk": 16,  # fewer than a prompt has tokens
+        "index_topk": 2048,
         "index_topk_freq": 2,  # layers 1, 2 and 4 choose keys, layer 3 reuses those of layer 2
         "indexer_rope_interleave": True,
-        "kv_lora_rank": 32,
+        "initializer_range": 0.04,  # about 1 / sqrt(kv_lora_rank), the widest input
+        "kv_lora_rank": 512,
         "model_type": "glm_moe_dsa",
         "moe_intermediate_size": 64,
+        "moe_layer_freq": 1,
         "n_group": 1,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
         "norm_topk_prob": True,
         "num_experts_per_tok": 2,
         "num_key_value_heads": 8,
-        "q_lora_rank": 64,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16,
+        "q_lora_rank": 128,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
         "rms_norm_eps": 1e-5,
         "rope_interleave": True,
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         "routed_scaling_factor": 1.0,
         "topk_group": 1,
-        "v_head_dim": 32,
+        "v_head_dim": 128,
     }
 }
 

@@ -7,10 +7,22 @@ from pathlib import Path
 import pytest
 
 from slime.testing.generation import check_generation
+from slime.testing.on_gpu import check_on_gpu
 from slime_plugin_mimo import hf
+
+HUB = Path(__file__).parent / "hub"
 
 
 @pytest.mark.slow
 def test_generation_follows_the_weights(tmp_path: Path) -> None:
     hf.register()
     check_generation("pkg://slime_plugin_mimo/assets/mimo-tiny", tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_real_head_sizes(tmp_path: Path) -> None:
+    """The trainer's log-probs on a GPU are the engine's."""
+    hf.register()
+    check_on_gpu([HUB / f"{model}.json" for model in ("MiMo-7B-RL",)], tmp_path)

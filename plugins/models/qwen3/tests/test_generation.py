@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from slime.testing.generation import check_generation
+from slime.testing.on_gpu import check_on_gpu
+
+HUB = Path(__file__).parent / "hub"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["qwen3-tiny", "qwen3-moe-tiny"])
 def test_generation_follows_the_weights(model: str, tmp_path: Path) -> None:
     check_generation(f"pkg://slime_plugin_qwen3/assets/{model}", tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_real_head_sizes(tmp_path: Path) -> None:
+    """The trainer's log-probs on a GPU are the engine's."""
+    check_on_gpu([HUB / f"{model}.json" for model in ("Qwen3-4B", "Qwen3-30B-A3B")], tmp_path)

@@ -1,0 +1,52 @@
+"""Log-probs of sampled tokens, engine against trainer, in bf16 on one GPU: every family, at its real head sizes.
+
+    python benchmarks/generation.py [MODEL...]
+
+Models are cut from published config.json files (see `slime.testing.on_gpu`) and served by stock SGLang, all at once.
+Differences are in nats. Where the engine chooses `index_topk` keys, by scores in fp8, "in fp8" is the mean had the
+trainer rounded what it scores as the engine does, "control" the mean had it attended to all keys. The exit code is 1 if
+a difference exceeds its tolerance.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from slime.testing.on_gpu import compare_on_gpu
+from slime_plugin_mimo import hf
+
+FAMILIES = Path(__file__).resolve().parents[1] / "plugins/models"
+MODELS = (
+    "glm4/GLM-4-9B-0414",
+    "glm4/GLM-4.5-Air",
+    "glm4/GLM-4.7-Flash",
+    "deepseek-v3/DeepSeek-R1",
+    "glm5/GLM-5.2",
+    "qwen3/Qwen3-4B",
+    "qwen3/Qwen3-30B-A3B",
+    "mimo/MiMo-7B-RL",
+)
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or [model.partition("/")[2] for model in MODELS]
+    models = [model.partition("/") for model in MODELS]
+    published = [FAMILIES / plugin / f"tests/hub/{name}.json" for plugin, _, name in models if name in wanted]
+    hf.register()
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="generation-") as scratch:
+        rows = compare_on_gpu(published, Path(scratch))
+    print("| family | cut from | tokens | mean | max | in fp8 | control |\n|---|---|---|---|---|---|---|")
+    for row in rows:
+        name = f"{row.model} {row.sequences}".strip()
+        others = " | ".join("" if value is None else f"{value:.4f}" for value in (row.in_fp8, row.control))
+        print(f"| {row.family} | {name} | {row.num_tokens} | {row.mean:.4f} | {row.max:.3f} | {others} |")
+    print(f"{time.perf_counter() - start:.0f} s")
+    sys.exit("\n".join(problem for row in rows if (problem := row.problem())))
+
+
+if __name__ == "__main__":
+    main()

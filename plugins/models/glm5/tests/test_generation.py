@@ -1,0 +1,19 @@
+"""What the engine says of its tokens is what the trainer says. SGLang serves sparse attention on GPUs alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.testing.on_gpu import check_on_gpu
+
+HUB = Path(__file__).parent / "hub"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_real_head_sizes(tmp_path: Path) -> None:
+    """The trainer's log-probs on a GPU are the engine's."""
+    check_on_gpu([HUB / f"{model}.json" for model in ("GLM-5.2",)], tmp_path)
