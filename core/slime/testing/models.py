@@ -120,7 +120,8 @@ def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tenso
         return 0.05 * noise
     if "embed" in name:
         return noise
-    return noise * min(0.1, 1 / math.sqrt(tensor.size(-1)))  # no wider than keeps the size of what a wide matrix is given
+    widest = 1 / math.sqrt(tensor.size(-1))  # at which a matrix keeps the size of what it is given
+    return noise * min(0.1, widest)
 
 
 def _auto_model() -> Any:
