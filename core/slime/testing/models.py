@@ -102,7 +102,7 @@ def _with_prediction(hf: Mapping[str, Any]) -> Any:
     layer.enorm, layer.hnorm = torch.nn.RMSNorm(size), torch.nn.RMSNorm(size)  # their weights; nobody calls them
     layer.eh_proj, layer.shared_head = torch.nn.Linear(2 * size, size, bias=False), torch.nn.Module()
     layer.shared_head.norm = torch.nn.RMSNorm(size)
-    model.config.num_hidden_layers = num_layers
+    model.config.update(_transformers_config(hf).to_dict())  # the forward pass runs as many layers as it says
     return model
 
 

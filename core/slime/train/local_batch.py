@@ -72,7 +72,7 @@ def _local(
         tokens, labels, weights = (
             tensor(one_ahead(x, micro.cu_seqlens)) for x in (micro.tokens, micro.labels, micro.loss_weights)
         )
-        packed.ahead = TokensAhead(tokens[None], labels[None], weights)
+        packed.ahead = TokensAhead(tokens[None], labels[None], weights, weights * num_step_tokens)
     return LocalMicroBatch(
         tokens=tensor(micro.tokens)[None],
         labels=tensor(micro.labels)[None],

@@ -163,14 +163,13 @@ def mtp_copies(hf: str) -> dict[str, str]:
     return {f"{hf}embed_tokens.weight": "model.embed_tokens.weight", f"{hf}shared_head.head.weight": "lm_head.weight"}
 
 
-def moe_decoder(hf: HfConfig, attention: Rules, *, with_mtp: bool = True) -> WeightMapping:
+def moe_decoder(hf: HfConfig, attention: Rules) -> WeightMapping:
     """The whole table of a decoder with `first_k_dense_replace` dense layers, then experts with a correction bias.
 
     Args:
         hf: sizes, and whether there are a shared expert, tied embeddings, and a multi-token prediction layer, which is
             numbered behind the last.
-        attention: of every layer.
-        with_mtp: the prediction layer is part of the model; otherwise a checkpoint's is left alone.
+        attention: of every layer; what it gives only some layers, the prediction layer has as well.
     """
     num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
     dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
@@ -183,7 +182,7 @@ def moe_decoder(hf: HfConfig, attention: Rules, *, with_mtp: bool = True) -> Wei
         *moe(sparse, shared_expert=shared_expert, correction_bias=True),
         *output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
     )
-    if with_mtp and hf.get("num_nextn_predict_layers"):
+    if hf.get("num_nextn_predict_layers"):
         prefix = f"model.layers.{num_layers}."
         layer = (*norms(), *attention, *moe(shared_expert=shared_expert, correction_bias=True))
         rules, copies = (*rules, *mtp(layer, prefix)), mtp_copies(prefix)

@@ -39,12 +39,17 @@ from slime.train.specs.sparse_attention import sparse_attention
 
 
 def dsa(config: SparseLatentConfig, vp_stage: int | None) -> ModuleSpec:
-    """Sparse latent attention for the layers of this pipeline stage.
+    """Sparse latent attention for the decoder layers of this pipeline stage.
 
     Raises:
         SlimeError: the stage starts on a layer that reuses the keys of a layer in another stage.
     """
     _check_stage(config, vp_stage)
+    return sparse_latent_attention()
+
+
+def sparse_latent_attention() -> ModuleSpec:
+    """Without a look at the stage: for a multi-token prediction layer, which chooses its keys itself."""
     submodules = MLASelfAttentionSubmodules(
         linear_q_proj=ColumnParallelLinear,
         linear_q_down_proj=ColumnParallelLinear,

@@ -21,5 +21,10 @@ class SparseLatentConfig(MLATransformerConfig):  # type: ignore[misc]
     """Only the loss over the chosen keys exists; with as many as the longest sequence has it is the dense one."""
 
     def source_layer(self, layer_number: int) -> int:
-        """Number, from 1, of the layer whose chosen keys layer `layer_number` attends to."""
+        """Number, from 1, of the layer whose chosen keys layer `layer_number` attends to.
+
+        A multi-token prediction layer, which is numbered behind the last, always chooses for itself.
+        """
+        if layer_number > len(self.dsa_indexer_layers):
+            return layer_number
         return max(number for number in range(1, layer_number + 1) if self.dsa_indexer_layers[number - 1])

@@ -91,7 +91,7 @@ class PredictionLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
             hidden_states=hidden,
             attention_mask=None,
             rotary_pos_emb=rotary_pos_emb,
-            packed_seq_params=packed,
+            packed_seq_params=packed.for_prediction(),
             embedding=embedding,
         )[0]
         return output

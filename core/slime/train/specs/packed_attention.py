@@ -35,11 +35,13 @@ class TokensAhead:
         tokens: [1, t] int64, the next token of each.
         labels: [1, t] int64, the one after.
         loss_weights: [t] fp32, of predicting that; 0 where there is none.
+        layer_loss_weights: [t] fp32, the same for losses of the prediction layer's own, see `PackedSequences`.
     """
 
     tokens: Tensor
     labels: Tensor
     loss_weights: Tensor
+    layer_loss_weights: Tensor
 
 
 @dataclass
@@ -97,6 +99,13 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         one_pass = copy.copy(self)
         one_pass.selected_keys = {}
         return one_pass
+
+    def for_prediction(self) -> PackedSequences:
+        """The same pass as a multi-token prediction layer takes part in it: a query counts as its prediction does."""
+        assert self.ahead is not None, "trained with the tokens ahead"
+        prediction = copy.copy(self)
+        prediction.loss_weights = self.ahead.layer_loss_weights
+        return prediction
 
     @cached_property
     def rows(self) -> PackRows:

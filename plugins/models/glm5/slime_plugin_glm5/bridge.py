@@ -12,6 +12,7 @@ from slime.weights import blocks
 from slime.weights.mapping import WeightMapping
 
 if TYPE_CHECKING:
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     from slime.train.specs.dsa_config import SparseLatentConfig
@@ -21,7 +22,7 @@ class GlmMoeDsa:
     """GLM-5: latent attention to the keys that an indexer chooses, dense layers first, then experts.
 
     Layers without an indexer of their own attend to what the latest layer with one chose. The multi-token prediction
-    layer of a checkpoint (`num_nextn_predict_layers`) is recognised and left out.
+    layer has one whatever its number, and its keys are nobody else's.
     """
 
     family = "glm_moe_dsa"
@@ -37,9 +38,14 @@ class GlmMoeDsa:
 
         return spec.block(config, vp_stage)
 
+    def mtp_spec(self, config: SparseLatentConfig) -> ModuleSpec:
+        from slime_plugin_glm5 import spec
+
+        return spec.prediction(config)
+
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = (*blocks.mla(), *blocks.indexer(architecture_dsa.choosing_layers(hf)))
-        return blocks.moe_decoder(hf, attention, with_mtp=False)
+        return blocks.moe_decoder(hf, attention)
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return architecture_dsa.dsa_problems(hf, megatron)
@@ -52,6 +58,7 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         **architecture.mla(reader),
         **architecture_dsa.dsa(reader),
         **architecture.sigmoid_moe(reader),
+        **architecture.mtp(reader),
     }
     kwargs = architecture.embeddings(reader)
     _accept_restatements(reader, config)
@@ -71,7 +78,6 @@ def _accept_restatements(reader: ConfigReader, config: Mapping[str, Any]) -> Non
         "index_share_for_mtp_iteration",
         "layer_types",
         "num_experts",
-        "num_nextn_predict_layers",
         "pretraining_tp",
     ):
         reader.get(without_effect, None)

@@ -16,7 +16,7 @@ import pytest
 
 from slime.architecture import ConfigReader
 from slime.architecture_dsa import choosing_layers, index_layers
-from slime.contracts import ModelBridge
+from slime.contracts import MtpBridge
 from slime.errors import SlimeError
 from slime_plugin_glm5.bridge import GlmMoeDsa
 
@@ -27,7 +27,7 @@ BRIDGE = GlmMoeDsa()
 
 
 def test_bridge_keeps_the_contract() -> None:
-    assert isinstance(BRIDGE, ModelBridge)
+    assert isinstance(BRIDGE, MtpBridge)
     assert BRIDGE.family == GLM52["model_type"]
 
 
@@ -44,8 +44,10 @@ def test_published_sizes() -> None:
 def test_every_tensor_of_a_published_checkpoint_has_its_name(
     hf: dict[str, Any], num_tensors: int, rotary_base: int
 ) -> None:
-    """The counts are those of the published model.safetensors.index.json, with 791 in the prediction layer."""
-    assert len(BRIDGE.weight_mapping(hf).hf_names) == num_tensors - 791
+    """The counts are those of the published model.safetensors.index.json."""
+    mapping = BRIDGE.weight_mapping(hf)
+    assert (len(mapping.hf_names), len(mapping.mtp_names)) == (num_tensors, 791)
+    assert all(name.startswith("model.layers.78.") for name in mapping.mtp_names)
     assert BRIDGE.transformer_config(hf)["rotary_base"] == rotary_base
 
 
@@ -53,7 +55,24 @@ def test_layers_that_reuse_keys_own_no_indexer() -> None:
     choosing = choosing_layers(GLM52)
     assert [layer + 1 for layer in choosing] == [1, 2, 3, *range(7, 76, 4)]
     owners = {int(name.split(".")[2]) for name in BRIDGE.weight_mapping(GLM52).hf_names if ".indexer." in name}
-    assert owners == set(choosing)
+    assert owners == {*choosing, GLM52["num_hidden_layers"]}, "and the prediction layer"
+
+
+@pytest.mark.parametrize("frequency", [1, 2, 3, 4])
+def test_the_prediction_layer_has_an_indexer_whatever_its_number(frequency: int) -> None:
+    hf = GLM52 | {"indexer_types": None, "index_topk_freq": frequency}
+    names = {name for name in BRIDGE.weight_mapping(hf).mtp_names if ".indexer." in name}
+    assert names == {
+        f"model.layers.78.self_attn.indexer.{name}"
+        for name in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
+    }
+
+
+def test_a_checkpoint_without_a_prediction_layer() -> None:
+    hf = GLM52 | {"num_nextn_predict_layers": 0}
+    assert BRIDGE.transformer_config(GLM52)["mtp_num_layers"] == 1
+    assert BRIDGE.transformer_config(hf)["mtp_num_layers"] is None
+    assert not BRIDGE.weight_mapping(hf).mtp_names
 
 
 @pytest.mark.parametrize(

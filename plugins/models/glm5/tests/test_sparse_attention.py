@@ -1,21 +1,29 @@
-"""What the contract does not ask: both rotary orders of the indexer, recomputation, checkpoints, a trained indexer."""
+"""What the contract does not ask: both rotary orders of the indexer, recomputation, checkpoints, a trained indexer.
+
+The prediction layer learns in all of these steps.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime.testing import models
+from slime.testing.prediction import Prediction
 from slime.testing.ranks import Rank, run_ranks
-from slime.testing.training import compare, train_layouts
+from slime.testing.recorded import recorded_samples
+from slime.testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, compare, train_layouts
+from slime.types import TrainSample
 
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text())
 FAMILY = HF["model_type"]
@@ -85,6 +93,16 @@ def test_the_indexer_loss_moves_the_indexer_alone(one_rank: Mapping[str, Any]) -
     assert differing == {name for name in plain if ".indexer." in name}
 
 
+def test_the_prediction_layers_indexer_learns_by_the_formula(one_rank: Mapping[str, Any]) -> None:
+    """Its queries count as their predictions do, and its loss has no other scale than the key of all indexers."""
+    coefficient = TRAINED["dsa_indexer_loss_coeff"]
+    wanted = indexer_gradients(Prediction(HF), recorded_samples(NUM_SAMPLES, HF["vocab_size"]))
+    assert len(wanted) == 5
+    for name, gradient in wanted.items():
+        got = one_rank["trained"].gradients[0][name]
+        assert abs(got - coefficient * gradient).max() <= GRADIENT_TOLERANCE * abs(coefficient * gradient).max(), name
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "layouts"),
     [
@@ -116,6 +134,57 @@ def test_a_checkpoint_goes_into_another_layout(coefficient: float, checkpoint: P
     assert [name for name in saved if not torch.equal(saved[name], loaded[name])] == []
 
 
+def indexer_gradients(prediction: Prediction, samples: Sequence[TrainSample]) -> dict[str, npt.NDArray[np.float64]]:
+    """Of the prediction layer's indexer, by HF name: (DeepSeek-AI 2025), section 2.1.1, in float64. transformers'
+    attention says what it got, chose and attended to; its own indexer has no gradients."""
+    attention, left = prediction.model.model.layers[HF["num_hidden_layers"]].self_attn, iter(samples)
+    prediction.model.set_attn_implementation("eager")  # the other ways keep their probabilities to themselves
+    named = dict(attention.indexer.named_parameters())
+    total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
+
+    def add(module: Any, args: Any, given: Mapping[str, Any], found: tuple[Tensor, Tensor, Tensor]) -> None:
+        losses = divergences(attention, given["hidden_states"].detach(), given["position_embeddings"], *found[1:])
+        gradients = torch.autograd.grad(losses @ counted(next(left)), list(named.values()))
+        for name, gradient in zip(named, gradients, strict=True):
+            total[name] += gradient
+
+    attention.register_forward_hook(add, with_kwargs=True)
+    prediction.loss_and_gradients(samples)
+    num_loss_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    prefix = f"model.layers.{HF['num_hidden_layers']}.self_attn.indexer."
+    return {prefix + name: (gradient / num_loss_tokens).numpy() for name, gradient in total.items()}
+
+
+def counted(sample: TrainSample) -> Tensor:
+    """[num_tokens - 2]: does the loss count the token after the next one of each?"""
+    prompt = torch.zeros(sample.num_tokens - sample.num_response_tokens)
+    return torch.cat([prompt, torch.from_numpy(sample.loss_mask)])[2:].double()
+
+
+def divergences(
+    attention: Any, hidden: Tensor, angles: tuple[Tensor, Tensor], weights: Tensor, chosen: Tensor
+) -> Tensor:
+    """[s]: KL(heads' mean attention || softmax(I)) over the chosen keys, of weights [1, h, s, s], chosen [1, s, k]."""
+    indexer, length = attention.indexer, hidden.size(1)
+    latent = attention.q_a_layernorm(attention.q_a_proj(hidden)).detach()
+    queries = rotated(indexer.wq_b(latent)[0].unflatten(-1, (HF["index_n_heads"], -1)), angles)
+    keys = rotated(indexer.k_norm(indexer.wk(hidden))[0][:, None], angles)[:, 0]
+    products = torch.einsum("snd,td->snt", queries, keys).relu() / (HF["index_n_heads"] * HF["index_head_dim"]) ** 0.5
+    scores = torch.einsum("sn,snt->st", indexer.weights_proj(hidden)[0], products)
+    seen = torch.zeros(length, length, dtype=torch.bool).scatter_(1, chosen[0].long(), True).tril()
+    log_share = scores.masked_fill(~seen, -torch.inf).log_softmax(-1).masked_fill(~seen, 0)
+    target = weights[0].detach().mean(0)
+    return (torch.xlogy(target, target) - target * log_share).sum(-1)
+
+
+def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """[s, n, d], with the two halves of the first rotary dimensions turned."""
+    size = HF["qk_rope_head_dim"]
+    (one, other), rest = x[..., :size].chunk(2, -1), x[..., size:]
+    cos, sin = (table[0, :, None, : size // 2] for table in angles)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin, rest], dim=-1)
+
+
 def trainer(rank: Rank, folder: Path, layout: Mapping[str, Any]) -> Any:
     from slime.config.schema import SlimeConfig
     from slime.train.trainer import Trainer
@@ -123,13 +192,13 @@ def trainer(rank: Rank, folder: Path, layout: Mapping[str, Any]) -> Any:
     cfg = SlimeConfig()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = FAMILY, str(folder), 1
     cfg.train.megatron, cfg.train.optimizer, cfg.sft.num_steps = dict(layout), {"lr": 1e-3}, 1
+    cfg.train.mtp_loss_scale = 0.2
     return Trainer(cfg, *rank)
 
 
 def save(rank: Rank, folder: Path, path: Path, layout: Mapping[str, Any]) -> dict[str, Tensor]:
     """One supervised step, then a checkpoint; the weights that it must hold."""
     from slime.config.schema import LossMean
-    from slime.testing.recorded import recorded_samples
     from slime.train.packing import pack
 
     saved = trainer(rank, folder, layout)
