@@ -123,8 +123,9 @@ def compare_on_gpu(
 def narrowed(published: Path, folder: Path) -> HfConfig:
     """Write a narrow model with the published one's attention and routing as `folder`/config.json, and return it.
 
-    It has at least two layers behind the dense ones, or, where layers share their choice of keys, so many that some
-    reuse a choice and a later one chooses again.
+    Where the heads are as wide as the model, which SGLang takes for granted of some families, it stays as wide. It has
+    at least two layers behind the dense ones, or, where layers share their choice of keys, so many that some reuse a
+    choice and a later one chooses again.
     """
     hf = json.loads(published.read_text())
     folder.mkdir(parents=True)
@@ -132,8 +133,11 @@ def narrowed(published: Path, folder: Path) -> HfConfig:
     file.write_text(json.dumps(hf))
     num_layers = 8 if "index_topk" in hf else hf.get("first_k_dense_replace", 2) + 2
     cut = {key: value for key, value in read_hf_config(str(folder), num_layers).items() if key not in _UNUSED}
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
-    cut |= {key: value for key, value in NARROW.items() if key in cut} | special
+    width = cut["hidden_size"]
+    as_wide = width == cut["num_attention_heads"] * cut.get("head_dim", 0)
+    cut |= {key: value for key, value in NARROW.items() if key in cut}
+    cut |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    cut |= {"hidden_size": width} if as_wide else {}
     file.write_text(json.dumps(cut, indent=2))
     return cut
 

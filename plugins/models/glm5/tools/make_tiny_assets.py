@@ -1,4 +1,4 @@
-"""Write the tiny model of the laptop demo: `glm5-tiny` (5M parameters).
+"""Write the tiny model of the laptop demo: `glm5-tiny` (7M parameters).
 
 SGLang's kernels for sparse attention know one head size of the indexer, one size of a latent with its rotary part, and
 one number of keys to choose while prefilling: those of the published models. Sequences of this model's runs are shorter
