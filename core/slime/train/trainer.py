@@ -232,13 +232,20 @@ class Trainer:
 
         return contribute
 
-    def export(self, *, everywhere: bool = False, with_mtp: bool = True) -> Iterator[tuple[str, Tensor]]:
+    def export(
+        self, bucket_bytes: int | None = None, *, everywhere: bool = False, with_mtp: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         """HF names and full tensors of the current weights, on rank 0 or everywhere; a rank that receives none runs
         through it for nothing. See `slime.weights.export.export_hf`."""
-        from slime.weights.export import export_hf
+        from slime.weights.export import BUCKET_BYTES, export_hf
 
         return export_hf(
-            self.model.modules, self.mapping, everywhere=everywhere, with_mtp=with_mtp, inventory=self._inventory
+            self.model.modules,
+            self.mapping,
+            bucket_bytes or BUCKET_BYTES,
+            everywhere=everywhere,
+            with_mtp=with_mtp,
+            inventory=self._inventory,
         )
 
     @cached_property

@@ -17,21 +17,29 @@ class Coverage:
 
     num_bytes: int
     _pieces: list[Intervals] = field(default_factory=list)
+    _whole: bool = False
 
     def add_view(self, view: torch.Tensor, base: int) -> None:
-        """Cover what `view` touches; `base` is the address of the block's first byte."""
-        self.add(byte_runs(view, base))
+        """Cover what `view`, a part of the block, touches; `base` is the address of the block's first byte."""
+        if view.nbytes == self.num_bytes and view.is_contiguous():
+            self._whole = True  # most are: no arithmetic
+        else:
+            self.add(byte_runs(view, base))
 
     def add(self, intervals: Intervals) -> None:
         self._pieces.append(intervals)
 
     def covered(self) -> Intervals:
+        if self._whole:
+            return np.array([[0, self.num_bytes]], dtype=np.int64)
         pieces = np.concatenate([np.empty((0, 2), dtype=np.int64), *self._pieces])
         self._pieces = [_merge(pieces) if len(pieces) else pieces]
         return self._pieces[0]
 
     def missing(self) -> Intervals:
         """The ranges that nothing covers yet; empty when the block is whole."""
+        if self._whole:
+            return np.empty((0, 2), dtype=np.int64)
         covered = self.covered()
         gaps = np.empty((len(covered) + 1, 2), dtype=np.int64)
         gaps[0, 0], gaps[1:, 0] = 0, covered[:, 1]

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from slime.errors import SlimeError
 from slime.weights.local import LocalTensor, local_tensors
-from slime.weights.mapping import Entry, Shard, WeightMapping
+from slime.weights.mapping import Entry, Piece, Shard, WeightMapping
 
 BUCKET_BYTES = 256 * 2**20
 """Parameters that are on their way to rank 0 at once, in bytes; one larger parameter travels alone."""
@@ -55,6 +55,15 @@ class Inventory:
 
     local: Mapping[str, LocalTensor]
     owners: Owners
+    _batches: dict[tuple[bool, int], Sequence[_Batch]] = field(default_factory=dict)
+
+    def batches(self, mapping: WeightMapping, with_mtp: bool, bucket_bytes: int) -> Sequence[_Batch]:
+        """What `export_hf` does with these arguments, thought out once."""
+        key = with_mtp, bucket_bytes
+        if key not in self._batches:
+            buckets = _buckets(_exported(mapping, self.owners, with_mtp), self.owners, bucket_bytes)
+            self._batches[key] = [_batch(bucket, self.owners) for bucket in buckets]
+        return self._batches[key]
 
 
 def export_hf(
@@ -71,7 +80,7 @@ def export_hf(
     The order depends on the mapping alone, not on the layout. Tensors have the dtype and device of their parameters
     and belong to the caller. Rank 0 receives them; the iterator of every other rank is empty and must be drained
     (`drain`), unless they are wanted everywhere. Peak memory of a receiver: about three times `bucket_bytes`, or
-    of the largest parameters.
+    of the largest parameters, what the caller keeps aside.
 
     Args:
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
@@ -83,14 +92,12 @@ def export_hf(
         SlimeError: the mapping names a parameter that no rank has.
     """
     inventory = inventory or take_inventory(modules, mapping)
-    local, owners = inventory.local, inventory.owners
-    buckets = _buckets(_exported(mapping, owners, with_mtp), owners, bucket_bytes)
     start = _share if everywhere else _send_or_receive
-    for bucket, coming in _one_ahead((bucket, start(bucket, local, owners)) for bucket in buckets):
+    batches = inventory.batches(mapping, with_mtp, bucket_bytes)
+    for batch, coming in _one_ahead((batch, start(batch, inventory.local)) for batch in batches):
         received = coming.wait()
         if everywhere or dist.get_rank() == 0:
-            for entry in bucket:
-                yield from _assemble(entry, owners[entry.megatron], received)
+            yield from zip(batch.names, _assemble(batch, received), strict=True)
 
 
 T = TypeVar("T")
@@ -163,8 +170,52 @@ def _buckets(entries: Sequence[Entry], owners: Owners, bucket_bytes: int) -> Ite
         yield bucket
 
 
-Received = Mapping[tuple[str, int], torch.Tensor]
-"""Shards on a receiver by parameter name and owner."""
+_Key = tuple[str, int]
+"""A shard: parameter name and owner."""
+_Parts = Sequence[tuple[str, _Owned]]
+Received = Mapping[_Key, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a shard and an HF tensor have in common: `piece`, whose `index` counts the batch's tensors."""
+
+    shard: _Key
+    dim: int
+    piece: Piece
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Parameters that travel together, and the HF tensors they become.
+
+    Attributes:
+        by_rank: who sends what.
+        names, forms: of the HF tensors; shape and dtype.
+        blocks: of which they are put together.
+    """
+
+    by_rank: Mapping[int, _Parts]
+    names: Sequence[str]
+    forms: Sequence[tuple[tuple[int, ...], torch.dtype]]
+    blocks: Sequence[_Block]
+
+
+def _batch(bucket: Sequence[Entry], owners: Owners) -> _Batch:
+    names: list[str] = []
+    forms: list[tuple[tuple[int, ...], torch.dtype]] = []
+    blocks: list[_Block] = []
+    for entry in bucket:
+        layout, parts = entry.rule.layout, owners[entry.megatron]
+        for part in parts:
+            pieces = layout.pieces(part.shape[part.shard.dim], part.shard)
+            moved = (replace(piece, index=len(names) + piece.index) for piece in pieces)
+            blocks += [_Block((entry.megatron, part.rank), part.shard.dim, piece) for piece in moved]
+        shapes = layout.hf_shapes(parts[0].shape, parts[0].shard)
+        assert len(shapes) == len(entry.hf), f"{entry.hf} have {len(shapes)} shapes"
+        names += entry.hf
+        forms += [(shape, parts[0].dtype) for shape in shapes]
+    return _Batch(_by_rank(bucket, owners), names, forms, blocks)
 
 
 @dataclass(frozen=True)
@@ -181,11 +232,11 @@ class _Coming:
         return self.received
 
 
-def _share(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> _Coming:
+def _share(batch: _Batch, local: Mapping[str, LocalTensor]) -> _Coming:
     """One broadcast from each owner, unless everybody has what it would send."""
-    received: dict[tuple[str, int], torch.Tensor] = {}
+    received: dict[_Key, torch.Tensor] = {}
     works = []
-    for rank, parts in sorted(_by_rank(bucket, owners).items()):
+    for rank, parts in sorted(batch.by_rank.items()):
         received |= {(name, rank): local[name].tensor for name, part in parts if part.everywhere}
         parts = [(name, part) for name, part in parts if not part.everywhere]
         if parts:
@@ -195,7 +246,7 @@ def _share(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Ow
     return _Coming(works, received)
 
 
-def _message(rank: int, parts: Sequence[tuple[str, _Owned]], local: Mapping[str, LocalTensor]) -> torch.Tensor:
+def _message(rank: int, parts: _Parts, local: Mapping[str, LocalTensor]) -> torch.Tensor:
     """What `rank` has to say, or on other ranks the room for it."""
     if rank == dist.get_rank():
         return _as_bytes([local[name].tensor for name, _ in parts])
@@ -203,18 +254,19 @@ def _message(rank: int, parts: Sequence[tuple[str, _Owned]], local: Mapping[str,
     return torch.empty(num_bytes, dtype=torch.uint8, device=next(iter(local.values())).tensor.device)
 
 
-def _send_or_receive(bucket: Sequence[Entry], local: Mapping[str, LocalTensor], owners: Owners) -> _Coming:
-    """One message from each owner to rank 0, its shards of the bucket behind one another as bytes."""
-    by_rank, rank = _by_rank(bucket, owners), dist.get_rank()
+def _send_or_receive(batch: _Batch, local: Mapping[str, LocalTensor]) -> _Coming:
+    """One message from each owner to rank 0, its shards of the batch behind one another as bytes."""
+    rank = dist.get_rank()
     if rank == 0:
-        own = {(name, 0): local[name].tensor for name, _ in by_rank.pop(0, [])}
+        own = {(name, 0): local[name].tensor for name, _ in batch.by_rank.get(0, [])}
+        by_rank = {rank: parts for rank, parts in batch.by_rank.items() if rank}
         messages = {rank: _message(rank, parts, local) for rank, parts in by_rank.items()}
         works = _start(dist.P2POp(dist.irecv, message, rank) for rank, message in messages.items())
         others = [_unpack(rank, parts, messages[rank]) for rank, parts in by_rank.items()]
         return _Coming(works, functools.reduce(operator.or_, others, own))
-    if rank not in by_rank:
+    if rank not in batch.by_rank:
         return _Coming([], {})
-    message = _message(rank, by_rank[rank], local)
+    message = _message(rank, batch.by_rank[rank], local)
     return _Coming(_start([dist.P2POp(dist.isend, message, 0)]), {}, message)
 
 
@@ -223,7 +275,7 @@ def _start(operations: Iterable[dist.P2POp]) -> list[dist.Work]:
     return dist.batch_isend_irecv(together) if together else []
 
 
-def _by_rank(bucket: Sequence[Entry], owners: Owners) -> dict[int, list[tuple[str, _Owned]]]:
+def _by_rank(bucket: Sequence[Entry], owners: Owners) -> dict[int, _Parts]:
     """Who sends what, wide dtypes first: in such a message every shard starts at a multiple of its item size."""
     by_rank: dict[int, list[tuple[str, _Owned]]] = defaultdict(list)
     for entry in bucket:
@@ -232,9 +284,7 @@ def _by_rank(bucket: Sequence[Entry], owners: Owners) -> dict[int, list[tuple[st
     return {rank: sorted(parts, key=lambda named: -named[1].dtype.itemsize) for rank, parts in by_rank.items()}
 
 
-def _unpack(
-    rank: int, parts: Sequence[tuple[str, _Owned]], message: torch.Tensor
-) -> dict[tuple[str, int], torch.Tensor]:
+def _unpack(rank: int, parts: _Parts, message: torch.Tensor) -> dict[_Key, torch.Tensor]:
     shards = torch.split(message, [part.num_bytes for _, part in parts])
     return {
         (name, rank): shard.view(part.dtype).view(part.shape) for (name, part), shard in zip(parts, shards, strict=True)
@@ -245,16 +295,26 @@ def _as_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors])
 
 
-def _assemble(entry: Entry, parts: Sequence[_Owned], received: Received) -> Iterator[tuple[str, torch.Tensor]]:
-    """The whole HF tensors of one parameter, from its shards."""
-    layout, first = entry.rule.layout, parts[0]
-    device = received[entry.megatron, first.rank].device
-    whole = [
-        torch.empty(shape, dtype=first.dtype, device=device) for shape in layout.hf_shapes(first.shape, first.shard)
-    ]
-    for part in parts:
-        shard, dim = received[entry.megatron, part.rank].detach(), part.shard.dim
-        for piece in layout.pieces(part.shape[dim], part.shard):
-            rows = shard.narrow(dim, piece.target, piece.length)
-            whole[piece.index].narrow(dim, piece.source, piece.length).copy_(rows)
-    yield from zip(entry.hf, whole, strict=True)
+@torch.no_grad()
+def _assemble(batch: _Batch, received: Received) -> Sequence[torch.Tensor]:
+    """The whole HF tensors of a batch, from its shards; what lies in one piece on both sides in one launch a dtype."""
+    device = next(iter(received.values())).device
+    whole = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in batch.forms]
+    dense: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+    for block in batch.blocks:
+        piece = block.piece
+        target = _rows(whole[piece.index], block.dim, piece.source, piece.length)
+        source = _rows(received[block.shard], block.dim, piece.target, piece.length)
+        if target.is_contiguous() and source.is_contiguous():
+            targets, sources = dense[target.dtype]
+            targets.append(target)
+            sources.append(source)
+        else:
+            target.copy_(source)
+    for targets, sources in dense.values():
+        torch._foreach_copy_(targets, sources)
+    return whole
+
+
+def _rows(tensor: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    return tensor if length == tensor.size(dim) else tensor.narrow(dim, start, length)

@@ -13,7 +13,7 @@ from slime.weights.receipt import BLOCK
 
 
 def fold(tensors: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-    """`slime.weights.receipt.fold`; every word is read once."""
+    """`slime.weights.receipt.fold` of tensors of any dtype that `is_words`; every word is read once."""
     jobs, owners, num_blocks = _jobs([tensors], weights.device)
     sums = weights.new_empty(len(owners))
     _fold[(len(sums),)](jobs, owners, weights, sums, BLOCK=BLOCK, num_warps=8)
@@ -21,7 +21,7 @@ def fold(tensors: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
 
 
 def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
-    """[num_tensors] boolean: a tensor's int64 words are not those of its counterpart, which has as many."""
+    """[num_tensors] boolean: a tensor's words are not those of its counterpart, which has as many (`is_words` all)."""
     jobs, owners, _ = _jobs([one, other], one[0].device)
     flags = torch.zeros(len(one), dtype=torch.int32, device=owners.device)
     _differ[(len(owners),)](jobs, owners, flags, BLOCK=BLOCK, num_warps=8)
@@ -32,14 +32,14 @@ def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device) -> tuple[Te
     """What the blocks of one launch read.
 
     Args:
-        columns: tensors of words; those at one position are read together and have equal lengths.
+        columns: tensors; those at one position are read together and have equal lengths.
 
     Returns:
         jobs: [num_tensors, 2 + num_columns] int64: first block, number of words, and the address in each column.
         owners: [num_blocks] int32: the tensor that a block belongs to.
         num_blocks: of each tensor, at least 1.
     """
-    num_words = [len(tensor) for tensor in columns[0]]
+    num_words = [tensor.nbytes // 8 for tensor in columns[0]]
     num_blocks = [max(1, triton.cdiv(each, BLOCK)) for each in num_words]
     counts = torch.tensor(num_blocks)
     addresses = [torch.tensor([tensor.data_ptr() for tensor in column]) for column in columns]

@@ -65,14 +65,15 @@ class Publisher:
             SlimeError: as `slime.weights.publish.publish`; on the ranks that serve the engine.
         """
         with_mtp = drafts_with_own_layer(self._cfg)
-        tensors = self._trainer.export(everywhere=self._colocated, with_mtp=with_mtp)
+        bucket_bytes = bucket_mb * 2**20
+        tensors = self._trainer.export(bucket_bytes, everywhere=self._colocated, with_mtp=with_mtp)
         if not self._serves:
             drain(tensors)
             return None
         links = [EngineLink(url, version, self._cfg.rollout.request_timeout_s) for url in self._urls]
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
             transport = self._transport(links, pool)
-            return publish_over(transport, pool, tensors, version, bucket_mb * 2**20)
+            return publish_over(transport, pool, tensors, version, bucket_bytes)
 
     def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor) -> SharedMemory | Broadcast:
         device = self._trainer.device

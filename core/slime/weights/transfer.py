@@ -65,7 +65,8 @@ class Transfer:
         sources = Memory(tensors)
         used = {name: Coverage(tensor.nbytes) for name, tensor in tensors}
         copies = [copy for write in writes if (copy := self._book(write, sources, used))]
-        self._differences += differences([ends for ends, _ in copies])
+        if copies:
+            self._differences.append(differences([ends for ends, _ in copies]))
         self._complaints += [complaint for _, complaint in copies]
         self.partial |= {
             name: (coverage.num_bytes, coverage.covered().tolist())
@@ -113,7 +114,7 @@ class Transfer:
 
     def _check_bits(self) -> None:
         """Every copy holds the bits of its source: compared by now on the device, asked for together."""
-        wrong = torch.stack(self._differences).nonzero().flatten().tolist() if self._differences else []
+        wrong = torch.cat(self._differences).nonzero().flatten().tolist() if self._differences else []
         if wrong:
             raise TransferFault(self._complaints[wrong[0]])
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from slime.weights.receipt import is_words
+
 
 @dataclass(frozen=True)
 class Write:
@@ -76,47 +78,57 @@ def observed_writes() -> Iterator[list[Write]]:
 
 @dataclass(frozen=True)
 class Block:
-    """A named tensor and the memory it occupies."""
+    """A named tensor and the memory it occupies, from `address` to `end`."""
 
     name: str
     tensor: torch.Tensor
+    address: int
+    end: int
 
-    @property
-    def address(self) -> int:
-        return self.tensor.data_ptr()
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> Block:
+        address = tensor.data_ptr()
+        return cls(name, tensor, address, address + tensor.nbytes)
 
 
 class Memory:
     """Finds the named tensor in whose memory another tensor lies (dense tensors that do not overlap)."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.blocks = sorted((Block(name, tensor) for name, tensor in named), key=lambda block: block.address)
+        self.blocks = sorted((Block.of(name, tensor) for name, tensor in named), key=lambda block: block.address)
         self._addresses = [block.address for block in self.blocks]
 
     def find(self, tensor: torch.Tensor) -> Block | None:
-        position = bisect.bisect_right(self._addresses, tensor.data_ptr()) - 1
+        address = tensor.data_ptr()
+        position = bisect.bisect_right(self._addresses, address) - 1
         if position < 0:
             return None
         block = self.blocks[position]
-        inside = tensor.device == block.tensor.device and tensor.data_ptr() < block.address + block.tensor.nbytes
-        return block if inside else None
+        return block if address < block.end and tensor.device == block.tensor.device else None
 
 
-def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """`differs` of each (target, source), where it can be on CUDA in one launch."""
-    found: dict[int, torch.Tensor] = {}
-    if copies and copies[0][0].is_cuda:
-        from slime.weights import kernels
+def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """[num_copies] boolean: `differs` of each (target, source), where it can be on CUDA in one launch."""
+    plain = [index for index, copy in enumerate(copies) if copy[0].is_cuda and _is_plain(*copy)]
+    launched = _launched([copies[index] for index in plain])
+    if len(plain) == len(copies):
+        return launched
+    found = dict(zip(plain, launched.unbind(), strict=True))
+    return torch.stack([found[index] if index in found else differs(*copy) for index, copy in enumerate(copies)])
 
-        plain = [index for index, (target, source) in enumerate(copies) if _is_plain(target, source)]
-        targets, sources = ([copies[index][side].view(-1).view(torch.int64) for index in plain] for side in (0, 1))
-        found = dict(zip(plain, kernels.differ(targets, sources).unbind() if plain else [], strict=True))
-    return [found[index] if index in found else differs(*copy) for index, copy in enumerate(copies)]
+
+def _launched(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    if not copies:
+        return torch.empty(0, dtype=torch.bool)
+    from slime.weights import kernels
+
+    targets, sources = zip(*copies, strict=True)
+    return kernels.differ(targets, sources)
 
 
 def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
     same = target.dtype == source.dtype and target.shape == source.shape
-    return same and _is_word_aligned(target) and _is_word_aligned(source)
+    return same and is_words(target) and is_words(source)
 
 
 def differs(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -126,13 +138,8 @@ def differs(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """
     back = target.to(source.dtype)
     source = source.expand(target.shape)
-    wide = all(_is_word_aligned(tensor) for tensor in (back, source))
+    wide = is_words(back) and is_words(source)
     return (_bits(back, wide) != _bits(source, wide)).any()
-
-
-def _is_word_aligned(tensor: torch.Tensor) -> bool:
-    offset = tensor.storage_offset() * tensor.element_size()
-    return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and offset % 8 == 0
 
 
 def _bits(tensor: torch.Tensor, wide: bool) -> torch.Tensor:
