@@ -15,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from machine import conditions
+
 from slime.testing.on_gpu import compare_on_gpu
 from slime_plugin_mimo import hf
 
@@ -38,14 +40,19 @@ def main() -> None:
     hf.register()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="generation-") as scratch:
-        rows = compare_on_gpu(published, Path(scratch))
+        found = compare_on_gpu(published, Path(scratch))
+    failures = [
+        f"{path.stem}: {error}" for path, one in zip(published, found, strict=True) if (error := one.exception())
+    ]
+    rows = [row for one in found if not one.exception() for row in one.result()]
+    print(f"{conditions()}\n")
     print("| family | cut from | tokens | mean | max | in fp8 | control |\n|---|---|---|---|---|---|---|")
     for row in rows:
         name = f"{row.model} {row.sequences}".strip()
         others = " | ".join("" if value is None else f"{value:.4f}" for value in (row.in_fp8, row.control))
         print(f"| {row.family} | {name} | {row.num_tokens} | {row.mean:.4f} | {row.max:.3f} | {others} |")
     print(f"{time.perf_counter() - start:.0f} s")
-    sys.exit("\n".join(problem for row in rows if (problem := row.problem())))
+    sys.exit("\n".join([*failures, *(problem for row in rows if (problem := row.problem()))]))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ for part in "${parts[@]}"; do
     kernels) pytest kernels 200 -m gpu tests/weights ;;
     tests) pytest tests 560 -m gpu -k "not real_head_sizes" ;;  # "generation" has them all at once
     generation) run generation 420 python3 benchmarks/generation.py ;;
-    glm5) slime glm5 480 +model=glm5-tiny +cluster=h200x1 sft.num_steps=600 run.num_steps=24 eval.interval=8 ;;
+    glm5) slime glm5 480 +model=glm5-tiny +cluster=h200x1 sft.num_steps=400 run.num_steps=24 eval.interval=8 ;;
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;

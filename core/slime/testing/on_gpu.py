@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,13 +98,14 @@ class Agreement(NamedTuple):
 
 def check_on_gpu(published: Sequence[Path], scratch: Path) -> None:
     """What `compare_on_gpu` finds is within the tolerances."""
-    problems = [problem for row in compare_on_gpu(published, scratch) if (problem := row.problem())]
+    rows = [row for rows in compare_on_gpu(published, scratch) for row in rows.result()]
+    problems = [problem for row in rows if (problem := row.problem())]
     assert not problems, "; ".join(problems)
 
 
 def compare_on_gpu(
     published: Sequence[Path], scratch: Path, *, device: Device = Device.cuda, engine: Mapping[str, Any] | None = None
-) -> list[Agreement]:
+) -> list[Future[list[Agreement]]]:
     """Serve and train a model cut from each published config.json, all at once.
 
     Random weights go from a checkpoint to the trainer and from there to the engine. Then the engine samples, and the
@@ -114,10 +115,13 @@ def compare_on_gpu(
         published: config.json files; their stems name the models.
         scratch: for checkpoints and logs.
         engine: fields of SGLang's `ServerArgs` on top of `ENGINE`.
+
+    Returns:
+        What was found of each model, or why nothing was; all have ended.
     """
     with ThreadPoolExecutor(len(published)) as pool:
         compare = partial(_compare, scratch=scratch, device=device, engine=engine or {})
-        return [row for rows in pool.map(compare, published) for row in rows]
+        return [pool.submit(compare, path) for path in published]
 
 
 def narrowed(published: Path, folder: Path) -> HfConfig:
@@ -182,7 +186,6 @@ def agreements(rank: Rank, cfg: SlimeConfig, url: str, model: str) -> list[tuple
     publish(trainer.export(), [url], 1, BUCKET_BYTES, bucket_type=partial(kind, device=trainer.device))
     rows = []
     for sequences, prompts in _prompts(trainer.hf).items():
-        samples = asyncio.run(_sample(url, prompts))
         samples = asyncio.run(_sample(url, prompts))
         found = _differences(trainer, samples)
         others = _counterfactuals(trainer, samples) if sequences == BEYOND else ()
