@@ -24,7 +24,9 @@ BUCKET_BYTES = 1 << 12
 """Small: most tensors go alone, but what the engine's loader fuses must come together nevertheless."""
 
 
-def check_generation(folder: str, scratch: Path, *, tolerance: float = TOLERANCE, **sglang: Any) -> float:
+def check_generation(
+    folder: str, scratch: Path, *, tolerance: float = TOLERANCE, dtype: torch.dtype = torch.float32, **sglang: Any
+) -> float:
     """Publish random weights twice; after each, log-probs of sampled tokens equal transformers' within `tolerance`.
 
     The second publish shows that what the engine derived from the first one's weights is derived anew.
@@ -32,6 +34,7 @@ def check_generation(folder: str, scratch: Path, *, tolerance: float = TOLERANCE
     Args:
         folder: HF folder with config.json and tokenizer; the weights are made here.
         scratch: where the engine's log goes.
+        dtype: of the weights and of what the engine computes; transformers computes in fp32 with the same weights.
         sglang: fields of SGLang's `ServerArgs`.
 
     Returns:
@@ -39,10 +42,12 @@ def check_generation(folder: str, scratch: Path, *, tolerance: float = TOLERANCE
     """
     hf, path = read_hf_config(folder), resolve(folder)
     differences = []
-    with running_engine(path, scratch / "engine.log", **sglang) as engine:
+    with running_engine(path, scratch / "engine.log", dtype=str(dtype).removeprefix("torch."), **sglang) as engine:
         for version in (1, 2):
             model = models.random_model(hf, seed=version).eval()
-            exported = _exported(hf, model)
+            for name, tensor in model.state_dict(keep_vars=True).items():
+                tensor.data = models.in_checkpoint(name, tensor.data, dtype).float()
+            exported = {name: models.in_checkpoint(name, each, dtype) for name, each in _exported(hf, model).items()}
             receipt = publish(iter(exported.items()), [engine.url], version, BUCKET_BYTES)
             assert receipt.num_tensors == len(exported)
             generation = asyncio.run(_generate(engine.url))

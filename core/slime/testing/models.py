@@ -73,10 +73,15 @@ def write_checkpoint(
     """
     model = random_model(hf, seed=seed)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        tensor.data = tensor.data.to(torch.float32 if "correction_bias" in name else dtype)
+        tensor.data = in_checkpoint(name, tensor.data, dtype)
     model.save_pretrained(folder, **save)
     if hf.get("num_nextn_predict_layers"):
         _transformers_config(hf).save_pretrained(folder)  # the model's own may count the prediction layer
+
+
+def in_checkpoint(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as a checkpoint in `dtype` holds it: the router's correction bias stays as precise as it is."""
+    return tensor if "correction_bias" in name else tensor.to(dtype)
 
 
 def random_model(hf: Mapping[str, Any], *, seed: int = 0) -> Any:

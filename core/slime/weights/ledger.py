@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from slime.observe.stopwatch import Stopwatch
-from slime.weights import stream
+from slime.weights import derived, stream
 from slime.weights.receipt import NOTE_KEY, BucketNote
 from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
 from slime.weights.writes import observed_writes
@@ -166,6 +166,7 @@ def load_bucket(
     if not note.last:
         _transfers[model] = transfer
         return True, json.dumps({NOTE_KEY: {}, "partials": [{}]})
+    derived.refresh(model)
     receipt = transfer.finish(note.digests)
     _writers[model] = transfer.writers
     return True, json.dumps({NOTE_KEY: receipt, "partials": [transfer.partial, *partials]})
