@@ -40,3 +40,24 @@ def test_run(cluster: str, settings: dict[str, Any], tmp_path: Path) -> None:
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert all(row["train/logprob_diff_mean"] < GAP for row in steps)
     assert (run.path / "export/model.safetensors").exists()
+
+
+DRAFTING: dict[str, Any] = {
+    "recipe": "glm4-moe-tiny@local",
+    "sft.num_steps": 200,
+    "sft.lr_warmup_steps": 20,
+    "+rollout.sglang.speculative_algorithm": "EAGLE",
+    "+rollout.sglang.speculative_num_steps": 1,
+    "+rollout.sglang.speculative_eagle_topk": 1,
+    "+rollout.sglang.speculative_num_draft_tokens": 2,
+}
+
+
+@pytest.mark.gpu
+def test_run_that_drafts(tmp_path: Path) -> None:
+    """Engines draft with the model's own prediction layer, which every publish renews."""
+    run = Run(tmp_path, model="glm4-moe-tiny", cluster="h200x1", settings={**SMALL, **DRAFTING}, silence_s=300)
+    steps = [row for row in run.start().succeed().rows("rl") if row.get("train/loss") is not None]
+    assert all(row["train/logprob_diff_mean"] < GAP for row in steps)
+    # A layer that is not the policy's, or a random one, guesses one token of 128.
+    assert all(row["rollout/draft_accept_rate"] > 0.2 for row in steps)

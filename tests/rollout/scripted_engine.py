@@ -45,6 +45,7 @@ class ScriptedEngine:
         self._lengths = defaultdict(lambda: 4, lengths or {})
         self._token_s = defaultdict(float, token_s or {})
         self.version = "3"
+        self.drafts: dict[str, int] = {}
         self.requests: list[dict] = []
         self.num_aborts = self.num_running = self.max_running = 0
         self.dies_after: int | None = None
@@ -94,6 +95,7 @@ class ScriptedEngine:
                 "output_token_logprobs": [[-token / 100, token, None] for token in tokens],
                 "finish_reason": {"type": reason},
                 "weight_version": self.version,
+                **self.drafts,
             }
         }
 

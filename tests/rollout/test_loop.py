@@ -128,6 +128,14 @@ def test_statistics():
     assert step.stats["rollout/response_length_mean"] == 4
     assert step.stats["rollout/num_tokens"] == 2 * (2 + 6 + 4 + 4)
     assert step.stats["rollout/continued_samples"] == step.stats["rollout/reward_error"] == 0
+    assert "rollout/draft_accept_rate" not in step.stats
+
+
+def test_accepted_drafts_are_counted():
+    engine = ScriptedEngine()
+    engine.drafts = {"spec_num_proposed_drafts": 4, "spec_num_correct_drafts": 3}
+    (step,) = run(engine)
+    assert step.stats["rollout/draft_accept_rate"] == 0.75
 
 
 EVERY_TOKEN_TAKES_A_WHILE = dict.fromkeys(range(20), 0.02)

@@ -33,12 +33,15 @@ class Generation:
         finish_reason: stop, length or abort.
         weight_version: of the weights that finished it; engines are paused by abort while weights change, so all
             tokens are of this version.
+        num_drafted, num_accepted: tokens that were proposed by a drafting model, and those of them that were taken.
     """
 
     tokens: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
     weight_version: int
+    num_drafted: int
+    num_accepted: int
 
 
 class EngineClient:
@@ -81,6 +84,8 @@ class EngineClient:
             logprobs=[logprob for logprob, _, _ in logprobs],
             finish_reason=FinishReason(meta["finish_reason"]["type"]),
             weight_version=self._version(meta["weight_version"]),
+            num_drafted=meta.get("spec_num_proposed_drafts", 0),  # absent unless it drafts
+            num_accepted=meta.get("spec_num_correct_drafts", 0),
         )
 
     def _version(self, text: str) -> int:

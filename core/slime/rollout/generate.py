@@ -26,6 +26,10 @@ class Generation(Protocol):
     def finish_reason(self) -> str: ...
     @property
     def weight_version(self) -> int: ...
+    @property
+    def num_drafted(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
 
 
 class Engine(Protocol):
@@ -60,8 +64,11 @@ class Generator:
             "stop_token_ids": sorted(self._end_tokens),
         }
 
-    async def continue_sample(self, sample: Sample, version: int) -> None:
+    async def continue_sample(self, sample: Sample, version: int) -> Generation:
         """Generate from prompt and partial response until the sample ends or the request is aborted.
+
+        Returns:
+            What the engine answered, which the sample has by now.
 
         Raises:
             SlimeError: the engine failed, or answered with other weights than `version`.
@@ -73,6 +80,7 @@ class Generator:
         sample.status = self._status(sample, generation.finish_reason)
         if sample.status is not Status.ABORTED:
             sample.response = self._text(sample)
+        return generation
 
     def _request_params(self, sample: Sample) -> dict[str, Any]:
         remaining = self._limit - len(sample.response_tokens)

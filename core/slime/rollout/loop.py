@@ -151,6 +151,8 @@ class _Step:
             "rollout/continued_samples": float(self._num_continued),
             "rollout/buffered_groups": float(len(self._buffer)),
         }
+        if self._pipeline.num_drafted:
+            counts["rollout/draft_accept_rate"] = self._pipeline.num_accepted / self._pipeline.num_drafted
         return {**group_stats(self._settled), **counts, **drops, **seconds}
 
     def _start_groups(self) -> None:

@@ -74,6 +74,7 @@ class Pipeline:
     Attributes:
         active: submitted groups that `next_finished` has not returned yet, by id, in the order they were submitted.
         num_tokens: generated so far.
+        num_drafted, num_accepted: tokens proposed by drafting models so far, and those of them that were taken.
         seconds: wall time with requests at the engines (`generate`), and with only rewards outstanding (`reward`).
     """
 
@@ -95,7 +96,7 @@ class Pipeline:
         self._finished: dict[str, Group] = {}
         self._aborting = False
         self.active: dict[str, Group] = {}
-        self.num_tokens = 0
+        self.num_tokens = self.num_drafted = self.num_accepted = 0
         self.seconds = {"generate": 0.0, "reward": 0.0}
 
     def submit(self, group: Group) -> None:
@@ -175,9 +176,10 @@ class Pipeline:
         self._advance(group, sample)
 
     async def _generate(self, sample: Sample) -> None:
-        before = len(sample.response_tokens)
-        await self._generator.continue_sample(sample, self._version)
-        self.num_tokens += len(sample.response_tokens) - before
+        generation = await self._generator.continue_sample(sample, self._version)
+        self.num_tokens += len(generation.tokens)
+        self.num_drafted += generation.num_drafted
+        self.num_accepted += generation.num_accepted
         if sample.status is Status.ABORTED and not self._aborting:
             todo = "Somebody else aborted its requests, or it is shutting down: see the engine's log."
             raise SlimeError("an engine aborted a request on its own", where=f"prompt {sample.prompt.id}", todo=todo)
