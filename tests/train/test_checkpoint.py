@@ -58,7 +58,7 @@ def moe_config(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def start(rank: Rank, model: Path, layout: dict[str, Any]) -> Any:
+def start(rank: Rank, model: Path, layout: dict[str, Any], mtp_loss_scale: float | None = 0.2) -> Any:
     """A trainer with supervised and RL stage, learning rates that change every step, and a KL reference."""
     from slime.config.schema import LrDecay, SlimeConfig
     from slime.train.trainer import Trainer
@@ -68,7 +68,7 @@ def start(rank: Rank, model: Path, layout: dict[str, Any]) -> Any:
     cfg.train.megatron, cfg.train.optimizer = layout, {"lr": 1e-3, "adam_eps": 1e-6}
     cfg.train.lr_decay, cfg.train.lr_warmup_steps = LrDecay.linear, 1
     cfg.sft.num_steps, cfg.sft.lr, cfg.algo.kl_coef = 3, 1e-3, 0.1
-    cfg.train.mtp_loss_scale = 0.2
+    cfg.train.mtp_loss_scale = mtp_loss_scale
     return Trainer(cfg, *rank)
 
 
@@ -172,6 +172,19 @@ def test_a_checkpoint_of_another_model_is_refused(
     write_checkpoint(moe_config(hidden_size=64), tmp_path)
     (message,) = run_ranks(load_message, 1, tmp_path, whole_run[0] / "1")
     assert message.startswith(f"{whole_run[0] / '1'}: the trainer's checkpoint is not a checkpoint of this model")
+
+
+def test_a_layer_that_was_frozen_stays_so(model: Path, whole_run: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    """One that learned may be frozen; the other way round there is nothing to take its optimizer's state from."""
+    run_ranks(freeze_and_save, 1, model, whole_run[0] / "4", tmp_path)
+    (message,) = run_ranks(load_message, 1, model, tmp_path)
+    assert message.startswith(f"train.mtp_loss_scale: the checkpoint {tmp_path} was saved without it")
+
+
+def freeze_and_save(rank: Rank, model: Path, saved: Path, folder: Path) -> None:
+    trainer = start(rank, model, {}, mtp_loss_scale=None)
+    trainer.load(saved)
+    trainer.save(folder)
 
 
 def test_a_damaged_checkpoint_is_refused(

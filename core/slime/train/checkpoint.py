@@ -64,6 +64,7 @@ def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | 
     """
     with _megatron_errors(path, "is not a checkpoint of this model"):
         facts = dist_checkpointing.load_common_state_dict(str(path))["slime"]
+        _check_unfrozen(path, optimizer, facts)
         optimizer.set_schedule(facts["stage"])
         state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
         if facts["has_reference"]:
@@ -152,9 +153,21 @@ def _facts(model: Model, optimizer: Optimizer, ref: reference.Weights | None) ->
         "layout": _layout(model),
         "stage": optimizer.stage,
         "has_reference": ref is not None,
+        "unfrozen_by": optimizer.unfrozen_by,
         "adam_step": max(steps),
         "scheduler_steps": optimizer.scheduler.num_steps,
     }
+
+
+def _check_unfrozen(path: Path, optimizer: Optimizer, facts: Mapping[str, Any]) -> None:
+    """What was frozen has neither moments nor master weights in the checkpoint."""
+    for key in optimizer.unfrozen_by:
+        if key not in facts["unfrozen_by"]:
+            raise SlimeError(
+                f"the checkpoint {path} was saved without it and holds no optimizer state of what it lets learn",
+                where=key,
+                todo="Leave it empty, or start a new run on this one's export: model.path=<run>/export.",
+            )
 
 
 def _load_optimizer(optimizer: Optimizer, loaded: Any, facts: Mapping[str, Any]) -> None:

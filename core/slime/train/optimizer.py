@@ -58,6 +58,15 @@ class Optimizer:
         self.stage = ""
         self.scheduler: OptimizerParamScheduler
 
+    @property
+    def unfrozen_by(self) -> list[str]:
+        """The keys in force of those that let a part of the model learn which is frozen without them."""
+        keys = {
+            "train.mtp_loss_scale": self._cfg.train.mtp_loss_scale,
+            "train.megatron.dsa_indexer_loss_coeff": self._cfg.train.megatron.get("dsa_indexer_loss_coeff"),
+        }
+        return [key for key, value in keys.items() if value]
+
     def enter(self, stage: str) -> None:
         """Switch to the schedule of `stage`, with fresh moments; nothing happens if it is the current one."""
         if stage == self.stage:
