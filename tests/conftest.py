@@ -11,19 +11,6 @@ from tests.running import end_all
 __all__ = ["site"]
 
 
-def pytest_collection_modifyitems(items):
-    """`gpu` tests run where there are enough CUDA devices: one, or as many as the mark says, `gpu(2)`."""
-    marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
-    if not marked or os.environ.get("TRITON_INTERPRET") == "1":
-        return
-    import torch
-
-    for item, mark in marked:
-        need, have = mark.args[0] if mark.args else 1, torch.cuda.device_count()
-        if have < need:
-            item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), there are {have}"))
-
-
 @pytest.fixture(autouse=True)
 def _no_run_outlives_its_test():
     yield
