@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import http
 import json
-import urllib.error
-import urllib.request
+import socket
 from collections.abc import Sequence
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from slime.errors import SlimeError
 from slime.weights.receipt import NOTE_KEY
@@ -28,6 +31,7 @@ class EngineLink:
     def __init__(self, url: str, version: int, timeout_s: float) -> None:
         self.url, self.version, self.timeout_s = url, version, timeout_s
         self.num_ranks = 0
+        self._connection: HTTPConnection | None = None
 
     def connect(self) -> None:
         """Learn how many tensor-parallel ranks the engine has."""
@@ -95,17 +99,29 @@ class EngineLink:
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-                answer: dict[str, Any] = json.load(response)
-                return answer
-        except urllib.error.HTTPError as error:
-            raise self._error(_reason(error.read().decode(errors="replace"))) from error
+            status, text = self._exchange(path, data)
         except TimeoutError as error:
             raise self._error(f"did not answer {path} within {self.timeout_s:g} s") from error
-        except OSError as error:  # refused, reset, or gone in the middle of an answer
+        except (OSError, HTTPException) as error:  # refused, reset, or gone in the middle of an answer
             raise self._error(f"is not reachable at {path}: {error}") from error
+        if status != http.HTTPStatus.OK:
+            raise self._error(_reason(text))
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def _exchange(self, path: str, data: bytes | None) -> tuple[int, str]:
+        self._connection = HTTPConnection(urlsplit(self.url).netloc, timeout=self.timeout_s)
+        with closing(self._connection) as connection:
+            connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+
+    def hang_up(self) -> None:
+        """Let the request fail that another thread waits for."""
+        if self._connection and self._connection.sock:
+            with suppress(OSError):  # it ended by itself
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def _where(self) -> str:

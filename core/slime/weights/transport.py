@@ -24,6 +24,8 @@ from slime.weights.stream import announce, give_up, open_store
 
 _POLL_S = 2e-4
 """How often a broadcast is looked at."""
+_LEAVE_S = 5.0
+"""How long engines may take to leave a version that was given up. Under NCCL they wait for a dead one without end."""
 
 
 class Transport(Protocol):
@@ -141,7 +143,10 @@ class Broadcast:
     def __exit__(self, *raised: object) -> None:
         if not all(request.done() for request in self._requests):
             give_up(self._store, self._num_announced)
-            wait(self._requests)
+            wait(self._requests, _LEAVE_S)
+            for link, request in zip(self.links, self._requests, strict=True):
+                if not request.done():
+                    link.hang_up()
 
     def send(self, bucket: Bucket, note: BucketNote) -> None:
         announce(self._store, bucket, note)
