@@ -29,6 +29,7 @@ MODELS = {
         "model_type": "glm_moe_dsa",
         "moe_intermediate_size": 64,
         "moe_layer_freq": 1,
+        "moe_router_dtype": "float32",
         "n_group": 1,
         "n_routed_experts": 8,
         "n_shared_experts": 1,
@@ -42,7 +43,9 @@ MODELS = {
         "rope_interleave": True,
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         "routed_scaling_factor": 1.0,
+        "scoring_func": "sigmoid",  # SGLang has no default for this, nor for topk_method
         "topk_group": 1,
+        "topk_method": "noaux_tc",
         "v_head_dim": 128,
     }
 }
