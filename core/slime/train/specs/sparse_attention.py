@@ -1,8 +1,8 @@
 """Attention of every query to a few chosen keys, which all heads share (multi-query over latents).
 
 Nothing of the size [tokens, tokens] exists: cost and memory grow with the chosen keys. Exact; computed for a block of
-queries at a time, in the backward pass (which computes the probabilities again) too. On CUDA the same formulas run as
-Triton kernels.
+queries at a time, in the backward pass (which computes the probabilities again) too. On CUDA, in bf16, the same
+formulas run as Triton kernels; tiles of fp32 are too large for those at the sizes of real models.
 
 Shape letters: t queries, b queries of a block, T keys, h heads, k keys chosen for a query, d key size, e value size.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 _BLOCK_KEYS = 2**15
-"""Keys of a block of queries, all queries together, on CPU: 75 MB of gathered fp32 latents of size 576."""
+"""Keys of a block of queries, all queries together: 75 MB of gathered fp32 latents of size 576."""
 
 
 def sparse_attention(query: Tensor, latents: Tensor, selected: Tensor, scale: float, value_size: int) -> Tensor:
@@ -30,7 +30,7 @@ def sparse_attention(query: Tensor, latents: Tensor, selected: Tensor, scale: fl
     Returns:
         [t, h, value_size]. Differentiable in `query` and `latents`.
     """
-    if query.is_cuda:
+    if query.is_cuda and query.dtype is torch.bfloat16:
         from slime.train.kernels.sparse_attention import TritonSparseAttention
 
         function: type[torch.autograd.Function] = TritonSparseAttention
