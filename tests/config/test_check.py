@@ -109,6 +109,10 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
             "mtp_num_layers: is not yours to set. Remove it: it comes from config.json",
         ),
         (
+            {"rollout.sglang.moe_runner_backend": "flashinfer_trtllm_routed"},
+            "moe_runner_backend: keeps experts in an order of its own",
+        ),
+        (
             {"rollout.sglang.speculative_algorithm": "NEXTN"},
             "speculative_algorithm: needs a multi-token prediction layer, which this model does not",
         ),

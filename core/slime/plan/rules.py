@@ -32,6 +32,7 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     yield from _experts(model, grid)
     yield from _stages(model, grid)
     yield from _speculation(cfg, model)
+    yield from _expert_order(cfg)
     yield from _prediction(cfg, model)
 
 
@@ -126,6 +127,14 @@ def _speculation(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeEr
     elif drafts_with_own_layer(cfg) and not model.get("mtp_num_layers"):
         where, todo = "rollout.sglang.speculative_algorithm", "Remove it."
         yield SlimeError("needs a multi-token prediction layer, which this model does not have", where=where, todo=todo)
+
+
+def _expert_order(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """SGLang reorders experts for these kernels when it starts, not when it loads a new version."""
+    for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
+        if str(cfg.rollout.sglang.get(key)).startswith("flashinfer_trtllm"):
+            what = "keeps experts in an order of its own, which publishing would undo"
+            yield SlimeError(what, where=f"rollout.sglang.{key}", todo="Use triton.")
 
 
 def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
