@@ -34,10 +34,10 @@ from slime.types import TrainSample
 TWO_SIDES = 2.0
 """What both sides' rounding may cost, as a multiple of what it costs the trainer: differences from an fp32 trainer of
 the same weights. Were they as large and independent it would be sqrt(2), as measured between transformers and the
-trainer in bf16 (1.3 with 256 experts). The engine rounds a little more, some families' scores of experts too. Most
-of it are experts that score almost the same, of which rounding chooses another: with fp32's choices the means of the
-two largest models, 0.035 and 0.077, become 0.011 and 0.010. So a fixed tolerance would be as loose as the worst family; a
-stale router costs twenty times the rounding."""
+trainer in bf16 (1.3 with 256 experts). The engine rounds a little more, some families' scores of experts too. Most of
+it are experts that score almost the same, of which rounding chooses another: with fp32's choices the means of the
+two largest models, 0.035 and 0.077, become 0.011 and 0.010. So a fixed tolerance would be as loose as the worst
+family; a stale router costs twenty times the rounding."""
 FEW, FEWER = 0.9, 0.95
 """Quantiles of differences from the engine and from fp32. Either side's rounding changes few tokens much, so that both
 together change twice as many."""
