@@ -48,9 +48,9 @@ def group(engine_url):
         yield join_engines(links, pool, NAME, (LOCALHOST, free_port(LOCALHOST)), "gloo")
 
 
-def broadcast(tensors, group, url, version, bucket_type=Bucket):
+def broadcast(tensors, group, url, version, bucket_type=Bucket, name=NAME):
     with ThreadPoolExecutor(1) as pool:
-        transport = Broadcast([EngineLink(url, version, 60)], pool, (NAME, group), torch.device("cpu"), LOCALHOST)
+        transport = Broadcast([EngineLink(url, version, 60)], pool, (name, group), torch.device("cpu"), LOCALHOST)
         transport.new_bucket = partial(bucket_type, device=torch.device("cpu"))
         return publish_over(transport, pool, iter(tensors.items()), version, BUCKET)
 
@@ -107,8 +107,32 @@ def test_export_that_fails_lets_the_engine_go(engine_url, group, tensors):
 
 
 @pytest.mark.slow
-def test_engine_that_dies_is_named_and_nothing_hangs(engine, engine_url, group, tiny_model, tensors, tmp_path):
-    """Not even where the other engine no longer answers, as under NCCL; going on, it takes the next version."""
+def test_engine_that_does_not_leave_is_not_waited_for(engine, group, tensors):
+    """Stopped, it answers as one that waits for a dead other under NCCL: not at all. The group is of no use then."""
+    links = [EngineLink(engine.url, 0, 60)]
+    links[0].connect()
+    with ThreadPoolExecutor(1) as pool:
+        left = join_engines(links, pool, "left", (LOCALHOST, free_port(LOCALHOST)), "gloo")
+
+    class Tensors(dict):
+        def items(self):
+            yield from list(super().items())[: len(self) // 2]
+            os.killpg(engine.pid, signal.SIGSTOP)
+            raise SlimeError("no more", where="export", todo="Nothing.")
+
+    start = time.monotonic()
+    try:
+        with pytest.raises(SlimeError, match="no more"):
+            broadcast(Tensors(tensors), left, engine.url, 6, name="left")
+    finally:
+        os.killpg(engine.pid, signal.SIGCONT)
+    assert time.monotonic() - start < 20, "its request may take 60 s"
+    assert broadcast(tensors, group, engine.url, 7).version == 7
+
+
+@pytest.mark.slow
+def test_engine_that_dies_is_named_and_nothing_hangs(engine_url, group, tiny_model, tensors, tmp_path):
+    """Neither the publisher nor the other engine, which takes the next version."""
     with running_engine(tiny_model, tmp_path / "engine.log") as dying, ThreadPoolExecutor(2) as pool:
         links = [EngineLink(url, 1, 60) for url in (dying.url, engine_url)]
         results([pool.submit(link.connect) for link in links])
@@ -118,15 +142,9 @@ def test_engine_that_dies_is_named_and_nothing_hangs(engine, engine_url, group, 
         def half_then_kill():
             for index, named in enumerate(tensors.items()):
                 if index == len(tensors) // 2:
-                    os.killpg(engine.pid, signal.SIGSTOP)
                     os.killpg(dying.pid, signal.SIGKILL)
                 yield named
 
-        start = time.monotonic()
-        try:
-            with pytest.raises(SlimeError, match=dying.url):
-                publish_over(transport, pool, half_then_kill(), 1, BUCKET)
-        finally:
-            os.killpg(engine.pid, signal.SIGCONT)
-        assert time.monotonic() - start < 20, "a request may take 60 s"
-    assert broadcast(tensors, group, engine_url, 6).version == 6
+        with pytest.raises(SlimeError, match=dying.url):
+            publish_over(transport, pool, half_then_kill(), 1, BUCKET)
+    assert broadcast(tensors, group, engine_url, 8).version == 8
