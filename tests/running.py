@@ -116,11 +116,13 @@ class Run:
         return self.output.read_text()
 
     def _traces(self) -> list[int]:
-        """The sizes of all that it has written; a checkpoint in the making is renamed while it is looked at."""
+        """The sizes of all that it has written. A checkpoint in the making is renamed while it is looked at: `walk`
+        passes over folders that are gone, where `glob` raises."""
+        files = [os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names]
         sizes = []
-        for path in (self.output, *sorted(self.path.glob("**/*"))):
+        for file in (self.output, *sorted(files)):
             with suppress(FileNotFoundError):
-                sizes.append(path.stat().st_size)
+                sizes.append(os.stat(file).st_size)
         return sizes
 
 
