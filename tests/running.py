@@ -120,7 +120,7 @@ class Run:
         passes over folders that are gone, where `glob` raises."""
         files = [os.path.join(folder, name) for folder, _, names in os.walk(self.path) for name in names]
         sizes = []
-        for file in (self.output, *sorted(files)):
+        for file in (str(self.output), *sorted(files)):
             with suppress(FileNotFoundError):
                 sizes.append(os.stat(file).st_size)
         return sizes
