@@ -95,9 +95,11 @@ def export_hf(
     start = _share if everywhere else _send_or_receive
     batches = inventory.batches(mapping, with_mtp, bucket_bytes)
     for batch, coming in _one_ahead((batch, start(batch, inventory.local)) for batch in batches):
-        received = coming.wait()
+        received = coming.take()
         if everywhere or dist.get_rank() == 0:
-            yield from zip(batch.names, _assemble(batch, received), strict=True)
+            whole = _assemble(batch, received)
+            del received  # the caller may keep what it gets for long
+            yield from zip(batch.names, whole, strict=True)
 
 
 T = TypeVar("T")
@@ -218,7 +220,7 @@ def _batch(bucket: Sequence[Entry], owners: Owners) -> _Batch:
     return _Batch(_by_rank(bucket, owners), names, forms, blocks)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Coming:
     """Shards on their way; what a rank sends must live until they have arrived."""
 
@@ -226,10 +228,13 @@ class _Coming:
     received: Received
     sent: torch.Tensor | None = None
 
-    def wait(self) -> Received:
+    def take(self) -> Received:
+        """Wait for them and let go of them: their memory lives as long as the caller needs it."""
         for work in self.works:
             work.wait()
-        return self.received
+        received = self.received
+        self.works, self.received, self.sent = [], {}, None
+        return received
 
 
 def _share(batch: _Batch, local: Mapping[str, LocalTensor]) -> _Coming:
