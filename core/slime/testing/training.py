@@ -2,7 +2,8 @@
 
 All layouts start from the same HF checkpoint and train on the same recorded rollout, with clipping, KL penalty and
 entropy bonus, in fp32. Differences are sums taken in another order:
-- metrics: sums of a few hundred terms of order 1 at 6e-8 relative each;
+- metrics: sums of a few hundred terms of order 1 at 6e-8 relative each; a maximum over tokens is one log-prob of
+  order 5, whose rounding no mean makes smaller;
 - gradients: the same over a backward pass of four layers; measured against the largest entry of the parameter's
   gradient, because entries that cancel to almost nothing have no digits left;
 - steps two and three start from weights that Adam moved by the sign of gradients; eps=1e-6 keeps those that are
@@ -28,12 +29,12 @@ from slime.testing.recorded import recorded_samples
 if TYPE_CHECKING:
     from slime.train.trainer import Trainer
 
-METRICS_TOLERANCE = 2e-6
-GRAD_NORM_TOLERANCE = 3e-6
+TOLERANCES = {"mean": 2e-6, "maximum": 1e-5, "norm": 3e-6}
+"""Of the metrics, by kind; the norm's is relative."""
 GRADIENT_TOLERANCE = 2e-5
 NUM_STEPS = 3
 MTP_LOSS_SCALE = 0.2
-NUM_SAMPLES = 24
+NUM_SAMPLES = 12
 _NOT_COMPARED = ("seconds/logprobs", "seconds/train", "num_tokens")
 
 Gradients = dict[str, npt.NDArray[np.float32]]
@@ -117,7 +118,7 @@ def compare(layout: str, results: Sequence[Trained], one_rank: Trained) -> tuple
     """Check every rank's metrics and rank 0's gradients; AssertionError names what differs.
 
     Returns:
-        Largest difference of the metrics, relative one of the gradient norms, and of the gradients.
+        Largest difference of the metrics that are means, relative one of the gradient norms, and of the gradients.
     """
     assert all(result.history == results[0].history for result in results), f"{layout}: ranks report different metrics"
     metrics, norms = _compare_histories(layout, results[0].history, one_rank.history)
@@ -127,15 +128,20 @@ def compare(layout: str, results: Sequence[Trained], one_rank: Trained) -> tuple
 def _compare_histories(
     layout: str, got: Sequence[dict[str, float]], wanted: Sequence[dict[str, float]]
 ) -> tuple[float, float]:
-    largest = {False: 0.0, True: 0.0}
+    largest = dict.fromkeys(TOLERANCES, 0.0)
     for step, (values, reference) in enumerate(zip(got, wanted, strict=True)):
         for name in reference:
-            is_norm = name == "grad_norm"
-            difference = abs(values[name] - reference[name]) / (reference[name] if is_norm else 1.0)
-            limit = GRAD_NORM_TOLERANCE if is_norm else METRICS_TOLERANCE
-            assert difference <= limit, f"{layout} step {step} {name}: {values[name]} instead of {reference[name]}"
-            largest[is_norm] = max(largest[is_norm], difference)
-    return largest[False], largest[True]
+            kind = _kind(name)
+            difference = abs(values[name] - reference[name]) / (reference[name] if kind == "norm" else 1.0)
+            assert difference <= TOLERANCES[kind], f"{layout} step {step} {name}: {values[name]} not {reference[name]}"
+            largest[kind] = max(largest[kind], difference)
+    return largest["mean"], largest["norm"]
+
+
+def _kind(metric: str) -> str:
+    if metric == "grad_norm":
+        return "norm"
+    return "maximum" if metric.endswith("_max") else "mean"
 
 
 def _compare_gradients(layout: str, got: Sequence[Gradients], wanted: Sequence[Gradients]) -> float:
