@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def check_generation(
 ) -> float:
     """Publish random weights twice; after each, log-probs of sampled tokens equal transformers' within `tolerance`.
 
-    The second publish shows that what the engine derived from the first one's weights is derived anew.
+    The first goes in by SGLang's loader, the second by what was learnt from it. That one shows too that what the
+    engine derived from the first one's weights is derived anew.
 
     Args:
         folder: HF folder with config.json and tokenizer; the weights are made here.
@@ -53,6 +55,9 @@ def check_generation(
             generation = asyncio.run(_generate(engine.url))
             assert generation.weight_version == version
             differences.append(_difference(model, generation))
+    known = re.search(r"Version 2: (\d+) of (\d+) buckets went known ways", (scratch / "engine.log").read_text())
+    assert known, "the engine's ledger did not log the second version"
+    assert known[1] == known[2], known[0]
     assert max(differences) <= tolerance, f"the engine's log-probs are off by {differences}"
     return max(differences)
 

@@ -13,6 +13,7 @@ import torch
 
 from slime.weights.fused import Named
 from slime.weights.receipt import NOTE_KEY, BucketNote
+from slime.weights.views import Place, copy_all, views
 
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
@@ -33,6 +34,15 @@ def place(
         yield SimpleNamespace(
             name=name, shape=torch.Size(shape), dtype=dtype, start_idx=start, end_idx=used, numel=used - start
         )
+
+
+Contents = Sequence[tuple[str, Place]]
+"""Of a bucket: its tensors by name."""
+
+
+def contents(metadata: Sequence[SimpleNamespace]) -> Contents:
+    """Of a bucket with this metadata."""
+    return [(meta.name, Place.dense(meta.start_idx, meta.shape, meta.dtype)) for meta in metadata]
 
 
 class Bucket:
@@ -66,10 +76,7 @@ class Bucket:
         """Hold copies of `tensors` and nothing else."""
         names, values = zip(*tensors, strict=True)
         self.reserve(names, [value.shape for value in values], [value.dtype for value in values])
-        torch._foreach_copy_([self._view(meta) for meta in self.metadata], values)
-
-    def _view(self, meta: SimpleNamespace) -> torch.Tensor:
-        return self.memory[meta.start_idx : meta.end_idx].view(meta.dtype).view(meta.shape)
+        copy_all(views(self.memory, [place for _, place in contents(self.metadata)]), values)
 
     def payload(self, note: BucketNote) -> bytes:
         """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle, no data.

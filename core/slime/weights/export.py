@@ -20,6 +20,7 @@ import torch.distributed as dist
 from slime.errors import SlimeError
 from slime.weights.local import LocalTensor, local_tensors
 from slime.weights.mapping import Entry, Piece, Shard, WeightMapping
+from slime.weights.views import copy_all
 
 BUCKET_BYTES = 256 * 2**20
 """Parameters that are on their way to rank 0 at once, in bytes; one larger parameter travels alone."""
@@ -302,22 +303,15 @@ def _as_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @torch.no_grad()
 def _assemble(batch: _Batch, received: Received) -> Sequence[torch.Tensor]:
-    """The whole HF tensors of a batch, from its shards; what lies in one piece on both sides in one launch a dtype."""
+    """The whole HF tensors of a batch, from its shards."""
     device = next(iter(received.values())).device
     whole = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in batch.forms]
-    dense: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+    targets, sources = [], []
     for block in batch.blocks:
         piece = block.piece
-        target = _rows(whole[piece.index], block.dim, piece.source, piece.length)
-        source = _rows(received[block.shard], block.dim, piece.target, piece.length)
-        if target.is_contiguous() and source.is_contiguous():
-            targets, sources = dense[target.dtype]
-            targets.append(target)
-            sources.append(source)
-        else:
-            target.copy_(source)
-    for targets, sources in dense.values():
-        torch._foreach_copy_(targets, sources)
+        targets.append(_rows(whole[piece.index], block.dim, piece.source, piece.length))
+        sources.append(_rows(received[block.shard], block.dim, piece.target, piece.length))
+    copy_all(targets, sources)
     return whole
 
 

@@ -2,7 +2,8 @@
 
 While SGLang's own loader runs, every write into the model's memory is noted. Afterwards the ledger knows of each
 received tensor whether its bytes are the published ones and whether all of it was used; and of each parameter, at the
-end of a version, whether all of it was written by this version. SGLang is hooked by its own plugin mechanism
+end of a version, whether all of it was written by this version. Later versions take the ways that were seen, without
+the loader, and are booked alike (`slime.weights.arrival`). SGLang is hooked by its own plugin mechanism
 (`HookRegistry`), not patched, and requests without a `BucketNote` pass through untouched.
 
 A model that drafts for another (speculative decoding with the model's own multi-token prediction layer) takes every
@@ -12,6 +13,7 @@ that got nothing.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import logging
@@ -22,11 +24,12 @@ from typing import Any
 
 import torch
 
-from slime.observe.stopwatch import Stopwatch
-from slime.weights import derived, stream
+from slime.weights import stream
+from slime.weights.arrival import Arrival
+from slime.weights.bucket import contents
 from slime.weights.receipt import NOTE_KEY, BucketNote
-from slime.weights.transfer import NamedTensors, Partial, Transfer, TransferFault, tensor_in_traceback, unused
-from slime.weights.writes import observed_writes
+from slime.weights.routes import Arrived, Partial
+from slime.weights.transfer import TransferFault, unused
 
 _BUCKET = "flattened_bucket"
 """SGLang's load format of a bucket."""
@@ -34,11 +37,9 @@ INCOMPLETE = "incomplete"
 """Weight version of an engine between the first byte of a version and its last."""
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
-_transfers: weakref.WeakKeyDictionary[torch.nn.Module, Transfer] = weakref.WeakKeyDictionary()
+_arrivals: weakref.WeakKeyDictionary[torch.nn.Module, Arrival] = weakref.WeakKeyDictionary()
 _drafts: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 """By model, SGLang's updater of the one that drafts for it."""
-_writers: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, list[str]]] = weakref.WeakKeyDictionary()
-"""Of the last complete version: which tensors wrote each parameter."""
 
 
 def install() -> None:
@@ -158,18 +159,18 @@ def load_bucket(
     note, model = BucketNote(**named_tensors[NOTE_KEY]), updater.get_model()
     partials = _load_draft(_drafts.get(model), named_tensors)
     if note.index == 0:
-        _transfers[model] = Transfer(note.version, _own_parameters(model), _writers.get(model))
-    transfer = _transfers.pop(model, None)  # put back only after a good bucket: a fault ends the version
-    if transfer is None:
+        _arrivals[model] = Arrival(model, note.version, _own_parameters(model), may_route=_stays_in_place(model))
+    arrival = _arrivals.pop(model, None)  # put back only after a good bucket: a fault ends the version
+    if arrival is None:
         raise TransferFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
-    _load(original, updater, named_tensors, load_format, transfer, note)
+    bucket = Arrived(named_tensors["flattened_tensor"], contents(named_tensors["metadata"]))
+    load = functools.partial(original, updater, named_tensors=named_tensors, load_format=load_format)
+    arrival.take(note, bucket, load)
     if not note.last:
-        _transfers[model] = transfer
+        _arrivals[model] = arrival
         return True, json.dumps({NOTE_KEY: {}, "partials": [{}]})
-    derived.refresh(model)
-    receipt = transfer.finish(note.digests)
-    _writers[model] = transfer.writers
-    return True, json.dumps({NOTE_KEY: receipt, "partials": [transfer.partial, *partials]})
+    receipt = arrival.finish(note)
+    return True, json.dumps({NOTE_KEY: receipt, "partials": [arrival.transfer.partial, *partials]})
 
 
 def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:
@@ -179,6 +180,15 @@ def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:
     _, message = draft.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
     partials: list[Partial] = json.loads(message)["partials"]
     return partials
+
+
+def _stays_in_place(model: torch.nn.Module) -> bool:
+    """Every version's tensors go where those of the last one went. A drafting model takes few of what it is offered;
+    where SGLang balances the load of experts, these move."""
+    from sglang.srt.server_args import get_global_server_args
+
+    drafts = any(draft.get_model() is model for draft in _drafts.values())
+    return not drafts and not get_global_server_args().enable_eplb
 
 
 def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -196,33 +206,3 @@ def _idle_indexers(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for module in model.modules():
         if getattr(module, "skip_topk", False) and not module.is_nextn:
             yield module.get_submodule("indexer")
-
-
-def _load(
-    original: Callable[..., Answer],
-    updater: Any,
-    bucket: dict[str, Any],
-    load_format: str | None,
-    transfer: Transfer,
-    note: BucketNote,
-) -> None:
-    tensors, watch = _unpack(bucket), Stopwatch()
-    with watch("digest"):
-        transfer.receive(note, tensors)
-    with watch("load"), observed_writes() as writes:
-        try:
-            original(updater, named_tensors=bucket, load_format=load_format)
-        except Exception as error:
-            name = tensor_in_traceback(error, tensors)
-            raise TransferFault(f"tensor '{name}' does not fit the engine's model: {error}") from error
-    with watch("account"):
-        transfer.account(tensors, writes)
-    logger.info("Bucket %d of weight version %d: %s", note.index, note.version, watch)
-
-
-def _unpack(bucket: dict[str, Any]) -> NamedTensors:
-    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
-
-    flat = FlattenedTensorBucket(flattened_tensor=bucket["flattened_tensor"], metadata=bucket["metadata"])
-    tensors: NamedTensors = flat.reconstruct_tensors()
-    return tensors

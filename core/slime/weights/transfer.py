@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,11 @@ import torch
 
 from slime.weights.coverage import Coverage, Intervals
 from slime.weights.receipt import BucketNote, Fingerprint
+from slime.weights.routes import Arrived, Copy, Fill, Partial, Route
+from slime.weights.views import Place
 from slime.weights.writes import Memory, Write, differences
 
 NamedTensors = Sequence[tuple[str, torch.Tensor]]
-Copy = tuple[tuple[torch.Tensor, torch.Tensor], str]
-"""Target and source of a copy, and what to say should they differ."""
-Partial = dict[str, tuple[int, list[list[int]]]]
-"""Of tensors that one rank did not use as a whole: size in bytes and the byte ranges it used; JSON-able."""
 _NUM_NAMED = 3  # so many names in a message, then a count
 
 
@@ -43,11 +42,11 @@ class Transfer:
         self._previous = previous or {}
         self._fingerprint = Fingerprint()
         self._next_index = 0
-        self._parameters = Memory(parameters)
-        self._written = {block.name: Coverage(block.tensor.nbytes) for block in self._parameters.blocks}
+        self.parameters = Memory(parameters)
+        self._written = {block.name: Coverage(block.tensor.nbytes) for block in self.parameters.blocks}
         self._complaints: list[str] = []
         self._differences: list[torch.Tensor] = []
-        self.writers: dict[str, list[str]] = {block.name: [] for block in self._parameters.blocks}
+        self.writers: dict[str, list[str]] = {block.name: [] for block in self.parameters.blocks}
         self.partial: Partial = {}
 
     def receive(self, note: BucketNote, tensors: NamedTensors) -> None:
@@ -60,38 +59,53 @@ class Transfer:
         self._fingerprint.add(tensors)
         self._next_index += 1
 
-    def account(self, tensors: NamedTensors, writes: Sequence[Write]) -> None:
-        """Book the loader's writes, and compare each with its source; the device is not waited for."""
-        sources = Memory(tensors)
-        used = {name: Coverage(tensor.nbytes) for name, tensor in tensors}
-        copies = [copy for write in writes if (copy := self._book(write, sources, used))]
-        if copies:
-            self._differences.append(differences([ends for ends, _ in copies]))
-        self._complaints += [complaint for _, complaint in copies]
-        self.partial |= {
+    def trace(self, bucket: Arrived, writes: Sequence[Write]) -> Route:
+        """What a loader did with a bucket, of all writes while it ran."""
+        sources = Memory(bucket.tensors)
+        used = {name: Coverage(tensor.nbytes) for name, tensor in bucket.tensors}
+        written: dict[str, Coverage] = {}
+        writers: dict[str, list[str]] = defaultdict(list)
+        copies, fills = [], []
+        for write in writes:
+            parameter = self.parameters.find(write.target)
+            if parameter is None:  # scratch memory
+                continue
+            coverage = written.setdefault(parameter.name, Coverage(parameter.tensor.nbytes))
+            coverage.add_view(write.target, parameter.address)
+            if write.source is None:  # SGLang fills the padding of vocabulary-parallel weights
+                fills.append(Fill(write.target, write.value))
+                continue
+            source = sources.find(write.source)
+            if source is None:
+                raise TransferFault(
+                    f"parameter '{parameter.name}' was written from memory outside the published bucket"
+                )
+            used[source.name].add_view(write.source, source.address)
+            writers[parameter.name].append(source.name)
+            complaint = (
+                f"tensor '{source.name}' ({source.tensor.dtype}) is not what parameter '{parameter.name}' "
+                f"({parameter.tensor.dtype}) holds after loading"
+            )
+            copies.append(Copy(write.target, Place.of(write.source, bucket.memory), complaint))
+        partial = {
             name: (coverage.num_bytes, coverage.covered().tolist())
             for name, coverage in used.items()
             if len(coverage.missing())
         }
+        covered = {name: coverage.covered() for name, coverage in written.items()}
+        return Route(bucket.contents, copies, fills, covered, writers, partial)
 
-    def _book(self, write: Write, sources: Memory, used: dict[str, Coverage]) -> Copy | None:
-        """Book one write; returns what it should have copied, None for padding and scratch memory."""
-        parameter = self._parameters.find(write.target)
-        if parameter is None:
-            return None
-        self._written[parameter.name].add_view(write.target, parameter.address)
-        if write.source is None:  # SGLang fills the padding of vocabulary-parallel weights
-            return None
-        source = sources.find(write.source)
-        if source is None:
-            raise TransferFault(f"parameter '{parameter.name}' was written from memory outside the published bucket")
-        used[source.name].add_view(write.source, source.address)
-        self.writers[parameter.name].append(source.name)
-        complaint = (
-            f"tensor '{source.name}' ({source.tensor.dtype}) is not what parameter '{parameter.name}' "
-            f"({parameter.tensor.dtype}) holds after loading"
-        )
-        return (write.target, write.source), complaint
+    def account(self, route: Route, sources: Sequence[torch.Tensor]) -> None:
+        """Book what was written, and compare each copy with its source; the device is not waited for."""
+        for name, intervals in route.written.items():
+            self._written[name].add(intervals)
+        for name, writers in route.writers.items():
+            self.writers[name] += writers
+        if route.copies:
+            targets = [copy.target for copy in route.copies]
+            self._differences.append(differences(list(zip(targets, sources, strict=True))))
+        self._complaints += [copy.complaint for copy in route.copies]
+        self.partial |= route.partial
 
     def finish(self, published: Sequence[int]) -> dict[str, Any]:
         """After the last bucket: all tensors arrived as published, the parameters hold them, and no byte else.

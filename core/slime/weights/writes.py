@@ -15,10 +15,12 @@ from slime.weights.receipt import is_words
 
 @dataclass(frozen=True)
 class Write:
-    """One in-place write: `target` is the written view, `source` the tensor it was copied from (None: a constant)."""
+    """One in-place write: `target` is the written view, `source` the tensor it was copied from (None: it was filled
+    with `value`)."""
 
     target: torch.Tensor
     source: torch.Tensor | None
+    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ def observed_writes() -> Iterator[list[Write]]:
 
     def fill_(self: torch.Tensor, value: Any) -> torch.Tensor:
         result: torch.Tensor = fill(self, value)
-        writes.append(Write(self, None))
+        writes.append(Write(self, None, value))
         return result
 
     def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
         set_item(self, index, value)
-        writes.append(Write(self[index], value if isinstance(value, torch.Tensor) else None))
+        writes.append(Write(self[index], value) if isinstance(value, torch.Tensor) else Write(self[index], None, value))
 
     def cat_(tensors: list[torch.Tensor], dim: int = 0, **kwargs: Any) -> torch.Tensor:
         result = cat(tensors, dim, **kwargs)
