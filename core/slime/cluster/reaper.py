@@ -11,6 +11,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -19,31 +20,57 @@ LOOK_S = 1.0
 """How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""
 GRACE_S = 3.0
 """Seconds they get to end by themselves."""
+POLL_S = 0.05
+_END = b"."
+"""What the driver says at the end of the block; the kernel, which closes its end when it dies, says nothing."""
 
 
 @contextlib.contextmanager
 def reaped() -> Iterator[None]:
     """Have all that this process starts in the block gone soon after the block or the process ends."""
-    command = [sys.executable, "-m", "slime.cluster.reaper", str(os.getpid())]
+    before = [str(child.pid) for child in _descendants(os.getpid())]
+    command = [sys.executable, "-m", "slime.cluster.reaper", str(os.getpid()), *before]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
-        assert reaper.stdin
-        reaper.stdin.close()  # as the kernel does when this process dies
-        reaper.wait()
+        reaper.communicate(_END)
 
 
-def main(driver: int) -> None:
-    """Watch until standard input ends, then kill what is left of the family."""
+def main(driver: int, *before: int) -> None:
+    """Watch until standard input ends, then kill what is left of the family.
+
+    Args:
+        driver: process id.
+        before: of those that the driver had started before the block. They are its own business, unless it is gone.
+    """
     family: set[psutil.Process] = set()
     while not select.select([sys.stdin], [], [], LOOK_S)[0]:
         family = {process for process in family if process.is_running()} | _descendants(driver)
-    _, left = psutil.wait_procs(family, timeout=GRACE_S)
+    if os.read(sys.stdin.fileno(), 1) == _END:
+        family = {process for process in family if process.pid not in before}
+    left = _left(family, GRACE_S)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=GRACE_S)
+    _left(left, GRACE_S)
+
+
+def _left(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
+    """Who is alive when the time is over, or nobody, as soon as that is so."""
+    deadline = time.monotonic() + timeout_s
+    while (family := {process for process in family if _is_alive(process)}) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return family
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A driver that lives may not have asked yet how its children ended: those are no processes any more, but zombies,
+    which psutil would wait for."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _descendants(driver: int) -> set[psutil.Process]:
@@ -54,4 +81,4 @@ def _descendants(driver: int) -> set[psutil.Process]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
