@@ -25,6 +25,9 @@ class Model(torch.nn.Module):
         self.both = torch.nn.Parameter(torch.full((6, 4), torch.nan))
         self.embedding = torch.nn.Parameter(torch.full((8, 4), torch.nan, dtype=torch.bfloat16))
         self.scale = torch.ones(3)
+        self.others = torch.ones(2, 3, dtype=torch.complex64)
+        self.register_buffer("flag", torch.tensor(data=True))
+        self.unused = torch.empty(3, device="meta")
 
     def load(self, tensors: Tensors) -> None:
         if "first" in tensors:

@@ -143,6 +143,6 @@ def kept_beside(model: torch.nn.Module, parameters: Memory) -> Mapping[str, int]
         f"{name}.{attribute}": value
         for name, module in model.named_modules()
         for attribute, value in (*vars(module).items(), *module._buffers.items())
-        if isinstance(value, torch.Tensor) and value.numel() and parameters.find(value) is None
+        if isinstance(value, torch.Tensor) and value.nbytes and not value.is_meta and parameters.find(value) is None
     }
     return {name: finish_digests(start_digests([value]), [value.nbytes])[0] for name, value in kept.items()}
