@@ -31,6 +31,9 @@ HOST = "127.0.0.1"
 POLL_S = 0.1
 BALANCE_THRESHOLD = 8
 """Requests one engine may have more than another before load counts for more than a shared prefix."""
+MAX_FAILURES, MAX_RETRIES = 3, 10
+"""So many requests in a row fail on an engine before it gets no more for a minute, and so often one request is tried.
+By the router's defaults, 10 and 5, one request can use up its tries on a dead engine, which is never busy."""
 
 
 @contextmanager
@@ -123,6 +126,8 @@ def main(port: int, request_timeout_s: float, engine_urls: list[str]) -> None:
         policy="cache_aware",
         balance_abs_threshold=BALANCE_THRESHOLD,
         request_timeout_secs=int(request_timeout_s),
+        cb_failure_threshold=MAX_FAILURES,
+        retry_max_retries=MAX_RETRIES,
         prometheus_port=0,  # any free one: its default is the same for every router of a host
         log_level="warn",
     )
