@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from slime.cluster.reaper import left
 from slime.observe.hang import dump
 from slime.observe.metrics import read_rows
 
@@ -103,8 +104,8 @@ class Run:
 
     def strays(self) -> list[str]:
         """What is left of the processes that lived at `kill`, after the time they get to go."""
-        _, alive = psutil.wait_procs([p for p in self.family if isinstance(p, psutil.Process)], timeout=GONE_S)
-        return [" ".join(process.cmdline()) for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        alive = left({process for process in self.family if isinstance(process, psutil.Process)}, GONE_S)
+        return [" ".join(process.cmdline()) for process in alive]
 
     def rows(self, stage: str) -> list[dict[str, Any]]:
         return [row for row in read_rows(self.path / "metrics.jsonl") if row["stage"] == stage]

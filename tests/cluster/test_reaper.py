@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from slime.cluster.reaper import GRACE_S, _left
+from slime.cluster.reaper import GRACE_S, left
 
 DRIVER = """
 import subprocess, sys, time
@@ -32,7 +32,7 @@ def test_a_child_whose_end_nobody_asked_for_is_not_waited_for() -> None:
     zombie = psutil.Process(child.pid)
     while zombie.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    assert _left({zombie}, timeout_s=1000) == set()
+    assert left({zombie}, timeout_s=1000) == set()
     child.wait()
 
 
@@ -59,7 +59,7 @@ def test_what_a_block_started_goes_with_it(driver: subprocess.Popen[str]) -> Non
     before, within = started(driver)
     assert driver.stdout
     assert driver.stdout.readline() == "on\n"
-    assert _left({before, within}, timeout_s=0) == {before}
+    assert left({before, within}, timeout_s=0) == {before}
     before.kill()
 
 
@@ -68,4 +68,4 @@ def test_what_a_block_started_goes_with_it(driver: subprocess.Popen[str]) -> Non
 def test_all_goes_with_the_driver(driver: subprocess.Popen[str]) -> None:
     family = set(started(driver))
     driver.kill()
-    assert _left(family, timeout_s=4 * GRACE_S) == set()
+    assert left(family, timeout_s=4 * GRACE_S) == set()

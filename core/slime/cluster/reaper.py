@@ -49,14 +49,14 @@ def main(driver: int, *before: int) -> None:
         family = {process for process in family if process.is_running()} | _descendants(driver)
     if os.read(sys.stdin.fileno(), 1) == _END:
         family = {process for process in family if process.pid not in before}
-    left = _left(family, GRACE_S)
-    for process in left:
+    alive = left(family, GRACE_S)
+    for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    _left(left, GRACE_S)
+    left(alive, GRACE_S)
 
 
-def _left(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
+def left(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
     """Who is alive when the time is over, or nobody, as soon as that is so."""
     deadline = time.monotonic() + timeout_s
     while (family := {process for process in family if _is_alive(process)}) and time.monotonic() < deadline:

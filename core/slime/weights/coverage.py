@@ -27,7 +27,10 @@ class Coverage:
             self.add(byte_runs(view, base))
 
     def add(self, intervals: Intervals) -> None:
-        self._pieces.append(intervals)
+        if len(intervals) == 1 and intervals[0, 1] - intervals[0, 0] == self.num_bytes:
+            self._whole = True
+        else:
+            self._pieces.append(intervals)
 
     def covered(self) -> Intervals:
         if self._whole:

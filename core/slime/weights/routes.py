@@ -16,7 +16,7 @@ import torch
 
 from slime.weights.bucket import Contents
 from slime.weights.coverage import Intervals
-from slime.weights.receipt import finish_digests, start_digests
+from slime.weights.receipt import tensor_digest
 from slime.weights.views import Place, copy_all, views
 from slime.weights.writes import Memory
 
@@ -119,7 +119,7 @@ class Routes:
 
     @property
     def num_buckets(self) -> int:
-        """None, if the engine's loader must do it."""
+        """0: every version needs the engine's loader."""
         return len(self._by_bucket)
 
     def lead_into(self, parameters: Memory) -> bool:
@@ -145,4 +145,4 @@ def kept_beside(model: torch.nn.Module, parameters: Memory) -> Mapping[str, int]
         for attribute, value in (*vars(module).items(), *module._buffers.items())
         if isinstance(value, torch.Tensor) and value.nbytes and not value.is_meta and parameters.find(value) is None
     }
-    return {name: finish_digests(start_digests([value]), [value.nbytes])[0] for name, value in kept.items()}
+    return {name: tensor_digest(value) for name, value in kept.items()}
