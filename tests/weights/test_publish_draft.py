@@ -20,6 +20,7 @@ from slime.testing import models
 from slime.testing.engines import LOCALHOST, hf_tensors, running_engine
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish, publish_over
+from slime.weights.stream import open_store
 from slime.weights.transport import Broadcast, join_engines, results
 from slime_plugin_mimo import hf
 
@@ -114,8 +115,8 @@ def over_broadcast(drafting_url):
 
 def broadcast(url, pool, group, tensors, version):
     link = EngineLink(url, version, 60)
-    transport = Broadcast([link], pool, ("draft", group), torch.device("cpu"), LOCALHOST)
-    return publish_over(transport, pool, iter(tensors.items()), version, BUCKET)
+    transport = Broadcast([link], pool, ("draft", group), torch.device("cpu"), open_store(LOCALHOST))
+    return publish_over(transport, iter(tensors.items()), version, BUCKET)
 
 
 @pytest.mark.parametrize("way", ["over_memory", "over_broadcast"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -18,10 +19,12 @@ from slime.testing.engines import LOCALHOST, hf_tensors, running_engine
 from slime.weights.bucket import Bucket, place
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish, publish_over
+from slime.weights.stream import open_store
 from slime.weights.transport import Broadcast, join_engines, results
 
 BUCKET = 1 << 18
 NAME = "test-weights"
+the_store = functools.cache(open_store)
 VICTIM = "model.layers.1.self_attn.k_proj.weight"
 
 
@@ -50,9 +53,10 @@ def group(engine_url):
 
 def broadcast(tensors, group, url, version, bucket_type=Bucket, name=NAME):
     with ThreadPoolExecutor(1) as pool:
-        transport = Broadcast([EngineLink(url, version, 60)], pool, (name, group), torch.device("cpu"), LOCALHOST)
+        links = [EngineLink(url, version, 60)]
+        transport = Broadcast(links, pool, (name, group), torch.device("cpu"), the_store(LOCALHOST))
         transport.new_bucket = partial(bucket_type, device=torch.device("cpu"))
-        return publish_over(transport, pool, iter(tensors.items()), version, BUCKET)
+        return publish_over(transport, iter(tensors.items()), version, BUCKET)
 
 
 @pytest.mark.slow
@@ -62,6 +66,9 @@ def test_receipt_is_that_of_shared_memory(engine_url, group, tensors):
     assert receipt.version == 2
     assert receipt.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert (receipt.num_tensors, receipt.fingerprint) == (shared.num_tensors, shared.fingerprint)
+    num_keys = the_store(LOCALHOST).num_keys()
+    broadcast(tensors, group, engine_url, 3)
+    assert the_store(LOCALHOST).num_keys() == num_keys, "nothing of a version stays"
 
 
 class FlippedBit(Bucket):
@@ -137,7 +144,7 @@ def test_engine_that_dies_is_named_and_nothing_hangs(engine_url, group, tiny_mod
         links = [EngineLink(url, 1, 60) for url in (dying.url, engine_url)]
         results([pool.submit(link.connect) for link in links])
         own = join_engines(links, pool, "dying", (LOCALHOST, free_port(LOCALHOST)), "gloo")
-        transport = Broadcast(links, pool, ("dying", own), torch.device("cpu"), LOCALHOST)
+        transport = Broadcast(links, pool, ("dying", own), torch.device("cpu"), the_store(LOCALHOST))
 
         def half_then_kill():
             for index, named in enumerate(tensors.items()):
@@ -146,5 +153,5 @@ def test_engine_that_dies_is_named_and_nothing_hangs(engine_url, group, tiny_mod
                 yield named
 
         with pytest.raises(SlimeError, match=dying.url):
-            publish_over(transport, pool, half_then_kill(), 1, BUCKET)
+            publish_over(transport, half_then_kill(), 1, BUCKET)
     assert broadcast(tensors, group, engine_url, 8).version == 8

@@ -6,8 +6,8 @@ import base64
 import http
 import json
 import socket
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +31,7 @@ class EngineLink:
     def __init__(self, url: str, version: int, timeout_s: float) -> None:
         self.url, self.version, self.timeout_s = url, version, timeout_s
         self.num_ranks = 0
+        self._path = ""
         self._connection: HTTPConnection | None = None
 
     def connect(self) -> None:
@@ -63,12 +64,12 @@ class EngineLink:
             "load_format": "flattened_bucket",
             "disable_draft_model": True,  # the ledger hands it on to that one
         }
-        return self._update("/update_weights_from_tensor", body, last)
+        return self._receipt(self._request("/update_weights_from_tensor", self._update(body, last)), last)
 
-    def receive(self, group: str, store: tuple[str, int]) -> Summary:
-        """Take a whole version from broadcasts of the process group `group`, as the TCPStore at `store` tells."""
-        address, port = store
-        stream = {"host": address, "port": port, "timeout_s": self.timeout_s}
+    def ask_to_receive(self, group: str, store: tuple[str, int], name: str) -> None:
+        """Have the engine take a whole version from broadcasts of the process group `group`, as part `name` of the
+        TCPStore at `store` tells. The answer comes when it has: `received`."""
+        stream = {"store": store, "timeout_s": self.timeout_s, "name": name}
         body = {
             "names": [],
             "dtypes": [],
@@ -76,46 +77,56 @@ class EngineLink:
             "group_name": group,
             "load_format": json.dumps({NOTE_KEY: stream}),
         }
-        return self._update("/update_weights_from_distributed", body, last=True)
+        self._send("/update_weights_from_distributed", self._update(body, last=True))
 
-    def _update(self, path: str, body: dict[str, Any], last: bool) -> Summary:
-        version = str(self.version) if last else None
-        answer = self._request(path, body | {"flush_cache": last, "weight_version": version})
-        return self._receipt(str(answer["message"]))
+    def received(self) -> Summary:
+        """The receipt of the version that `ask_to_receive` began."""
+        return self._receipt(self._answer(), last=True)
 
-    def check_version(self) -> None:
-        """The engine must answer with the published version from now on."""
-        served = self._request("/model_info")["weight_version"]
-        if served != str(self.version):
-            raise self._error(f"serves weight version '{served}' after the publish of version {self.version}")
+    def _update(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
+        return body | {"flush_cache": last, "weight_version": str(self.version) if last else None}
 
-    def _receipt(self, message: str) -> Summary:
+    def _receipt(self, answer: dict[str, Any], last: bool) -> Summary:
+        message = str(answer["message"])
         if NOTE_KEY not in message:
             todo = "Install slime in the engine's environment: SGLang finds its ledger as an entry point."
             raise SlimeError(f"the engine keeps no receipts, it answered '{message}'", where=self._where, todo=todo)
-        receipt, _ = json.JSONDecoder().raw_decode(message)
+        receipt, end = json.JSONDecoder().raw_decode(message)
+        if last and f"updated to {self.version}." not in message[end:]:
+            raise self._error(f"does not say that it serves version {self.version} from now on: '{message[end:]}'")
         summary: Summary = receipt[NOTE_KEY]
         return summary
 
     def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        self._send(path, body)
+        return self._answer()
+
+    def _send(self, path: str, body: dict[str, Any] | None) -> None:
+        """Open a connection and leave a request there, for `_answer` to await."""
         data = None if body is None else json.dumps(body).encode()
-        try:
-            status, text = self._exchange(path, data)
-        except TimeoutError as error:
-            raise self._error(f"did not answer {path} within {self.timeout_s:g} s") from error
-        except (OSError, HTTPException) as error:  # refused, reset, or gone in the middle of an answer
-            raise self._error(f"is not reachable at {path}: {error}") from error
-        if status != http.HTTPStatus.OK:
+        self._path, self._connection = path, HTTPConnection(urlsplit(self.url).netloc, timeout=self.timeout_s)
+        with self._naming_faults():
+            method = "GET" if data is None else "POST"
+            self._connection.request(method, path, data, {"Content-Type": "application/json"})
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._connection
+        with closing(self._connection) as connection, self._naming_faults():
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+        if response.status != http.HTTPStatus.OK:
             raise self._error(_reason(text))
         answer: dict[str, Any] = json.loads(text)
         return answer
 
-    def _exchange(self, path: str, data: bytes | None) -> tuple[int, str]:
-        self._connection = HTTPConnection(urlsplit(self.url).netloc, timeout=self.timeout_s)
-        with closing(self._connection) as connection:
-            connection.request("GET" if data is None else "POST", path, data, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
+    @contextmanager
+    def _naming_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise self._error(f"did not answer {self._path} within {self.timeout_s:g} s") from error
+        except (OSError, HTTPException) as error:  # refused, reset, or gone in the middle of an answer
+            raise self._error(f"is not reachable at {self._path}: {error}") from error
 
     def hang_up(self) -> None:
         """Let the request fail that another thread waits for."""

@@ -140,7 +140,8 @@ def receive_version(
     if not (load_format or "").startswith(f'{{"{NOTE_KEY}"'):
         return original(updater, names, dtypes, shapes, group_name, load_format)
     assert load_format
-    store = stream.join_store(**json.loads(load_format)[NOTE_KEY])
+    told = json.loads(load_format)[NOTE_KEY]
+    store = stream.part_of(stream.join_store(*told["store"], told["timeout_s"]), told["name"])
     buckets = stream.arriving(store, updater._model_update_group[group_name], torch.device(updater.device))
     try:
         for bucket in buckets:

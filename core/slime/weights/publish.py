@@ -21,7 +21,7 @@ from slime.weights.bucket import Bucket, SharedBucket, room_for
 from slime.weights.engine_link import EngineLink, Summary
 from slime.weights.fused import Named, in_one_bucket
 from slime.weights.receipt import BucketNote, Fingerprint
-from slime.weights.transport import SharedMemory, Transport, results
+from slime.weights.transport import SharedMemory, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -57,20 +57,18 @@ def publish(
     assert engine_urls, "somebody must take the weights"
     links = [EngineLink(url, version, timeout_s) for url in engine_urls]
     with ThreadPoolExecutor(len(links)) as pool:
-        return publish_over(SharedMemory(links, pool, bucket_type), pool, tensors, version, bucket_bytes)
+        return publish_over(SharedMemory(links, pool, bucket_type), tensors, version, bucket_bytes)
 
 
-def publish_over(
-    transport: Transport, pool: ThreadPoolExecutor, tensors: NamedTensors, version: int, bucket_bytes: int
-) -> Receipt:
-    """As `publish`, over any transport; `pool` has a thread for each of its engines."""
+def publish_over(transport: Transport, tensors: NamedTensors, version: int, bucket_bytes: int) -> Receipt:
+    """As `publish`, over any transport."""
     with ExitStack() as stack:
         stack.callback(drain, tensors)
         watch = Stopwatch()
         with watch("connect"):
             buckets = [stack.enter_context(transport.new_bucket(bucket_bytes)) for _ in range(transport.num_buckets)]
             stack.enter_context(transport)
-        return _Publisher(version, transport, buckets, watch).run(in_buckets(tensors, bucket_bytes), pool)
+        return _Publisher(version, transport, buckets, watch).run(in_buckets(tensors, bucket_bytes))
 
 
 def drain(tensors: NamedTensors) -> None:
@@ -103,13 +101,12 @@ class _Publisher:
         self.num_sent = 0
         self.published = Fingerprint()
 
-    def run(self, groups: Iterator[tuple[list[Named], bool]], pool: ThreadPoolExecutor) -> Receipt:
+    def run(self, groups: Iterator[tuple[list[Named], bool]]) -> Receipt:
         while group := self._gather(groups):
             digests = self._hand_over(*group)
         summary = self.published.summary(digests)
         with self.watch("verify"):
             self._check_receipts(self.transport.receipts(), summary)
-            results([pool.submit(link.check_version) for link in self.transport.links])
         return Receipt(
             version=self.version,
             num_tensors=summary["tensors"],

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.net import free_port
@@ -17,6 +18,7 @@ from slime.types import Receipt
 from slime.weights.bucket import CudaBucket, SharedBucket
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import drain, publish_over
+from slime.weights.stream import open_store
 from slime.weights.transport import Broadcast, SharedMemory, join_engines, results
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Publisher:
         self._serves = dist.get_rank() == 0
         self._urls = list(engine_urls) if self._serves else []
         self._peers: dist.ProcessGroup | None = None
-        self._engines: dist.ProcessGroup | None = None
+        self._engines: tuple[dist.ProcessGroup, TCPStore] | None = None
         if self._colocated:
             self._serves, self._urls = False, []
             for url, ranks in zip(engine_urls, engine_ranks(cfg), strict=True):
@@ -73,7 +75,7 @@ class Publisher:
         links = [EngineLink(url, version, self._cfg.rollout.request_timeout_s) for url in self._urls]
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
             transport = self._transport(links, pool)
-            return publish_over(transport, pool, tensors, version, bucket_bytes)
+            return publish_over(transport, tensors, version, bucket_bytes)
 
     def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor) -> SharedMemory | Broadcast:
         device = self._trainer.device
@@ -83,5 +85,7 @@ class Publisher:
         if self._engines is None:
             results([pool.submit(link.connect) for link in links])
             backend = "nccl" if device.type == "cuda" else "gloo"
-            self._engines = join_engines(links, pool, _GROUP, (self._host, free_port(self._host)), backend)
-        return Broadcast(links, pool, (_GROUP, self._engines), device, self._host)
+            group = join_engines(links, pool, _GROUP, (self._host, free_port(self._host)), backend)
+            self._engines = group, open_store(self._host)
+        group, store = self._engines
+        return Broadcast(links, pool, (_GROUP, group), device, store)

@@ -1,10 +1,12 @@
 """A version as a stream of broadcasts: what each bucket holds is announced in a store, under its number.
 
-Announced ahead, it lets an engine wait for the next bucket while it loads one.
+Announced ahead, it lets an engine wait for the next bucket while it loads one. The store stays from one version to the
+next; each stream has a part of it for its own.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from slime.weights.bucket import Bucket
 from slime.weights.receipt import NOTE_KEY, BucketNote
@@ -24,9 +26,15 @@ def open_store(host: str) -> TCPStore:
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
-def join_store(host: str, port: int, timeout_s: float) -> Store:
-    """An engine's end."""
+@functools.lru_cache(maxsize=1)
+def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
+    """An engine's end, the same for every stream of a publisher."""
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+
+
+def part_of(store: TCPStore, name: str) -> Store:
+    """What one stream may call its own."""
+    return PrefixStore(name, store)
 
 
 def announce(store: Store, bucket: Bucket, note: BucketNote) -> None:
@@ -42,6 +50,12 @@ def announce(store: Store, bucket: Bucket, note: BucketNote) -> None:
 def give_up(store: Store, num_announced: int) -> None:
     """End a stream before its last bucket."""
     store.set(str(num_announced), json.dumps(None))
+
+
+def forget(store: Store, num_announced: int) -> None:
+    """Clear the store of a stream that every engine has read."""
+    for index in range(num_announced):
+        store.delete_key(str(index))
 
 
 def arriving(store: Store, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:

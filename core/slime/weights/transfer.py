@@ -116,6 +116,7 @@ class Transfer:
         Returns:
             The receipt: what of this version came.
         """
+        gaps = self._gaps()  # while the device is still busy
         digests = self._fingerprint.digests()
         for name, received, sent in zip(self._fingerprint.names, digests, published, strict=True):
             if received != sent:
@@ -123,7 +124,7 @@ class Transfer:
                     f"tensor '{name}' arrived with digest {received:016x}, it was published with {sent:016x}"
                 )
         self._check_bits()
-        self._check_gaps()
+        self._check_gaps(gaps)
         return {"version": self.version, **self._fingerprint.summary(digests)}
 
     def _check_bits(self) -> None:
@@ -132,9 +133,11 @@ class Transfer:
         if wrong:
             raise TransferFault(self._complaints[wrong[0]])
 
-    def _check_gaps(self) -> None:
+    def _gaps(self) -> dict[str, Intervals]:
+        return {name: ranges for name, coverage in self._written.items() if len(ranges := coverage.missing())}
+
+    def _check_gaps(self, gaps: Mapping[str, Intervals]) -> None:
         """Every parameter must have been written completely by this version."""
-        gaps = {name: ranges for name, coverage in self._written.items() if len(ranges := coverage.missing())}
         if gaps:
             named = [self._describe_gap(name, gaps[name]) for name in list(gaps)[:_NUM_NAMED]]
             more = f" and {len(gaps) - _NUM_NAMED} more" if len(gaps) > _NUM_NAMED else ""

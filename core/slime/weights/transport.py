@@ -14,13 +14,14 @@ from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime import torchvision_ops
 from slime.errors import SlimeError
 from slime.weights.bucket import Bucket
 from slime.weights.engine_link import EngineLink, Summary
 from slime.weights.receipt import BucketNote
-from slime.weights.stream import announce, give_up, open_store
+from slime.weights.stream import announce, forget, give_up, part_of
 
 _POLL_S = 2e-4
 """How often a broadcast is looked at."""
@@ -118,7 +119,7 @@ class Broadcast:
         pool: a thread for each.
         group: process group of this process (rank 0) and the engines' ranks, and its name there.
         device: where buckets lie.
-        host: address at which the engines reach this process.
+        store: of `open_store`; any number of publishes may have it, one after the other.
     """
 
     def __init__(
@@ -127,26 +128,31 @@ class Broadcast:
         pool: ThreadPoolExecutor,
         group: tuple[str, dist.ProcessGroup],
         device: torch.device,
-        host: str,
+        store: TCPStore,
     ) -> None:
         self.links, self.new_bucket, self.num_buckets = links, partial(Bucket, device=device), 3
         self._pool, (self._group_name, self._group) = pool, group
-        self._store = open_store(host)
+        self._server, self._name = store, f"stream {store.add('streams', 1)}"
+        self._store = part_of(store, self._name)
         self._in_flight: deque[dist.Work] = deque()
         self._num_announced = 0
 
     def __enter__(self) -> Self:
-        address = self._store.host, self._store.port
-        self._requests = [self._pool.submit(link.receive, self._group_name, address) for link in self.links]
+        """The engines are asked at once: later the thread that fills buckets would leave the others little time."""
+        address = self._server.host, self._server.port
+        results([self._pool.submit(link.ask_to_receive, self._group_name, address, self._name) for link in self.links])
+        self._requests = [self._pool.submit(link.received) for link in self.links]
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if not all(request.done() for request in self._requests):
-            give_up(self._store, self._num_announced)
-            wait(self._requests, _LEAVE_S)
-            for link, request in zip(self.links, self._requests, strict=True):
-                if not request.done():
-                    link.hang_up()
+        if all(request.done() for request in self._requests):
+            forget(self._store, self._num_announced)
+            return
+        give_up(self._store, self._num_announced)
+        wait(self._requests, _LEAVE_S)
+        for link, request in zip(self.links, self._requests, strict=True):
+            if not request.done():
+                link.hang_up()
 
     def send(self, bucket: Bucket, note: BucketNote) -> None:
         announce(self._store, bucket, note)
