@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slime.train.compat.fixups import grouped_matmul
-from slime.train.specs.causal_attention import Segments, by_sequence, causal_attention
+from slime.train.specs import causal_attention
+from slime.train.specs.causal_attention import Segments, by_sequence
 
 pytestmark = pytest.mark.gpu
 
@@ -47,7 +48,7 @@ def check(function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs:
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_packed_attention(size: int, value_size: int, groups: int) -> None:
-    attend = causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
     assert attend is not by_sequence
     segments = Segments.of(LENGTHS, LENGTHS, torch.device("cuda"))
     inputs = [
@@ -59,8 +60,19 @@ def test_packed_attention(size: int, value_size: int, groups: int) -> None:
     check(lambda *qkv: attend(*qkv, segments, scale), lambda *qkv: by_sequence(*qkv, segments, scale), inputs)
 
 
+@pytest.mark.parametrize("lengths", [LENGTHS, [1000], [1024, 600]], ids=["some", "padded", "all"])
+@pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_long_sequences(monkeypatch: pytest.MonkeyPatch, lengths: list[int], size: int, value_size: int) -> None:
+    monkeypatch.setattr(causal_attention, "LONG", 500)
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    segments = Segments.of(lengths, lengths, torch.device("cuda"))
+    inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
+    assert causal_attention.cudnn_knows(*inputs)
+    check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
+
+
 def test_queries_are_the_last_tokens_of_their_keys() -> None:
-    attend = causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
     queries, keys = [64, 128, 32], [256, 128, 96]
     segments = Segments.of(queries, keys, torch.device("cuda"))
     inputs = [normal(sum(queries), 4, 128), normal(sum(keys), 2, 128), normal(sum(keys), 2, 128)]
@@ -68,7 +80,7 @@ def test_queries_are_the_last_tokens_of_their_keys() -> None:
 
 
 def test_values_may_be_a_strided_part_of_the_projection() -> None:
-    attend = causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
     segments = Segments.of(LENGTHS, LENGTHS, torch.device("cuda"))
 
     def split(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:

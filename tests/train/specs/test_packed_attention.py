@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slime.train.context_parallel import row_index, runs_of_rank
+from slime.train.specs import causal_attention
 from slime.train.specs.causal_attention import Segments, by_sequence
 from slime.train.specs.packed_attention import ContextParallelLayout, PackedSequences
 
@@ -47,6 +48,18 @@ def test_equals_dense_attention(groups: int, value_size: int) -> None:
     tensors = inputs(groups=groups, value_size=value_size)
     got = with_gradients(lambda q, k, v: by_sequence(q, k, v, SEGMENTS, SCALE), tensors)
     torch.testing.assert_close(got, with_gradients(dense, tensors), rtol=1e-12, atol=1e-12)
+
+
+def test_long_sequences_are_those_that_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causal_attention, "LONG", 16)
+    segments = Segments.of([*LENGTHS, 16], [*LENGTHS, 24], torch.device("cpu"))
+    runs = [(is_long, run.query_lengths, run.key_borders.tolist()) for is_long, run in segments.runs]
+    assert runs == [
+        (True, [16, 16], [0, 16, 32]),
+        (False, [8], [0, 8]),
+        (True, [32], [0, 32]),
+        (False, [4, 4, 4, 16], [0, 4, 8, 12, 36]),
+    ]
 
 
 @pytest.mark.parametrize("cp_size", [2])

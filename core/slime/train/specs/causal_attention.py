@@ -8,12 +8,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LONG = 4096
+"""Tokens of a sequence from which on cuDNN's attention is the faster one on an H200 (`benchmarks/attention.py`)."""
+
+_LONG_STEP = 512
+"""Long sequences are padded to multiples: cuDNN plans anew, and keeps the plan for good, for every length."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,16 @@ class Segments:
         """From the lengths alone; copies them to the device."""
         return cls(query_lengths, key_lengths, _borders(query_lengths, device), _borders(key_lengths, device))
 
+    @cached_property
+    def runs(self) -> list[tuple[bool, Segments]]:
+        """Neighbours that one kernel serves: whole sequences of `LONG` tokens and more (True), and others."""
+        pairs = zip(self.query_lengths, self.key_lengths, strict=True)
+        runs = [(is_long, list(run)) for is_long, run in groupby(pairs, lambda pair: pair[0] == pair[1] >= LONG)]
+        if len(runs) == 1:
+            return [(runs[0][0], self)]
+        device = self.query_borders.device
+        return [(is_long, Segments.of([q for q, _ in run], [k for _, k in run], device)) for is_long, run in runs]
+
 
 Attend = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
 """(query, key, value, segments, scale) -> [sum of query_lengths, h, e], of query [sum of query_lengths, h, d],
@@ -43,7 +62,7 @@ key [sum of key_lengths, g, d] and value [sum of key_lengths, g, e]."""
 
 def causal_attention(device: torch.device, dtype: torch.dtype) -> Attend:
     """The best form for a device and precision: torch's flash attention knows no fp32 and no CPU."""
-    return _flash() if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else by_sequence
+    return _on_cuda() if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else by_sequence
 
 
 def by_sequence(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
@@ -71,7 +90,47 @@ def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale:
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _flash() -> Attend:
+def _on_cuda() -> Attend:
+    """Flash attention; cuDNN's for long sequences, if it knows heads of these sizes on this device."""
+    attend_short = flash()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+        runs = segments.runs
+        if not any(is_long for is_long, _ in runs) or not cudnn_knows(query, key, value):
+            return attend_short(query, key, value, segments, scale)
+        if len(runs) == 1:
+            return cudnn(query, key, value, segments, scale)
+        queries = torch.split(query, [sum(run.query_lengths) for _, run in runs])
+        key_sizes = [sum(run.key_lengths) for _, run in runs]
+        blocks = zip(runs, queries, torch.split(key, key_sizes), torch.split(value, key_sizes), strict=True)
+        ways = (attend_short, cudnn)
+        return torch.cat([ways[is_long](q, k, v, run, scale) for (is_long, run), q, k, v in blocks])
+
+    return attend
+
+
+def cudnn_knows(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `cudnn` can be asked: it depends on the device, the precision and the heads' number and sizes."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, q.size(1) != k.size(1)))
+
+
+def cudnn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+    """`Attend` by cuDNN, one whole sequence after the other. Padding comes last: no query sees it."""
+    parts = []
+    grouped = query.size(1) != key.size(1)
+    blocks = zip(*(torch.split(x, list(segments.key_lengths)) for x in (query, key, value)), strict=True)
+    for qkv in blocks:
+        length = len(qkv[0])
+        padding = -length % _LONG_STEP
+        q, k, v = ((F.pad(x, (0, 0, 0, 0, 0, padding)) if padding else x).transpose(0, 1)[None] for x in qkv)
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        parts.append(out[0, :, :length].transpose(0, 1))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def flash() -> Attend:
     """torch's variable-length flash attention; the kernel shares key-value heads among queries by itself.
 
     Up to torch 2.11 that needs no word, later it is to be allowed.
