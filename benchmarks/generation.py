@@ -55,7 +55,8 @@ def main() -> None:
         apart = f"{row.mean:.4f} | {row.high:.3f} | {row.max:.3f} | {row.rounding:.4f} | {row.high_rounding:.3f}"
         print(f"| {row.family} | {name} | {row.num_tokens} | {apart} | {others} |")
     print(f"{time.perf_counter() - start:.0f} s")
-    sys.exit("\n".join([*failures, *(problem for row in rows if (problem := row.problem()))]))
+    problems = [*failures, *(problem for row in rows if (problem := row.problem()))]
+    sys.exit("\n".join(problems) or None)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/offload.py +model=glm4-9b +cluster=h200x1 model.num_layers=12
     python benchmarks/offload.py                                # glm4-tiny on this machine: only that it runs
 
-One trainer rank in this process, after one supervised step, so that Adam's moments exist. The first move takes the
+One trainer rank in this process, after one step, so that Adam's moments exist. The first move takes the
 host memory and is shown apart; the others are what every step of a colocated run pays.
 """
 
@@ -26,8 +26,8 @@ from slime.train.packing import pack
 from slime.train.trainer import Trainer
 
 REST = [
-    "run.num_steps=1",
-    "sft.num_steps=9",
+    "run.num_steps=9",
+    "sft.num_steps=0",
     "reward=arithmetic",
     "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl",
 ]
@@ -58,7 +58,7 @@ def main() -> None:
         seconds, left = timed(trainer.offload)
         away.append(seconds)
         back.append(timed(trainer.onload)[0])
-    trainer.train_sft(batch, 2)
+    trainer.train_rl([batch], 2)  # nothing was lost on the way
     amounts = f"{moved / 1e9:.2f} GB moved, {freed / 1e9:.2f} GB freed"
     print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers: {amounts}")
     print(f"{conditions()}; mean of {NUM_MOVES}\n")
