@@ -1,4 +1,4 @@
-"""Write the tiny model of the laptop demo: `glm5-tiny` (7M parameters).
+"""Write the tiny model of the laptop demo: `glm5-tiny` (9M parameters).
 
 SGLang's kernels for sparse attention know one head size of the indexer, one size of a latent with its rotary part, and
 one number of keys to choose while prefilling: those of the published models. Sequences of this model's runs are shorter
@@ -18,13 +18,15 @@ MODELS = {
     | {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "first_k_dense_replace": 1,
+        "hidden_size": 256,  # 128 learns more slowly beside latents of 512
         "index_head_dim": 128,
         "index_n_heads": 32,
         "index_skip_topk_offset": 2,
         "index_topk": 2048,
         "index_topk_freq": 2,  # layers 1, 2 and 4 choose keys, layer 3 reuses those of layer 2
         "indexer_rope_interleave": True,
-        "initializer_range": 0.04,  # about 1 / sqrt(kv_lora_rank), the widest input
+        "initializer_range": 0.06,  # about 1 / sqrt(hidden_size)
+        "intermediate_size": 768,
         "kv_lora_rank": 512,
         "model_type": "glm_moe_dsa",
         "moe_intermediate_size": 64,
