@@ -66,6 +66,7 @@ def main() -> None:
     for name, seconds_of in (("offload", away), ("onload", back)):
         mean = statistics.fmean(seconds_of[1:])
         print(f"{name:<12}{seconds_of[0]:>9.2f}{mean:>9.2f}{moved / mean / 1e9:>9.1f}")
+    torch.distributed.destroy_process_group()
     print(f"\n{'GiB on the GPU':<18}{'before':>9}{'away':>9}")
     for name, amount in before.items():
         print(f"{name.removeprefix('residue/').removesuffix('_gib'):<18}{amount:>9.2f}{left[name]:>9.2f}")

@@ -249,7 +249,7 @@ class Session:
         """Save everything a resumed run needs. The step's metrics are on disk by then, so none is lost to a kill."""
         watch = Stopwatch()
         with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as folder:
-            self._residency.for_weights()
+            self._residency.for_reading()
             self.cluster.train("save", folder)
         self.log_values(stage, step, {"seconds/checkpoint": watch.seconds()["seconds/checkpoint"]})
 
@@ -277,7 +277,7 @@ class Session:
     def export(self) -> None:
         """Write the model as an HF folder into the run directory."""
         if self.cfg.train.checkpoint.export_hf:
-            self._residency.for_weights()
+            self._residency.for_reading()
             self.cluster.train("export_hf", resolve(self.cfg.model.path), self.run.export)
 
 

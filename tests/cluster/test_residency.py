@@ -53,6 +53,16 @@ def test_every_turn_follows_every_other(first: str, last: str) -> None:
     assert len(cluster.calls) == calls, "who is there already does not move"
 
 
+@pytest.mark.parametrize(("turn", "moves"), zip(HELD, ([], [], ["release kv_cache", "onload"]), strict=True))
+def test_reading_moves_no_more_than_the_trainers(turn: str, moves: list[str]) -> None:
+    cluster: Any = Recorder(Placement.colocated)
+    residency = Residency(cluster)
+    getattr(residency, turn)()
+    cluster.calls.clear()
+    residency.for_reading()
+    assert cluster.calls == moves
+
+
 def test_a_step() -> None:
     cluster: Any = Recorder(Placement.colocated)
     residency = Residency(cluster)

@@ -1,7 +1,7 @@
 """Whose turn it is on devices that trainers and engines share.
 
     TRAIN     trainers                            (the engines hold nothing)
-    HANDOVER  trainers, engines' weights          (publishing; checkpoints between two steps)
+    HANDOVER  trainers, engines' weights          (publishing)
     GENERATE  engines' weights, engines' KV cache (the trainers are in host memory)
 
 Only neighbours follow each other, so both sides' KV cache and training state never have to fit at once, and the
@@ -38,8 +38,12 @@ class Residency:
         return self._enter(Turn.TRAIN, "onload")
 
     def for_weights(self) -> dict[str, float]:
-        """Weights of both sides: to publish, and to read the trainers' weights between steps."""
+        """Weights of both sides, to publish."""
         return self._enter(Turn.HANDOVER, "handover")
+
+    def for_reading(self) -> dict[str, float]:
+        """The trainers, to save what they hold, with as little moved as possible."""
+        return self._enter(min(self._turn, Turn.HANDOVER), "handover")
 
     def for_generation(self) -> dict[str, float]:
         """All of the devices for the engines; returns what the trainers leave behind, too."""
