@@ -7,14 +7,15 @@
 # kernels    1        60     the digest and copy kernels, publishing by CUDA IPC: run it first
 # tests      1       200     every test marked gpu
 # generation 1       150     the engine's log-probs against the trainer's: every family, at its real head sizes
-# glm5       1       260     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
+# glm5       1       330     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
+# attention  1        20     flash attention beside cuDNN, by length of the sequences
 # dsa        1        60     sparse beside dense attention, 4k to 64k tokens
 # publish    1        60     12-layer cut, colocated
 # cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
 # tiny       1        60     the log-prob differences of glm4-tiny, in a shortened run
 # reward     any     120     the laptop run, to its reward
-# split      2, 4     90     publish, disaggregated: the share of the bare broadcast by size of the buckets
+# split      2, 4    170     publish, disaggregated: the share of the bare broadcast by size of the buckets
 # colocated  4        90     publish, colocated over all
 # layouts    2, 4    300     every parallel layout trains as one GPU does
 # nine       4       580     a step of glm4-9b, whole
@@ -44,22 +45,22 @@ short=(sft.num_steps=40 sft.lr_warmup_steps=5 run.num_steps=6 eval.interval=3 tr
 nine=(+model=glm4-9b)
 cut=(+model=glm4-9b model.num_layers=12)
 pair=h200x$gpus
-[ "$gpus" = 4 ] && whole=("${nine[@]}") || whole=("${cut[@]}")
 
 for part in "${parts[@]}"; do
   case $part in
     kernels) pytest kernels 200 -m gpu tests/weights ;;
     tests) pytest tests 560 -m gpu -k "not real_head_sizes" ;;  # "generation" has them all at once
     generation) run generation 420 python3 benchmarks/generation.py ;;
-    glm5) slime glm5 480 +model=glm5-tiny +cluster=h200x1 sft.num_steps=400 run.num_steps=24 eval.interval=8 ;;
+    glm5) slime glm5 480 +model=glm5-tiny +cluster=h200x1 ;;
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 ;;
+    attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
     cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 ;;
     tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" ;;
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
-    split) publish publish-split 300 "${whole[@]}" +cluster="$pair-split" --buckets 2048,1024,512,256 ;;
-    colocated) publish publish-colocated 300 "${whole[@]}" +cluster="$pair" ;;
+    split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" --buckets 2048,1024,512 ;;
+    colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
     layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 ;;
     tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" ;;

@@ -46,6 +46,7 @@ DRAFTING: dict[str, Any] = {
     "recipe": "glm4-moe-tiny@local",
     "sft.num_steps": 200,
     "sft.lr_warmup_steps": 20,
+    "train.checkpoint.interval": 100,
     "+rollout.sglang.speculative_algorithm": "EAGLE",
     "+rollout.sglang.speculative_num_steps": 1,
     "+rollout.sglang.speculative_eagle_topk": 1,
