@@ -138,6 +138,19 @@ def test_engine_that_does_not_leave_is_not_waited_for(engine, group, tensors):
 
 
 @pytest.mark.slow
+def test_engine_that_is_gone_is_named_and_the_others_wait_for_nothing(engine_url, group, tensors):
+    gone = f"http://{LOCALHOST}:{free_port(LOCALHOST)}"
+    with ThreadPoolExecutor(2) as pool:
+        links = [EngineLink(url, 1, 60) for url in (gone, engine_url)]
+        transport = Broadcast(links, pool, (NAME, group), torch.device("cpu"), the_store(LOCALHOST))
+        with pytest.raises(SlimeError, match=gone):
+            publish_over(transport, iter(tensors.items()), 1, BUCKET)
+    start = time.monotonic()
+    assert broadcast(tensors, group, engine_url, 2).version == 2
+    assert time.monotonic() - start < 20, "it would have waited for 60 s"
+
+
+@pytest.mark.slow
 def test_engine_that_dies_is_named_and_nothing_hangs(engine_url, group, tiny_model, tensors, tmp_path):
     """Neither the publisher nor the other engine, which takes the next version."""
     with running_engine(tiny_model, tmp_path / "engine.log") as dying, ThreadPoolExecutor(2) as pool:

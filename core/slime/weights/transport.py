@@ -140,7 +140,12 @@ class Broadcast:
     def __enter__(self) -> Self:
         """The engines are asked at once: later the thread that fills buckets would leave the others little time."""
         address = self._server.host, self._server.port
-        results([self._pool.submit(link.ask_to_receive, self._group_name, address, self._name) for link in self.links])
+        asking = [self._pool.submit(link.ask_to_receive, self._group_name, address, self._name) for link in self.links]
+        try:
+            results(asking)
+        except SlimeError:
+            give_up(self._store, 0)  # the others wait
+            raise
         self._requests = [self._pool.submit(link.received) for link in self.links]
         return self
 
