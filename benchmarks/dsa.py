@@ -33,7 +33,7 @@ NUM_MEASURED = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """`heads` of one tensor-parallel rank; `key` and `value` of dense heads, `latent` and `rotary` of sparse keys."""
+    """`key` and `value` are of dense heads, `latent` and `rotary` of sparse keys."""
 
     heads: int
     key: int
@@ -46,7 +46,7 @@ class Sizes:
     tokens: tuple[int, ...]
 
 
-REAL = Sizes(8, 256, 256, 512, 64, 32, 128, 2048, (4096, 8192, 16384, 32768, 65536))
+REAL = Sizes(64, 256, 256, 512, 64, 32, 128, 2048, (4096, 8192, 16384, 32768, 65536))
 TINY = Sizes(2, 16, 16, 32, 8, 4, 16, 32, (64, 128, 256))
 
 
@@ -113,11 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--heads", type=int, help="of one tensor-parallel rank (64 over tensor parallelism)")
     options = parser.parse_args()
     sizes = TINY if options.tiny else REAL
-    if options.heads:
-        sizes = Sizes(**{**vars(sizes), "heads": options.heads})
     print(f"{conditions()}\n{sizes.heads} heads, {sizes.topk} keys a query, bf16\n\n{HEAD}", flush=True)
     before: dict[str, float] = {}
     for num_tokens in sizes.tokens:

@@ -3,21 +3,27 @@
 (DeepSeek-AI 2025), "DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models", section 2.1; layers that
 share what was chosen: arXiv 2603.12201. The up projections of keys and values are absorbed into queries and output
 (arXiv 2405.04434, section 2.1.2), so that a key is one latent vector for all heads, and context parallelism gathers
-latents and index keys only.
+latents and index keys only. For the attention itself tensor-parallel ranks trade their heads of all tokens for all
+heads of their tokens (as arXiv 2309.14509 does for another reason): a chosen key is fetched once for all heads.
 
 Shape letters: s tokens of a rank's sequence shard, t of its context-parallel rank, T of the pack; h heads of this
-tensor-parallel rank.
+tensor-parallel rank, H of all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import (
+    all_to_all_hp2sp,
+    all_to_all_sp2hp,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
@@ -95,10 +101,12 @@ class SparseLatentAttention(ReplicatedDownMLA):
         rotation = Rotation.at(self.rotary_pos_emb, packed.rows.positions, packed.max_seqlen_q)
         own = rotation.part(*self._shard(packed))
         query_latent = self.q_layernorm(self.linear_q_down_proj(hidden)[0])
-        query, latents = self._query(query_latent, rotation), self._latents(hidden, own, packed)
+        query = self._trade(all_to_all_hp2sp, self._query(query_latent, rotation))
+        latents = self._latents(hidden, own, packed)
         index = self._index(hidden, query_latent, own, packed)
         selected = self._selected(index, packed)
         mixed = sparse_attention(query, latents, selected, self.softmax_scale, self.config.kv_lora_rank)
+        mixed = self._trade(all_to_all_sp2hp, mixed)
         output = torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
         output, _ = self.linear_proj(output.flatten(1)[:, None])
         if index is not None and packed.loss_weights is not None and index[1].requires_grad:
@@ -121,11 +129,16 @@ class SparseLatentAttention(ReplicatedDownMLA):
             query=query,
             latents=latents,
             selected=selected,
-            shard=slice(*self._shard(packed)),
             scale=self.softmax_scale,
-            token_weights=self.config.dsa_indexer_loss_coeff * packed.loss_weights,
-            group=self.shard_group,
+            token_weights=self.config.dsa_indexer_loss_coeff * packed.loss_weights[slice(*self._shard(packed))],
         )
+
+    def _trade(self, exchange: Callable[[Tensor, dist.ProcessGroup], Tensor], x: Tensor) -> Tensor:
+        """Between [t, h, ...] and [s, H, ...], by either of Megatron's exchanges."""
+        if self.shard_group.size() == 1:
+            return x
+        traded = exchange(x.flatten(1), self.shard_group)
+        return traded.view(len(traded), -1, x.size(-1))
 
     def _shard(self, packed: PackedSequences) -> tuple[int, int]:
         """The tokens of this context-parallel rank that sequence parallelism gives this one: begin and end."""
@@ -159,12 +172,12 @@ class SparseLatentAttention(ReplicatedDownMLA):
         return queries, self._gather(keys, packed)
 
     def _selected(self, index: tuple[IndexQueries, Tensor] | None, packed: PackedSequences) -> Tensor:
-        """[t, topk]; a choosing layer chooses once a pass, recomputation finds what it chose."""
+        """[s, topk]; a choosing layer chooses once a pass, recomputation finds what it chose."""
         if self.source_layer not in packed.selected_keys:
             assert index is not None, f"layer {self.source_layer} chooses in this very stage"
             topk = min(self.config.dsa_indexer_topk, packed.max_seqlen_q)
-            mine = select_keys(*index, cut(packed.rows.runs, *self._shard(packed)), topk)
-            packed.selected_keys[self.source_layer] = self._gather_shards(mine)
+            runs = cut(packed.rows.runs, *self._shard(packed))
+            packed.selected_keys[self.source_layer] = select_keys(*index, runs, topk)
         return packed.selected_keys[self.source_layer]
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:
@@ -182,11 +195,3 @@ class SparseLatentAttention(ReplicatedDownMLA):
             x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=self.cp_group)
             x = x.index_select(0, packed.rows.order)
         return x
-
-    def _gather_shards(self, selected: Tensor) -> Tensor:
-        """[s, topk] -> [t, topk]."""
-        if self.shard_group.size() == 1:
-            return selected
-        whole = selected.new_empty(len(selected) * self.shard_group.size(), selected.size(1))
-        dist.all_gather_into_tensor(whole, selected, group=self.shard_group)
-        return whole

@@ -4,8 +4,8 @@
 query t is KL(p[t, S] || softmax(I[t, S])) over its chosen keys S, where p is the sum of all heads' attention
 probabilities, normalised to 1. With as many keys as a sequence has tokens this is the dense warm-up's loss too.
 
-Shape letters: t queries of a context-parallel rank, s of them in this rank's sequence shard, b of a block, k chosen
-keys, n index heads.
+Shape letters: s queries of a rank's sequence shard, T keys of the pack, b queries of a block, k chosen keys, n index
+heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -31,39 +30,30 @@ def add_indexer_loss(
     query: Tensor,
     latents: Tensor,
     selected: Tensor,
-    shard: slice,
     scale: float,
     token_weights: Tensor,
-    group: dist.ProcessGroup,
 ) -> Tensor:
     """`output` unchanged; its backward pass also starts the gradient of the indexer's loss.
 
     Args:
         queries, keys: of the indexer, [s, ...] and [T, ...].
-        query, latents, selected: of the attention, for t queries and this rank's heads; get no gradient.
-        shard: which of the t queries this rank's index queries are.
-        token_weights: [t], of each query's loss.
-        group: the tensor-parallel group, over which the heads lie.
+        query, latents, selected: of the attention, all heads of the s queries; get no gradient.
+        token_weights: [s], of each query's loss.
     """
-    target = attention_target(query.detach(), latents.detach(), selected, scale, shard, group)
-    loss = indexer_loss(queries, keys, selected[shard], target, token_weights[shard])
+    target = attention_target(query.detach(), latents.detach(), selected, scale)
+    loss = indexer_loss(queries, keys, selected, target, token_weights)
     result: Tensor = _AddedLoss.apply(output, loss)  # type: ignore[no-untyped-call]
     return result
 
 
 @torch.no_grad()
-def attention_target(
-    query: Tensor, latents: Tensor, selected: Tensor, scale: float, shard: slice, group: dist.ProcessGroup
-) -> Tensor:
-    """[s, k] fp32: mean over all heads of the attention probabilities, for the queries of the shard."""
+def attention_target(query: Tensor, latents: Tensor, selected: Tensor, scale: float) -> Tensor:
+    """[s, k] fp32: mean over all heads of the attention probabilities."""
     parts = [
-        probabilities(query[block], gather(latents, selected[block]), selected[block], scale).float().sum(1)
+        probabilities(query[block], gather(latents, selected[block]), selected[block], scale).float().mean(1)
         for block in blocks(selected)
     ]
-    total = torch.cat(parts) / (query.size(1) * group.size())
-    if group.size() > 1:
-        dist.all_reduce(total, group=group)
-    return total[shard]
+    return torch.cat(parts)
 
 
 def indexer_loss(

@@ -57,7 +57,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
             step's loss tokens. None where nothing is trained.
         selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
-            the layer that chose it: rows of the pack [t, topk] int32.
+            the layer that chose it: rows of the pack int32, [tokens of this rank's sequence shard, topk].
         ahead: for a multi-token prediction layer; None where none is trained.
     """
 
