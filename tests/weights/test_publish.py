@@ -14,7 +14,9 @@ from slime.errors import SlimeError
 from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors, running_engine
 from slime.weights.bucket import SharedBucket
+from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish
+from slime.weights.receipt import NOTE_KEY
 
 pytestmark = pytest.mark.slow
 
@@ -233,6 +235,14 @@ def test_engine_without_ledger_is_refused(tiny_model, tensors, tmp_path, monkeyp
         pytest.raises(SlimeError, match="keeps no receipts"),
     ):
         publish(iter(tensors.items()), [engine.url], 1, BUCKET)
+
+
+def test_engine_that_serves_another_version_is_named():
+    link = EngineLink("http://127.0.0.1:9", 7, 1.0)
+    answer = f'{{"{NOTE_KEY}": {{}}}} Weight version updated to %d.'
+    assert link._receipt({"message": answer % 7}, last=True) == {}
+    with pytest.raises(SlimeError, match=r"that it serves version 7 from now on: ' Weight version updated to 6\.'"):
+        link._receipt({"message": answer % 6}, last=True)
 
 
 def test_engine_that_never_was(tensors):

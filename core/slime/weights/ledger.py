@@ -146,6 +146,9 @@ def receive_version(
     try:
         for bucket in buckets:
             result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
+    except RuntimeError:
+        stream.join_store.cache_clear()  # the connection may be what failed
+        raise
     finally:
         deque(buckets, maxlen=0)  # after a fault too: a broadcast needs all its ranks
     return result
