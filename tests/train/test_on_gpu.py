@@ -20,7 +20,7 @@ import torch.distributed as dist
 from slime.net import free_port
 from slime.testing.ranks import Rank, run_ranks
 
-CONFIGS = Path(__file__).parents[2] / "plugins/models/glm4/tests/configs"
+MODELS = Path(__file__).parents[2] / "plugins/models"
 FP32_TOLERANCE, BF16_TOLERANCE = {"rel": 1e-4, "abs": 2e-5}, {"rel": 0.05, "abs": 0.02}
 TP, PP, CP, EP = (
     "tensor_model_parallel_size",
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from slime.testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("moe")
-    write_checkpoint(json.loads((CONFIGS / "moe.json").read_text()), folder)
+    write_checkpoint(json.loads((MODELS / "glm4/tests/configs/moe.json").read_text()), folder)
     return folder
 
 
@@ -157,6 +157,23 @@ def test_layouts_in_bf16(several_gpus: list[dict[str, Any]], one_gpu: dict[str, 
     assert histories, "every number of GPUs has some"
     for name, history in histories.items():
         assert history[0] == pytest.approx(one_gpu["bf16"][0], **BF16_TOLERANCE), name
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.timeout(400)
+def test_sparse_attention_over_nccl_equals_one_gpu(tmp_path: Path) -> None:
+    """Ranks trade heads for tokens (`tp2`) and gather latents (`cp2`)."""
+    from slime.testing.models import write_checkpoint
+
+    # So many index heads that no two scores are equal: of equal ones it is open on CUDA which is chosen.
+    hf = json.loads((MODELS / "glm5/tests/configs/dsa.json").read_text()) | {"index_n_heads": 32}
+    write_checkpoint(hf, tmp_path)
+    [alone] = run_ranks(histories, 1, "cuda", tmp_path, {"alone": {"bf16": False}}, timeout_s=200)
+    layouts = {"tp2": {TP: 2, "bf16": False}, "cp2": {CP: 2, "bf16": False}}
+    for found in run_ranks(histories, 2, "cuda", tmp_path, layouts, timeout_s=200):
+        for name in layouts:
+            for got, wanted in zip(found[name], alone["alone"], strict=True):
+                assert got == pytest.approx(wanted, **FP32_TOLERANCE), name
 
 
 @pytest.mark.gpu
