@@ -64,7 +64,7 @@ class EngineLink:
             "load_format": "flattened_bucket",
             "disable_draft_model": True,  # the ledger hands it on to that one
         }
-        return self._receipt(self._request("/update_weights_from_tensor", self._update(body, last)), last)
+        return self._receipt(self._request("/update_weights_from_tensor", self._with_version(body, last)), last)
 
     def ask_to_receive(self, group: str, store: tuple[str, int], name: str) -> None:
         """Have the engine take a whole version from broadcasts of the process group `group`, as part `name` of the
@@ -77,13 +77,13 @@ class EngineLink:
             "group_name": group,
             "load_format": json.dumps({NOTE_KEY: stream}),
         }
-        self._send("/update_weights_from_distributed", self._update(body, last=True))
+        self._send("/update_weights_from_distributed", self._with_version(body, last=True))
 
     def received(self) -> Summary:
         """The receipt of the version that `ask_to_receive` began."""
         return self._receipt(self._answer(), last=True)
 
-    def _update(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
+    def _with_version(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
         return body | {"flush_cache": last, "weight_version": str(self.version) if last else None}
 
     def _receipt(self, answer: dict[str, Any], last: bool) -> Summary:

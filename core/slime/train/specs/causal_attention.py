@@ -6,7 +6,7 @@ Shape letters: h query heads, g key-value heads, d query/key head size, e value 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -69,13 +69,21 @@ def by_sequence(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
     """`Attend` with one call of `scaled_dot_product_attention` for each run of equal lengths."""
     lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
     runs = [(pair, len(list(same))) for pair, same in groupby(lengths)]
-    # Split, not sliced: the backward of a slice fills a tensor as large as the whole pack.
-    queries = torch.split(query, [count * length for (length, _), count in runs])
-    key_sizes = [count * length for (_, length), count in runs]
+    sizes = [(count * queries, count * keys) for (queries, keys), count in runs]
+    blocks = zip(_parts(query, key, value, sizes), runs, strict=True)
+    return torch.cat([_equal_lengths(*qkv, count, scale) for qkv, (_, count) in blocks])
+
+
+def _parts(
+    query: Tensor, key: Tensor, value: Tensor, sizes: Iterable[tuple[int, int]]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Neighbouring parts of so many queries and so many keys.
+
+    Split, not sliced: the backward of a slice fills a tensor as large as the whole pack.
+    """
+    query_sizes, key_sizes = map(list, zip(*sizes, strict=True))
     keys, values = torch.split(key, key_sizes), torch.split(value, key_sizes)
-    counts = [count for _, count in runs]
-    blocks = zip(queries, keys, values, counts, strict=True)
-    return torch.cat([_equal_lengths(*block, scale) for block in blocks])
+    return zip(torch.split(query, query_sizes), keys, values, strict=True)
 
 
 def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
@@ -100,11 +108,9 @@ def _on_cuda() -> Attend:
             return attend_short(query, key, value, segments, scale)
         if len(runs) == 1:
             return cudnn(query, key, value, segments, scale)
-        queries = torch.split(query, [sum(run.query_lengths) for _, run in runs])
-        key_sizes = [sum(run.key_lengths) for _, run in runs]
-        blocks = zip(runs, queries, torch.split(key, key_sizes), torch.split(value, key_sizes), strict=True)
-        ways = (attend_short, cudnn)
-        return torch.cat([ways[is_long](q, k, v, run, scale) for (is_long, run), q, k, v in blocks])
+        sizes = [(sum(run.query_lengths), sum(run.key_lengths)) for _, run in runs]
+        blocks = zip(_parts(query, key, value, sizes), runs, strict=True)
+        return torch.cat([(cudnn if is_long else attend_short)(*qkv, run, scale) for qkv, (is_long, run) in blocks])
 
     return attend
 
@@ -119,8 +125,8 @@ def cudnn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: 
     """`Attend` by cuDNN, one whole sequence after the other. Padding comes last: no query sees it."""
     parts = []
     grouped = query.size(1) != key.size(1)
-    blocks = zip(*(torch.split(x, list(segments.key_lengths)) for x in (query, key, value)), strict=True)
-    for qkv in blocks:
+    lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
+    for qkv in _parts(query, key, value, lengths):
         length = len(qkv[0])
         padding = -length % _LONG_STEP
         q, k, v = ((F.pad(x, (0, 0, 0, 0, 0, padding)) if padding else x).transpose(0, 1)[None] for x in qkv)
