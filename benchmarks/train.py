@@ -1,18 +1,20 @@
-"""Training tokens a second and model FLOP utilisation of slime's trainer on one device, with its peak memory.
+"""Training tokens a second and model FLOP utilisation of slime's trainer, with its peak memory.
 
     python benchmarks/train.py                          # glm4-9b's widths cut to 12 layers, on one GPU
     python benchmarks/train.py --only 0 2               # some rows
+    python benchmarks/train.py --gpus 2                 # the whole of glm4-9b, cut by tensors or by layers
     python benchmarks/train.py --device cpu --tiny      # a few seconds, to see that it runs
 
-Each row is a process of its own with the real Trainer: `train_rl` on random tokens, `--micro-batches` packs an
-optimizer step, every pack full of sequences of one length. The time is the median optimizer step after two for
-warm-up, with everything that belongs to one: forward, backward, gradient check, clipping, Adam, metrics.
+Each row has processes of its own with the real Trainer: `train_rl` on random tokens, `--micro-batches` packs an
+optimizer step and data-parallel rank, every pack full of sequences of one length. The time is the median optimizer step
+after two for warm-up, with everything that belongs to one: forward, backward, gradient check, clipping, Adam, metrics.
 
     FLOPs = 6 * N * T + 6 * layers * heads * head size * (sum of squared sequence lengths)
 
 N counts parameters of matrix products (no input embedding, no norms), T tokens; the second part is causal attention
 forward and backward, half of the full square (PaLM, arXiv 2204.02311, appendix B). Recomputation is not counted.
-MFU is relative to an H200's dense bf16 peak of 989 TFLOP/s.
+TFLOP/s and MFU are of one GPU, the latter relative to an H200's dense bf16 peak of 989 TFLOP/s; peak is the fullest
+GPU's.
 """
 
 from __future__ import annotations
@@ -38,8 +40,12 @@ PEAK_FLOPS = 989e12
 TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
 DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
-CUT = ["+model=glm4-9b", "+cluster=h200x1", "model.num_layers=12", *DATA]
-TINY = ["+model=glm4-tiny", "+cluster=local", *DATA]
+MODELS = {
+    1: ["+model=glm4-9b", "+cluster=h200x1", "model.num_layers=12", *DATA],
+    2: ["+model=glm4-9b", "+cluster=h200x2", *DATA],
+}
+TINY = ["+model=glm4-tiny", *DATA]
+CLUSTERS = {("cuda", 1): "h200x1", ("cuda", 2): "h200x2", ("cpu", 1): "local", ("cpu", 2): "local2"}
 RECOMPUTE = [
     "train.megatron.recompute_granularity=full",
     "train.megatron.recompute_method=uniform",
@@ -59,33 +65,67 @@ class Case:
     sequence: int
     recompute: bool = False
     cpu_adam: bool = False
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def layout(self) -> str:
+        return f"TP {self.tensor}, PP {self.pipeline}"
 
     def arguments(self) -> list[str]:
         chosen = RECOMPUTE * self.recompute + CPU_ADAM * self.cpu_adam
-        return [*chosen, f"train.max_tokens_per_micro_batch={self.pack}"]
+        return [
+            *chosen,
+            f"train.max_tokens_per_micro_batch={self.pack}",
+            f"train.megatron.tensor_model_parallel_size={self.tensor}",
+            f"train.megatron.pipeline_model_parallel_size={self.pipeline}",
+        ]
 
 
-CASES = [
-    Case(8192, 2048),
-    Case(8192, 2048, recompute=True),
-    Case(32768, 2048),
-    Case(32768, 2048, recompute=True),
-    Case(32768, 32768),
-    Case(8192, 2048, cpu_adam=True),
-    Case(32768, 2048, cpu_adam=True),
-]
-TINY_CASES = [Case(256, 64), Case(256, 64, recompute=True)]
+CASES = {
+    1: [
+        Case(8192, 2048),
+        Case(8192, 2048, recompute=True),
+        Case(32768, 2048),
+        Case(32768, 2048, recompute=True),
+        Case(32768, 32768),
+        Case(8192, 2048, cpu_adam=True),
+        Case(32768, 2048, cpu_adam=True),
+    ],
+    2: [
+        Case(4096, 1024, tensor=2),
+        Case(8192, 1024, tensor=2),
+        Case(4096, 1024, pipeline=2),
+        Case(8192, 1024, pipeline=2),
+    ],
+}
+TINY_CASES = {
+    1: [Case(256, 64), Case(256, 64, recompute=True)],
+    2: [Case(256, 64, tensor=2), Case(256, 64, pipeline=2), Case(256, 64)],
+}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one case: median seconds an optimizer step, its FLOPs and tokens, peak of allocated memory, and profile."""
+    """Of one case on one rank: median seconds an optimizer step, the rank's FLOPs and the tokens of all in it, peak of
+    allocated memory, and profile."""
 
     seconds: float
     flops: float
     num_tokens: int
     peak_bytes: int
     profile: str
+
+    @classmethod
+    def of_all(cls, ranks: Sequence[Measured]) -> Measured:
+        """Mean FLOPs of a rank, the slowest rank's seconds, the fullest one's peak, the first one's profile."""
+        return cls(
+            seconds=max(rank.seconds for rank in ranks),
+            flops=statistics.fmean(rank.flops for rank in ranks),
+            num_tokens=ranks[0].num_tokens,
+            peak_bytes=max(rank.peak_bytes for rank in ranks),
+            profile=ranks[0].profile,
+        )
 
 
 def measure(
@@ -99,9 +139,10 @@ def measure(
     cfg = compose([*arguments, *case.arguments()])
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
-    samples = random_samples(case, num_micro_batches, trainer.hf["vocab_size"])
-    (batch,) = pack(samples, num_dp=1, align=trainer.packing_align, max_tokens=case.pack, loss_mean=LossMean.token)
-    assert len(batch.micro_batches[0]) == num_micro_batches, "every pack is full"
+    num_dp = trainer.data_parallel_size
+    samples = random_samples(case, num_dp * num_micro_batches, trainer.hf["vocab_size"])
+    (batch,) = pack(samples, num_dp=num_dp, align=trainer.packing_align, max_tokens=case.pack, loss_mean=LossMean.token)
+    assert all(len(of_rank) == num_micro_batches for of_rank in batch.micro_batches), "every pack is full"
     seconds = []
     for step in range(NUM_WARMUP + NUM_MEASURED):
         if step == NUM_WARMUP and torch.cuda.is_available():
@@ -110,10 +151,11 @@ def measure(
         trainer.train_rl([batch], step)  # waits for the device
         seconds.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    num_tokens = case.pack * num_micro_batches
+    num_tokens = case.pack * num_micro_batches * num_dp
     found = profile(lambda: trainer.train_rl([batch], len(seconds))) if with_profile else ""
+    needed = flops(trainer, case, num_tokens)
     torch.distributed.destroy_process_group()
-    return statistics.median(seconds[NUM_WARMUP:]), flops(trainer, case, num_tokens), num_tokens, peak, found
+    return statistics.median(seconds[NUM_WARMUP:]), needed, num_tokens, peak, found
 
 
 def profile(step: Callable[[], Any]) -> str:
@@ -148,12 +190,13 @@ def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[
 
 
 def flops(trainer: Any, case: Case, num_tokens: int) -> float:
-    """Of one optimizer step, as the docstring above says."""
+    """This rank's of one optimizer step, as the docstring above says: attention is shared out evenly."""
     named = [pair for module in trainer.model.modules for pair in module.named_parameters()]
-    products = sum(p.numel() for name, p in named if p.dim() == 2 and "word_embeddings" not in name)
+    products: int = sum(p.numel() for name, p in named if p.dim() == 2 and "word_embeddings" not in name)
     config = trainer.model.config
     width, squared_lengths = config.num_attention_heads * config.kv_channels, num_tokens * case.sequence
-    return 6.0 * products * num_tokens + 6.0 * config.num_layers * width * squared_lengths
+    attention: float = 6.0 * config.num_layers * width * squared_lengths / torch.distributed.get_world_size()
+    return 6.0 * products * num_tokens / trainer.data_parallel_size + attention
 
 
 def row(case: Case, measured: Measured, on_gpu: bool) -> str:
@@ -161,6 +204,7 @@ def row(case: Case, measured: Measured, on_gpu: bool) -> str:
     cells = [
         str(case.pack),
         str(case.sequence),
+        case.layout,
         "full" if case.recompute else "off",
         "CPU" if case.cpu_adam else "device",
         f"{measured.seconds:.3f}",
@@ -173,8 +217,8 @@ def row(case: Case, measured: Measured, on_gpu: bool) -> str:
 
 
 HEAD = """\
-| pack, tokens | sequence, tokens | recompute | Adam | s/step | tokens/s | TFLOP/s | MFU | peak, GiB |
-|---|---|---|---|---|---|---|---|---|"""
+| pack, tokens | sequence, tokens | layout | recompute | Adam | s/step | tokens/s | TFLOP/s | MFU | peak, GiB |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def describe(cfg: SlimeConfig, num_micro_batches: int) -> str:
@@ -189,6 +233,7 @@ def describe(cfg: SlimeConfig, num_micro_batches: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--gpus", type=int, choices=sorted(CASES), default=1, help="ranks, with --device cpu")
     parser.add_argument("--tiny", action="store_true", help="glm4-tiny and small packs")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the rows to measure")
@@ -197,23 +242,23 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # Adam on the CPU uses them all
     on_gpu = options.device == "cuda"
-    arguments = [*(TINY if options.tiny else CUT), *options.overrides]
-    if options.tiny and on_gpu:
-        arguments += ["cluster=h200x1"]
-    cases = TINY_CASES if options.tiny else CASES
+    cluster = CLUSTERS[options.device, options.gpus]
+    arguments = [*([*TINY, f"+cluster={cluster}"] if options.tiny else MODELS[options.gpus]), *options.overrides]
+    cases = (TINY_CASES if options.tiny else CASES)[options.gpus]
     print(f"{describe(compose(arguments), options.micro_batches)}\n\n{HEAD}", flush=True)
     reached = []
     for number in options.only if options.only is not None else range(len(cases)):
         case = cases[number]
         chosen = (arguments, astuple(case), options.micro_batches, options.profile)
-        [fields] = run_ranks(measure, 1, *chosen, timeout_s=300)
-        measured = Measured(*fields)
+        measured = Measured.of_all(
+            [Measured(*each) for each in run_ranks(measure, options.gpus, *chosen, timeout_s=300)]
+        )
         print(row(case, measured, on_gpu), flush=True)
         if options.profile:
             print(f"\n{measured.profile}\n", flush=True)
         if not case.recompute and not case.cpu_adam:
             reached.append(measured.flops / measured.seconds / PEAK_FLOPS)
-    if on_gpu and not options.tiny and reached:
+    if on_gpu and not options.tiny and options.gpus == 1 and reached:
         verdict = "kept" if min(reached) > TARGET_MFU else "MISSED"
         print(f"\nMFU without recomputation {min(reached):.1%} or more, promised > {TARGET_MFU:.0%}: {verdict}")
 

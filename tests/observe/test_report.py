@@ -9,7 +9,7 @@ from slime.run_dir import RunDir
 
 SFT = [{"train/loss": 2.0, "seconds/step": 30.0, "tokens_per_s": 9000}, {"train/loss": 0.5, "seconds/step": 45.0}]
 RL = [
-    {"eval/reward_mean": 0.4},
+    {"eval/reward_mean": 0.4, "seconds/eval": 7.0},
     {
         "rollout/reward_mean": 0.41,
         "seconds/generate": 3.0,

@@ -83,12 +83,13 @@ def _before_after(values: Sequence[float]) -> str:
 
 def _time_split(rows: Sequence[Row]) -> list[str]:
     """Where the wall time of the reinforcement-learning steps went, as a table with bars."""
+    rows = [row for row in rows if "seconds/step" in row]  # the evaluation before the first step belongs to none
     total = sum(_values(rows, "seconds/step"))
     names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
     spent = {name.removeprefix("seconds/"): sum(_values(rows, name)) for name in names if name != "seconds/step"}
     if not total:
         return []
-    steps = len(_values(rows, "seconds/step"))
+    steps = len(rows)
     return [f"a step took {total / steps:.2f} s, of which"] + [
         f"  {name:<12}{seconds / steps:>8.2f} s{seconds / total:>6.0%}  {'#' * round(40 * seconds / total)}".rstrip()
         for name, seconds in sorted(spent.items(), key=lambda item: (item[0] == "other", -item[1]))
