@@ -27,6 +27,7 @@ MODELS = (
     "glm4/GLM-4.5-Air",
     "glm4/GLM-4.7-Flash",
     "deepseek-v3/DeepSeek-R1",
+    "deepseek-v3/DeepSeek-V3.2",
     "glm5/GLM-5.2",
     "qwen3/Qwen3-4B",
     "qwen3/Qwen3-30B-A3B",

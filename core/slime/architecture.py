@@ -163,14 +163,20 @@ def sigmoid_moe(reader: ConfigReader) -> dict[str, Any]:
     """Dense layers first, then routed experts with sigmoid scores, a correction bias and a shared expert.
 
     Routing of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2). The correction bias is a weight of the checkpoint: its
-    update rate is 0 unless `train.megatron` sets another.
+    update rate is 0 unless `train.megatron` sets another. Fields in which a checkpoint or transformers says all this
+    again must agree.
     """
     topk, num_dense = reader.get("num_experts_per_tok"), reader.get("first_k_dense_replace")
+    has_experts = [layer >= num_dense for layer in range(reader.get("num_hidden_layers"))]
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    reader.only("moe_layer_freq", 1)
+    reader.only("mlp_layer_types", None, ["sparse" if of_layer else "dense" for of_layer in has_experts])
     reader.only("norm_topk_prob", topk > 1)  # Megatron normalises sigmoid scores exactly when there are several
     expert_size = reader.get("moe_intermediate_size")
     return {
         "num_moe_experts": reader.get("n_routed_experts"),
-        "moe_layer_freq": [int(layer >= num_dense) for layer in range(reader.get("num_hidden_layers"))],
+        "moe_layer_freq": [int(of_layer) for of_layer in has_experts],
         "moe_ffn_hidden_size": expert_size,
         "moe_shared_expert_intermediate_size": expert_size * reader.get("n_shared_experts") or None,
         "moe_router_topk": topk,

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 for slime: the `deepseek_v3` family, which DeepSeek-R1 belongs to."""
+"""DeepSeek-V3 for slime: the families `deepseek_v3`, which DeepSeek-R1 belongs to, and `deepseek_v32`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime.hookspecs import hookimpl
 def slime_models() -> Mapping[str, Callable[[], ModelBridge]]:
     from slime_plugin_deepseek_v3 import bridge
 
-    return {"deepseek_v3": bridge.DeepseekV3}
+    return {"deepseek_v3": bridge.DeepseekV3, "deepseek_v32": bridge.DeepseekV32}
 
 
 @hookimpl

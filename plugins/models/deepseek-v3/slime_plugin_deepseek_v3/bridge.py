@@ -1,10 +1,11 @@
-"""From the config.json of `deepseek_v3` to Megatron-core and back."""
+"""From the config.json of `deepseek_v3` and `deepseek_v32` to Megatron-core and back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from slime import architecture
+from slime import architecture, architecture_dsa
 from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
 from slime.weights import blocks
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from slime.train.specs.dsa_config import SparseLatentConfig
 
 
 class DeepseekV3:
@@ -41,21 +44,48 @@ class DeepseekV3:
         return blocks.moe_decoder(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
 
 
-def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+class DeepseekV32:
+    """DeepSeek-V3.2 (DeepSeek-AI 2025): as V3, but every layer attends to the keys that its indexer chooses."""
+
+    family = "deepseek_v32"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf, _indexer)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf, _indexer)[1]
+
+    def block_spec(self, config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_deepseek_v3 import spec
+
+        return spec.sparse_block(config, vp_stage)
+
+    def mtp_spec(self, config: SparseLatentConfig) -> ModuleSpec:
+        from slime_plugin_deepseek_v3 import spec
+
+        return spec.sparse_prediction(config)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        return blocks.moe_decoder(hf, (*blocks.mla(), *blocks.indexer()))
+
+
+def _indexer(reader: ConfigReader) -> dict[str, Any]:
+    reader.only("layer_types", None, ["deepseek_sparse_attention"] * reader.get("num_hidden_layers"))
+    return architecture_dsa.dsa(reader)
+
+
+def _read(
+    hf: HfConfig, more: Callable[[ConfigReader], dict[str, Any]] = lambda _: {}
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of both families and those that `more` reads."""
     reader = ConfigReader(hf)
-    reader.only("moe_layer_freq", 1)
-    reader.only("scoring_func", "sigmoid")
-    reader.only("topk_method", "noaux_tc")
-    for not_of_the_forward_pass in (
-        "aux_loss_alpha",
-        "ep_size",
-        "pretraining_tp",
-        "seq_aux",
-    ):
+    reader.only("num_experts", None, reader.get("n_routed_experts"))
+    for not_of_the_forward_pass in ("aux_loss_alpha", "ep_size", "pretraining_tp", "seq_aux"):
         reader.get(not_of_the_forward_pass, None)
     config = {
         **architecture.decoder(reader),
         **architecture.mla(reader),
+        **more(reader),
         **architecture.sigmoid_moe(reader),
         **architecture.mtp(reader),
     }

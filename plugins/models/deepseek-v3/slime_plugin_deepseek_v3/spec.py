@@ -1,4 +1,4 @@
-"""Layer spec of `deepseek_v3`, from the portable blocks."""
+"""Layer specs of `deepseek_v3` and `deepseek_v32`, from the portable blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.train import specs
+from slime.train.specs.dsa import dsa, sparse_latent_attention
+from slime.train.specs.dsa_config import SparseLatentConfig
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -20,6 +22,17 @@ def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSu
 def prediction(config: TransformerConfig) -> ModuleSpec:
     """The multi-token prediction layer, with experts."""
     return specs.mtp_layer(config, _layer(config, True))
+
+
+def sparse_block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """As `block`, with sparse attention."""
+    layer = partial(specs.dense_or_moe_layer, config, attention=dsa(config, vp_stage))
+    return specs.decoder_block(config, vp_stage, layer)
+
+
+def sparse_prediction(config: SparseLatentConfig) -> ModuleSpec:
+    """As `prediction`, with sparse attention and an indexer of its own."""
+    return specs.mtp_layer(config, specs.dense_or_moe_layer(config, True, attention=sparse_latent_attention()))
 
 
 def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:

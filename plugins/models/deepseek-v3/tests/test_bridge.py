@@ -2,7 +2,8 @@
 
 `hub/DeepSeek-R1.json` was put together from public copies of the published file, less `auto_map`,
 `transformers_version` and `quantization_config`, which a bf16 copy of the checkpoint has not. Its sizes give the
-684,489,845,504 parameters of the published checkpoint.
+684,489,845,504 parameters of the published checkpoint. `hub/DeepSeek-V3.2.json` has what DeepSeek-V3.2 adds, as public
+copies of its fields have it.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from typing import Any
 
 import pytest
 
-from slime.contracts import ModelBridge
+from slime.contracts import MtpBridge
 from slime.errors import SlimeError
-from slime_plugin_deepseek_v3.bridge import DeepseekV3
+from slime_plugin_deepseek_v3.bridge import DeepseekV3, DeepseekV32
 
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "slime_plugin_deepseek_v3/assets"
-HF = json.loads((HERE / "hub/DeepSeek-R1.json").read_text())
+HF, SPARSE = (json.loads((HERE / f"hub/DeepSeek-{version}.json").read_text()) for version in ("R1", "V3.2"))
 YARN = HF["rope_scaling"]
 
 
 def test_bridge_keeps_the_contract() -> None:
-    assert isinstance(DeepseekV3(), ModelBridge)
-    assert DeepseekV3().family == HF["model_type"]
+    for bridge, hf in ((DeepseekV3(), HF), (DeepseekV32(), SPARSE)):
+        assert isinstance(bridge, MtpBridge)
+        assert bridge.family == hf["model_type"]
 
 
 def test_model_of_the_hub() -> None:
@@ -45,6 +47,29 @@ def test_model_of_the_hub() -> None:
     assert "model.layers.60.mlp.experts.255.up_proj.weight" in mapping.hf_names
     assert "model.layers.3.mlp.gate.e_score_correction_bias" in mapping.hf_names
     assert "model.layers.2.mlp.gate.weight" not in mapping.hf_names
+
+
+def test_sparse_attention_is_all_that_v32_adds() -> None:
+    dense, sparse = DeepseekV3().transformer_config(HF), DeepseekV32().transformer_config(SPARSE)
+    assert {name: value for name, value in sparse.items() if not name.startswith("dsa_")} == dense
+    assert (sparse["dsa_indexer_n_heads"], sparse["dsa_indexer_topk"]) == (64, 2048)
+    assert sparse["dsa_indexer_rotary_interleaved"] is False
+    added = DeepseekV32().weight_mapping(SPARSE).hf_names - DeepseekV3().weight_mapping(HF).hf_names
+    indexer = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
+    assert added == {f"model.layers.{layer}.self_attn.indexer.{name}" for layer in range(62) for name in indexer}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_experts": 8}, "num_experts: 8"),
+        ({"layer_types": ["full_attention"] * 61}, "layer_types"),
+        ({"index_local_window": 512}, "index_local_window"),
+    ],
+)
+def test_what_would_change_the_sparse_model_is_refused(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(SlimeError, match=named):
+        DeepseekV32().transformer_config(SPARSE | change)
 
 
 def test_both_spellings_of_rotary_embeddings_are_one() -> None:
@@ -66,6 +91,7 @@ def test_both_spellings_of_rotary_embeddings_are_one() -> None:
         ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_type: linear"),
         ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0}}, "mscale: 0.7"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"mlp_layer_types": ["dense"] * 61}, "mlp_layer_types"),
     ],
 )
 def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: str) -> None:
@@ -73,9 +99,10 @@ def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: s
         DeepseekV3().transformer_config(HF | change)
 
 
-def test_tiny_model_is_supported() -> None:
-    hf = json.loads((ASSETS / "deepseek-v3-tiny/config.json").read_text())
-    assert DeepseekV3().transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
+@pytest.mark.parametrize(("name", "bridge"), [("deepseek-v3", DeepseekV3()), ("deepseek-v3.2", DeepseekV32())])
+def test_tiny_model_is_supported(name: str, bridge: MtpBridge) -> None:
+    hf = json.loads((ASSETS / f"{name}-tiny/config.json").read_text())
+    assert bridge.transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
 
 
 def test_planning_imports_no_torch() -> None:

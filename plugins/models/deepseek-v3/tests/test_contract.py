@@ -1,4 +1,8 @@
-"""The contract every model plugin keeps: parity with transformers, exact round trips, the same training everywhere."""
+"""The contract every model plugin keeps: parity with transformers, exact round trips, the same training everywhere.
+
+The sparse model has 16 index heads: with few, all of a query's scores for two keys may be zero, and transformers says
+nothing of which it chooses then.
+"""
 
 from __future__ import annotations
 

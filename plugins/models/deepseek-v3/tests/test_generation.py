@@ -22,4 +22,4 @@ def test_generation_follows_the_weights(tmp_path: Path) -> None:
 @pytest.mark.timeout(700)
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
-    check_on_gpu([HUB / f"{model}.json" for model in ("DeepSeek-R1",)], tmp_path)
+    check_on_gpu([HUB / f"{model}.json" for model in ("DeepSeek-R1", "DeepSeek-V3.2")], tmp_path)

@@ -128,12 +128,7 @@ def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read_latent_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
-    reader.only("moe_layer_freq", 1)
-    reader.only("scoring_func", "sigmoid")
-    reader.only("topk_method", "noaux_tc")
     reader.get("pretraining_tp", None)  # says how the checkpoint was trained
-    num_dense, num_layers = reader.get("first_k_dense_replace"), reader.get("num_hidden_layers")
-    reader.only("mlp_layer_types", None, ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense))
     config = {
         **architecture.decoder(reader),
         **architecture.mla(reader),

@@ -61,23 +61,9 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         **architecture.mtp(reader),
     }
     kwargs = architecture.embeddings(reader)
-    _accept_restatements(reader, config)
+    reader.only("moe_router_dtype", "float32")
+    reader.only("layer_types", None, ["deepseek_sparse_attention"] * reader.get("num_hidden_layers"))
+    for not_of_the_forward_pass in ("ep_size", "index_share_for_mtp_iteration", "num_experts", "pretraining_tp"):
+        reader.get(not_of_the_forward_pass, None)
     reader.finish()
     return config, kwargs
-
-
-def _accept_restatements(reader: ConfigReader, config: Mapping[str, Any]) -> None:
-    """Fields in which checkpoints and transformers say again what other fields say, or what plays no part here."""
-    reader.only("scoring_func", "sigmoid")
-    reader.only("topk_method", "noaux_tc")
-    reader.only("moe_layer_freq", 1)
-    reader.only("moe_router_dtype", "float32")
-    reader.only("mlp_layer_types", None, ["sparse" if is_moe else "dense" for is_moe in config["moe_layer_freq"]])
-    for without_effect in (
-        "ep_size",
-        "index_share_for_mtp_iteration",
-        "layer_types",
-        "num_experts",
-        "pretraining_tp",
-    ):
-        reader.get(without_effect, None)

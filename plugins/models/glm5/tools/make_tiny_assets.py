@@ -1,33 +1,23 @@
 """Write the tiny model of the laptop demo: `glm5-tiny` (9M parameters).
 
-SGLang's kernels for sparse attention know one head size of the indexer, one size of a latent with its rotary part, and
-one number of keys to choose while prefilling: those of the published models. Sequences of this model's runs are shorter
-than that number, so every query attends to all keys.
-
 Run `python make_tiny_assets.py [FOLDER]`. A test compares the output with what is committed.
 """
 
 from pathlib import Path
 
-from slime.testing.tiny import DECODER, write_tiny_models
+from slime.testing.tiny import SPARSE_DECODER, write_tiny_models
 
 ASSETS = Path(__file__).resolve().parents[1] / "slime_plugin_glm5" / "assets"
 
 MODELS = {
-    "glm5-tiny": DECODER
+    "glm5-tiny": SPARSE_DECODER
     | {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "first_k_dense_replace": 1,
-        "hidden_size": 256,  # 128 learns more slowly beside latents of 512
-        "index_head_dim": 128,
         "index_n_heads": 32,
         "index_skip_topk_offset": 2,
-        "index_topk": 2048,
         "index_topk_freq": 2,  # layers 1, 2 and 4 choose keys, layer 3 reuses those of layer 2
         "indexer_rope_interleave": True,
-        "initializer_range": 0.06,  # about 1 / sqrt(hidden_size)
-        "intermediate_size": 768,
-        "kv_lora_rank": 512,
         "model_type": "glm_moe_dsa",
         "moe_intermediate_size": 64,
         "moe_layer_freq": 1,
@@ -38,9 +28,6 @@ MODELS = {
         "norm_topk_prob": True,
         "num_experts_per_tok": 2,
         "num_key_value_heads": 8,
-        "q_lora_rank": 128,
-        "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 64,
         "rms_norm_eps": 1e-5,
         "rope_interleave": True,
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
@@ -48,7 +35,6 @@ MODELS = {
         "scoring_func": "sigmoid",  # SGLang has no default for this, nor for topk_method
         "topk_group": 1,
         "topk_method": "noaux_tc",
-        "v_head_dim": 128,
     }
 }
 
