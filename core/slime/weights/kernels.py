@@ -10,30 +10,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slime.weights.receipt import BLOCK
+_BLOCK = 4096
+"""Words that a program compares."""
 
 
 def fold(tensors: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
     """`slime.weights.receipt.fold` of tensors of any dtype that `is_words`; every word is read once."""
-    jobs, owners, num_blocks = _jobs([tensors], weights.device)
+    block = weights.size(1)
+    jobs, owners, num_blocks = _jobs([tensors], weights.device, block)
     sums = weights.new_empty(len(owners))
-    _fold[(len(sums),)](jobs, owners, weights, sums, JOB=jobs.size(1), BLOCK=BLOCK, num_warps=8)
+    _fold[(len(sums),)](jobs, owners, weights, sums, JOB=jobs.size(1), BLOCK=block, num_warps=8)
     return list(torch.split(sums, num_blocks))
 
 
 def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     """[num_tensors] boolean: a tensor's words are not those of its counterpart, which has as many (`is_words` all)."""
-    jobs, owners, _ = _jobs([one, other], one[0].device)
+    jobs, owners, _ = _jobs([one, other], one[0].device, _BLOCK)
     flags = torch.zeros(len(one), dtype=torch.int32, device=owners.device)
-    _differ[(len(owners),)](jobs, owners, flags, JOB=jobs.size(1), BLOCK=BLOCK, num_warps=8)
+    _differ[(len(owners),)](jobs, owners, flags, JOB=jobs.size(1), BLOCK=_BLOCK, num_warps=8)
     return flags.to(torch.bool)
 
 
-def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device) -> tuple[Tensor, Tensor, list[int]]:
+def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device, block: int) -> tuple[Tensor, Tensor, list[int]]:
     """What the blocks of one launch read. The host does not wait for the device, which may be far behind.
 
     Args:
         columns: tensors; those at one position are read together and have equal lengths.
+        block: words of a block.
 
     Returns:
         jobs: [num_tensors, 3 + num_columns] int64: first block, number of words, the address in each column, number
@@ -42,7 +45,7 @@ def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device) -> tuple[Te
         num_blocks: of each tensor, at least 1.
     """
     num_words = [tensor.nbytes // 8 for tensor in columns[0]]
-    num_blocks = [max(1, triton.cdiv(each, BLOCK)) for each in num_words]
+    num_blocks = [max(1, triton.cdiv(each, block)) for each in num_words]
     first_blocks = accumulate(num_blocks[:-1], initial=0)
     addresses = [[tensor.data_ptr() for tensor in column] for column in columns]
     rows = list(zip(first_blocks, num_words, *addresses, num_blocks, strict=True))

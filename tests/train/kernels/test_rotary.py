@@ -40,9 +40,9 @@ def test_split_and_rotate(
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(NUM_TOKENS, num_groups, num_heads + 2, size, generator=generator).to(device, dtype)
     qkv.requires_grad_()
-    got = split_and_rotate(qkv, angles, interleaved)
+    got = split_and_rotate(qkv, *angles, interleaved)
     exact = qkv.detach().double().requires_grad_()
-    wanted = plain_split_and_rotate(exact, angles, interleaved)
+    wanted = plain_split_and_rotate(exact, *angles, interleaved)
     assert [out.shape for out in got] == [out.shape for out in wanted]
     pairs = [*zip(got, wanted, strict=True), *zip(gradients(got, qkv), gradients(wanted, exact), strict=True)]
     for ours, reference in pairs:
@@ -59,7 +59,7 @@ def test_rotate(interleaved: bool, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     heads = torch.randn(NUM_TOKENS, 5, 12, generator=generator).to(device).requires_grad_()
     exact = heads.detach().double().requires_grad_()
-    got, wanted = rotate(heads, angles, interleaved), plain_rotate(exact, angles, interleaved)
+    got, wanted = rotate(heads, *angles, interleaved), plain_rotate(exact, *angles, interleaved)
     torch.testing.assert_close(got.double(), wanted, **TOLERANCES[torch.float32])
     (grad,), (wanted_grad,) = gradients((got,), heads), gradients((wanted,), exact)
     torch.testing.assert_close(grad.double(), wanted_grad, **TOLERANCES[torch.float32])

@@ -10,7 +10,6 @@ from slime.train.context_parallel import Run, cut, row_index, runs_of_rank
 from slime.train.specs import sparse_attention as module
 from slime.train.specs.indexer import IndexQueries, select_keys
 from slime.train.specs.indexer_loss import indexer_loss
-from slime.train.specs.rope import Rotation
 from slime.train.specs.sparse_attention import sparse_attention
 
 SCALE, VALUE_SIZE = 0.4, 6
@@ -124,26 +123,6 @@ def test_indexer_loss_is_the_divergence_from_the_attention(index: tuple[IndexQue
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad(got, ours)
     torch.testing.assert_close([g.double() for g in gradients], list(exact), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_rotated_products_depend_on_the_distance_alone(interleaved: bool) -> None:
-    positions, frequencies = torch.arange(9, dtype=torch.float64), torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64)
-    angles = positions[:, None] * frequencies
-    rotation = Rotation(angles.cos(), angles.sin())
-    query, key = (rotation(random(6, seed=seed).expand(9, 6), interleaved=interleaved) for seed in (6, 7))
-    products = query @ key.t()
-    for offset in range(-8, 9):
-        diagonal = products.diagonal(offset)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-12, atol=1e-12)
-    assert (products[0, 0] - products[0, 5]).abs() > 1e-3
-
-
-def test_orders_of_rotated_dimensions_are_permutations_of_one_another() -> None:
-    angles = random(4, 3, seed=8)
-    rotation, x = Rotation(angles.cos(), angles.sin()), random(4, 2, 6, seed=9)
-    halves = torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1)
-    assert torch.equal(rotation(x, interleaved=True), rotation(halves, interleaved=False))
 
 
 def test_contiguous_chunks_are_the_parts_of_each_sequence() -> None:

@@ -12,22 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slime.train.specs.rotary import RotaryTable
-
 _BLOCK_HEADS = 16
 
 
-def rotate(heads: Tensor, table: RotaryTable, interleaved: bool) -> Tensor:
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """`slime.train.specs.rotary.Rotate` in one pass."""
-    result: Tensor = _Rotate.apply(heads, table.cos, table.sin, interleaved)  # type: ignore[no-untyped-call]
+    result: Tensor = _Rotate.apply(heads, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return result
 
 
-def split_and_rotate(qkv: Tensor, table: RotaryTable, interleaved: bool) -> tuple[Tensor, Tensor, Tensor]:
+def split_and_rotate(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor, Tensor]:
     """`slime.train.specs.rotary.SplitAndRotate` in one pass; what it returns does not keep `qkv` alive."""
-    query, key, value = _SplitAndRotate.apply(  # type: ignore[no-untyped-call]
-        qkv, table.cos, table.sin, interleaved
-    )
+    query, key, value = _SplitAndRotate.apply(qkv, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return query, key, value
 
 

@@ -110,11 +110,11 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         if angles is not None and self.rotary_scale is not None:
             table = packed.rotary_table(angles, interleaved, self.rotary_scale)
         if table is not None and not self.config.qk_layernorm:
-            return self.split_and_rotate(qkv, table, interleaved)
+            return self.split_and_rotate(qkv, *table, interleaved)
         query, key, value = split(qkv)
         query, key = self.q_layernorm(query), self.k_layernorm(key)
         if table is not None:
-            query, key = self.rotate(query, table, interleaved), self.rotate(key, table, interleaved)
+            query, key = self.rotate(query, *table, interleaved), self.rotate(key, *table, interleaved)
         return query, key, value
 
 

@@ -21,7 +21,7 @@ from torch.nn.parameter import Parameter
 from slime.train.context_parallel import Run
 from slime.train.specs.dsa_config import SparseLatentConfig
 from slime.train.specs.linear import ReplicatedLinear, device_of
-from slime.train.specs.rope import Rotation
+from slime.train.specs.rotary import RotaryTable, rotary
 
 _BLOCK_SCORES = {"cpu": 2**24, "cuda": 2**26}
 """fp32 numbers that are alive at once while scores are made: for every head on CPU, their sums alone on CUDA."""
@@ -54,9 +54,10 @@ class Indexer(MegatronModule):  # type: ignore[misc]
         self.wk = ReplicatedLinear(config.hidden_size, size, config=config, init_method=init)
         self.k_norm = LayerNorm(config, size)
         self.weights_proj = ReplicatedLinear(config.hidden_size, heads, config=config, init_method=init)
+        self.rotate, _ = rotary(device_of(config))
         self.requires_grad_(bool(config.dsa_indexer_loss_coeff))
 
-    def forward(self, hidden: Tensor, query_latent: Tensor, rotation: Rotation) -> tuple[IndexQueries, Tensor]:
+    def forward(self, hidden: Tensor, query_latent: Tensor, table: RotaryTable) -> tuple[IndexQueries, Tensor]:
         """hidden [s, hidden_size], query_latent [s, q_lora_rank] -> index queries, and index keys [s, d]."""
         hidden, query_latent = hidden.detach(), query_latent.detach()
         heads, size = self.config.dsa_indexer_n_heads, self.config.dsa_indexer_head_dim
@@ -64,8 +65,8 @@ class Indexer(MegatronModule):  # type: ignore[misc]
         keys = self.k_norm(self.wk(hidden)[0])
         weights = self.weights_proj(hidden)[0].float() / math.sqrt(heads * size)
         interleaved = self.config.dsa_indexer_rotary_interleaved
-        rotated = rotation.of_first(queries, interleaved=interleaved), rotation.of_first(keys, interleaved=interleaved)
-        return IndexQueries(rotated[0], weights), rotated[1]
+        vectors = self.rotate(queries, *table, interleaved)
+        return IndexQueries(vectors, weights), self.rotate(keys[:, None], *table, interleaved)[:, 0]
 
 
 class LayerNorm(torch.nn.Module):

@@ -7,15 +7,14 @@ Shape letters: t tokens, g key-value groups, m query heads a group, d head size,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class RotaryTable:
-    """cos, sin: [t, r] fp32 of every token's angles."""
+class RotaryTable(NamedTuple):
+    """[t, r] fp32 each, of every token's angles."""
 
     cos: Tensor
     sin: Tensor
@@ -33,31 +32,36 @@ class RotaryTable:
         of_tokens = once.index_select(0, positions)
         return cls(of_tokens.cos() * scale, of_tokens.sin() * scale)
 
+    def part(self, begin: int, end: int) -> RotaryTable:
+        """Of the tokens `begin` to `end`."""
+        return RotaryTable(self.cos[begin:end], self.sin[begin:end])
 
-Rotate = Callable[[Tensor, RotaryTable, bool], Tensor]
-"""[t, heads, d] turned by a table; the flag says that pairs are neighbours (GPT-J), not r apart (GPT-NeoX)."""
 
-SplitAndRotate = Callable[[Tensor, RotaryTable, bool], tuple[Tensor, Tensor, Tensor]]
+Rotate = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+"""[t, heads, d] turned by a table's cos and sin, the first 2r entries of each; the flag says that pairs are neighbours
+(GPT-J), not r apart (GPT-NeoX)."""
+
+SplitAndRotate = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
 """[t, g, m + 2, d], in each group m queries, a key and a value, to [t, g * m, d], [t, g, d] and [t, g, d], with queries
 and keys turned."""
 
 
-def plain_rotate(heads: Tensor, table: RotaryTable, interleaved: bool) -> Tensor:
+def plain_rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """`Rotate` in plain torch operations."""
-    num_pairs = table.cos.size(1)
+    num_pairs = cos.size(1)
     turning, rest = torch.split(heads, [2 * num_pairs, heads.size(-1) - 2 * num_pairs], dim=-1)
     neighbours = turning.reshape(*heads.shape[:-1], num_pairs, 2)
     x, y = neighbours.unbind(-1) if interleaved else turning.chunk(2, dim=-1)
-    cos, sin = table.cos[:, None], table.sin[:, None]
+    cos, sin = cos[:, None], sin[:, None]
     turned = (x * cos - y * sin, y * cos + x * sin)
     joined = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
     return torch.cat([joined.to(heads.dtype), rest], dim=-1)
 
 
-def plain_split_and_rotate(qkv: Tensor, table: RotaryTable, interleaved: bool) -> tuple[Tensor, Tensor, Tensor]:
+def plain_split_and_rotate(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor, Tensor]:
     """`SplitAndRotate` in plain torch operations."""
     query, key, value = split(qkv)
-    return plain_rotate(query, table, interleaved), plain_rotate(key, table, interleaved), value
+    return plain_rotate(query, cos, sin, interleaved), plain_rotate(key, cos, sin, interleaved), value
 
 
 def split(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
