@@ -47,6 +47,7 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "calculate_per_token_loss": "losses carry their denominators",
         "mtp_num_layers": "it comes from config.json, and the layer learns with `train.mtp_loss_scale`",
         "mtp_loss_scaling_factor": "it is `train.mtp_loss_scale`",
+        "fine_grained_activation_offloading": "activations stay on the device; recomputation saves memory",
         "finalize_model_grads_func": "the trainer installs it",
         "grad_scale_func": "the trainer installs it",
         "no_sync_func": "the trainer installs it",

@@ -120,3 +120,48 @@ def test_layouts_equal_one_rank(name: str, one_rank: tuple[float, dict[str, Any]
             part = whole if dimension is None or name == "cp2" else whole.chunk(2, dimension)[number]
             error = (gradient - part).abs().max() / whole.abs().max()
             assert error < 3e-5, f"{parameter} is off by {error:.1e}"  # fp32 sums in another order
+
+
+@pytest.mark.parametrize("module", ["core_attn", "mla_up_proj"])
+def test_what_is_computed_again_is_the_same(module: str, one_rank: tuple[float, dict[str, Any]]) -> None:
+    wanted_loss, wanted = one_rank
+    [(loss, found)] = run_ranks(gradients, 1, {"recompute_granularity": "selective", "recompute_modules": [module]})
+    assert loss == wanted_loss
+    assert all(torch.equal(gradient, wanted[name][0]) for name, (gradient, _) in found.items())
+    assert found.keys() == wanted.keys()
+
+
+def test_up_projections_that_are_computed_again_take_no_memory() -> None:
+    """Of queries, keys and values nothing is left when the forward pass is over, and all is there for the backward."""
+    [(sizes, gradient)] = run_ranks(bytes_kept, 1)
+    assert sizes == {"none": [64 * 4 * 24 * 4, 64 * 4 * 24 * 4, 64 * 4 * 12 * 4], "mla_up_proj": [0, 0, 0]}
+    torch.testing.assert_close(gradient["mla_up_proj"], gradient["none"], rtol=0, atol=0)
+
+
+def bytes_kept(rank: Rank) -> tuple[dict[str, list[int]], dict[str, torch.Tensor]]:
+    """By what is computed again: of queries, keys and values of 64 tokens, and the gradient of what one layer got."""
+    from slime.config.schema import Init, SlimeConfig
+    from slime.train import megatron
+    from slime.train.compat import cpu_stands_in_for_cuda
+    from slime.train.specs.packed_attention import PackedSequences
+
+    cfg, sizes, gradient = SlimeConfig(), {}, {}
+    cfg.model.init = Init.random
+    megatron.initialize(cfg, *rank)
+    selective = {"recompute_granularity": "selective", "recompute_modules": ["mla_up_proj"]}
+    for name, settings in {"none": {}, "mla_up_proj": selective}.items():
+        cfg.train.megatron = dict(settings)
+        torch.manual_seed(0)
+        model = megatron.build(cfg, LatentBridge(), {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128})
+        attention = model.modules[0].decoder.layers[0].self_attention.train()
+        torch.manual_seed(1)
+        hidden = torch.randn(64, 1, 32, requires_grad=True)
+        packed = PackedSequences.of([0, 24, 64], 1, 0, torch.device("cpu"))
+        seen: list[torch.Tensor] = []
+        attention.core_attention.register_forward_pre_hook(lambda _, given, seen=seen: seen.extend(given[:3]))
+        with cpu_stands_in_for_cuda():
+            output, _ = attention(hidden, None, packed_seq_params=packed)
+            sizes[name] = [tensor.untyped_storage().nbytes() for tensor in seen]
+            output.square().sum().backward()
+        gradient[name] = hidden.grad
+    return sizes, gradient

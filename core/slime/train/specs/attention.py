@@ -10,6 +10,8 @@ from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
     _yarn_get_concentration_factor_from_config as concentration_factor,
 )
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from slime.train.specs.linear import PostNormRowParallelLinear, ReplicatedLinear, RMSNorm, device_of
 from slime.train.specs.packed_attention import PackedAttention, PackedSequences
-from slime.train.specs.rotary import rotary, split
+from slime.train.specs.rotary import RotaryTable, rotary, split
 
 _CAUSAL = {"attn_mask_type": AttnMaskType.causal}
 
@@ -52,7 +54,7 @@ def mla(config: MLATransformerConfig) -> ModuleSpec:
         q_layernorm=norm,
         kv_layernorm=norm,
     )
-    return ModuleSpec(module=ReplicatedDownMLA, params=_CAUSAL, submodules=submodules)
+    return ModuleSpec(module=PackedLatentAttention, params=_CAUSAL, submodules=submodules)
 
 
 def core_attention(config: TransformerConfig) -> type:
@@ -119,10 +121,11 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
 
 
 class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]
-    """MLA whose two down projections are replicated over tensor parallelism.
+    """What latent attention to all keys and to chosen ones share: two down projections that are replicated over tensor
+    parallelism, and the rotary table.
 
-    Megatron-core's local spec shards and gathers them, and its backward then drops the part of the rope key's
-    gradient that comes from the other ranks' heads.
+    Megatron-core's local spec shards and gathers the projections, and its backward then drops the part of the rope
+    key's gradient that comes from the other ranks' heads.
     """
 
     def __init__(self, config: MLATransformerConfig, *args: Any, **kwargs: Any) -> None:
@@ -135,3 +138,78 @@ class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]
         self.linear_kv_down_proj = ReplicatedLinear(
             config.hidden_size, config.kv_lora_rank + config.qk_pos_emb_head_dim, config=config, init_method=init
         )
+        self.rotate, _ = rotary(device_of(config))
+
+    def rotary_table(self, packed: PackedSequences) -> RotaryTable:
+        """Of the pack's tokens on this context-parallel rank, for neighbours as pairs."""
+        found = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
+        angles, scale = found if isinstance(found, tuple) else (found, 1.0)  # YaRN has a factor for both tables
+        return packed.rotary_table(angles, interleaved=False, scale=scale)
+
+    def up_queries(self, latent: Tensor, table: RotaryTable) -> tuple[Tensor, Tensor]:
+        """The parts of every head that are not turned, [t, h, qk_head_dim], and that are, turned.
+
+        Args:
+            latent: of `down_queries`.
+        """
+        up = self.linear_q_proj if self.config.q_lora_rank is None else self.linear_q_up_proj
+        query = up(latent)[0].unflatten(-1, (-1, self.q_head_dim))
+        plain, turning = query.split([self.config.qk_head_dim, self.config.qk_pos_emb_head_dim], dim=-1)
+        return plain, self.rotate(turning, *table, True)
+
+    def down_queries(self, hidden: Tensor) -> Tensor:
+        """[s, hidden_size] -> compressed and normed [s, q_lora_rank]; hidden states where they are not compressed."""
+        return hidden if self.config.q_lora_rank is None else self.q_layernorm(self.linear_q_down_proj(hidden)[0])
+
+    def down_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[s, hidden_size] -> normed latents [s, kv_lora_rank] and what is still to be turned, [s, rotary size]."""
+        sizes = [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim]
+        latent, turning = self.linear_kv_down_proj(hidden)[0].split(sizes, dim=-1)
+        return self.kv_layernorm(latent), turning
+
+
+class PackedLatentAttention(ReplicatedDownMLA):
+    """Latent attention to all keys, with a forward pass for packed training batches alone, as `PackedSelfAttention`.
+
+    Shape letters: s tokens of a rank's sequence shard, t of its context-parallel rank, h heads of this rank.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        packed_seq_params: PackedSequences | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[s, 1, hidden_size] -> the same shape, and the bias still to be added."""
+        assert packed_seq_params is not None, "slime packs every batch"
+        packed, hidden = packed_seq_params, hidden_states[:, 0]
+        latent, turning = self.down_keys(hidden)
+        if self.config.sequence_parallel:
+            turning = gather_from_sequence_parallel_region(turning, group=self.tp_group)
+        given = (self.down_queries(hidden), latent, turning, *self.rotary_table(packed))
+        fp8 = self.config.fp8 or self.config.fp4  # upstream takes False for yes
+        up = CheckpointWithoutOutput(fp8) if self.recompute_up_proj and self.training else None
+        query, key, value = up.checkpoint(self._query_key_value, *given) if up else self._query_key_value(*given)
+        recompute = self.checkpoint_core_attention and self.training
+        attend = self._checkpointed_attention_forward if recompute else self.core_attention
+        mask_type = self.attn_mask_type
+        out = attend(query, key, value, attention_mask, attn_mask_type=mask_type, packed_seq_params=packed)
+        out = out.reshape(len(out), 1, -1)
+        if up:
+            up.discard_output_and_register_recompute(out)
+        output, bias = self.linear_proj(out)
+        return output, bias
+
+    def _query_key_value(
+        self, query_latent: Tensor, latent: Tensor, turning: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[t, h, q_head_dim] twice and [t, h, v_head_dim], of compressed queries and latents [s, ...] and of the keys'
+        part that is to be turned [t, rotary size]."""
+        table, sizes = RotaryTable(cos, sin), [self.config.qk_head_dim, self.config.v_head_dim]
+        query = torch.cat(self.up_queries(query_latent, table), dim=-1)
+        up = self.linear_kv_up_proj(latent)[0].unflatten(-1, (-1, sum(sizes)))
+        plain, value = up.split(sizes, dim=-1)
+        turned = self.rotate(turning[:, None], *table, True).expand(-1, plain.size(1), -1)
+        return query, torch.cat([plain, turned], dim=-1), value.contiguous()

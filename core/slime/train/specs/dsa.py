@@ -38,9 +38,9 @@ from slime.train.specs.attention import ReplicatedDownMLA
 from slime.train.specs.dsa_config import SparseLatentConfig
 from slime.train.specs.indexer import Indexer, IndexQueries, select_keys
 from slime.train.specs.indexer_loss import add_indexer_loss
-from slime.train.specs.linear import RMSNorm, device_of
+from slime.train.specs.linear import RMSNorm
 from slime.train.specs.packed_attention import PackedSequences
-from slime.train.specs.rotary import RotaryTable, rotary
+from slime.train.specs.rotary import RotaryTable
 from slime.train.specs.sparse_attention import sparse_attention
 
 
@@ -90,7 +90,12 @@ class SparseLatentAttention(ReplicatedDownMLA):
         assert config.q_lora_rank, "index queries are made of the compressed queries"
         self.source_layer = config.source_layer(layer_number)
         self.indexer = Indexer(config) if self.source_layer == layer_number else None
-        self.rotate, _ = rotary(device_of(config))
+        if self.checkpoint_core_attention or self.recompute_up_proj:
+            raise SlimeError(
+                "sparse attention has no part that could be computed again by itself",
+                where="train.megatron.recompute_modules",
+                todo="Leave out core_attn and mla_up_proj, or set train.megatron.recompute_granularity=full.",
+            )
         groups = kwargs.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
         self.cp_group, self.shard_group = groups.cp, groups.tp
 
@@ -99,9 +104,9 @@ class SparseLatentAttention(ReplicatedDownMLA):
     ) -> tuple[Tensor, None]:
         """hidden_states [s, 1, hidden_size] -> the same shape, and no bias."""
         packed, hidden = packed_seq_params, hidden_states[:, 0]
-        table = self._rotary_table(packed)
+        table = self.rotary_table(packed)
         own = table.part(*self._shard(packed))
-        query_latent = self.q_layernorm(self.linear_q_down_proj(hidden)[0])
+        query_latent = self.down_queries(hidden)
         query = self._trade(all_to_all_hp2sp, self._query(query_latent, table))
         latents = self._latents(hidden, own, packed)
         index = self._index(hidden, query_latent, own, packed)
@@ -147,26 +152,15 @@ class SparseLatentAttention(ReplicatedDownMLA):
         begin = self.shard_group.rank() * length
         return begin, begin + length
 
-    def _rotary_table(self, packed: PackedSequences) -> RotaryTable:
-        found = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
-        angles, scale = found if isinstance(found, tuple) else (found, 1.0)  # YaRN has a factor for both tables
-        return packed.rotary_table(angles, interleaved=False, scale=scale)
-
     def _query(self, query_latent: Tensor, table: RotaryTable) -> Tensor:
         """[t, h, kv_lora_rank + rotary size], to be compared with latents."""
-        config = self.config
-        query = self.linear_q_up_proj(query_latent)[0].unflatten(-1, (-1, self.q_head_dim))
-        plain, turning = query.split([config.qk_head_dim, config.qk_pos_emb_head_dim], dim=-1)
-        absorbed = torch.einsum("thn,hnr->thr", plain, self._up_projections()[0])
-        return torch.cat([absorbed, self.rotate(turning, *table, True)], dim=-1)
+        plain, turned = self.up_queries(query_latent, table)
+        return torch.cat([torch.einsum("thn,hnr->thr", plain, self._up_projections()[0]), turned], dim=-1)
 
     def _latents(self, hidden: Tensor, table: RotaryTable, packed: PackedSequences) -> Tensor:
         """[T, kv_lora_rank + rotary size] of the whole pack, in its order."""
-        config = self.config
-        down = self.linear_kv_down_proj(hidden)[0]
-        latent, turning = down.split([config.kv_lora_rank, config.qk_pos_emb_head_dim], dim=-1)
-        both = torch.cat([self.kv_layernorm(latent), self.rotate(turning[:, None], *table, True)[:, 0]], dim=-1)
-        return self._gather(both, packed)
+        latent, turning = self.down_keys(hidden)
+        return self._gather(torch.cat([latent, self.rotate(turning[:, None], *table, True)[:, 0]], dim=-1), packed)
 
     def _index(
         self, hidden: Tensor, query_latent: Tensor, table: RotaryTable, packed: PackedSequences

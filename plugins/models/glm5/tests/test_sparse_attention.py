@@ -125,6 +125,13 @@ def test_a_stage_that_starts_on_a_reusing_layer_is_not_built(checkpoint: Path) -
         run_ranks(train_layouts, 2, FAMILY, checkpoint, layout)
 
 
+@pytest.mark.parametrize("module", ["core_attn", "mla_up_proj"])
+def test_a_part_that_cannot_be_computed_again_is_refused(module: str, checkpoint: Path) -> None:
+    layout = {"selective": {"recompute_granularity": "selective", "recompute_modules": [module]}}
+    with pytest.raises(AssertionError, match=r"no part that could be computed again by itself.*Leave out core_attn"):
+        run_ranks(train_layouts, 1, FAMILY, checkpoint, layout)
+
+
 @pytest.mark.parametrize("coefficient", [0.0, 0.5], ids=["frozen", "trained"])
 def test_a_checkpoint_goes_into_another_layout(coefficient: float, checkpoint: Path, tmp_path: Path) -> None:
     [saved] = run_ranks(save, 1, checkpoint, tmp_path, {"dsa_indexer_loss_coeff": coefficient})
