@@ -7,7 +7,7 @@
 # kernels    1        60     the digest and copy kernels, publishing by CUDA IPC: run it first
 # tests      1       200     every test marked gpu
 # generation 1       150     the engine's log-probs against the trainer's: every family, at its real head sizes
-# glm5       1       330     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
+# glm5, v32  1       460     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
 # attention  1        20     flash attention beside cuDNN, by length of the sequences
 # dsa        1        60     sparse beside dense attention, 4k to 64k tokens
@@ -17,6 +17,7 @@
 # reward     any     120     the laptop run, to its reward
 # split      2, 4    170     publish, disaggregated: the share of the bare broadcast by size of the buckets
 # colocated  4        90     publish, colocated over all
+# trainers   2       230     the whole glm4-9b, cut by tensors or by layers: tokens/s and MFU
 # layouts    2, 4    300     every parallel layout trains as one GPU does
 # nine       4       580     a step of glm4-9b, whole
 # tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines behind the router
@@ -51,7 +52,8 @@ for part in "${parts[@]}"; do
     kernels) pytest kernels 200 -m gpu tests/weights ;;
     tests) pytest tests 560 -m gpu -k "not real_head_sizes" ;;  # "generation" has them all at once
     generation) run generation 420 python3 benchmarks/generation.py ;;
-    glm5) slime glm5 480 +model=glm5-tiny +cluster=h200x1 ;;
+    glm5) slime glm5 560 +model=glm5-tiny +cluster=h200x1 ;;
+    v32) slime v32 560 +model=deepseek-v3.2-tiny +cluster=h200x1 ;;
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py ;;
@@ -61,6 +63,7 @@ for part in "${parts[@]}"; do
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
     split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" --buckets 2048,1024,512 ;;
     colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
+    trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
     layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 ;;
     tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import Attention, SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention, MLASelfAttentionSubmodules
@@ -94,12 +95,8 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         """[t (/ tp under sequence parallelism), 1, hidden_size] -> the same shape, and the bias still to be added."""
         assert packed_seq_params is not None, "slime packs every batch"
-        query, key, value = self._query_key_value(hidden_states, rotary_pos_emb, packed_seq_params)
-        recompute = self.checkpoint_core_attention and self.training
-        attend = self._checkpointed_attention_forward if recompute else self.core_attention
-        mask_type = self.attn_mask_type
-        out = attend(query, key, value, attention_mask, attn_mask_type=mask_type, packed_seq_params=packed_seq_params)
-        output, bias = self.linear_proj(out.reshape(len(out), 1, -1))
+        heads = self._query_key_value(hidden_states, rotary_pos_emb, packed_seq_params)
+        output, bias = self.linear_proj(_attended(self, heads, attention_mask, packed_seq_params))
         return output, bias
 
     def _query_key_value(
@@ -118,6 +115,18 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         if table is not None:
             query, key = self.rotate(query, *table, interleaved), self.rotate(key, *table, interleaved)
         return query, key, value
+
+
+def _attended(
+    layer: Attention, heads: Sequence[Tensor], attention_mask: Tensor | None, packed: PackedSequences
+) -> Tensor:
+    """From queries, keys and values, as `PackedAttention` takes them, to [t, 1, heads * value size]; computed again in
+    the backward pass where that is wanted."""
+    recompute = layer.checkpoint_core_attention and layer.training
+    attend = layer._checkpointed_attention_forward if recompute else layer.core_attention
+    mask_type = layer.attn_mask_type
+    out: Tensor = attend(*heads, attention_mask, attn_mask_type=mask_type, packed_seq_params=packed)
+    return out.reshape(len(out), 1, -1)
 
 
 class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]
@@ -191,12 +200,8 @@ class PackedLatentAttention(ReplicatedDownMLA):
         given = (self.down_queries(hidden), latent, turning, *self.rotary_table(packed))
         fp8 = self.config.fp8 or self.config.fp4  # upstream takes False for yes
         up = CheckpointWithoutOutput(fp8) if self.recompute_up_proj and self.training else None
-        query, key, value = up.checkpoint(self._query_key_value, *given) if up else self._query_key_value(*given)
-        recompute = self.checkpoint_core_attention and self.training
-        attend = self._checkpointed_attention_forward if recompute else self.core_attention
-        mask_type = self.attn_mask_type
-        out = attend(query, key, value, attention_mask, attn_mask_type=mask_type, packed_seq_params=packed)
-        out = out.reshape(len(out), 1, -1)
+        heads = up.checkpoint(self._query_key_value, *given) if up else self._query_key_value(*given)
+        out = _attended(self, heads, attention_mask, packed)
         if up:
             up.discard_output_and_register_recompute(out)
         output, bias = self.linear_proj(out)
