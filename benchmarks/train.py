@@ -40,11 +40,8 @@ PEAK_FLOPS = 989e12
 TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
 DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
-MODELS = {
-    1: ["+model=glm4-9b", "+cluster=h200x1", "model.num_layers=12", *DATA],
-    2: ["+model=glm4-9b", "+cluster=h200x2", *DATA],
-}
-TINY = ["+model=glm4-tiny", *DATA]
+MODELS = {1: ["+model=glm4-9b", "model.num_layers=12"], 2: ["+model=glm4-9b"]}
+TINY = ["+model=glm4-tiny"]
 CLUSTERS = {("cuda", 1): "h200x1", ("cuda", 2): "h200x2", ("cpu", 1): "local", ("cpu", 2): "local2"}
 RECOMPUTE = [
     "train.megatron.recompute_granularity=full",
@@ -242,17 +239,16 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # Adam on the CPU uses them all
     on_gpu = options.device == "cuda"
-    cluster = CLUSTERS[options.device, options.gpus]
-    arguments = [*([*TINY, f"+cluster={cluster}"] if options.tiny else MODELS[options.gpus]), *options.overrides]
+    model, cluster = TINY if options.tiny else MODELS[options.gpus], CLUSTERS[options.device, options.gpus]
+    arguments = [*model, f"+cluster={cluster}", *DATA, *options.overrides]
     cases = (TINY_CASES if options.tiny else CASES)[options.gpus]
     print(f"{describe(compose(arguments), options.micro_batches)}\n\n{HEAD}", flush=True)
     reached = []
     for number in options.only if options.only is not None else range(len(cases)):
         case = cases[number]
         chosen = (arguments, astuple(case), options.micro_batches, options.profile)
-        measured = Measured.of_all(
-            [Measured(*each) for each in run_ranks(measure, options.gpus, *chosen, timeout_s=300)]
-        )
+        ranks = run_ranks(measure, options.gpus, *chosen, timeout_s=300)
+        measured = Measured.of_all([Measured(*fields) for fields in ranks])
         print(row(case, measured, on_gpu), flush=True)
         if options.profile:
             print(f"\n{measured.profile}\n", flush=True)

@@ -54,7 +54,12 @@ def choosing_layers(hf: HfConfig) -> tuple[int, ...]:
 
 
 def dsa_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
-    """Pipeline stages that would start on a layer without an indexer, a sentence each."""
+    """Pipeline stages that would start on a layer without an indexer, and parts that cannot be computed again by
+    themselves: a sentence each."""
+    return [*_stage_problems(hf, megatron), *_recompute_problems(megatron)]
+
+
+def _stage_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
     sizes = {name: megatron.get(SIZE_KEYS[name]) or 1 for name in ("pp", "vpp")}
     try:
         stages = split_layers(hf["num_hidden_layers"], Grid(world_size=sizes["pp"], **sizes), megatron)
@@ -63,6 +68,17 @@ def dsa_problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:
     choosing = choosing_layers(hf)
     firsts = sorted(layers[0] for chunks in stages for layers in chunks if layers)
     return [_problem(first, choosing) for first in firsts if first not in choosing]
+
+
+def _recompute_problems(megatron: Mapping[str, Any]) -> list[str]:
+    modules = megatron.get("recompute_modules") or ["core_attn"]  # Megatron-core's default
+    refused = [module for module in ("core_attn", "mla_up_proj") if module in modules]
+    if megatron.get("recompute_granularity") != "selective" or not refused:
+        return []
+    return [
+        f"sparse attention has no part that could be computed again by itself; leave {' and '.join(refused)} out of "
+        "train.megatron.recompute_modules, or set train.megatron.recompute_granularity=full"
+    ]
 
 
 def _problem(first: int, choosing: tuple[int, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime import architecture, architecture_dsa
@@ -50,10 +50,10 @@ class DeepseekV32:
     family = "deepseek_v32"
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
-        return _read(hf, _indexer)[0]
+        return _read(hf, sparse=True)[0]
 
     def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
-        return _read(hf, _indexer)[1]
+        return _read(hf, sparse=True)[1]
 
     def block_spec(self, config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
         from slime_plugin_deepseek_v3 import spec
@@ -68,16 +68,11 @@ class DeepseekV32:
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return blocks.moe_decoder(hf, (*blocks.mla(), *blocks.indexer()))
 
-
-def _indexer(reader: ConfigReader) -> dict[str, Any]:
-    reader.only("layer_types", None, ["deepseek_sparse_attention"] * reader.get("num_hidden_layers"))
-    return architecture_dsa.dsa(reader)
+    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
+        return architecture_dsa.dsa_problems(hf, megatron)
 
 
-def _read(
-    hf: HfConfig, more: Callable[[ConfigReader], dict[str, Any]] = lambda _: {}
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of both families and those that `more` reads."""
+def _read(hf: HfConfig, *, sparse: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
     reader.only("num_experts", None, reader.get("n_routed_experts"))
     for not_of_the_forward_pass in ("aux_loss_alpha", "ep_size", "pretraining_tp", "seq_aux"):
@@ -85,10 +80,12 @@ def _read(
     config = {
         **architecture.decoder(reader),
         **architecture.mla(reader),
-        **more(reader),
         **architecture.sigmoid_moe(reader),
         **architecture.mtp(reader),
     }
+    if sparse:
+        reader.only("layer_types", None, ["deepseek_sparse_attention"] * config["num_layers"])
+        config |= architecture_dsa.dsa(reader)
     kwargs = architecture.embeddings(reader)
     reader.finish()
     return config, kwargs

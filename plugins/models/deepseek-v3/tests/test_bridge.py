@@ -72,6 +72,14 @@ def test_what_would_change_the_sparse_model_is_refused(change: dict[str, Any], n
         DeepseekV32().transformer_config(SPARSE | change)
 
 
+def test_sparse_plans() -> None:
+    """Every layer chooses keys, so any may begin a stage; sparse attention computes no part of itself again."""
+    stages = {"pipeline_model_parallel_size": 4, "pipeline_model_parallel_layout": "Et*16|t*15|t*15|t*15L"}
+    assert not DeepseekV32().plan_problems(SPARSE, stages)
+    [problem] = DeepseekV32().plan_problems(SPARSE, {"recompute_granularity": "selective"})
+    assert "leave core_attn out" in problem
+
+
 def test_both_spellings_of_rotary_embeddings_are_one() -> None:
     new = {key: value for key, value in HF.items() if key not in ("rope_scaling", "rope_theta")}
     new["rope_parameters"] = {**YARN, "rope_type": "yarn", "rope_theta": 10000}

@@ -135,6 +135,29 @@ def test_stages_of_a_pipeline_layout(layout: str, starts: list[int], num_ranks: 
     assert [int(problem.split("layer ")[1].split(",")[0]) for problem in problems] == starts
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"recompute_granularity": "selective"}, "leave core_attn out"),
+        (
+            {"recompute_granularity": "selective", "recompute_modules": ["mla_up_proj", "moe_act"]},
+            "leave mla_up_proj out",
+        ),
+    ],
+)
+def test_a_part_that_cannot_be_computed_again_is_a_plan_problem(settings: dict[str, Any], named: str) -> None:
+    [problem] = BRIDGE.plan_problems(GLM52, settings)
+    assert named in problem
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"recompute_granularity": "full"}, {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}],
+)
+def test_what_can_be_computed_again_is_none(settings: dict[str, Any]) -> None:
+    assert not BRIDGE.plan_problems(GLM52, settings)
+
+
 def test_tiny_model_is_supported() -> None:
     hf = json.loads((ASSETS / "glm5-tiny/config.json").read_text())
     assert BRIDGE.transformer_config(hf)["dsa_indexer_layers"] == [True, True, False, True]
