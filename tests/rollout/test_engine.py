@@ -66,6 +66,15 @@ def test_only_colocated_engines_give_memory_back(placement):
     assert server_fields(cfg, **WHERE)["enable_memory_saver"] is (placement is Placement.colocated)
 
 
+@pytest.mark.parametrize(("num_engines", "most"), [(1, 40), (2, 40 + engine_module.MAX_IMBALANCE)])
+def test_cuda_graphs_cover_every_request_an_engine_may_have(num_engines, most):
+    cfg = cpu_config()
+    cfg.cluster.device, cfg.cluster.num_engines, cfg.rollout.max_requests_per_engine = Device.cuda, num_engines, 40
+    assert server_fields(cfg, **WHERE)["cuda_graph_max_bs_decode"] == most
+    cfg.rollout.sglang["cuda_graph_max_bs_decode"] = 8
+    assert server_fields(cfg, **WHERE)["cuda_graph_max_bs_decode"] == 8, "the user's own setting wins"
+
+
 def test_environment_of_cpu_ranks(monkeypatch):
     for name in ("OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"):
         monkeypatch.delenv(name, raising=False)

@@ -1,16 +1,21 @@
-"""The router's process; its work is shown in test_loop_sglang.py."""
+"""The router's process; its work before real engines is shown in test_loop_sglang.py."""
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import aiohttp
 import psutil
 import pytest
 
 from slime.errors import SlimeError
-from slime.rollout.engine import reserved_port
+from slime.rollout.engine import MAX_IMBALANCE, reserved_port
 from slime.rollout.router import RouterProcess, open_router
 
 pytestmark = pytest.mark.slow
@@ -33,6 +38,70 @@ def test_a_taken_port_is_said(tmp_path):
         router = RouterProcess([NOBODY], taken.getsockname()[1], tmp_path / "router.log", 60)
         with pytest.raises(SlimeError, match=r"the router ended with code 1: .*Address already in use"):
             router.wait_until_ready(30)
+
+
+class Holding(BaseHTTPRequestHandler):
+    """A server that keeps every generate request until it is told to answer."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self._answer()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append(self.path)
+        assert self.server.may_answer.wait(30)
+        self._answer()
+
+    def _answer(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+
+@contextmanager
+def holding_server(may_answer):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Holding)
+    server.requests, server.may_answer = [], may_answer
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server
+    finally:
+        may_answer.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
+    """By the router's defaults one engine may have half as many again as another: the step would wait for it."""
+    num_requests, may_answer = 96, threading.Event()
+
+    async def generate(session, url, number):
+        async with session.post(f"{url}/generate", json={"input_ids": [*range(32), number]}) as answer:
+            return answer.status
+
+    async def generate_all(url, servers):
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            requests = [asyncio.ensure_future(generate(session, url, number)) for number in range(num_requests)]
+            while sum(len(server.requests) for server in servers) < num_requests:
+                await asyncio.wait(requests, timeout=0.05)
+            may_answer.set()
+            return await asyncio.gather(*requests)
+
+    with holding_server(may_answer) as one, holding_server(may_answer) as other:
+        urls = [f"http://127.0.0.1:{server.server_port}" for server in (one, other)]
+        with open_router(urls, tmp_path, 60) as router:
+            assert asyncio.run(generate_all(router.url, (one, other))) == [200] * num_requests
+    # One over: the router counts a request a moment after it has chosen for it.
+    assert abs(len(one.requests) - len(other.requests)) <= MAX_IMBALANCE + 1
 
 
 DRIVER = """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
-from slime.rollout.engine import reserved_port
+from slime.rollout.engine import MAX_IMBALANCE, reserved_port
 from slime.rollout.lifeline import die_with_parent
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
-BALANCE_THRESHOLD = 8
-"""Requests one engine may have more than another before load counts for more than a shared prefix."""
 MAX_FAILURES, MAX_RETRIES = 3, 10
 """So many requests in a row fail on an engine before it gets no more for a minute, and so often one request is tried.
 By the router's defaults, 10 and 5, one request can use up its tries on a dead engine, which is never busy."""
@@ -124,7 +122,8 @@ def main(port: int, request_timeout_s: float, engine_urls: list[str]) -> None:
         host=HOST,
         port=port,
         policy="cache_aware",
-        balance_abs_threshold=BALANCE_THRESHOLD,
+        balance_abs_threshold=MAX_IMBALANCE,  # beyond both, load counts for more than a shared prefix
+        balance_rel_threshold=1.0,  # by default an engine may have half as much again as another
         request_timeout_secs=int(request_timeout_s),
         cb_failure_threshold=MAX_FAILURES,
         retry_max_retries=MAX_RETRIES,
