@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime.testing.site import site
-from tests.running import end_all
+from tests.running import Run, end_all
 
 __all__ = ["site"]
 
@@ -27,6 +27,13 @@ def device():
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU, and not in Triton's interpreter (test_interpreter.py runs this there)")
     return torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Run:
+    """The laptop recipe, shortened, from its start to its end: trainer and engine on devices of their own, weights
+    through shared memory."""
+    return Run(tmp_path_factory.mktemp("finished")).start().succeed()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from safetensors.torch import load_file
 
 from slime.cluster.reaper import left
 from slime.observe.hang import dump
@@ -34,6 +35,8 @@ TINY = {
     "train.checkpoint.interval": 2,
 }
 """The laptop recipe, shortened to the seconds that its start takes."""
+NO_CHECKPOINTS = {"train.checkpoint.interval": "null"}
+"""For runs that nobody resumes: the first one takes seconds."""
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -109,6 +112,16 @@ class Run:
 
     def rows(self, stage: str) -> list[dict[str, Any]]:
         return [row for row in read_rows(self.path / "metrics.jsonl") if row["stage"] == stage]
+
+    def losses(self) -> list[tuple[str, int, float]]:
+        """Stage, step and loss of every optimizer step."""
+        rows = [*self.rows("sft"), *self.rows("rl")]
+        return [(row["stage"], row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+
+    def weights(self) -> dict[str, bytes]:
+        """The exported tensors, byte for byte."""
+        files = [load_file(file) for file in sorted((self.path / "export").glob("*.safetensors"))]
+        return {name: tensor.numpy().tobytes() for file in files for name, tensor in file.items()}
 
     def has_step(self, stage: str, step: int) -> bool:
         return any(row["step"] >= step for row in self.rows(stage))

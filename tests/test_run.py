@@ -9,18 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from slime import torchvision_ops
-from tests.running import Run
+from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The laptop recipe, shortened, from its start to its end."""
-    return Run(tmp_path_factory.mktemp("finished")).start().succeed()
 
 
 def test_a_run_leaves_what_the_summary_names(finished: Run) -> None:
@@ -60,8 +53,8 @@ def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run,
     run.kill(signal.SIGKILL)
     assert run.strays() == []
     run.start().succeed()
-    assert _weights(run) == _weights(finished)
-    assert _losses(run) == _losses(finished)
+    assert run.weights() == finished.weights()
+    assert run.losses() == finished.losses()
 
 
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
@@ -77,7 +70,7 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={"run.num_steps": 500, "eval.interval": 1000}).start()
+    run = Run(tmp_path, settings={"run.num_steps": 500, "eval.interval": 1000, **NO_CHECKPOINTS}).start()
     run.until(lambda: run.has_step("rl", 1))
     children = psutil.Process(run.process.pid).children(recursive=True)
     engine = next(child for child in children if "slime.rollout.launcher" in child.cmdline())
@@ -106,6 +99,7 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
         "algo.kl_coef": 0.01,
         "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
         "algo.loss_mean": "sample",
+        **NO_CHECKPOINTS,
     }
     run = Run(tmp_path, model="glm4-moe-tiny", cluster="local2", settings=settings).start().succeed()
     steps = [row for row in run.rows("rl") if "train/loss" in row]
@@ -113,14 +107,4 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
     assert steps[1]["train/kl"] > 0  # the reference is the model before step 1
     assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps)
     assert all(row["train/mtp_loss"] > 0 for row in steps)
-    assert "model.layers.4.eh_proj.weight" in _weights(run)
-
-
-def _weights(run: Run) -> dict[str, bytes]:
-    tensors = [load_file(file) for file in sorted((run.path / "export").glob("*.safetensors"))]
-    return {name: tensor.numpy().tobytes() for file in tensors for name, tensor in file.items()}
-
-
-def _losses(run: Run) -> list[tuple[str, int, float]]:
-    rows = [*run.rows("sft"), *run.rows("rl")]
-    return [(row["stage"], row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert "model.layers.4.eh_proj.weight" in run.weights()

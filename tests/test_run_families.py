@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Run
+from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SHORT = {
@@ -14,6 +14,7 @@ SHORT = {
     "sft.num_steps": 2,
     "sft.lr_warmup_steps": 1,
     "eval.path": "null",
+    **NO_CHECKPOINTS,
     "rollout.prompts_per_step": 4,
     "rollout.samples_per_prompt": 4,
     "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
