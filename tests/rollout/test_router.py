@@ -82,7 +82,7 @@ def holding_server(may_answer):
 
 def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
     """By the router's defaults one engine may have half as many again as another: the step would wait for it."""
-    num_requests, may_answer = 96, threading.Event()
+    num_requests, may_answer = 128, threading.Event()
 
     async def generate(session, url, number):
         async with session.post(f"{url}/generate", json={"input_ids": [*range(32), number]}) as answer:
@@ -100,8 +100,8 @@ def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
         urls = [f"http://127.0.0.1:{server.server_port}" for server in (one, other)]
         with open_router(urls, tmp_path, 60) as router:
             assert asyncio.run(generate_all(router.url, (one, other))) == [200] * num_requests
-    # One over: the router counts a request a moment after it has chosen for it.
-    assert abs(len(one.requests) - len(other.requests)) <= MAX_IMBALANCE + 1
+    # A few over: the router counts a request a moment after it has chosen for it. By its defaults it is 26 here.
+    assert abs(len(one.requests) - len(other.requests)) <= MAX_IMBALANCE + 4
 
 
 DRIVER = """
