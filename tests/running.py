@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from safetensors.torch import load_file
 
 from slime.cluster.reaper import left
 from slime.observe.hang import dump
@@ -120,6 +119,8 @@ class Run:
 
     def weights(self) -> dict[str, bytes]:
         """The exported tensors, byte for byte."""
+        from safetensors.torch import load_file  # torch takes seconds, and every test loads this module
+
         files = [load_file(file) for file in sorted((self.path / "export").glob("*.safetensors"))]
         return {name: tensor.numpy().tobytes() for file in files for name, tensor in file.items()}
 

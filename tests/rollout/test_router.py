@@ -92,7 +92,8 @@ def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             requests = [asyncio.ensure_future(generate(session, url, number)) for number in range(num_requests)]
             while sum(len(server.requests) for server in servers) < num_requests:
-                await asyncio.wait(requests, timeout=0.05)
+                assert not any(request.done() for request in requests), "nobody has answered yet"
+                await asyncio.sleep(0.05)
             may_answer.set()
             return await asyncio.gather(*requests)
 
