@@ -22,8 +22,8 @@ def problem_of(distribution: str) -> str:
 
 def test_builtins_come_through_the_same_hooks() -> None:
     installed = plugins.load()
-    assert installed.filters.get("none").distribution == "slime"
-    assert installed.buffers.get("fifo").distribution == "slime"
+    assert installed.filters.get("none").distribution == "slime-rl"
+    assert installed.buffers.get("fifo").distribution == "slime-rl"
 
 
 def test_contribution_is_created_with_its_options(site: Site) -> None:
@@ -48,7 +48,7 @@ def test_unknown_name_gets_the_nearest_one(site: Site) -> None:
         ("@hookimpl\ndef slime_rewards(): return ['a']", "slime", "returned ['a'], not {name: factory}"),
         ("@hookimpl\ndef slime_rewards(): return {'a': 1}", "slime", "returned {'a': 1}, not {name: factory}"),
         ("@hookimpl\ndef slime_rewards(): return 1 / 0", "slime", "slime_rewards raised ZeroDivisionError: division"),
-        (REWARD % "acme", "slime>=0.2,<0.3", "made for slime <0.3,>=0.2, this is slime 0.1.0"),
+        (REWARD % "acme", "slime-rl>=0.2,<0.3", "made for slime <0.3,>=0.2, this is slime 0.1.0"),
         ("def slime_rewards(): return {}", "slime", "it contributes nothing (are its hooks marked with @hookimpl?)"),
         (
             "@hookimpl\ndef slime_config_paths(): return ['pkg://acme_reward.cnf']",
@@ -89,8 +89,8 @@ def test_two_entry_points_of_one_name_name_both_distributions(site: Site) -> Non
 
 def test_builtin_is_never_blamed_for_a_duplicate(site: Site) -> None:
     site.add("acme-filter", "@hookimpl\ndef slime_filters(): return {'none': dict}")
-    assert "filter 'none' is also brought by slime" in problem_of("acme-filter")
-    assert plugins.load().filters.get("none").distribution == "slime"
+    assert "filter 'none' is also brought by slime-rl" in problem_of("acme-filter")
+    assert plugins.load().filters.get("none").distribution == "slime-rl"
 
 
 def test_check_hook_names_its_distribution(site: Site) -> None:
@@ -103,7 +103,7 @@ def test_provenance_tells_where_a_used_name_came_from(site: Site) -> None:
     site.add("acme-reward", REWARD % "acme", version="2.3")
     record = plugins.load().provenance({"reward": "acme", "filter": "none"})
     assert record["used"]["reward"] == {"name": "acme", "distribution": "acme-reward", "version": "2.3"}
-    assert record["used"]["filter"]["distribution"] == "slime"
+    assert record["used"]["filter"]["distribution"] == "slime-rl"
     assert record["installed"]["acme-reward"]["contributes"] == ["reward/acme"]
 
 

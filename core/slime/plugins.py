@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter
 
 ENTRY_POINT_GROUP = "slime"
-BUILTIN = "slime"
+BUILTIN = "slime-rl"
+"""slime's own distribution, whose built-ins are contributed like a plugin's."""
 HOOK_OF_KIND = {
     "model": "slime_models",
     "reward": "slime_rewards",
@@ -209,7 +210,7 @@ def discover(entries: Iterable[EntryPoint]) -> Plugins:
 
 
 def _load_builtins() -> Plugin:
-    plugin = Plugin(BUILTIN, BUILTIN, slime.__version__)
+    plugin = Plugin("slime", BUILTIN, slime.__version__)
     _read_hooks(plugin, builtins)
     return plugin
 
@@ -228,9 +229,11 @@ def _load_entry(entry: EntryPoint) -> Plugin:
 
 def _check_slime_version(plugin: Plugin, dist: Distribution) -> None:
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     for requirement in map(Requirement, dist.requires or ()):
-        ours = requirement.name.lower() == BUILTIN and (requirement.marker is None or requirement.marker.evaluate())
+        applies = requirement.marker is None or requirement.marker.evaluate()
+        ours = applies and canonicalize_name(requirement.name) == BUILTIN
         if ours and not requirement.specifier.contains(slime.__version__, prereleases=True):
             raise plugin.broken(f"made for slime {requirement.specifier}, this is slime {slime.__version__}")
 

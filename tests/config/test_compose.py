@@ -133,7 +133,7 @@ def test_two_providers_of_one_option_are_refused(acme: Site) -> None:
 
 def test_plugin_cannot_shadow_an_option_of_slime(acme: Site) -> None:
     add(acme, {**CONF, "cluster/local.yaml": "name: mine"})
-    with pytest.raises(SlimeError, match="cluster=local is provided by both slime and acme-models"):
+    with pytest.raises(SlimeError, match="cluster=local is provided by both slime-rl and acme-models"):
         compose(RUN)
 
 

@@ -102,7 +102,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party reward `closeness`, all installed from wheels."""
     bare.build(HERE / "closeness")
-    bare.install("slime", "slime-plugin-glm4", "slime-plugin-math", "slime-plugin-dynamic-sampling", "slime-closeness")
+    plugins = ("slime-plugin-glm4", "slime-plugin-math", "slime-plugin-dynamic-sampling", "slime-closeness")
+    bare.install("slime-rl", *plugins)
     return bare
 
 

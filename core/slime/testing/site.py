@@ -23,7 +23,7 @@ class Site:
         source: str,
         *,
         version: str = "1.0",
-        requires: str = "slime>=0.1,<0.2",
+        requires: str = "slime-rl>=0.1,<0.2",
         entry: str | None = None,
         conf: Mapping[str, str] | None = None,
     ) -> None:

@@ -29,7 +29,7 @@ my-reward = "my_reward"
 The module marks the hooks it implements with `@hookimpl` (`from slime.hookspecs import hookimpl`). A hook that
 contributes things chosen by name returns `{{name: factory}}`; the factory is called late, with the options of the
 config as keywords, and is where heavy imports belong: `slime --help`, `plugins` and `plan` import every plugin.
-State the slime versions it works with in `dependencies = ["slime>=0.1,<0.2"]`: a plugin made for another version is
+State the slime versions it works with in `dependencies = ["slime-rl>=0.1,<0.2"]`: a plugin made for another version is
 refused by name.
 """
 
