@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from slime import plugins
-from slime.config.schema import Device, LrDecay, SlimeConfig
+from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
 from slime.train import settings
 from slime.train.compat import apply_fixups
-from slime.train.optimizer import _decay_end, schedule_of
 
 HF = {
     "head_dim": 16,
@@ -108,20 +107,3 @@ def test_adam_on_the_cpu_is_refused_where_megatron_cannot(
     cfg.train.optimizer = {"optimizer_cpu_offload": True, **optimizer}
     with pytest.raises(SlimeError, match=message):
         settings.optimizer_config(cfg)
-
-
-def test_the_decay_ends_with_the_run_unless_told_otherwise() -> None:
-    cfg = SlimeConfig()
-    cfg.run.num_steps, cfg.train.steps_per_rollout = 20, 4
-    assert schedule_of(cfg, "rl").decay_steps == 80
-    cfg.train.lr_decay_steps = 7
-    assert schedule_of(cfg, "rl").decay_steps == 7
-
-
-def test_a_warm_up_that_leaves_no_decay_is_refused_unless_nothing_decays() -> None:
-    cfg = SlimeConfig()
-    cfg.sft.num_steps, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay = 5, 5, LrDecay.cosine
-    with pytest.raises(SlimeError, match=r"^sft\.lr_warmup_steps: a warm-up of 5 steps leaves none of 5"):
-        _decay_end(schedule_of(cfg, "sft"), "sft")
-    cfg.sft.lr_decay = LrDecay.constant
-    assert _decay_end(schedule_of(cfg, "sft"), "sft") == 6

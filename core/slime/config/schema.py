@@ -145,7 +145,7 @@ class TrainConfig:
     """Weight of the multi-token prediction layer's loss, which trains that layer alone; 0.2 is usual. Empty: a layer
     that the checkpoint has stays as it is, also in what is exported and published."""
     lr_warmup_steps: int = 0
-    """Optimizer steps of linear warm-up from 0."""
+    """Optimizer steps w of linear warm-up: step n has n / (w + 1) of the peak, so that no step has 0."""
     lr_decay: LrDecay = LrDecay.constant
     """How the learning rate falls from `lr` to `min_lr` after warm-up."""
     lr_decay_steps: int | None = None
@@ -164,7 +164,7 @@ class SftConfig:
     lr: float = 1e-5
     """Peak learning rate of the supervised stage; warm-up and decay over `num_steps`."""
     lr_warmup_steps: int = 0
-    """Optimizer steps of linear warm-up of the supervised stage."""
+    """Optimizer steps of linear warm-up of the supervised stage, as `train.lr_warmup_steps`."""
     lr_decay: LrDecay = LrDecay.cosine
     """Decay of the supervised stage's learning rate."""
 

@@ -23,8 +23,9 @@ from slime.train.megatron import Model
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """Peak and final learning rate, and optimizer steps of warm-up and decay."""
+    """Peak and final learning rate, and optimizer steps of warm-up and decay, of stage "sft" or "rl"."""
 
+    stage: str
     max_lr: float
     min_lr: float
     warmup_steps: int
@@ -35,10 +36,37 @@ class LrSchedule:
 def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
     """The learning-rate schedule of stage "sft" or "rl"."""
     if stage == "sft":
-        return LrSchedule(cfg.sft.lr, 0.0, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay, cfg.sft.num_steps)
+        return LrSchedule(stage, cfg.sft.lr, 0.0, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay, cfg.sft.num_steps)
     optimizer, train = settings.optimizer_config(cfg), cfg.train
     decay_steps = train.lr_decay_steps or cfg.run.num_steps * train.steps_per_rollout
-    return LrSchedule(optimizer.lr, optimizer.min_lr or 0.0, train.lr_warmup_steps, train.lr_decay, decay_steps)
+    min_lr = optimizer.min_lr or 0.0
+    return LrSchedule(stage, optimizer.lr, min_lr, train.lr_warmup_steps, train.lr_decay, decay_steps)
+
+
+def scheduler_of(optimizer: Any, schedule: LrSchedule, weight_decay: float) -> OptimizerParamScheduler:
+    """Megatron-core's scheduler, at the learning rate of the first step.
+
+    Step n of a warm-up of w steps has n / (w + 1) of the peak, and step w + 1 all of it. Upstream begins at 0, which
+    costs pre-training one step in a hundred thousand, and reinforcement learning a whole rollout.
+
+    Raises:
+        SlimeError: the warm-up leaves no step for the decay.
+    """
+    for group in optimizer.param_groups:
+        group["max_lr"], group["min_lr"] = schedule.max_lr, schedule.min_lr
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=schedule.max_lr / (schedule.warmup_steps + 1),
+        max_lr=schedule.max_lr,
+        min_lr=schedule.min_lr,
+        lr_warmup_steps=schedule.warmup_steps,
+        lr_decay_steps=_decay_end(schedule),
+        lr_decay_style=schedule.decay.value,
+        start_wd=weight_decay,
+        end_wd=weight_decay,
+        wd_incr_steps=1,
+        wd_incr_style="constant",
+    )
 
 
 class Optimizer:
@@ -77,22 +105,8 @@ class Optimizer:
 
     def set_schedule(self, stage: str) -> None:
         """Take up the schedule of `stage` from its beginning, moments as they are."""
-        schedule, weight_decay = schedule_of(self._cfg, stage), self.megatron.config.weight_decay
-        for group in self.megatron.param_groups:
-            group["max_lr"], group["min_lr"] = schedule.max_lr, schedule.min_lr
-        self.scheduler = OptimizerParamScheduler(
-            self.megatron,
-            init_lr=0.0,
-            max_lr=schedule.max_lr,
-            min_lr=schedule.min_lr,
-            lr_warmup_steps=schedule.warmup_steps,
-            lr_decay_steps=_decay_end(schedule, stage),
-            lr_decay_style=schedule.decay.value,
-            start_wd=weight_decay,
-            end_wd=weight_decay,
-            wd_incr_steps=1,
-            wd_incr_style="constant",
-        )
+        schedule = schedule_of(self._cfg, stage)
+        self.scheduler = scheduler_of(self.megatron, schedule, self.megatron.config.weight_decay)
         self.stage = stage
 
     def step(self) -> tuple[float, float]:
@@ -138,14 +152,14 @@ def parts_of(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def _decay_end(schedule: LrSchedule, stage: str) -> int:
+def _decay_end(schedule: LrSchedule) -> int:
     """Megatron-core wants the decay to end after the warm-up, even when nothing decays."""
     if schedule.decay is LrDecay.constant:
         return max(schedule.decay_steps, schedule.warmup_steps + 1)
     if schedule.warmup_steps >= schedule.decay_steps:
         raise SlimeError(
             f"a warm-up of {schedule.warmup_steps} steps leaves none of {schedule.decay_steps} for the decay",
-            where=f"{'sft' if stage == 'sft' else 'train'}.lr_warmup_steps",
+            where=f"{'sft' if schedule.stage == 'sft' else 'train'}.lr_warmup_steps",
             todo="Shorten the warm-up or lengthen the decay.",
         )
     return schedule.decay_steps
