@@ -26,8 +26,6 @@ class KeepAll:
 class FifoOptions:
     max_groups: int | None = None
     """Groups held at most; null holds all."""
-    max_weight_lag: int = 4
-    """Responses generated more than this many weight versions ago are started anew."""
 
 
 def _fifo(**options: Any) -> BufferPolicy:

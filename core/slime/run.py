@@ -86,7 +86,8 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     collected = session.collect(step - 1, bar)
     watch.add_all(collected.stats)
     with watch("pack"):
-        batches = session.pack(to_train_samples(collected.groups, cfg.algo, step - 1), cfg.train.steps_per_rollout)
+        samples = to_train_samples(collected.groups, cfg.algo, step - 1, cfg.rollout.max_weight_lag)
+        batches = session.pack(samples, cfg.train.steps_per_rollout)
     bar.status("train")
     values = session.train("train_rl", batches, step)
     watch.add_all(values)

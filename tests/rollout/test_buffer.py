@@ -1,8 +1,6 @@
 import copy
 import json
 
-import pytest
-
 from slime.contracts import BufferPolicy
 from slime.rollout.buffer import FifoBuffer
 from slime.types import Group, Prompt, Sample, Status, Verdict, WeightSpan
@@ -40,18 +38,6 @@ def test_a_full_buffer_refuses_with_a_reason():
     assert [decision.keep for decision in decisions] == [True, True, False]
     assert decisions[2].reason == "full"
     assert len(buffer) == 2
-
-
-@pytest.mark.parametrize(("now", "restarted"), [(3, False), (5, False), (6, True)])
-def test_responses_that_began_too_long_ago_start_over(now, restarted):
-    buffer = FifoBuffer(max_weight_lag=2)
-    stored(buffer, "a", version=3)
-    taken = buffer.take(1, now)[0]
-    begun = [len(sample.response_tokens) for sample in taken.samples]
-    assert begun == ([0, 0, 0] if restarted else [2, 2, 0])
-    assert (taken.samples[0].verdict is None) == restarted
-    for sample in taken.samples:
-        sample.check()
 
 
 def test_contents_survive_a_checkpoint():

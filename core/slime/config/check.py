@@ -45,6 +45,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "algo.clip_low",
         "algo.clip_high",
         "algo.kl_coef",
+        "rollout.max_weight_lag",
         "rollout.sampling.temperature",
         "eval.sampling.temperature",
         "reward.max_failed_share",

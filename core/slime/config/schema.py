@@ -219,7 +219,11 @@ class RolloutConfig:
     max_requests_per_engine: int = 256
     """Requests in flight at one engine."""
     over_sampling: float = 1.0
-    """Groups started for each group needed; above 1 the surplus is aborted and goes to the buffer."""
+    """Groups started for each group needed; above 1 the surplus is aborted, goes to the buffer and is continued in the
+    next step, so that what is trained on was sampled in part by older weights."""
+    max_weight_lag: int | None = 4
+    """Tokens sampled by weights more than this many versions older than those that train on them stay in their response
+    and take no part in the loss; empty trains on all."""
     request_timeout_s: float = 600.0
     """Seconds one generate request may take before the engine counts as hung."""
     sglang: dict[str, Any] = field(default_factory=dict)

@@ -11,15 +11,15 @@ from slime.types import Decision, Group, Prompt, Sample, Status, Verdict, Verdic
 
 
 class FifoBuffer:
-    """First in, first out. No prompt is ever lost to age: too old a response starts over.
+    """First in, first out. A response goes on where it stopped, however old its first tokens are: what of it is too
+    old to be trained on is decided when it is trained on (`rollout.max_weight_lag`).
 
     Args:
         max_groups: groups held at most, a further one is dropped with the reason `full`; None means no limit.
-        max_weight_lag: age in weight versions that a response's first token may have.
     """
 
-    def __init__(self, max_groups: int | None = None, max_weight_lag: int = 4) -> None:
-        self._max_groups, self._max_weight_lag = max_groups, max_weight_lag
+    def __init__(self, max_groups: int | None = None) -> None:
+        self._max_groups = max_groups
         self._groups: deque[Group] = deque()
 
     def put(self, group: Group, version: int) -> Decision:
@@ -30,11 +30,8 @@ class FifoBuffer:
         return Decision(keep=True)
 
     def take(self, count: int, version: int) -> list[Group]:
-        """The `count` longest-stored groups, without the responses that are too old under weight `version`."""
-        groups = [self._groups.popleft() for _ in range(min(count, len(self._groups)))]
-        for group in groups:
-            group.samples = [self._fresh_enough(sample, version) for sample in group.samples]
-        return groups
+        """The `count` longest-stored groups."""
+        return [self._groups.popleft() for _ in range(min(count, len(self._groups)))]
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -46,11 +43,6 @@ class FifoBuffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold exactly the groups of `state`."""
         self._groups = deque(_group(values) for values in state["groups"])
-
-    def _fresh_enough(self, sample: Sample, version: int) -> Sample:
-        if sample.spans and version - sample.spans[0].version > self._max_weight_lag:
-            return Sample(sample.prompt, sample.index)
-        return sample
 
 
 def _group(values: Mapping[str, Any]) -> Group:

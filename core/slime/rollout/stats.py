@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from slime.types import Group, Sample, Status
@@ -16,6 +16,23 @@ def group_stats(groups: Sequence[Group]) -> dict[str, float]:
     """
     samples = [sample for group in groups for sample in group.samples]
     return {**_rewards(samples), **_parts(samples), **_lengths(samples)}
+
+
+def lag_stats(groups: Sequence[Group], version: int, max_weight_lag: int | None) -> dict[str, float]:
+    """How many weight versions before `version` the tokens of `groups` were sampled: mean and largest lag over them,
+    and the share of them that lag too far to be trained on.
+    """
+    spans = [span for group in groups for sample in group.samples for span in sample.spans]
+    lags = Counter[int]()
+    for span in spans:
+        lags[version - span.version] += span.num_tokens
+    num_tokens = max(1, lags.total())  # every response may be empty
+    num_masked = sum(count for lag, count in lags.items() if max_weight_lag is not None and lag > max_weight_lag)
+    return {
+        "rollout/weight_lag_mean": sum(lag * count for lag, count in lags.items()) / num_tokens,
+        "rollout/weight_lag_max": float(max(lags, default=0)),
+        "rollout/weight_lag_masked_share": num_masked / num_tokens,
+    }
 
 
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
