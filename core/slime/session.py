@@ -65,9 +65,7 @@ class Data:
             assert cfg.sft.path, "compose() asks for demonstrations"
             align = read_grid(cfg.cluster.num_trainers, cfg.train.megatron).packing_align
             limit = cfg.train.max_tokens_per_micro_batch // align * align  # padding included
-            self.demonstrations = DemonstrationSource(
-                resolve(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data.chat_template_kwargs
-            )
+            self.demonstrations = DemonstrationSource(resolve(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data)
         if cfg.algo.name != "sft":
             self.prompts = PromptSource(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         if cfg.eval.path:

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from slime.config.schema import ControlTokens, DataConfig
 from slime.data.demonstrations import DemonstrationSource
 from slime.errors import SlimeError
 
@@ -20,9 +21,10 @@ GOOD = "".join(row(turn("user", f"{n}+1="), turn("assistant", str(n + 1))) for n
 
 @pytest.fixture
 def source(write, tokenizer):
-    return lambda content=GOOD, **options: DemonstrationSource(
-        write(content), tokenizer, **{"seed": 3, "max_tokens": 64, **options}
-    )
+    def source(content=GOOD, **data):
+        return DemonstrationSource(write(content), tokenizer, seed=3, max_tokens=64, data=DataConfig(**data))
+
+    return source
 
 
 def test_loss_is_on_the_answer_and_its_end_token(source, tokenizer):
@@ -59,6 +61,22 @@ def test_a_template_that_rewrites_the_prompt_is_refused(source, tokenizer, monke
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(SlimeError, match="line 1: the conversation's tokens do not begin with its prompt's tokens"):
         source()
+
+
+def test_a_control_token_in_an_answer_is_refused_or_left_out(source, caplog):
+    content = GOOD + row(turn("user", "1+1="), turn("assistant", "2<|endoftext|>3"))
+    with pytest.raises(SlimeError, match=r"line 6: message 2 holds the control token '<\|endoftext\|>'"):
+        source(content)
+    assert len(source(content, control_tokens=ControlTokens.skip)) == 5
+    assert "1 of 6 rows left out (with control tokens)" in caplog.text
+    with pytest.raises(SlimeError, match="every row is left out"):
+        source(content.splitlines()[-1], control_tokens=ControlTokens.skip)
+
+
+def test_a_huge_row_is_refused_before_it_is_encoded(source, monkeypatch, tokenizer):
+    monkeypatch.setattr("slime.data.demonstrations.encode", None)
+    with pytest.raises(SlimeError, match=r"line 1: the demonstration has \d+ characters, more than the tokens of 64"):
+        source(row(turn("user", "1"), turn("assistant", "1" * 2000)))
 
 
 def test_resume_continues_where_it_stopped(source):

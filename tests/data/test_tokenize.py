@@ -11,15 +11,16 @@ from slime.errors import SlimeError
 def test_prompt_text_and_tokens(tokenizer):
     text = render(tokenizer, [{"role": "user", "content": "1+2="}], "", {}, prompt=True)
     assert text == "[gMASK]<sop><|user|>\n1+2=<|assistant|>\n"
-    assert (
-        encode(tokenizer, [text, text])
-        == [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": "1+2="}], add_generation_prompt=True, return_dict=False
-            )
-        ]
-        * 2
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1+2="}], add_generation_prompt=True, return_dict=False
     )
+    assert list(encode(tokenizer, [text, text])) == [ids, ids]
+
+
+def test_more_texts_than_a_batch(tokenizer, monkeypatch):
+    monkeypatch.setattr("slime.data.tokenize.BATCH", 2)
+    texts = ["1", "22", "333", "4444", "55555"]
+    assert [tokenizer.decode(ids) for ids in encode(tokenizer, texts)] == texts
 
 
 def test_no_chat_template(tokenizer_folder, tmp_path):
@@ -51,6 +52,14 @@ def test_a_template_that_refuses_names_the_row(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(SlimeError, match="line 7: the chat template refuses the messages: roles must alternate"):
         render(tokenizer, [{"role": "user", "content": "1"}], "line 7", {}, prompt=True)
+
+
+def test_a_template_that_stumbles_over_a_row_names_it(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for call in messages[0].tool_calls %}{{ call }}{% endfor %}")
+    with pytest.raises(
+        SlimeError, match="line 7: the chat template refuses the messages: 'int' object is not iterable"
+    ):
+        render(tokenizer, [{"role": "assistant", "content": "1", "tool_calls": 3}], "line 7", {}, prompt=True)
 
 
 def test_template_keywords_reach_the_template(tokenizer, monkeypatch):

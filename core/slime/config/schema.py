@@ -48,6 +48,12 @@ class KlEstimator(enum.Enum):
     low_var_kl = "low_var_kl"
 
 
+class ControlTokens(enum.Enum):
+    refuse = "refuse"
+    skip = "skip"
+    allow = "allow"
+
+
 class LossMean(enum.Enum):
     token = "token"
     sample = "sample"
@@ -242,6 +248,9 @@ class DataConfig:
     """New random order every epoch, from `run.seed`."""
     skip_long_prompts: bool = False
     """Leave out and count prompts over `rollout.max_prompt_tokens` instead of stopping."""
+    control_tokens: ControlTokens = ControlTokens.refuse
+    """Prompts and demonstrations that hold a special token of the tokenizer, or one that opens a turn: refuse stops
+    and names the row; skip leaves such rows out and counts them; allow lets the token end or open a turn."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keywords for the tokenizer's chat template (enable_thinking, ...)."""
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from slime.config.schema import DataConfig
+from slime.data.chat import Chat
 from slime.data.order import EpochOrder
-from slime.data.prompts import prompt_messages, refuse_changed_file
+from slime.data.prompts import prompt_messages, refuse_changed_file, report
 from slime.data.rows import Row, read_rows
-from slime.data.tokenize import Tokenizer, encode, render, require_chat_template
+from slime.data.tokenize import Tokenizer, encode
 from slime.errors import SlimeError
 from slime.types import TrainSample
 
@@ -26,7 +28,7 @@ class DemonstrationSource:
         tokenizer: with a chat template and an end-of-sequence token.
         seed: decides every epoch's order.
         max_tokens: limit of a sequence, answer included.
-        chat_template_kwargs: further keywords of the chat template.
+        data: keywords of the chat template, and what to do with control tokens; the rest is not read.
 
     Raises:
         SlimeError: from the constructor, naming the first bad row.
@@ -38,15 +40,27 @@ class DemonstrationSource:
         tokenizer: Tokenizer,
         seed: int,
         max_tokens: int,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        data: DataConfig,
     ) -> None:
-        require_chat_template(tokenizer)
+        chat = Chat(tokenizer, data, max_tokens)
         file = read_rows(path)
         self.path, self._content_hash = path, file.content_hash
-        self._samples = [
-            _sample(row, prompt, whole, tokenizer.eos_token_id, max_tokens)
-            for row, prompt, whole in _tokenize(file.rows, tokenizer, chat_template_kwargs or {})
-        ]
+        rows, prompts, wholes = [], [], []
+        for row in file.rows:
+            messages = _conversation(row)
+            whole = chat.render(messages, row.where, prompt=False)
+            if len(whole) > chat.max_chars:  # else encoding it may take all memory
+                raise _too_long(row, f"{len(whole)} characters, more than the tokens of", max_tokens)
+            if chat.admits(messages, row.where):
+                rows.append(row)
+                prompts.append(chat.render(messages[:-1], row.where, prompt=True))
+                wholes.append(whole)
+        ids = zip(rows, encode(tokenizer, prompts), encode(tokenizer, wholes), strict=True)
+        self._samples = [_sample(*each, tokenizer.eos_token_id, max_tokens) for each in ids]
+        left_out = {"with control tokens": len(file.rows) - len(rows)}
+        report(path, tokenizer, len(file.rows), left_out, [sample.tokens for sample in self._samples])
+        if not rows:
+            raise SlimeError("every row is left out", where=str(path), todo="Give rows without control tokens.")
         self._order = EpochOrder(len(self._samples), seed, shuffle=True)
 
     def __len__(self) -> int:
@@ -66,18 +80,6 @@ class DemonstrationSource:
         self._order.load_state_dict(state)
 
 
-def _tokenize(
-    rows: tuple[Row, ...], tokenizer: Tokenizer, kwargs: Mapping[str, Any]
-) -> zip[tuple[Row, list[int], list[int]]]:
-    """Each row with the tokens of its prompt and of the whole conversation."""
-    prompts, wholes = [], []
-    for row in rows:
-        messages = _conversation(row)
-        prompts.append(render(tokenizer, messages[:-1], row.where, kwargs, prompt=True))
-        wholes.append(render(tokenizer, messages, row.where, kwargs, prompt=False))
-    return zip(rows, encode(tokenizer, prompts), encode(tokenizer, wholes), strict=True)
-
-
 def _conversation(row: Row) -> tuple[Mapping[str, Any], ...]:
     messages = prompt_messages(row, MESSAGES_KEY)
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
@@ -93,9 +95,13 @@ def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_t
         raise SlimeError(what, where=row.where, todo=todo)
     answer = _answer(whole[len(prompt) :], end_token)
     if len(prompt) + len(answer) > max_tokens:
-        what = f"the demonstration has {len(prompt) + len(answer)} tokens, more than {max_tokens}"
-        raise SlimeError(what, where=row.where, todo="Shorten or delete the row, or raise the limit.")
+        raise _too_long(row, f"{len(prompt) + len(answer)} tokens, more than", max_tokens)
     return TrainSample(np.asarray(prompt + answer, dtype=np.int64), np.ones(len(answer), dtype=np.float32))
+
+
+def _too_long(row: Row, what: str, max_tokens: int) -> SlimeError:
+    todo = "Shorten or delete the row, or raise train.max_tokens_per_micro_batch."
+    return SlimeError(f"the demonstration has {what} {max_tokens}", where=row.where, todo=todo)
 
 
 def _answer(tokens: list[int], end_token: int) -> list[int]:

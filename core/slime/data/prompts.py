@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slime.config.schema import DataConfig
+from slime.data.chat import Chat
 from slime.data.order import EpochOrder
 from slime.data.rows import Row, RowFile, kind_of, read_rows
-from slime.data.tokenize import Tokenizer, encode, render, require_chat_template
+from slime.data.tokenize import Tokenizer, encode
 from slime.errors import SlimeError
 from slime.types import Message, Prompt
+
+_LABEL = "Give every row a label, or set data.label_key=null if the reward needs none."
+
+log = logging.getLogger(__name__)
 
 
 def check(path: Path, data: DataConfig) -> RowFile:
@@ -23,7 +33,9 @@ def check(path: Path, data: DataConfig) -> RowFile:
     """
     file = read_rows(path)
     for row in file.rows:
-        prompt_messages(row, data.prompt_key)
+        if prompt_messages(row, data.prompt_key)[-1]["role"] == "assistant":
+            what = f"'{data.prompt_key}' ends with the assistant's turn, which is to be generated"
+            raise SlimeError(what, where=row.where, todo="End the prompt with the turn that is to be answered.")
     if data.label_key is not None:
         _check_labels(file.rows, data.label_key)
     return file
@@ -45,12 +57,14 @@ def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
 
 
 def check_message(message: Any, name: str, where: str) -> None:
-    """Refuse a message that is not `{"role": text, "content": non-empty text}`."""
+    """Refuse a message that is not `{"role": text, "content": non-empty text}`; calls of tools need no content."""
     todo = 'A message is {"role": "user", "content": "..."}.'
     if not isinstance(message, dict):
         raise SlimeError(f"{name} is {kind_of(message)}", where=where, todo=todo)
     for field in ("role", "content"):
         value = message.get(field)
+        if field == "content" and not value and message.get("tool_calls"):
+            continue
         if not isinstance(value, str):
             fact = f"has no {field}" if value is None else f"has {kind_of(value)} as its {field}"
             raise SlimeError(f"{name} {fact}", where=where, todo=todo)
@@ -64,11 +78,13 @@ def _check_labels(rows: Sequence[Row], key: str) -> None:
     for row in rows:
         label = row[key]
         if label is None:
-            todo = "Give every row a label, or set data.label_key=null if the reward needs none."
-            raise SlimeError(f"'{key}' is null", where=row.where, todo=todo)
+            raise SlimeError(f"'{key}' is null", where=row.where, todo=_LABEL)
         if kind_of(label) != kind_of(first[key]):
             what = f"'{key}' is {kind_of(label)}, but {kind_of(first[key])} in {first.where}"
             raise SlimeError(what, where=row.where, todo="Write every label of the file in the same way.")
+        if (isinstance(label, float) and not math.isfinite(label)) or (isinstance(label, str) and not label.strip()):
+            what = f"'{key}' is {'empty' if isinstance(label, str) else label}"
+            raise SlimeError(what, where=row.where, todo=_LABEL)
 
 
 class PromptSet:
@@ -82,23 +98,46 @@ class PromptSet:
 
     Attributes:
         content_hash: of the file's bytes.
-        num_skipped: prompts left out because they were too long (`data.skip_long_prompts`).
+        num_long: prompts left out because they were too long (`data.skip_long_prompts`).
+        num_control: prompts left out because they hold control tokens (`data.control_tokens=skip`).
     """
 
     def __init__(self, data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int) -> None:
-        require_chat_template(tokenizer)
+        chat = Chat(tokenizer, data, max_prompt_tokens)
         file = check(path, data)
         self._data, self.content_hash = data, file.content_hash
-        tokens = _tokenize(file.rows, data, tokenizer)
-        fits = [len(ids) <= max_prompt_tokens for ids in tokens]
-        if not data.skip_long_prompts and not all(fits):
-            raise _too_long(file.rows[fits.index(False)], len(tokens[fits.index(False)]), max_prompt_tokens)
-        self.num_skipped = fits.count(False)
-        self._rows = [row for row, fit in zip(file.rows, fits, strict=True) if fit]
-        self._tokens = [array("i", ids) for ids, fit in zip(tokens, fits, strict=True) if fit]
+        self.num_long = self.num_control = 0
+        rows, texts = [], []
+        for row in file.rows:
+            messages = prompt_messages(row, data.prompt_key)
+            text = chat.render(messages, row.where, prompt=True)
+            if len(text) > chat.max_chars:  # else encoding it may take all memory
+                self._leave_out(row, f"{len(text)} characters, more than the tokens of", max_prompt_tokens)
+            elif chat.admits(messages, row.where):
+                rows.append(row)
+                texts.append(text)
+            else:
+                self.num_control += 1
+        self._rows: list[Row] = []
+        self._tokens: list[array[int]] = []
+        for row, tokens in zip(rows, encode(tokenizer, texts), strict=True):
+            if len(tokens) > max_prompt_tokens:
+                self._leave_out(row, f"{len(tokens)} tokens, more than", max_prompt_tokens)
+            else:
+                self._rows.append(row)
+                self._tokens.append(array("i", tokens))
+        left_out = {f"longer than {max_prompt_tokens} tokens": self.num_long, "with control tokens": self.num_control}
+        report(path, tokenizer, len(file.rows), left_out, self._tokens)
         if not self._rows:
-            todo = "Raise rollout.max_prompt_tokens or give shorter prompts."
-            raise SlimeError(f"every prompt has more than {max_prompt_tokens} tokens", where=str(path), todo=todo)
+            todo = "Raise rollout.max_prompt_tokens or give other prompts."
+            raise SlimeError("every prompt is left out", where=str(path), todo=todo)
+
+    def _leave_out(self, row: Row, what: str, max_prompt_tokens: int) -> None:
+        if not self._data.skip_long_prompts:
+            what = f"the prompt has {what} rollout.max_prompt_tokens={max_prompt_tokens}"
+            todo = "Raise the limit, shorten the prompt, or set data.skip_long_prompts=true to leave such rows out."
+            raise SlimeError(what, where=row.where, todo=todo)
+        self.num_long += 1
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -116,18 +155,24 @@ class PromptSet:
         )
 
 
-def _tokenize(rows: Sequence[Row], data: DataConfig, tokenizer: Tokenizer) -> list[list[int]]:
-    kwargs = data.chat_template_kwargs
-    return encode(
-        tokenizer,
-        [render(tokenizer, prompt_messages(row, data.prompt_key), row.where, kwargs, prompt=True) for row in rows],
-    )
-
-
-def _too_long(row: Row, num_tokens: int, limit: int) -> SlimeError:
-    what = f"the prompt has {num_tokens} tokens, more than rollout.max_prompt_tokens={limit}"
-    todo = "Raise the limit, shorten the prompt, or set data.skip_long_prompts=true to leave such rows out."
-    return SlimeError(what, where=row.where, todo=todo)
+def report(
+    path: Path,
+    tokenizer: Tokenizer,
+    num_rows: int,
+    left_out: Mapping[str, int],
+    tokens: Sequence[array[int] | NDArray[np.int64]],
+) -> None:
+    """Say in one line what of a file is not as it stands there: rows left out, rows that repeat, unknown characters."""
+    notes = [f"{count} of {num_rows} rows left out ({reason})" for reason, count in left_out.items() if count]
+    if repeated := len(tokens) - len({ids.tobytes() for ids in tokens}):
+        notes.append(f"{repeated} rows repeat an earlier one")
+    unknown = tokenizer.unk_token_id
+    if unknown not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        counts = [np.count_nonzero(np.asarray(ids) == unknown) for ids in tokens]
+        if rows := sum(map(bool, counts)):
+            notes.append(f"{sum(counts)} characters in {rows} rows became '{tokenizer.unk_token}'")
+    if notes:
+        log.warning("%s: %s", path, "; ".join(notes))
 
 
 class PromptSource:

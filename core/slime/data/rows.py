@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 from slime.errors import SlimeError, did_you_mean
 
 SUFFIXES = (".jsonl", ".parquet")
+MAX_DEPTH = 100
+"""Levels of lists and objects in a row: more is damage, and ends in Python's recursion limit somewhere later."""
+_HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+"""JSON writes a character beyond 16 bits as two such escapes; one alone is no text."""
 
 
 @dataclass(frozen=True)
@@ -55,40 +60,59 @@ def read_rows(path: Path) -> RowFile:
     Raises:
         SlimeError: another suffix than `.jsonl` or `.parquet`, no rows, or a row that does not parse.
     """
-    content = _read_bytes(path)
-    rows = tuple(_parquet_rows(path, content) if path.suffix == ".parquet" else _jsonl_rows(path, content))
-    if not rows:
-        raise SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
-    return RowFile(path, hashlib.blake2b(content, digest_size=16).hexdigest(), rows)
-
-
-def _read_bytes(path: Path) -> bytes:
     if path.suffix not in SUFFIXES:
         raise SlimeError("not a jsonl or parquet file", where=str(path), todo=f"Use a {' or '.join(SUFFIXES)} file.")
-    return path.read_bytes()
+    content_hash = hashlib.blake2b(digest_size=16)
+    rows = tuple((_parquet_rows if path.suffix == ".parquet" else _jsonl_rows)(path, content_hash.update))
+    if not rows:
+        raise SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
+    return RowFile(path, content_hash.hexdigest(), rows)
 
 
-def _jsonl_rows(path: Path, content: bytes) -> Iterator[Row]:
-    ends_in_newline = content.endswith(b"\n")
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            is_last = number == len(lines) and not ends_in_newline
-            yield Row(number, where := f"{path} line {number}", _json_object(line, where, is_last))
+def _jsonl_rows(path: Path, update_hash: Callable[[bytes], None]) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            update_hash(line)
+            if line.strip():
+                yield Row(number, where := f"{path} line {number}", _json_object(line, where))
 
 
-def _json_object(line: bytes, where: str, is_last: bool) -> Mapping[str, Any]:
+def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(line.decode())
+        value = json.loads(line.decode(), object_pairs_hook=_distinct)
+        if _HALF_A_PAIR.search(line):
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise SlimeError(
             f"not UTF-8 text at byte {error.start + 1}", where=where, todo="Save the file as UTF-8."
         ) from None
+    except UnicodeEncodeError as error:
+        what = f"holds half of a character, \\u{ord(error.object[error.start]):x}, which no text can have"
+        raise SlimeError(what, where=where, todo="Mend or delete the line.") from None
     except json.JSONDecodeError as error:
-        raise _torn(error, where, is_last) from None
+        raise _torn(error, where, is_last=not line.endswith(b"\n")) from None
+    except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits
+        what = str(error) if isinstance(error, ValueError) else f"nested more than {MAX_DEPTH} levels deep"
+        raise SlimeError(what, where=where, todo="Mend or delete the line.") from None
     if not isinstance(value, dict):
         raise SlimeError(f"a row is a JSON object, this one is {kind_of(value)}", where=where, todo="Mend the line.")
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and not _is_within(value, MAX_DEPTH):
+        raise SlimeError(f"nested more than {MAX_DEPTH} levels deep", where=where, todo="Mend or delete the line.")
     return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a key that stands in it twice, either value may be the one that was meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' stands in an object twice")
+    return found
+
+
+def _is_within(value: Any, depth: int) -> bool:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_within(child, depth - 1) for child in children)
 
 
 def _torn(error: json.JSONDecodeError, where: str, is_last: bool) -> SlimeError:
@@ -99,10 +123,12 @@ def _torn(error: json.JSONDecodeError, where: str, is_last: bool) -> SlimeError:
     return SlimeError(f"not valid JSON: {error.msg} at column {error.colno}", where=where, todo=todo)
 
 
-def _parquet_rows(path: Path, content: bytes) -> Iterator[Row]:
+def _parquet_rows(path: Path, update_hash: Callable[[bytes], None]) -> Iterator[Row]:
     import pyarrow  # late: `slime plan` on a jsonl file needs none of it
     import pyarrow.parquet
 
+    content = path.read_bytes()
+    update_hash(content)
     try:
         table = pyarrow.parquet.read_table(io.BytesIO(content))
     except pyarrow.ArrowInvalid as error:

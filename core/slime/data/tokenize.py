@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from slime.types import Message
 
 Tokenizer = Any
 """A `transformers.PreTrainedTokenizerBase`; transformers is imported late and untyped here."""
+BATCH = 1000
+"""Texts that are encoded at once: while a batch lasts, each token takes some hundred bytes."""
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -72,15 +74,16 @@ def render(
 
     try:
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **kwargs)
-    except TemplateError as error:
+    except (TemplateError, TypeError, ValueError) as error:  # the last two: a filter met a value that it cannot take
         todo = "Mend the row's messages, or data.chat_template_kwargs."
         raise SlimeError(f"the chat template refuses the messages: {error}", where=where, todo=todo) from None
     assert isinstance(text, str), "tokenize=False gives text"
     return text
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of many rendered texts at once; the template has already placed the special tokens."""
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
-    ids: list[list[int]] = encoded["input_ids"]
-    return ids
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Token ids of each rendered text; the template has already placed the special tokens."""
+    for start in range(0, len(texts), BATCH):
+        batch = list(texts[start : start + BATCH])
+        encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        yield from encoded["input_ids"]
