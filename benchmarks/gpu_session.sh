@@ -68,7 +68,7 @@ for part in "${parts[@]}"; do
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 ;;
     tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" ;;
     tiny-tp2) slime tiny-tp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
-                train.megatron.tensor_model_parallel_size=2 rollout.sglang.tp_size=2 cluster.num_engines=$((gpus / 2)) ;;
+                train.megatron.tensor_model_parallel_size=2 rollout.sglang.tp_size=2 ;;
     tiny-pp2) slime tiny-pp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
                 train.megatron.pipeline_model_parallel_size=2 ;;
     *) echo "no part '$part'"; exit 2 ;;

@@ -37,7 +37,8 @@ from slime.config.compose import compose
 from slime.config.paths import resolve
 from slime.config.schema import Device, SlimeConfig, Transport
 from slime.net import free_port
-from slime.plan.rules import devices_per_engine, transport_of
+from slime.topology.engines import engine_groups
+from slime.topology.transport import transport_of
 from slime.types import Receipt
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
@@ -64,7 +65,7 @@ class Measured:
 
 def bare_broadcast(cfg: SlimeConfig, sizes: Sequence[int]) -> list[float]:
     """GB/s at which one device sends buckets to as many others as the engines have; for each of the sizes, in MiB."""
-    world_size = 1 + cfg.cluster.num_engines * devices_per_engine(cfg)
+    world_size = 1 + sum(group.devices for group in engine_groups(cfg))
     with tempfile.NamedTemporaryFile() as result:
         arguments = (world_size, free_port("127.0.0.1"), sizes, cfg.cluster.device, result.name)
         mp.spawn(_broadcast, arguments, nprocs=world_size)
@@ -173,7 +174,8 @@ def main() -> None:
 
 
 def print_head(cfg: SlimeConfig, receipt: Receipt) -> None:
-    engines = f"{cfg.cluster.num_engines} engine(s) x tp {devices_per_engine(cfg)}"
+    groups = engine_groups(cfg)
+    engines = ", ".join(f"{group.num_engines} engine(s) x tp {group.devices_per_engine}" for group in groups)
     print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers, {cfg.cluster.placement.name}")
     print(f"{cfg.cluster.num_trainers} trainer rank(s) {cfg.train.megatron}, {engines}")
     print(f"{conditions()}; {transport_of(cfg).name}, mean of {NUM_PUBLISHES}")

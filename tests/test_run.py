@@ -89,7 +89,7 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
         "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
         "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
         "run.num_steps": 2,
-        "cluster.num_engines": 2,
+        "rollout.engines.default.devices": 2,
         "rollout.max_prompt_tokens": 32,
         "rollout.over_sampling": 1.5,
         "rollout.sampling.max_response_tokens": 8,

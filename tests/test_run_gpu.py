@@ -22,7 +22,7 @@ CLUSTERS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "tp2": (
         2,
         "h200x2",
-        {"+train.megatron.tensor_model_parallel_size": 2, "+rollout.sglang.tp_size": 2, "cluster.num_engines": 1},
+        {"+train.megatron.tensor_model_parallel_size": 2, "+rollout.sglang.tp_size": 2},
     ),
     "pp2": (2, "h200x2", {"+train.megatron.pipeline_model_parallel_size": 2}),
     "cp2": (2, "h200x2", {"+train.megatron.context_parallel_size": 2}),

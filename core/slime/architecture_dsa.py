@@ -12,7 +12,7 @@ from typing import Any
 from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
 from slime.errors import SlimeError
-from slime.plan.layout import SIZE_KEYS, Grid, split_layers
+from slime.topology.layout import SIZE_KEYS, Grid, split_layers
 
 
 def dsa(reader: ConfigReader) -> dict[str, Any]:

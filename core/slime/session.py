@@ -24,14 +24,14 @@ from slime.observe import hang
 from slime.observe.metrics import TOKENS_PER_S, MetricsLog
 from slime.observe.progress import Progress
 from slime.observe.stopwatch import Stopwatch
-from slime.plan.layout import read_grid
-from slime.plan.rules import generates
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
 from slime.rollout.evaluate import evaluate
 from slime.rollout.loop import Collected, Rollout
 from slime.rollout.router import open_router
 from slime.run_dir import RunDir
+from slime.topology.engines import generates
+from slime.topology.layout import read_grid
 from slime.train.packing import pack
 from slime.types import Batch, Prompt, Receipt, TrainSample
 

@@ -10,7 +10,7 @@ from slime.config.check import BOUNDS, check, value_of
 from slime.config.compose import compose
 from slime.config.derive import derive
 from slime.config.keys import own_keys
-from slime.config.schema import Device, Init, Placement, SlimeConfig
+from slime.config.schema import Device, EngineGroupConfig, Init, Placement, SlimeConfig
 
 LAYOUT = "train.megatron.pipeline_model_parallel_layout"
 SIZES = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16", "rollout.prompts_per_step=32"]
@@ -56,6 +56,7 @@ def test_recipe_and_plain_run_are_right(composed: dict[str, SlimeConfig]) -> Non
 @pytest.mark.parametrize("key", [key for keys in BOUNDS.values() for key in keys])
 def test_every_bounded_number_is_refused_below_its_bound(composed: dict[str, SlimeConfig], key: str) -> None:
     kind = int if "int" in own_keys()[key].type else float
+    key = key.replace("<name>", "default")
     (problem,) = problems(composed["dense"], {key: kind(-3)})
     assert problem.startswith(f"{key}: must be ")
 
@@ -137,7 +138,15 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"model.num_layers": 5}, "model.num_layers is 5, but the model has 4 layers"),
         ({"train.megatron.hidden_size": 256}, "train.megatron.hidden_size: is not yours to set"),
         ({"cluster.num_trainers": 2}, "the run needs 2 (one for each trainer rank)"),
-        ({"rollout.sglang.tp_size": 2}, "rollout.sglang.tp_size: an engine needs 2 devices. Use at most 1"),
+        (
+            {"rollout.engines": {"a": EngineGroupConfig(devices_per_engine=2)}},
+            "rollout.engines.a.devices_per_engine: an engine needs 2 devices, which are 2 hosts. Use at most 1",
+        ),
+        ({"rollout.engines": {"a": EngineGroupConfig(devices=0)}}, "rollout.engines.a.devices: must be at least 1"),
+        (
+            {"rollout.engines": {"a": EngineGroupConfig(sglang={"tp_sizee": 2})}},
+            "rollout.engines.a.sglang.tp_sizee: ServerArgs has no such field. Did you mean 'tp_size'?",
+        ),
         (ranks(1, tensor=2), "1 trainer ranks cannot be divided by tp 2 x cp 1 x pp 1 = 2. Use 2 ranks, or"),
         (ranks(3, pipeline=2), "3 trainer ranks cannot be divided by tp 1 x cp 1 x pp 2 = 2. Use 4 ranks or 2, or"),
         (ranks(1, tensor=0), "train.megatron.tensor_model_parallel_size: must be at least 1, got 0"),
@@ -200,8 +209,7 @@ def test_gpus_are_counted(composed: dict[str, SlimeConfig], placement: str, engi
         "cluster.num_trainers": 8,
         "cluster.num_nodes": 2,
         "cluster.devices_per_node": 8,
-        "cluster.num_engines": engines,
-        "rollout.sglang.tp_size": 2,
+        "rollout.engines": {"default": EngineGroupConfig(devices=2 * engines, devices_per_engine=2)},
     }
     assert (problems(composed["dense"], changes) == []) is fits
 

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from slime.errors import SlimeError
-from slime.rollout.engine import MAX_IMBALANCE, reserved_port
+from slime.rollout.engine import reserved_port
 from slime.rollout.router import RouterProcess, open_router
+from slime.topology.server_fields import MAX_IMBALANCE
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import SlimeConfig
 from slime.net import free_port
+from slime.topology.environment import trainer_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,12 +32,7 @@ class _Actor:
 
     def __init__(self, cfg: SlimeConfig, name: str, logs: Path, fingerprint: Fingerprint) -> None:
         self.cfg, self.name, self.log = cfg, name, logs / f"{name}.log"
-        if cfg.cluster.device is Device.cpu:
-            # One thread a rank: more would fight over the cores. Compiling costs 16 s on CPU and saves nothing.
-            os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
-        else:
-            # As SGLang sets them for its own processes: NCCL wants them alike in a group that publishes to engines.
-            os.environ.update(NCCL_CUMEM_ENABLE="0", NCCL_NVLS_ENABLE="0")
+        os.environ.update(trainer_environment(cfg))  # an engine's process gets its own
         logs.mkdir(parents=True, exist_ok=True)
         self._redirect_output()
         self._logs, self._fingerprint = logs, fingerprint
@@ -162,7 +158,9 @@ class EngineActor(_Actor):
         from slime.rollout.engine import EngineProcess
 
         host = self.host()
-        self.process = EngineProcess(self.cfg, model_path=model_path, host=host, log=self.log, devices=devices)
+        self.process = EngineProcess(
+            self.cfg, self.index, model_path=model_path, host=host, log=self.log, devices=devices
+        )
         return self.process.start()
 
     def release_memory(self, *tags: str) -> None:

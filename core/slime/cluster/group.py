@@ -13,12 +13,12 @@ from typing import Any, Literal
 from slime import plugins
 from slime.cluster.actors import EngineActor, TrainerActor, remote
 from slime.cluster.launch import ray_cluster
-from slime.cluster.placement import bundles, reserve, shares_gpus
+from slime.cluster.placement import bundles, reserve
 from slime.cluster.reaper import reaped
 from slime.config.paths import located
 from slime.config.schema import Placement, SlimeConfig
 from slime.errors import SlimeError
-from slime.plan.placement import engine_ranks
+from slime.topology.placement import engine_ranks, shares_gpus
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 """SGLang's tags of what an engine can release."""
@@ -191,8 +191,8 @@ def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
             for rank, slot in enumerate(slots.trainers)
         ]
         engines = [
-            remote(EngineActor, **slots.options(slot)).remote(cfg, index, logs, fingerprint)
-            for index, slot in enumerate(slots.engines)
+            remote(EngineActor, **slots.options(nodes[0])).remote(cfg, index, logs, fingerprint)
+            for index, nodes in enumerate(slots.engines)
         ]
         cluster = Cluster(cfg, trainers, engines, logs)
         try:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slime.config.schema import Device, Placement, SlimeConfig
+from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
-from slime.plan.placement import engine_ranks
-from slime.plan.rules import devices_per_engine, num_engines
+from slime.topology.placement import engine_places, shares_gpus
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -26,11 +25,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where each process of the run goes."""
+    """Where each process of the run goes; an engine has one on each of its hosts."""
 
     group: PlacementGroup
     trainers: tuple[Slot, ...]
-    engines: tuple[Slot, ...]
+    engines: tuple[tuple[Slot, ...], ...]
 
     def options(self, slot: Slot) -> dict[str, Any]:
         """Ray actor options that put an actor into its slot."""
@@ -45,38 +44,32 @@ class Slots:
         }
 
 
-def shares_gpus(cfg: SlimeConfig) -> bool:
-    """Whether a GPU holds a trainer rank and an engine; on cpu and without engines there is nothing to share."""
-    return cfg.cluster.device is Device.cuda and cfg.cluster.placement is Placement.colocated and num_engines(cfg) > 0
-
-
 def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
     """Resources the run reserves: for every process, trainer ranks first; or for every shared GPU."""
-    trainers, engines = cfg.cluster.num_trainers, num_engines(cfg)
+    trainers, processes = cfg.cluster.num_trainers, [place for places in engine_places(cfg) for place in places]
     if cfg.cluster.device is Device.cpu:
-        return [{"CPU": 1.0}] * (trainers + engines)
+        return [{"CPU": 1.0}] * (trainers + len(processes))
     if shares_gpus(cfg):
         return [{"CPU": 2.0, "GPU": 1.0}] * trainers
-    return [{"CPU": 1.0, "GPU": 1.0}] * trainers + [{"CPU": 1.0, "GPU": float(devices_per_engine(cfg))}] * engines
+    engines = [{"CPU": 1.0, "GPU": float(len(place.devices))} for place in processes]
+    return [{"CPU": 1.0, "GPU": 1.0}] * trainers + engines
 
 
 def slots(cfg: SlimeConfig, group: PlacementGroup, order: Sequence[int]) -> Slots:
-    """Who takes which of the bundles that `order` lists, those of a node behind one another.
+    """Who takes which of the bundles that `order` lists, those of one node contiguous.
 
-    On a shared GPU Ray counts a half for each of the two. An engine over several of them is counted on its first;
-    it learns of the others when it starts (`Cluster.start`).
+    On a shared GPU Ray counts a half for each of the two. An engine's process over several of them is counted on its
+    first; it learns of the others when it starts (`Cluster.start`).
     """
-    num_trainers = cfg.cluster.num_trainers
+    num_trainers, places = cfg.cluster.num_trainers, engine_places(cfg)
     if shares_gpus(cfg):
-        firsts = [order[ranks[0]] for ranks in engine_ranks(cfg)]
-        return Slots(
-            group, tuple(Slot(bundle, 1, 0.5) for bundle in order), tuple(Slot(bundle, 1, 0.5) for bundle in firsts)
-        )
+        per_node = cfg.cluster.devices_per_node
+        shared = [[Slot(order[at.node * per_node + at.devices[0]], 1, 0.5) for at in nodes] for nodes in places]
+        return Slots(group, tuple(Slot(bundle, 1, 0.5) for bundle in order), tuple(map(tuple, shared)))
     all_of = [Slot(bundle, wanted["CPU"], wanted.get("GPU", 0)) for bundle, wanted in enumerate(bundles(cfg))]
     trainers = [all_of[bundle] for bundle in order if bundle < num_trainers]
-    engines = [all_of[bundle] for bundle in order if bundle >= num_trainers]
-    assert len(engines) == num_engines(cfg), "a bundle for every process"
-    return Slots(group, tuple(trainers), tuple(engines))
+    processes = iter([all_of[bundle] for bundle in order if bundle >= num_trainers])
+    return Slots(group, tuple(trainers), tuple(tuple(next(processes) for _ in nodes) for nodes in places))
 
 
 def reserve(cfg: SlimeConfig) -> Slots:
@@ -96,7 +89,7 @@ def reserve(cfg: SlimeConfig) -> Slots:
             f"the cluster has {have['CPU']:g} CPUs and {have['GPU']:g} GPUs, the run needs {need['CPU']:g} and "
             f"{need['GPU']:g} at once (waited {cfg.cluster.start_timeout_s:g} s)",
             where="placement",
-            todo="Free devices, lower cluster.num_trainers or cluster.num_engines, or add nodes.",
+            todo="Free devices, lower cluster.num_trainers or rollout.engines.*.devices, or add nodes.",
         )
     nodes = placement_group_table(group)["bundles_to_node_id"]
     return slots(cfg, group, sorted(range(len(wanted)), key=lambda bundle: (nodes[bundle], bundle)))

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from slime.config import passthrough
 from slime.config.hf import read_hf_config
-from slime.config.keys import FOREIGN, own_keys
+from slime.config.keys import ANY_NAME, FOREIGN, own_keys
 from slime.config.options import check_options
 from slime.config.paths import resolve
 from slime.config.schema import Init, SlimeConfig
 from slime.contracts import ModelBridge, PlanBridge
 from slime.errors import SlimeError, did_you_mean
-from slime.plan.layout import read_grid
-from slime.plan.rules import batch_problems, generates, layout_problems, placement_problems
+from slime.plan.rules import batch_problems, layout_problems
 from slime.plugins import Plugins, Registry
+from slime.topology.engines import engine_groups, generates, group_problems, home_of
+from slime.topology.layout import read_grid
+from slime.topology.placement import placement_problems
+from slime.topology.transport import transport_problems
 
 ALGORITHMS = ("grpo", "sft")
 
@@ -56,7 +60,9 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "cluster.num_nodes",
         "cluster.devices_per_node",
         "cluster.num_trainers",
-        "cluster.num_engines",
+        "cluster.device_memory_mb",
+        "rollout.engines.<name>.devices",
+        "rollout.engines.<name>.devices_per_engine",
         "train.max_tokens_per_micro_batch",
         "train.steps_per_rollout",
         "train.logprob_chunk_tokens",
@@ -77,6 +83,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "weights.bucket_mb",
     ),
     _POSITIVE: (
+        "cluster.host_memory_gb",
         "cluster.start_timeout_s",
         "cluster.hang_timeout_s",
         "train.mtp_loss_scale",
@@ -102,7 +109,10 @@ def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     if problems:  # the other rules compute with these values
         return problems
     problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg)]
-    problems += [*placement_problems(cfg), *_model(cfg, plugins)]
+    groups = list(group_problems(cfg))  # whatever asks for engines needs them right
+    if groups:
+        return problems + groups
+    problems += [*placement_problems(cfg), *transport_problems(cfg), *_model(cfg, plugins)]
     return problems + plugins.check(cfg)
 
 
@@ -110,13 +120,19 @@ def value_of(cfg: SlimeConfig, key: str) -> Any:
     """The value of a dotted key."""
     section: Any = cfg
     for part in key.split("."):
-        section = getattr(section, part)
+        section = section[part] if isinstance(section, dict) else getattr(section, part)
     return section
+
+
+def _named(cfg: SlimeConfig, key: str) -> list[str]:
+    """The key, once for each name of the user's that it has a place for."""
+    home, place, rest = key.partition(f".{ANY_NAME}.")
+    return [f"{home}.{name}.{rest}" for name in value_of(cfg, home)] if place else [key]
 
 
 def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for bound, keys in BOUNDS.items():
-        for key in keys:
+        for key in (named for name in keys for named in _named(cfg, name)):
             value = value_of(cfg, key)
             if value is not None and not bound.holds(value):
                 than = "above" if bound.strict else "at least"
@@ -145,11 +161,14 @@ def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _out_of_range(key: str, what: str) -> SlimeError:
-    return SlimeError(what, where=key, todo=f"It is: {own_keys()[key].doc}")
+    documented = own_keys().get(key) or own_keys()[re.sub(r"^(rollout\.engines)\.[^.]+", rf"\1.{ANY_NAME}", key)]
+    return SlimeError(what, where=key, todo=f"It is: {documented.doc}")
 
 
 def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    return passthrough.check_all({section: value_of(cfg, section) for section in FOREIGN})
+    yield from passthrough.check_all({section: value_of(cfg, section) for section in FOREIGN})
+    for name, group in cfg.rollout.engines.items():
+        yield from passthrough.check_section("rollout.sglang", group.sglang, f"rollout.engines.{name}.sglang")
 
 
 def _names(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
@@ -288,8 +307,11 @@ def _context(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
     key, response = max(lengths.items(), key=lambda item: item[1])
     limits = {
         "the model's context": hf.get("max_position_embeddings"),
-        "rollout.sglang.context_length": cfg.rollout.sglang.get("context_length"),
-        "rollout.sglang.max_total_tokens": cfg.rollout.sglang.get("max_total_tokens"),
+        **{
+            home_of(cfg, group.name, key): group.sglang.get(key)
+            for group in engine_groups(cfg)
+            for key in ("context_length", "max_total_tokens")
+        },
     }
     name, limit = min(limits.items(), key=lambda item: math.inf if item[1] is None else item[1])
     longest = cfg.rollout.max_prompt_tokens + response

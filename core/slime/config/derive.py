@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 from slime.config.schema import SlimeConfig
-from slime.plan.layout import SIZE_KEYS
+from slime.errors import SlimeError
 from slime.plugins import Plugins
+from slime.topology.engines import with_sizes
+from slime.topology.layout import SIZE_KEYS
 
 
 def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
@@ -18,6 +21,8 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
     if _size(megatron, "ep") > 1:
         tp = _size(megatron, "tp")
         megatron.setdefault(SIZE_KEYS["etp"], 1 if _size(megatron, "ep") >= tp else tp)
+    with contextlib.suppress(SlimeError):  # `check` finds it again
+        cfg.rollout.engines = with_sizes(cfg)
     distributed = "use_distributed_optimizer"
     for one, other in ((cfg.train.ddp, cfg.train.optimizer), (cfg.train.optimizer, cfg.train.ddp)):
         if distributed in one:

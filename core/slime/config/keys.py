@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from slime.errors import nearest
 
 FOREIGN = ("train.megatron", "train.optimizer", "train.ddp", "rollout.sglang")
 """Sections whose keys are Megatron-core's and SGLang's own (`slime.config.passthrough`)."""
+
+ANY_NAME = "<name>"
+"""Part of a key that stands for a name of the user's."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ def _walk(section: type, prefix: str, docs: dict[tuple[str, str], str]) -> Itera
         else:
             doc = docs.get((section.__name__, field.name), "")
             yield Key(name, type_in_words(hint), _default(field), doc, typing.get_origin(hint) is dict)
+            if typing.get_origin(hint) is dict and is_dataclass(item := typing.get_args(hint)[1]):
+                yield from _walk(typing.cast(type, item), f"{name}.{ANY_NAME}.", docs)
 
 
 def _default(field: Field[Any]) -> str:
@@ -101,6 +107,8 @@ def open_section(name: str) -> str | None:
 
 def suggest(name: str) -> str:
     """What the user of an unknown key should do: the nearest key, those of the same last part, or the reference."""
+    named = [key.partition(f".{ANY_NAME}.")[0] for key in own_keys() if f".{ANY_NAME}." in key]
+    name = next((re.sub(rf"^({re.escape(key)})\.[^.]+", rf"\1.{ANY_NAME}", name) for key in named), name)
     last = name.rpartition(".")[2]
     match = _nearest_by_parts(name)
     namesakes = [key for key in own_keys() if key.rpartition(".")[2] == last]

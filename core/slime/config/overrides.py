@@ -16,6 +16,9 @@ from slime.config.groups import DECLARED, NO_RECIPE, UNSET, Groups
 from slime.config.keys import open_section, own_keys, suggest
 from slime.errors import SlimeError
 
+ENGINES = "rollout.engines"
+"""A dictionary whose values have a schema."""
+
 
 @dataclass
 class CommandLine:
@@ -74,6 +77,8 @@ def _add_choice(line: CommandLine, override: Override, groups: Groups) -> None:
 
 def _assignment(override: Override, item: str) -> str:
     key = override.key_or_group
+    if key.startswith(f"{ENGINES}.") and not override.is_delete():
+        return _in_typed_dictionary(key, item)
     if open_section(key):
         return item if override.is_delete() else f"++{item.lstrip('+')}"
     if key not in own_keys():
@@ -81,6 +86,14 @@ def _assignment(override: Override, item: str) -> str:
     if override.is_delete():
         raise SlimeError(f"'{item}': {key} cannot be removed", todo=f"Set it: {key}=<value>.")
     return item.lstrip("+")
+
+
+def _in_typed_dictionary(key: str, item: str) -> str:
+    """`rollout.engines.a.devices=8` as `rollout.engines={a:{devices:8}}`: Hydra merges that into the schema's group,
+    where it would make an untyped one for the longer key."""
+    _, _, value = item.partition("=")
+    parts = key.removeprefix(f"{ENGINES}.").split(".")
+    return f"++{ENGINES}={''.join(f'{{{part}:' for part in parts)}{value}{'}' * len(parts)}"
 
 
 def _unknown_key(key: str) -> SlimeError:

@@ -75,6 +75,9 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "random_seed": "it follows `run.seed`",
         "preferred_sampling_params": "they come from `rollout.sampling` and `eval.sampling`",
         "weight_version": "slime counts weight versions",
+        "disaggregation_mode": "it is the engine group's `role`",
+        "disaggregation_ib_device": "it is `cluster.ib_devices`",
+        "disaggregation_bootstrap_port": _BY_LAUNCHER,
     },
 }
 """Keys that slime fills in itself, with where their value comes from."""
@@ -115,10 +118,14 @@ def fields_of(section: str) -> dict[str, ForeignField]:
     return fields
 
 
-def check_section(section: str, values: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """What is wrong with the keys of one pass-through section."""
+def check_section(section: str, values: Mapping[str, Any], home: str = "") -> Iterator[SlimeError]:
+    """What is wrong with the keys of one pass-through section.
+
+    Args:
+        home: the dotted key under which the values stand, if it is not `section`.
+    """
     for key, value in values.items():
-        where = f"{section}.{key}"
+        where = f"{home or section}.{key}"
         if key in SET_BY_SLIME[section]:
             yield SlimeError("is not yours to set", where=where, todo=f"Remove it: {SET_BY_SLIME[section][key]}.")
         elif key not in fields_of(section):

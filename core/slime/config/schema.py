@@ -7,62 +7,21 @@ Megatron-core's and SGLang's own dataclasses by their own names and are checked 
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
 
-
-class Init(enum.Enum):
-    checkpoint = "checkpoint"
-    random = "random"
-
-
-class Device(enum.Enum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Placement(enum.Enum):
-    colocated = "colocated"
-    disaggregated = "disaggregated"
-
-
-class Transport(enum.Enum):
-    auto = "auto"
-    ipc = "ipc"
-    broadcast = "broadcast"
-
-
-class Resume(enum.Enum):
-    auto = "auto"
-    never = "never"
-    must = "must"
-
-
-class KlEstimator(enum.Enum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-    low_var_kl = "low_var_kl"
-
-
-class ControlTokens(enum.Enum):
-    refuse = "refuse"
-    skip = "skip"
-    allow = "allow"
-
-
-class LossMean(enum.Enum):
-    token = "token"
-    sample = "sample"
-
-
-class LrDecay(enum.Enum):
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
+from slime.config.choices import ControlTokens as ControlTokens
+from slime.config.choices import Device as Device
+from slime.config.choices import Init as Init
+from slime.config.choices import KlEstimator as KlEstimator
+from slime.config.choices import LossMean as LossMean
+from slime.config.choices import LrDecay as LrDecay
+from slime.config.choices import Placement as Placement
+from slime.config.choices import Resume as Resume
+from slime.config.choices import Role as Role
+from slime.config.choices import Transport as Transport
 
 
 @dataclass
@@ -113,8 +72,17 @@ class ClusterConfig:
     """GPUs a host (on cpu: trainer slots a host)."""
     num_trainers: int = 1
     """Trainer ranks over all hosts; the product of the parallel sizes must divide it."""
-    num_engines: int = 1
-    """SGLang engines over all hosts; each takes `rollout.sglang.tp_size` devices."""
+    device_memory_mb: int | None = None
+    """MiB of memory of one GPU, as `nvidia-smi` shows it; empty: `slime plan` compares no phase with it."""
+    host_memory_gb: float | None = None
+    """GiB of memory of one host; empty: `slime plan` compares no phase with it."""
+    socket_interface: str | None = None
+    """Network interface for rendezvous and gloo (GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, NCCL_SOCKET_IFNAME of every
+    process); empty: the libraries choose."""
+    ib_devices: list[str] = field(default_factory=list)
+    """InfiniBand or RoCE devices over which prefill engines send KV caches (`mlx5_0`, ...)."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Environment variables of every trainer and engine process."""
     ray_address: str | None = None
     """Address of a running Ray cluster to attach to; empty starts one for this run."""
     start_timeout_s: float = 300.0
@@ -214,6 +182,21 @@ class SamplingConfig:
 
 
 @dataclass
+class EngineGroupConfig:
+    role: Role = Role.regular
+    """regular: an engine does prefill and decode; prefill, decode: engines of the two groups work in pairs."""
+    devices: int | None = None
+    """Devices of all engines of the group. Empty, for an only group: those of the trainers (colocated), those that the
+    trainers leave (disaggregated), or those of one engine (cpu)."""
+    devices_per_engine: int | None = None
+    """Devices of one engine, which may span hosts; empty: tp_size x pp_size of its SGLang fields."""
+    sglang: dict[str, Any] = field(default_factory=dict)
+    """Fields of SGLang's ServerArgs for this group; they win over `rollout.sglang`."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Environment variables of this group's processes; they win over `cluster.environment`."""
+
+
+@dataclass
 class RolloutConfig:
     prompts_per_step: int = 32
     """Groups that each step trains on, after filtering."""
@@ -233,7 +216,10 @@ class RolloutConfig:
     request_timeout_s: float = 600.0
     """Seconds one generate request may take before the engine counts as hung."""
     sglang: dict[str, Any] = field(default_factory=dict)
-    """Fields of SGLang's ServerArgs: tp_size, mem_fraction_static, attention_backend, ..."""
+    """Fields of SGLang's ServerArgs of every engine: tp_size, mem_fraction_static, attention_backend, ..."""
+    engines: dict[str, EngineGroupConfig] = field(default_factory=dict)
+    """Groups of equal engines by name; empty: one group `default` of regular engines. Each has the keys `role`,
+    `devices`, `devices_per_engine`, `sglang` and `environment`."""
 
 
 @dataclass

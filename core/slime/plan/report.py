@@ -10,11 +10,11 @@ from slime.config.compose import Composed
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.config.schema import Device, SlimeConfig
-from slime.plan.layout import Grid, read_grid, split_layers
-from slime.plan.placement import engine_places, trainer_places
-from slime.plan.rules import generates, num_engines
 from slime.plugins import Plugins
-from slime.rollout.engine import server_fields
+from slime.topology.engines import generates, num_engines
+from slime.topology.layout import Grid, read_grid, split_layers
+from slime.topology.placement import engine_places, trainer_places
+from slime.topology.server_fields import server_fields
 
 MAX_ROWS = 16
 """Ranks, groups and engines shown in full; of more, the first ones and a count."""
@@ -120,14 +120,13 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def _engines(cfg: SlimeConfig) -> Iterator[str]:
-    for engine, place in enumerate(engine_places(cfg)[:MAX_ROWS]):
-        yield f"  {engine:>4}  {place}"
+    for engine, places in enumerate(engine_places(cfg)[:MAX_ROWS]):
+        yield f"  {engine:>4}  {', '.join(map(str, places))}"
     yield from _more(num_engines(cfg), "engines")
 
 
 def _arguments(cfg: SlimeConfig) -> Iterator[str]:
     """Fields of SGLang's ServerArgs that every engine gets; its address is found when it starts."""
-    fields = server_fields(cfg, model_path=resolve(cfg.model.path), host="", port=0)
+    fields = server_fields(cfg, 0, model_path=resolve(cfg.model.path))
     for name, value in sorted(fields.items()):
-        if name not in ("host", "port"):
-            yield f"  {name:<32} {json.dumps(value) if not isinstance(value, str) else value}"
+        yield f"  {name:<32} {json.dumps(value) if not isinstance(value, str) else value}"

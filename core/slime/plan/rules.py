@@ -12,9 +12,11 @@ from typing import Any
 
 from slime.config.derive import required_megatron
 from slime.config.paths import resolve
-from slime.config.schema import Device, Placement, SlimeConfig, Transport
+from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
-from slime.plan.layout import Grid, split_layers
+from slime.topology.engines import engine_groups, home_of
+from slime.topology.layout import Grid, split_layers
+from slime.topology.server_fields import drafts_with_own_layer
 
 MEGATRON = "train.megatron"
 
@@ -113,105 +115,26 @@ def _prediction(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeErr
         yield SlimeError(what, where=f"{MEGATRON}.pipeline_model_parallel_layout", todo="Write it like 'Ett|ttmL'.")
 
 
-def drafts_with_own_layer(cfg: SlimeConfig) -> bool:
-    """Whether the engines speculate with the model's own multi-token prediction layer, as SGLang's EAGLE does."""
-    return str(cfg.rollout.sglang.get("speculative_algorithm")).upper() in ("EAGLE", "NEXTN")
-
-
 def _speculation(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
     """Whether what the engines draft with is what is published to them."""
-    draft = cfg.rollout.sglang.get("speculative_draft_model_path")
-    if draft is not None and resolve(draft) != resolve(cfg.model.path):
-        what = "names another model, but publishing renews the trained one only"
-        yield SlimeError(what, where="rollout.sglang.speculative_draft_model_path", todo="Remove it.")
-    elif drafts_with_own_layer(cfg) and not model.get("mtp_num_layers"):
-        where, todo = "rollout.sglang.speculative_algorithm", "Remove it."
-        yield SlimeError("needs a multi-token prediction layer, which this model does not have", where=where, todo=todo)
+    for group in engine_groups(cfg):
+        draft = group.sglang.get("speculative_draft_model_path")
+        if draft is not None and resolve(draft) != resolve(cfg.model.path):
+            what, where = "names another model, but publishing renews the trained one only", "draft_model_path"
+        elif drafts_with_own_layer(group.sglang) and not model.get("mtp_num_layers"):
+            what, where = "needs a multi-token prediction layer, which this model does not have", "algorithm"
+        else:
+            continue
+        yield SlimeError(what, where=home_of(cfg, group.name, f"speculative_{where}"), todo="Remove it.")
 
 
 def _expert_order(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """SGLang reorders experts for these kernels when it starts, not when it loads a new version."""
-    for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
-        if str(cfg.rollout.sglang.get(key)).startswith("flashinfer_trtllm"):
-            what = "keeps experts in an order of its own, which publishing would undo"
-            yield SlimeError(what, where=f"rollout.sglang.{key}", todo="Use triton.")
-
-
-def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """Whether trainers and engines fit the devices."""
-    cluster = cfg.cluster
-    have = cluster.num_nodes * cluster.devices_per_node
-    engines = num_engines(cfg) * devices_per_engine(cfg)
-    if cluster.device is Device.cpu:
-        need, parts = cluster.num_trainers, "one for each trainer rank"
-    elif cluster.placement is Placement.colocated:
-        need, parts = max(cluster.num_trainers, engines), f"{cluster.num_trainers} trainer ranks share {engines}"
-    else:
-        need, parts = (
-            cluster.num_trainers + engines,
-            f"{cluster.num_trainers} trainer ranks and {engines} engine devices",
-        )
-    if need > have:
-        where = f"cluster {cluster.name} has {cluster.num_nodes} x {cluster.devices_per_node} devices"
-        todo = (
-            "Lower cluster.num_trainers or cluster.num_engines, or raise cluster.num_nodes or cluster.devices_per_node."
-        )
-        yield SlimeError(f"the run needs {need} ({parts})", where=where, todo=todo)
-    if engines:
-        yield from _engine_problems(cfg, engines)
-
-
-def _engine_problems(cfg: SlimeConfig, engines: int) -> Iterator[SlimeError]:
-    """Whether engines, which take so many devices together, can stand and be reached."""
-    cluster = cfg.cluster
-    if devices_per_engine(cfg) > cluster.devices_per_node:
-        where = "rollout.sglang.tp_size"
-        todo = f"Use at most {cluster.devices_per_node}: an engine stays on one host."
-        yield SlimeError(f"an engine needs {devices_per_engine(cfg)} devices", where=where, todo=todo)
-    if cluster.placement is Placement.colocated and engines > cluster.num_trainers:
-        what = (
-            f"engines take {engines} devices, but only {cluster.num_trainers} have a trainer rank to take weights from"
-        )
-        yield SlimeError(what, where="cluster.num_engines", todo=f"Set cluster.num_trainers={engines}.")
-    yield from _transport(cfg)
-
-
-def transport_of(cfg: SlimeConfig) -> Transport:
-    """How weights reach the engines: `weights.transport`, or what it stands for."""
-    if cfg.weights.transport is not Transport.auto:
-        return cfg.weights.transport
-    return Transport.ipc if _can_share_memory(cfg) else Transport.broadcast
-
-
-def _can_share_memory(cfg: SlimeConfig) -> bool:
-    """Whether every publisher and its engine see the same memory."""
-    if cfg.cluster.placement is Placement.colocated:
-        return True
-    return cfg.cluster.device is Device.cpu and cfg.cluster.num_nodes == 1
-
-
-def _transport(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    chosen, where, todo = transport_of(cfg), "weights.transport", "Leave it out."
-    if chosen is Transport.ipc and not _can_share_memory(cfg):
-        yield SlimeError("is ipc, but engines and trainers share no memory", where=where, todo=todo)
-    colocated = cfg.cluster.placement is Placement.colocated
-    if chosen is Transport.broadcast and colocated and cfg.cluster.device is Device.cuda:
-        yield SlimeError("is broadcast, but NCCL takes one process a GPU", where=where, todo=todo)
-
-
-def generates(cfg: SlimeConfig) -> bool:
-    """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
-    return cfg.algo.name != "sft" or cfg.eval.path is not None
-
-
-def num_engines(cfg: SlimeConfig) -> int:
-    """Engines that the run starts: `cluster.num_engines`, unless it never generates."""
-    return cfg.cluster.num_engines if generates(cfg) else 0
-
-
-def devices_per_engine(cfg: SlimeConfig) -> int:
-    """Devices one SGLang engine takes: tp_size x pp_size."""
-    return int(cfg.rollout.sglang.get("tp_size", 1)) * int(cfg.rollout.sglang.get("pp_size", 1))
+    for group in engine_groups(cfg):
+        for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
+            if str(group.sglang.get(key)).startswith("flashinfer_trtllm"):
+                what = "keeps experts in an order of its own, which publishing would undo"
+                yield SlimeError(what, where=home_of(cfg, group.name, key), todo="Use triton.")
 
 
 def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:

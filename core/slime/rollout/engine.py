@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
-from slime.config.paths import resolve
-from slime.config.schema import Device, Placement, SlimeConfig
+from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
-from slime.plan.rules import drafts_with_own_layer
+from slime.topology.environment import engine_environment
+from slime.topology.server_fields import group_of, server_fields
 
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
@@ -34,90 +34,14 @@ PORT_TAKEN = "address already in use"
 TAIL_LINES = 5
 DYING_S = 3.0
 """From the death of one of SGLang's processes to the end of the server."""
-UNPUBLISHED = "unpublished"
-"""Weight version of an engine that has not received weights yet."""
-MAX_IMBALANCE = 8
-"""Requests one of several engines may have more than another; the router keeps to it."""
 
 
-def server_fields(cfg: SlimeConfig, *, model_path: Path, host: str, port: int) -> dict[str, Any]:
-    """Fields of SGLang's `ServerArgs`: what slime sets, then `rollout.sglang` by its own names."""
-    fields: dict[str, Any] = {
-        "model_path": str(model_path),
-        "host": host,
-        "port": port,
-        "device": cfg.cluster.device.value,
-        "load_format": "dummy",
-        "weight_version": UNPUBLISHED,
-        "random_seed": cfg.run.seed,
-        "skip_server_warmup": True,
-        "skip_tokenizer_init": not _has_stop_strings(cfg),
-        "log_level_http": "warning",
-        **_device_fields(cfg),
-        **cfg.rollout.sglang,
-    }
-    if drafts_with_own_layer(cfg):  # SGLang finds it by itself for some architectures only
-        fields.setdefault("speculative_draft_model_path", str(model_path))
-    if cfg.model.tokenizer is not None:
-        fields["tokenizer_path"] = str(resolve(cfg.model.tokenizer))
-    if cfg.model.num_layers is not None:
-        overrides = json.loads(fields.get("json_model_override_args", "{}"))
-        fields["json_model_override_args"] = json.dumps(overrides | {"num_hidden_layers": cfg.model.num_layers})
-    return fields
-
-
-def server_args(cfg: SlimeConfig, *, model_path: Path, host: str, port: int) -> list[str]:
-    """`server_fields` as arguments of `slime.rollout.launcher`, `field=<JSON>` each.
+def server_args(fields: Mapping[str, Any]) -> list[str]:
+    """Fields of `ServerArgs` as arguments of `slime.rollout.launcher`, `field=<JSON>` each.
 
     By field and not by command-line flag: SGLang's flags cannot say false where the default is true.
     """
-    fields = server_fields(cfg, model_path=model_path, host=host, port=port)
     return [f"{name}={json.dumps(value)}" for name, value in fields.items()]
-
-
-def _has_stop_strings(cfg: SlimeConfig) -> bool:
-    """Only they need text inside the engine; without them it spares itself tokenizer and detokenizer."""
-    return bool(cfg.rollout.sampling.stop or cfg.eval.sampling.stop)
-
-
-def _device_fields(cfg: SlimeConfig) -> dict[str, Any]:
-    if cfg.cluster.device is Device.cpu:  # an idle scheduler that polls would take a core from the trainer
-        return {"sleep_on_idle": True}
-    return {
-        "enable_memory_saver": cfg.cluster.placement is Placement.colocated,
-        "cuda_graph_max_bs_decode": _most_requests(cfg),
-    }
-
-
-def _most_requests(cfg: SlimeConfig) -> int:
-    """Requests that one engine may have at once.
-
-    With one more than its CUDA graphs cover, SGLang launches every kernel of every decode step by itself. Left alone it
-    covers 256 requests on an H100 or H200, 512 from `tp_size` 4 on.
-    """
-    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if cfg.cluster.num_engines > 1 else 0)
-
-
-def engine_environment(cfg: SlimeConfig, scratch: str, devices: Sequence[str] = ()) -> dict[str, str]:
-    """Environment of an engine: log-probs at the temperature of sampling, and SGLang's sockets in a folder that we
-    remove."""
-    settings = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0", "TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
-    # The router asks /health, which must not try to generate while the engine's memory is lent to the trainers.
-    settings["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
-    defaults = _cpu_defaults(cfg) if cfg.cluster.device is Device.cpu else {}
-    if devices:
-        settings["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    return {**defaults, **os.environ, **settings}
-
-
-def _cpu_defaults(cfg: SlimeConfig) -> dict[str, str]:
-    """One thread a rank, and a core for each: SGLang asks for NUMA nodes unless it is told the cores."""
-    defaults = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-    num_ranks = cfg.rollout.sglang.get("tp_size", 1)
-    if num_ranks > 1:
-        cores = [str(rank % (os.cpu_count() or 1)) for rank in range(num_ranks)]
-        defaults["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(cores)
-    return defaults
 
 
 class EngineProcess:
@@ -125,6 +49,7 @@ class EngineProcess:
 
     Args:
         cfg: the run.
+        index: which engine of it, counted over all groups.
         model_path: HF folder; config.json is read, weights are not.
         host: address it listens on.
         log: file its output is appended to.
@@ -132,9 +57,10 @@ class EngineProcess:
     """
 
     def __init__(
-        self, cfg: SlimeConfig, *, model_path: Path, host: str, log: Path, devices: Sequence[str] = ()
+        self, cfg: SlimeConfig, index: int = 0, *, model_path: Path, host: str, log: Path, devices: Sequence[str] = ()
     ) -> None:
-        self.cfg, self.model_path, self.host, self.log, self.devices = cfg, model_path, host, log, devices
+        self.cfg, self.index, self.model_path, self.host, self.log = cfg, index, model_path, host, log
+        self.devices = devices
         self.url = ""
         self._process: subprocess.Popen[bytes]
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -162,16 +88,25 @@ class EngineProcess:
         self.url = f"http://{self.host}:{port}"
         self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-")
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        arguments = server_args(self.cfg, model_path=self.model_path, host=self.host, port=port)
+        fields = server_fields(self.cfg, self.index, model_path=self.model_path)
+        arguments = server_args(fields | {"host": self.host, "port": port})
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "slime.rollout.launcher", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=engine_environment(self.cfg, self._scratch.name, self.devices),
+                env=self._environment(self._scratch.name),
                 start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
             )
+
+    def _environment(self, scratch: str) -> dict[str, str]:
+        """With SGLang's sockets in a folder that we remove."""
+        ours = engine_environment(self.cfg, group_of(self.cfg, self.index))
+        settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
+        if self.devices:
+            settings["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+        return {**os.environ, **ours, **settings}
 
     def _is_ready(self, deadline: float) -> bool:
         """True once it answers, False if it ended before or found its port taken."""

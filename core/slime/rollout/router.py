@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
-from slime.rollout.engine import MAX_IMBALANCE, reserved_port
+from slime.rollout.engine import reserved_port
 from slime.rollout.lifeline import die_with_parent
+from slime.topology.server_fields import MAX_IMBALANCE
 
 if TYPE_CHECKING:
     from slime.rollout.client import EngineClient

@@ -12,8 +12,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.net import free_port
-from slime.plan.placement import engine_ranks
-from slime.plan.rules import drafts_with_own_layer, transport_of
+from slime.topology.engines import engine_groups
+from slime.topology.placement import engine_ranks
+from slime.topology.server_fields import drafts_with_own_layer
+from slime.topology.transport import transport_of
 from slime.types import Receipt
 from slime.weights.bucket import CudaBucket, SharedBucket
 from slime.weights.engine_link import EngineLink
@@ -66,7 +68,7 @@ class Publisher:
         Raises:
             SlimeError: as `slime.weights.publish.publish`; on the ranks that serve the engine.
         """
-        with_mtp = drafts_with_own_layer(self._cfg)
+        with_mtp = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
         bucket_bytes = bucket_mb * 2**20
         tensors = self._trainer.export(bucket_bytes, everywhere=self._colocated, with_mtp=with_mtp)
         if not self._serves:

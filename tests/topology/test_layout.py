@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slime.errors import SlimeError
-from slime.plan.layout import Grid, read_grid, split_layers
+from slime.topology.layout import Grid, read_grid, split_layers
 
 EMBEDDING_AND_LOSS = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 FIRST = {"num_layers_in_first_pipeline_stage": 1}

@@ -1,0 +1,62 @@
+"""What keys with a fixed set of values may be; documented where the schema uses them."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Init(enum.Enum):
+    checkpoint = "checkpoint"
+    random = "random"
+
+
+class Device(enum.Enum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Placement(enum.Enum):
+    colocated = "colocated"
+    disaggregated = "disaggregated"
+
+
+class Role(enum.Enum):
+    regular = "regular"
+    prefill = "prefill"
+    decode = "decode"
+
+
+class Transport(enum.Enum):
+    auto = "auto"
+    ipc = "ipc"
+    broadcast = "broadcast"
+
+
+class Resume(enum.Enum):
+    auto = "auto"
+    never = "never"
+    must = "must"
+
+
+class KlEstimator(enum.Enum):
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+    low_var_kl = "low_var_kl"
+
+
+class ControlTokens(enum.Enum):
+    refuse = "refuse"
+    skip = "skip"
+    allow = "allow"
+
+
+class LossMean(enum.Enum):
+    token = "token"
+    sample = "sample"
+
+
+class LrDecay(enum.Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"

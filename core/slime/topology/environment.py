@@ -1,0 +1,52 @@
+"""Environment variables that slime sets for trainers and engines; what depends on the moment of start is not here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from slime.config.schema import Device, SlimeConfig
+from slime.topology.engines import EngineGroup
+
+
+def trainer_environment(cfg: SlimeConfig) -> dict[str, str]:
+    """Of a trainer rank; the user's `cluster.environment` has the last word."""
+    return {**_of_device(cfg), **_network(cfg), **_strings(cfg.cluster.environment)}
+
+
+def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
+    """Of every process of an engine of `group`; the user's environments have the last word."""
+    settings = {
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs at the temperature of sampling
+        # The router asks /health, which must not try to generate while the engine's memory is lent to the trainers.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    }
+    cores = _cores(group) if cfg.cluster.device is Device.cpu else {}
+    return {**settings, **cores, **_of_device(cfg), **_network(cfg), **group.environment}
+
+
+def _of_device(cfg: SlimeConfig) -> dict[str, str]:
+    if cfg.cluster.device is Device.cpu:
+        # One thread a rank: more would fight over the cores. Compiling costs 16 s on CPU and saves nothing.
+        return {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    # As SGLang sets them for its own processes: NCCL wants them alike in a group that publishes to engines.
+    return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+
+
+def _network(cfg: SlimeConfig) -> dict[str, str]:
+    interface = cfg.cluster.socket_interface
+    names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return dict.fromkeys(names, interface) if interface else {}
+
+
+def _cores(group: EngineGroup) -> dict[str, str]:
+    """A core for each rank: SGLang asks for NUMA nodes unless it is told the cores."""
+    if group.devices_per_engine == 1:
+        return {}
+    cores = [str(rank % (os.cpu_count() or 1)) for rank in range(group.devices_per_engine)]
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
+
+
+def _strings(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}

@@ -1,0 +1,94 @@
+"""What an engine is told: the fields of SGLang's `ServerArgs`, less the addresses that are found when it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime.config.paths import resolve
+from slime.config.schema import Device, Placement, Role, SlimeConfig
+from slime.topology.engines import EngineGroup, engine_groups, num_engines
+
+UNPUBLISHED = "unpublished"
+"""Weight version of an engine that has not received weights yet."""
+MAX_IMBALANCE = 8
+"""Requests one of several engines may have more than another; the router keeps to it."""
+
+
+def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str, Any]:
+    """Fields of `ServerArgs` of engine `index` (over all groups): what slime sets, then the user's own."""
+    group = group_of(cfg, index)
+    fields: dict[str, Any] = {
+        "model_path": str(model_path),
+        "device": cfg.cluster.device.value,
+        "load_format": "dummy",
+        "weight_version": UNPUBLISHED,
+        "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
+        "skip_server_warmup": True,
+        "skip_tokenizer_init": not _has_stop_strings(cfg),
+        "log_level_http": "warning",
+        **_device_fields(cfg, group.sglang),
+        **_role_fields(cfg, group),
+        **group.sglang,
+    }
+    if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
+        fields.setdefault("speculative_draft_model_path", str(model_path))
+    if cfg.model.tokenizer is not None:
+        fields["tokenizer_path"] = str(resolve(cfg.model.tokenizer))
+    if cfg.model.num_layers is not None:
+        overrides = json.loads(fields.get("json_model_override_args", "{}"))
+        fields["json_model_override_args"] = json.dumps(overrides | {"num_hidden_layers": cfg.model.num_layers})
+    return fields
+
+
+def group_of(cfg: SlimeConfig, index: int) -> EngineGroup:
+    """The group of engine `index`, counted over all groups."""
+    for group in engine_groups(cfg):
+        if index < group.num_engines:
+            return group
+        index -= group.num_engines
+    raise AssertionError("the run has this engine")
+
+
+def drafts_with_own_layer(sglang: Mapping[str, Any]) -> bool:
+    """Whether engines speculate with the model's own multi-token prediction layer, as SGLang's EAGLE does."""
+    return str(sglang.get("speculative_algorithm")).upper() in ("EAGLE", "NEXTN")
+
+
+def _has_stop_strings(cfg: SlimeConfig) -> bool:
+    """Only they need text inside the engine; without them it spares itself tokenizer and detokenizer."""
+    return bool(cfg.rollout.sampling.stop or cfg.eval.sampling.stop)
+
+
+def _device_fields(cfg: SlimeConfig, sglang: Mapping[str, Any]) -> dict[str, Any]:
+    if cfg.cluster.device is Device.cpu:  # an idle scheduler that polls would take a core from the trainer
+        return {"sleep_on_idle": True}
+    return {
+        "enable_memory_saver": cfg.cluster.placement is Placement.colocated,
+        "cuda_graph_max_bs_decode": -(-_most_requests(cfg) // data_parallel_size(sglang)),
+    }
+
+
+def data_parallel_size(sglang: Mapping[str, Any]) -> int:
+    """Data-parallel attention ranks that share an engine's requests; their graphs count requests a rank."""
+    return int(sglang.get("dp_size", 1)) if sglang.get("enable_dp_attention") else 1
+
+
+def _role_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
+    if group.role is Role.regular:
+        return {}
+    fields: dict[str, Any] = {"disaggregation_mode": group.role.value}
+    if cfg.cluster.ib_devices:
+        fields["disaggregation_ib_device"] = ",".join(cfg.cluster.ib_devices)
+    return fields
+
+
+def _most_requests(cfg: SlimeConfig) -> int:
+    """Requests that one engine may have at once.
+
+    With one more than its CUDA graphs cover, SGLang launches every kernel of every decode step by itself. Left alone it
+    covers 256 requests on an H100 or H200, 512 from `tp_size` 4 on.
+    """
+    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if num_engines(cfg) > 1 else 0)

@@ -1,0 +1,32 @@
+"""How weights reach the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime.config.schema import Device, Placement, SlimeConfig, Transport
+from slime.errors import SlimeError
+
+
+def transport_of(cfg: SlimeConfig) -> Transport:
+    """How weights reach the engines: `weights.transport`, or what it stands for."""
+    if cfg.weights.transport is not Transport.auto:
+        return cfg.weights.transport
+    return Transport.ipc if _can_share_memory(cfg) else Transport.broadcast
+
+
+def _can_share_memory(cfg: SlimeConfig) -> bool:
+    """Whether every publisher and its engine see the same memory: on GPUs, rank by rank; on cpu, on one host."""
+    if cfg.cluster.device is Device.cpu:
+        return cfg.cluster.num_nodes == 1
+    return cfg.cluster.placement is Placement.colocated
+
+
+def transport_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Whether `weights.transport` can be kept."""
+    chosen, where, todo = transport_of(cfg), "weights.transport", "Leave it out."
+    if chosen is Transport.ipc and not _can_share_memory(cfg):
+        yield SlimeError("is ipc, but engines and trainers share no memory", where=where, todo=todo)
+    colocated = cfg.cluster.placement is Placement.colocated
+    if chosen is Transport.broadcast and colocated and cfg.cluster.device is Device.cuda:
+        yield SlimeError("is broadcast, but NCCL takes one process a GPU", where=where, todo=todo)

@@ -1,0 +1,39 @@
+"""Variables of trainers and engines."""
+
+import os
+
+from slime.config.schema import Device, EngineGroupConfig
+from slime.testing.engines import cpu_config
+from slime.topology.engines import engine_groups
+from slime.topology.environment import engine_environment, trainer_environment
+
+
+def of_first_engine(cfg):
+    return engine_environment(cfg, engine_groups(cfg)[0])
+
+
+def test_a_cpu_rank_has_a_core_and_a_thread(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert of_first_engine(cpu_config(tp_size=3))["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1|0"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in of_first_engine(cpu_config())
+    assert (
+        of_first_engine(cpu_config())["OMP_NUM_THREADS"] == trainer_environment(cpu_config())["OMP_NUM_THREADS"] == "1"
+    )
+
+
+def test_the_user_has_the_last_word_group_over_cluster():
+    cfg = cpu_config()
+    cfg.cluster.device = Device.cuda
+    cfg.cluster.environment = {"NCCL_NVLS_ENABLE": 1, "NCCL_IB_TC": 160}
+    cfg.rollout.engines["default"] = EngineGroupConfig(devices=1, environment={"NCCL_IB_TC": 96})
+    assert trainer_environment(cfg) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "NCCL_IB_TC": "160"}
+    engine = of_first_engine(cfg)
+    assert (engine["NCCL_NVLS_ENABLE"], engine["NCCL_IB_TC"]) == ("1", "96")
+
+
+def test_one_interface_serves_every_library():
+    cfg = cpu_config()
+    cfg.cluster.socket_interface = "eth1"
+    names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for variables in (trainer_environment(cfg), of_first_engine(cfg)):
+        assert {variables[name] for name in names} == {"eth1"}

@@ -1,0 +1,88 @@
+"""What slime tells an engine, and that the user has the last word."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime.config.schema import Device, EngineGroupConfig, Placement, Role
+from slime.testing.engines import cpu_config
+from slime.topology.server_fields import MAX_IMBALANCE, server_fields
+
+MODEL = Path("/models/tiny")
+
+
+def test_arguments_are_what_slime_sets_and_then_the_users():
+    cfg = cpu_config(schedule_policy="lpm", sleep_on_idle=False)
+    fields = server_fields(cfg, 0, model_path=MODEL)
+    assert fields["load_format"] == "dummy"
+    assert fields["device"] == "cpu"
+    assert fields["schedule_policy"] == "lpm"
+    assert fields["sleep_on_idle"] is False, "rollout.sglang has the last word"
+
+
+def test_every_field_is_one_of_server_args():
+    """Checked against the installed SGLang's source: importing it takes seconds."""
+    from slime.config.passthrough import fields_of
+
+    assert set(server_fields(cpu_config(), 0, model_path=MODEL)) <= set(fields_of("rollout.sglang"))
+
+
+@pytest.mark.parametrize("section", ["rollout", "eval"])
+def test_only_stop_strings_need_a_tokenizer_inside(section):
+    cfg = cpu_config()
+    assert server_fields(cfg, 0, model_path=MODEL)["skip_tokenizer_init"] is True
+    getattr(cfg, section).sampling.stop = ["\n"]
+    assert server_fields(cfg, 0, model_path=MODEL)["skip_tokenizer_init"] is False
+
+
+def test_layer_cut_joins_the_users_overrides():
+    cfg = cpu_config(json_model_override_args='{"rope_theta": 1e6}')
+    cfg.model.num_layers = 2
+    overrides = json.loads(server_fields(cfg, 0, model_path=MODEL)["json_model_override_args"])
+    assert overrides == {"rope_theta": 1e6, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("placement", Placement)
+def test_only_colocated_engines_give_memory_back(placement):
+    cfg = cpu_config()
+    cfg.cluster.device, cfg.cluster.placement, cfg.cluster.num_nodes = Device.cuda, placement, 2
+    assert server_fields(cfg, 0, model_path=MODEL)["enable_memory_saver"] is (placement is Placement.colocated)
+
+
+@pytest.mark.parametrize(("num_engines", "most"), [(1, 40), (2, 40 + MAX_IMBALANCE)])
+def test_cuda_graphs_cover_every_request_an_engine_may_have(num_engines, most):
+    cfg = cpu_config()
+    cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 40
+    cfg.rollout.engines["default"] = EngineGroupConfig(devices=num_engines)
+    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == most
+    cfg.rollout.sglang["cuda_graph_max_bs_decode"] = 8
+    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == 8, "the user's own setting wins"
+
+
+def test_graphs_count_requests_a_data_parallel_rank():
+    cfg = cpu_config(tp_size=8, dp_size=4, enable_dp_attention=True)
+    cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 42
+    cfg.rollout.engines["default"] = EngineGroupConfig(devices=8)
+    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == 11
+
+
+def test_every_engine_draws_with_a_seed_of_its_own():
+    cfg = cpu_config()
+    cfg.rollout.engines["default"] = EngineGroupConfig(devices=3)
+    seeds = [server_fields(cfg, index, model_path=MODEL)["random_seed"] for index in range(3)]
+    assert seeds == [cfg.run.seed, cfg.run.seed + 1, cfg.run.seed + 2]
+
+
+def test_a_groups_fields_win_over_those_of_all():
+    cfg = cpu_config(schedule_policy="lpm", page_size=1)
+    cfg.cluster.ib_devices = ["mlx5_0", "mlx5_1"]
+    cfg.rollout.engines = {
+        "first": EngineGroupConfig(role=Role.prefill, devices=2, sglang={"schedule_policy": "fcfs"}),
+        "second": EngineGroupConfig(role=Role.decode, devices=4, devices_per_engine=2),
+    }
+    first, second = (server_fields(cfg, index, model_path=MODEL) for index in (1, 2))
+    assert (first["schedule_policy"], second["schedule_policy"]) == ("fcfs", "lpm")
+    assert (first["tp_size"], second["tp_size"], first["page_size"]) == (1, 2, 1)
+    assert (first["disaggregation_mode"], second["disaggregation_mode"]) == ("prefill", "decode")
+    assert first["disaggregation_ib_device"] == "mlx5_0,mlx5_1"
