@@ -114,8 +114,8 @@ def _due(step: int, last: int, interval: int | None) -> bool:
 
 def _check_logprobs(cfg: SlimeConfig, values: dict[str, float], step: int) -> None:
     """The alarm: engine and trainer must agree on the log-probs of the same tokens under the same weights."""
-    limit, found = cfg.observe.logprob_alarm, values[LOGPROB_DIFF]
-    if limit and found > limit:
+    limit, found = cfg.observe.logprob_alarm, values.get(LOGPROB_DIFF)  # None if all tokens are of older weights
+    if limit and found is not None and found > limit:
         raise SlimeError(
             f"engine and trainer differ by {found:.4f} nats a token, more than observe.logprob_alarm={limit:g}",
             where=f"step {step}",

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from slime import plugins
-from slime.config.check import BOUNDS, check, value_of
+from slime.config.check import BOUNDS, check
 from slime.config.compose import compose
 from slime.config.derive import derive
-from slime.config.keys import own_keys
+from slime.config.keys import own_keys, value_of
 from slime.config.schema import Device, EngineGroupConfig, Init, Placement, SlimeConfig
 
 LAYOUT = "train.megatron.pipeline_model_parallel_layout"

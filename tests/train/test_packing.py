@@ -11,6 +11,7 @@ from slime.train.packing import pack
 from slime.types import Batch, MicroBatch, TrainSample
 
 SAMPLES = recorded_samples(37, 50, seed=3)
+RESPONSE_LIMIT = 64
 CONFIGURATIONS = [
     {"num_dp": 1, "align": 1, "max_tokens": 10_000},
     {"num_dp": 1, "align": 1, "max_tokens": 40},
@@ -42,13 +43,15 @@ def plain_mean(samples: list[TrainSample], loss_mean: LossMean) -> float:
         losses.append(loss[sample.loss_mask != 0])
     if loss_mean is LossMean.token:
         return float(np.concatenate(losses).mean())
+    if loss_mean is LossMean.constant:  # Dr. GRPO (arXiv 2503.20783): every sum over the same constant
+        return float(np.mean([loss.sum() / RESPONSE_LIMIT for loss in losses]))
     return float(np.mean([loss.mean() for loss in losses if len(loss)]))
 
 
 @packings
 @pytest.mark.parametrize("loss_mean", LossMean)
 def test_the_sum_of_weighted_losses_is_the_mean_whatever_the_packing(options: dict, loss_mean: LossMean) -> None:
-    (batch,) = pack(SAMPLES, loss_mean=loss_mean, **options)
+    (batch,) = pack(SAMPLES, loss_mean=loss_mean, max_response_tokens=RESPONSE_LIMIT, **options)
     # weights are fp32: 6e-8 relative each, some hundred terms of order 1e-2
     assert weighted_loss(batch) == pytest.approx(plain_mean(SAMPLES, loss_mean), abs=1e-7)
 
@@ -151,3 +154,25 @@ def test_nothing_to_learn_from() -> None:
     masked = [dataclasses.replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) for sample in SAMPLES[:3]]
     with pytest.raises(SlimeError, match="no sample of this optimizer step has a token to learn from"):
         pack(masked, num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_a_logprob_that_is_not_finite_is_named_with_its_token(value: float) -> None:
+    """What the engine's -inf becomes in JSON is a null, which numpy reads as NaN."""
+    logprobs = SAMPLES[1].rollout_logprobs.copy()
+    learnt = int(np.flatnonzero(SAMPLES[1].loss_mask)[1])
+    logprobs[learnt] = value
+    spoilt = dataclasses.replace(SAMPLES[1], rollout_logprobs=logprobs)
+    token = spoilt.tokens[-spoilt.num_response_tokens :][learnt]
+    wanted = f"sample 1 of the rollout, response token {learnt}: the engine gave log-prob {value:g} to token {token}"
+    with pytest.raises(SlimeError, match=wanted):
+        pack([SAMPLES[0], spoilt], num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
+
+
+def test_what_a_masked_token_carries_does_not_matter() -> None:
+    mask, logprobs = SAMPLES[1].loss_mask.copy(), SAMPLES[1].rollout_logprobs.copy()
+    mask[2], logprobs[2] = 0, -np.inf
+    masked = dataclasses.replace(SAMPLES[1], loss_mask=mask, rollout_logprobs=logprobs)
+    (batch,) = pack([masked], num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
+    [[micro]] = batch.micro_batches
+    assert np.isfinite(micro.rollout_logprobs).all()

@@ -15,32 +15,14 @@ import torch.distributed as dist
 from slime.errors import SlimeError
 from slime.net import free_port
 from slime.testing.ranks import Rank, run_ranks
+from tests.train.one_rank import HF, packed, recorded, start, with_transformers_logprobs, write_model
 
 pytestmark = pytest.mark.slow
-
-HF = {
-    "attention_bias": True,
-    "head_dim": 16,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "model_type": "glm4",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
-    "vocab_size": 96,
-}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
-
-    folder = tmp_path_factory.mktemp("model")
-    write_checkpoint(HF, folder)
-    return folder
+    return write_model(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -55,39 +37,6 @@ def run_scenarios(rank: Rank, model: Path) -> dict[str, Any]:
         found[name] = scenario(rank._replace(master_port=free_port(rank.master_addr)), model)
         dist.destroy_process_group()
     return found
-
-
-def start(rank: Rank, model: Path, **algo: Any) -> Any:
-    from slime.config.schema import AlgoConfig, SlimeConfig
-    from slime.train.trainer import Trainer
-
-    cfg = SlimeConfig()
-    cfg.model.family, cfg.model.path, cfg.run.num_steps = "glm4", str(model), 50
-    cfg.train.optimizer, cfg.algo = {"lr": 1e-3}, AlgoConfig(**algo)
-    cfg.sft.num_steps, cfg.sft.lr = 50, 3e-3
-    trainer = Trainer(cfg, *rank)
-    trainer.init_weights()
-    trainer.snapshot_reference()
-    return trainer
-
-
-def packed(trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int = 200) -> list[Any]:
-    from slime.train.packing import pack
-
-    return pack(
-        samples,
-        num_dp=1,
-        align=1,
-        max_tokens=max_tokens,
-        loss_mean=trainer.cfg.algo.loss_mean,
-        num_optimizer_steps=steps,
-    )
-
-
-def recorded(seed: int = 0) -> list[Any]:
-    from slime.testing.recorded import recorded_samples
-
-    return recorded_samples(16, HF["vocab_size"], seed=seed)
 
 
 def supervised_losses(rank: Rank, model: Path) -> list[float]:
@@ -113,9 +62,12 @@ def losses_by_packing(rank: Rank, model: Path, loss_mean: str) -> list[dict[str,
 @pytest.mark.parametrize("loss_mean", ["token", "sample"])
 def test_the_loss_does_not_depend_on_the_packing(results: dict[str, Any], loss_mean: str) -> None:
     by_cap = results[f"packing by {loss_mean}"]
-    for name in ("loss", "pg_loss", "entropy", "clip_fraction", "ratio_mean", "approx_kl", "logprob_diff_mean"):
+    measured = ("clip_low_fraction", "clip_high_fraction", "ratio_mean", "approx_kl", "logprob_diff_mean", "engine_kl")
+    for name in ("loss", "pg_loss", "entropy", "clip_fraction", *measured):
         assert [found[name] for found in by_cap] == pytest.approx([by_cap[0][name]] * 3, rel=1e-6), name
-    assert by_cap[0]["clip_fraction"] > 0  # the recorded ratios do spread
+    low, high = by_cap[0]["clip_low_fraction"], by_cap[0]["clip_high_fraction"]
+    assert low > 0 < high  # the recorded ratios do spread
+    assert low + high == pytest.approx(by_cap[0]["clip_fraction"], rel=1e-12)
 
 
 def reinforced(rank: Rank, model: Path, num_steps: int, **algo: Any) -> list[dict[str, float]]:
@@ -144,8 +96,10 @@ def with_own_logprobs(trainer: Any, samples: list[Any]) -> list[Any]:
 def test_one_step_needs_no_pass_for_old_logprobs_and_starts_on_policy(results: dict[str, Any]) -> None:
     first, second, _ = results["one step"]
     assert first["ratio_mean"] == 1
-    assert first["clip_fraction"] == first["approx_kl"] == first["kl"] == 0
+    assert first["clip_fraction"] == first["approx_kl"] == first["stale_share"] == 0
     assert first["logprob_diff_max"] < 1e-5  # the same weights; only the packing differs, fp32
+    assert abs(first["engine_kl"]) < 1e-9
+    assert not {"kl", "importance_ratio_mean", "importance_ratio_max"} & first.keys()  # there was nothing to measure
     assert second["logprob_diff_mean"] > 1e-4  # the weights have moved, the engine's log-probs have not
     assert second["ratio_mean"] == 1
 
@@ -154,10 +108,10 @@ def with_stale_tokens(rank: Rank, model: Path) -> list[dict[str, float]]:
     """Half of every response was generated under other weights, where its log-probs were off by 3 nats."""
     trainer = start(rank, model)
     found = []
-    for off in (0.0, 0.25):
+    for off, every in ((0.0, 2), (0.25, 2), (0.0, 1)):
         samples = []
         for sample in with_own_logprobs(trainer, recorded()):
-            current = (np.arange(sample.num_response_tokens) % 2).astype(np.float32)
+            current = (np.arange(sample.num_response_tokens) % every).astype(np.float32)
             own = sample.rollout_logprobs + np.where(current, off, 3.0).astype(np.float32)
             samples.append(dataclasses.replace(sample, rollout_logprobs=own, is_current=current))
         found.append(trainer.train_rl(packed(trainer, samples), 0))
@@ -165,10 +119,13 @@ def with_stale_tokens(rank: Rank, model: Path) -> list[dict[str, float]]:
 
 
 def test_only_tokens_of_the_current_weights_are_compared_with_the_engine(results: dict[str, Any]) -> None:
-    exact, off = results["stale tokens"]
-    assert 0.3 < exact["current_share"] < 0.6
+    exact, off, all_stale = results["stale tokens"]
+    assert 0.4 < exact["stale_share"] < 0.7
     assert exact["logprob_diff_max"] < 1e-5  # fp32, another packing
     assert off["logprob_diff_mean"] == pytest.approx(0.25, abs=1e-5)
+    assert off["engine_kl"] == pytest.approx(math.exp(-0.25) - 1 + 0.25, abs=1e-5)
+    assert all_stale["stale_share"] == 1
+    assert not {"logprob_diff_mean", "logprob_diff_max", "engine_kl"} & all_stale.keys()
 
 
 def test_several_steps_move_off_policy_within_a_rollout(results: dict[str, Any]) -> None:
@@ -188,22 +145,6 @@ def at_a_temperature(rank: Rank, model: Path) -> dict[str, Any]:
     before = trainer.train_sft(batch, 0)["loss"]
     found = trainer.train_rl(packed(trainer, samples, steps=2), 0)
     return {"rl": found, "sft": [before, trainer.train_sft(batch, 0)["loss"]]}
-
-
-def with_transformers_logprobs(samples: list[Any], temperature: float) -> list[Any]:
-    """The samples with log-probs of transformers' model of the same weights, at a temperature."""
-    import torch
-
-    from slime.testing.models import random_model
-
-    model, found = random_model(HF).double(), []
-    for sample in samples:
-        tokens, count = torch.from_numpy(sample.tokens), sample.num_response_tokens
-        with torch.no_grad():
-            logp = (model(tokens[None]).logits[0, -count - 1 : -1] / temperature).log_softmax(1)
-        own = logp.gather(1, tokens[-count:, None])[:, 0].float().numpy()
-        found.append(dataclasses.replace(sample, rollout_logprobs=own))
-    return found
 
 
 def test_reinforcement_learning_is_at_the_sampling_temperature_and_supervision_at_one(results: dict[str, Any]) -> None:
@@ -234,6 +175,18 @@ def test_kl_against_the_reference_grows_from_zero(results: dict[str, Any]) -> No
     assert reference_is_the_start
 
 
+def kl_without_a_penalty(rank: Rank, model: Path) -> list[dict[str, float]]:
+    trainer = start(rank, model, kl_coef=0.0)
+    batches = packed(trainer, recorded())
+    return [trainer.train_rl(batches, step) for step in range(2)]
+
+
+def test_the_divergence_is_measured_without_a_penalty(results: dict[str, Any]) -> None:
+    first, second = results["kl measured"]
+    assert first["kl"] == 0 < second["kl"]
+    assert second["loss"] == second["pg_loss"]
+
+
 def spoilt_step(rank: Rank, model: Path) -> tuple[str, bool]:
     from slime.train.reference import copy_weights
 
@@ -248,7 +201,7 @@ def spoilt_step(rank: Rank, model: Path) -> tuple[str, bool]:
 
 def test_a_gradient_that_is_not_finite_stops_the_step_before_the_weights_change(results: dict[str, Any]) -> None:
     message, weights_are_kept = results["spoilt"]
-    assert "step 7, trainer rank 0: loss nan or a gradient is not finite" in message
+    assert "step 7, trainer rank 0: not finite: loss = nan, pg_loss = nan. The weights are untouched" in message
     assert weights_are_kept
 
 
@@ -283,6 +236,7 @@ SCENARIOS = {
     "stale tokens": with_stale_tokens,
     "temperature": at_a_temperature,
     "kl": kl_from_start,
+    "kl measured": kl_without_a_penalty,
     "spoilt": spoilt_step,
     "stages": stages,
 }

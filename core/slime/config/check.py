@@ -10,10 +10,10 @@ from typing import Any
 
 from slime.config import passthrough
 from slime.config.hf import read_hf_config
-from slime.config.keys import ANY_NAME, FOREIGN, own_keys
+from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
 from slime.config.options import check_options
 from slime.config.paths import resolve
-from slime.config.schema import Init, SlimeConfig
+from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
 from slime.contracts import ModelBridge, PlanBridge
 from slime.errors import SlimeError, did_you_mean
 from slime.plan.rules import batch_problems, layout_problems
@@ -50,6 +50,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "algo.clip_high",
         "algo.kl_coef",
         "rollout.max_weight_lag",
+        "algo.importance_low",
         "rollout.sampling.temperature",
         "eval.sampling.temperature",
         "reward.max_failed_share",
@@ -63,6 +64,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "cluster.device_memory_mb",
         "rollout.engines.<name>.devices",
         "rollout.engines.<name>.devices_per_engine",
+        "algo.importance_high",
         "train.max_tokens_per_micro_batch",
         "train.steps_per_rollout",
         "train.logprob_chunk_tokens",
@@ -95,7 +97,13 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
     ),
     Bound(1, strict=True): ("algo.clip_dual",),
 }
-AT_MOST_1 = ("algo.clip_low", "rollout.sampling.top_p", "eval.sampling.top_p", "reward.max_failed_share")
+AT_MOST_1 = (
+    "algo.clip_low",
+    "algo.importance_low",
+    "rollout.sampling.top_p",
+    "eval.sampling.top_p",
+    "reward.max_failed_share",
+)
 OVER_THE_MODEL = frozenset({"moe_router_bias_update_rate", "moe_router_load_balancing_type", "init_method_std"})
 """Keywords a bridge gives that say how the model is trained, not what it is: `train.megatron` may change them."""
 GREEDY_BELOW = 1e-6
@@ -114,14 +122,6 @@ def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
         return problems + groups
     problems += [*placement_problems(cfg), *transport_problems(cfg), *_model(cfg, plugins)]
     return problems + plugins.check(cfg)
-
-
-def value_of(cfg: SlimeConfig, key: str) -> Any:
-    """The value of a dotted key."""
-    section: Any = cfg
-    for part in key.split("."):
-        section = section[part] if isinstance(section, dict) else getattr(section, part)
-    return section
 
 
 def _named(cfg: SlimeConfig, key: str) -> list[str]:
@@ -221,7 +221,20 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if cfg.rollout.samples_per_prompt < 2:
         where, todo = "rollout.samples_per_prompt", "Set it to 2 or more."
         yield SlimeError("group-relative advantages need at least 2 samples a prompt", where=where, todo=todo)
+    yield from _losses(cfg.algo)
     yield from _sampled_policy(cfg)
+
+
+def _losses(algo: AlgoConfig) -> Iterator[SlimeError]:
+    """Settings that would teach nothing, or do nothing."""
+    if algo.kl_coef and algo.kl_estimator is KlEstimator.k1:
+        where, todo = "algo.kl_estimator", "Choose k2, k3 or low_var_kl, or algo.kl_coef=0 to measure only."
+        yield SlimeError("k1 is no penalty: its gradient is zero in expectation, so only noise", where=where, todo=todo)
+    default = AlgoConfig()
+    for key in ("importance", "importance_tokens", "importance_low", "importance_high"):
+        if algo.rollout_logprobs_as_old and getattr(algo, key) != getattr(default, key):
+            what = "does nothing with algo.rollout_logprobs_as_old, whose ratio is the one to what sampled a token"
+            yield SlimeError(what, where=f"algo.{key}", todo="Remove one of them.")
 
 
 def _sampled_policy(cfg: SlimeConfig) -> Iterator[SlimeError]:

@@ -54,6 +54,17 @@ class ControlTokens(enum.Enum):
 class LossMean(enum.Enum):
     token = "token"
     sample = "sample"
+    constant = "constant"
+
+
+class Importance(enum.Enum):
+    truncate = "truncate"
+    mask = "mask"
+
+
+class ImportanceTokens(enum.Enum):
+    stale = "stale"
+    all = "all"
 
 
 class LrDecay(enum.Enum):

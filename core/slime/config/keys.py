@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from slime.config import schema
+from slime.config import algorithm, schema
 from slime.errors import nearest
 
 FOREIGN = ("train.megatron", "train.optimizer", "train.ddp", "rollout.sglang")
@@ -44,6 +44,14 @@ def own_keys() -> dict[str, Key]:
     """Every key of `SlimeConfig` that has a value, by dotted name, in the schema's order."""
     docs = _field_docs()
     return {key.name: key for key in _walk(schema.SlimeConfig, "", docs)}
+
+
+def value_of(cfg: schema.SlimeConfig, key: str) -> Any:
+    """The value of a dotted key."""
+    section: Any = cfg
+    for part in key.split("."):
+        section = section[part] if isinstance(section, dict) else getattr(section, part)
+    return section
 
 
 def _walk(section: type, prefix: str, docs: dict[tuple[str, str], str]) -> Iterator[Key]:
@@ -86,7 +94,7 @@ def type_in_words(hint: Any) -> str:
 def _field_docs() -> dict[tuple[str, str], str]:
     """(dataclass, field) -> the docstring under the field, in one line."""
     docs = {}
-    for section in ast.parse(inspect.getsource(schema)).body:
+    for section in (node for module in (schema, algorithm) for node in ast.parse(inspect.getsource(module)).body):
         if isinstance(section, ast.ClassDef):
             for before, after in zip(section.body, section.body[1:], strict=False):
                 if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and _is_docstring(after):

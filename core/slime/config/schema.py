@@ -12,8 +12,11 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from slime.config.algorithm import AlgoConfig as AlgoConfig
 from slime.config.choices import ControlTokens as ControlTokens
 from slime.config.choices import Device as Device
+from slime.config.choices import Importance as Importance
+from slime.config.choices import ImportanceTokens as ImportanceTokens
 from slime.config.choices import Init as Init
 from slime.config.choices import KlEstimator as KlEstimator
 from slime.config.choices import LossMean as LossMean
@@ -22,6 +25,9 @@ from slime.config.choices import Placement as Placement
 from slime.config.choices import Resume as Resume
 from slime.config.choices import Role as Role
 from slime.config.choices import Transport as Transport
+
+OPTIMIZER_DEFAULTS = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0}
+"""What slime puts in the place of Megatron-core's own defaults, which are made for pre-training."""
 
 
 @dataclass
@@ -105,8 +111,10 @@ class CheckpointConfig:
 class TrainConfig:
     megatron: dict[str, Any] = field(default_factory=dict)
     """Fields of Megatron-core's TransformerConfig / MLATransformerConfig: parallel sizes, precision, ..."""
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    """Fields of Megatron-core's OptimizerConfig: lr, min_lr, weight_decay, adam_beta1, clip_grad, ..."""
+    optimizer: dict[str, Any] = field(default_factory=lambda: dict(OPTIMIZER_DEFAULTS))
+    """Fields of Megatron-core's OptimizerConfig: lr, min_lr, weight_decay, adam_beta1, clip_grad, ...; where slime has
+    no default, Megatron-core's holds. clip_grad bounds the norm over all parameters that learn, a multi-token
+    prediction layer and a sparse-attention indexer among them: their gradients take part in scaling the policy's."""
     ddp: dict[str, Any] = field(default_factory=dict)
     """Fields of Megatron-core's DistributedDataParallelConfig."""
     max_tokens_per_micro_batch: int = 4096
@@ -116,8 +124,9 @@ class TrainConfig:
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits are alive at once in log-prob, entropy and loss; bounds memory, changes no result."""
     mtp_loss_scale: float | None = None
-    """Weight of the multi-token prediction layer's loss, which trains that layer alone; 0.2 is usual. Empty: a layer
-    that the checkpoint has stays as it is, also in what is exported and published."""
+    """Weight of the multi-token prediction layer's loss, which trains that layer alone; 0.2 is usual. Its gradients
+    count in `train.optimizer.clip_grad`, as the policy's do. Empty: a layer that the checkpoint has stays as it is,
+    also in what is exported and published."""
     lr_warmup_steps: int = 0
     """Optimizer steps w of linear warm-up: step n has n / (w + 1) of the peak, so that no step has 0."""
     lr_decay: LrDecay = LrDecay.constant
@@ -141,30 +150,6 @@ class SftConfig:
     """Optimizer steps of linear warm-up of the supervised stage, as `train.lr_warmup_steps`."""
     lr_decay: LrDecay = LrDecay.cosine
     """Decay of the supervised stage's learning rate."""
-
-
-@dataclass
-class AlgoConfig:
-    name: str = "grpo"
-    """grpo: supervised stage if configured, then reinforcement learning; sft: the supervised stage only."""
-    normalize_std: bool = True
-    """Divide group-centred rewards by the group's standard deviation (GRPO); off is Dr. GRPO's choice."""
-    clip_low: float = 0.2
-    """PPO clip: the probability ratio is clipped below at 1 - clip_low."""
-    clip_high: float = 0.28
-    """PPO clip: the probability ratio is clipped above at 1 + clip_high."""
-    clip_dual: float | None = None
-    """Dual-clip bound c > 1 for negative advantages; empty switches it off."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
-    kl_coef: float = 0.0
-    """Weight of the KL penalty against the reference model; 0 keeps no reference model."""
-    kl_estimator: KlEstimator = KlEstimator.low_var_kl
-    """k1, k2, k3 (Schulman 2020), or low_var_kl: k3 with its exponent clamped."""
-    loss_mean: LossMean = LossMean.token
-    """token: mean over all loss tokens of a step; sample: mean over samples of per-sample token means."""
-    rollout_logprobs_as_old: bool = False
-    """Use the engine's log-probs as the old policy instead of recomputing them with the trainer."""
 
 
 @dataclass
@@ -209,7 +194,8 @@ class RolloutConfig:
     """Requests in flight at one engine."""
     over_sampling: float = 1.0
     """Groups started for each group needed; above 1 the surplus is aborted, goes to the buffer and is continued in the
-    next step, so that what is trained on was sampled in part by older weights."""
+    next step, so that what is trained on was sampled in part by older weights: `algo.importance` corrects these tokens.
+    In the first steps the trained responses are shorter than average, because the long ones are still on their way."""
     max_weight_lag: int | None = 4
     """Tokens sampled by weights more than this many versions older than those that train on them stay in their response
     and take no part in the loss; empty trains on all."""
@@ -271,7 +257,8 @@ class RewardConfig:
 @dataclass
 class FilterConfig:
     name: str = "none"
-    """Installed filter (`slime plugins`); none keeps every group that has at least two values."""
+    """Installed filter (`slime plugins`); none keeps every group that has at least two values. A group of equal rewards
+    teaches nothing and yet counts in `algo.loss_mean`: `rollout/zero_variance_share` tells how many there are."""
     options: dict[str, Any] = field(default_factory=dict)
     """The filter's own keys, typed by the schema its plugin registers."""
 

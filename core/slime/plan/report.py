@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from slime.config.compose import Composed
 from slime.config.hf import read_hf_config
+from slime.config.keys import own_keys, value_of
 from slime.config.paths import resolve
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import Device, Importance, SlimeConfig
 from slime.plugins import Plugins
 from slime.topology.engines import generates, num_engines
 from slime.topology.layout import Grid, read_grid, split_layers
@@ -33,6 +35,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
         ["", "processes", *_processes(cfg, grid)],
         ["", "trainer ranks", *_ranks(cfg, hf, grid, dimensions)],
         ["", "parallel groups", *_groups(grid, dimensions)],
+        ["", "learning", *_learning(cfg)],
     ]
     if generates(cfg):
         sections += [["", "engines", *_engines(cfg)], ["", "each engine's arguments", *_arguments(cfg)]]
@@ -65,9 +68,39 @@ def _stages(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
     if cfg.algo.name != "sft":
         samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
         yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
+        if rollout.over_sampling > 1:
+            yield "stale", f"tokens of older weights (over_sampling {rollout.over_sampling:g}): {_correction(cfg)}"
     if cfg.eval.path:
         when = "after the last step" if cfg.algo.name == "sft" else f"every {cfg.eval.interval} steps"
         yield "evaluation", f"{when} on {cfg.eval.path}"
+
+
+def _correction(cfg: SlimeConfig) -> str:
+    algo, lag = cfg.algo, cfg.rollout.max_weight_lag
+    bounds = f"[{algo.importance_low:g}, {algo.importance_high:g}]"
+    outside = f"clipped to {bounds}" if algo.importance is Importance.truncate else f"masked outside {bounds}"
+    weight = f"loss times pi_old / pi_engine, {outside}"
+    text = "the PPO ratio is the one to what sampled them" if algo.rollout_logprobs_as_old else weight
+    return text if lag is None else f"{text}; masked if over {lag} versions old"
+
+
+def _learning(cfg: SlimeConfig) -> Iterator[str]:
+    """The values that decide what is learnt; what `train.optimizer` does not say is Megatron-core's own default."""
+    reinforces, keys, optimizer = cfg.algo.name != "sft", list[str](), dict(cfg.train.optimizer)
+    if reinforces:
+        keys += [key for key in own_keys() if key.startswith("algo.")]
+        keys += ["train.steps_per_rollout", "train.lr_warmup_steps", "train.lr_decay"]
+    else:
+        optimizer = {key: value for key, value in optimizer.items() if key not in ("lr", "min_lr")}
+    keys += ["sft.lr", "sft.lr_warmup_steps", "sft.lr_decay"] if cfg.sft.num_steps else []
+    values = {key: value_of(cfg, key) for key in keys}
+    for name, value in {**values, **{f"train.optimizer.{key}": optimizer[key] for key in sorted(optimizer)}}.items():
+        yield _setting(name, value, 42)
+
+
+def _setting(name: str, value: Any, width: int = 32) -> str:
+    text = value.name if isinstance(value, Enum) else value if isinstance(value, str) else json.dumps(value)
+    return f"  {name:<{width}} {text}"
 
 
 def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
@@ -129,4 +162,4 @@ def _arguments(cfg: SlimeConfig) -> Iterator[str]:
     """Fields of SGLang's ServerArgs that every engine gets; its address is found when it starts."""
     fields = server_fields(cfg, 0, model_path=resolve(cfg.model.path))
     for name, value in sorted(fields.items()):
-        yield f"  {name:<32} {json.dumps(value) if not isinstance(value, str) else value}"
+        yield _setting(name, value)

@@ -14,7 +14,7 @@ from slime.data.tokenize import Tokenizer
 from slime.errors import SlimeError
 from slime.rollout.generate import Engine, Generator
 from slime.rollout.pipeline import Failures, Pipeline, Scorer
-from slime.rollout.stats import group_stats, lag_stats
+from slime.rollout.stats import group_stats, lag_stats, zero_variance
 from slime.types import Group, Prompt, Sample
 
 MAX_FRUITLESS = 20
@@ -154,7 +154,7 @@ class _Step:
         if self._pipeline.num_drafted:
             counts["rollout/draft_accept_rate"] = self._pipeline.num_accepted / self._pipeline.num_drafted
         lags = lag_stats(self.kept, self._version, self._cfg.max_weight_lag)
-        return {**group_stats(self._settled), **lags, **counts, **drops, **seconds}
+        return {**group_stats(self._settled), **zero_variance(self.kept), **lags, **counts, **drops, **seconds}
 
     def _start_groups(self) -> None:
         wanted = math.ceil(self._cfg.prompts_per_step * self._cfg.over_sampling)

@@ -35,6 +35,17 @@ def lag_stats(groups: Sequence[Group], version: int, max_weight_lag: int | None)
     }
 
 
+def zero_variance(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of `groups` whose rewards are all equal, so that their advantages are 0, and their share of the tokens."""
+    tokens = [sum(sum(sample.loss_mask) for sample in group.samples if sample.reward is not None) for group in groups]
+    equal = [len(set(group.rewards)) < 2 for group in groups]
+    in_equal = sum(count for count, says_nothing in zip(tokens, equal, strict=True) if says_nothing)
+    return {
+        "rollout/zero_variance_share": sum(equal) / len(groups),
+        "rollout/zero_variance_token_share": in_equal / max(sum(tokens), 1),
+    }
+
+
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
     values = [sample.reward for sample in samples if sample.reward is not None]
     if not values:

@@ -1,7 +1,7 @@
 """Three training steps in a parallel layout, and their comparison with those of one rank.
 
-All layouts start from the same HF checkpoint and train on the same recorded rollout, with clipping, KL penalty and
-entropy bonus, in fp32. Differences are sums taken in another order:
+All layouts start from the same HF checkpoint and train on the same recorded rollout, with clipping or importance
+weights, KL penalty and entropy bonus, in fp32. Differences are sums taken in another order:
 - metrics: sums of a few hundred terms of order 1 at 6e-8 relative each; a maximum over tokens is one log-prob of
   order 5, whose rounding no mean makes smaller;
 - gradients: the same over a backward pass of four layers; measured against the largest entry of the parameter's
@@ -13,7 +13,7 @@ entropy bonus, in fp32. Differences are sums taken in another order:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,15 +90,20 @@ def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str
     exported = {name: tensor.clone() for name, tensor in trainer.export()}
     trainer.snapshot_reference()
     gradients = _record_gradients(trainer)
+    samples = recorded_samples(NUM_SAMPLES, trainer.hf["vocab_size"])
     batches = pack(
-        recorded_samples(NUM_SAMPLES, trainer.hf["vocab_size"]),
+        [replace(x, is_current=np.arange(x.num_response_tokens, dtype=np.float32) % 2) for x in samples],
         num_dp=trainer.data_parallel_size,
         align=trainer.packing_align,
         max_tokens=128,
         loss_mean=cfg.algo.loss_mean,
         micro_batch_multiple=trainer.micro_batch_multiple,
     )
-    history = [trainer.train_rl(batches, step) for step in range(NUM_STEPS)]
+    history = []
+    for step in range(NUM_STEPS):
+        # Either ratios to the engine's log-probs, some of which are clipped, or importance weights of stale tokens.
+        cfg.algo.rollout_logprobs_as_old = step != 1
+        history.append(trainer.train_rl(batches, step))
     compared = [{name: x for name, x in values.items() if name not in _NOT_COMPARED} for values in history]
     return Trained(exported, compared, gradients)
 
@@ -110,7 +115,7 @@ def _config(name: str, family: str, folder: Path, layout: Mapping[str, Any]) -> 
     cfg.train.mtp_loss_scale = None if "frozen" in name else MTP_LOSS_SCALE
     cfg.train.ddp = {"overlap_grad_reduce": "overlap" in name}
     cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6, "weight_decay": 0.1}
-    cfg.algo.kl_coef, cfg.algo.entropy_coef, cfg.algo.rollout_logprobs_as_old = 0.1, 0.01, True
+    cfg.algo.kl_coef, cfg.algo.entropy_coef = 0.1, 0.01
     return cfg
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -13,9 +14,21 @@ from slime.errors import SlimeError
 from slime.train.objective import Contribution
 
 SFT_MEANS = ("loss", "entropy")
-RL_MEANS = ("loss", "pg_loss", "kl", "entropy")
-RL_TOKEN_SUMS = ("clip_fraction", "ratio_mean", "approx_kl")
-ENGINE_TOKEN_SUMS, ENGINE_MAXIMA = ("logprob_diff_mean", "current_share"), ("logprob_diff_max",)
+RL_MEANS = ("loss", "pg_loss")
+RL_TOKEN_SUMS = ("entropy", "clip_fraction", "clip_low_fraction", "clip_high_fraction", "ratio_mean", "approx_kl")
+REFERENCE_TOKEN_SUMS = ("kl",)
+ENGINE_TOKEN_SUMS = ("logprob_diff_mean", "engine_kl", "current_share", "stale_share")
+ENGINE_MAXIMA = ("logprob_diff_max",)
+IMPORTANCE_TOKEN_SUMS, IMPORTANCE_MAXIMA = ("importance_ratio_mean", "corrected_share"), ("importance_ratio_max",)
+
+_OVER = {
+    "logprob_diff_mean": "current_share",
+    "logprob_diff_max": "current_share",
+    "engine_kl": "current_share",
+    "importance_ratio_mean": "corrected_share",
+    "importance_ratio_max": "corrected_share",
+}
+"""What is measured on some of the loss tokens -> the share of these."""
 
 
 def reduce_contributions(
@@ -29,10 +42,12 @@ def reduce_contributions(
     step: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Sum means, average token sums over all loss tokens, take maxima; over every rank, in float64.
+    """Sum means, average token sums over the loss tokens, take maxima; over every rank, in float64.
+
+    What no token was measured for is left out.
 
     Raises:
-        SlimeError: a loss or gradient is not finite, on every rank alike, naming the rank that had it.
+        SlimeError: a metric or gradient is not finite, on every rank alike, naming the metrics and the rank.
     """
     mine = contributions if parallel_state.get_tensor_model_parallel_rank() == 0 else ()
     zero = torch.zeros((), dtype=torch.float64, device=device)
@@ -42,21 +57,26 @@ def reduce_contributions(
     total, peak = torch.stack(sums), torch.stack([*highest, zero + _culprit(sums, gradients_are_finite)])
     dist.all_reduce(total)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
-    values: list[float] = total.tolist()
     *peaks, culprit = peak.tolist()
+    values = dict(zip([*means, *token_sums, *maxima], [*total.tolist(), *peaks], strict=True))
     if culprit:
+        broken = ", ".join(f"{name} = {value:g}" for name, value in values.items() if not math.isfinite(value))
         raise SlimeError(
-            f"loss {values[0]:g} or a gradient is not finite",
+            f"not finite: {broken or 'a gradient'}",
             where=f"optimizer step {step}, trainer rank {int(culprit) - 1}",
             todo="The weights are untouched; lower the learning rate or look at that step's samples.",
         )
-    return _over_current(dict(zip([*means, *token_sums, *maxima], [*values, *peaks], strict=True)))
+    return _over_their_tokens(values)
 
 
-def _over_current(values: dict[str, float]) -> dict[str, float]:
-    """The engine's difference as a mean over the tokens it was measured on: those of the current weights."""
-    if share := values.get("current_share"):
-        values["logprob_diff_mean"] /= share
+def _over_their_tokens(values: dict[str, float]) -> dict[str, float]:
+    """Means over the tokens that each number was measured on, instead of all loss tokens; without these shares."""
+    shares = {name: values.pop(name) for name in {*_OVER.values()} & values.keys()}
+    for name in _OVER.keys() & values.keys():
+        if not shares[_OVER[name]]:
+            del values[name]
+        elif not name.endswith("_max"):
+            values[name] /= shares[_OVER[name]]
     return values
 
 
@@ -73,5 +93,5 @@ def combine(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """
     names = dict.fromkeys(name for values in steps for name in values)
     how: dict[str, Callable[[list[float]], float]] = dict.fromkeys(names, statistics.fmean)
-    how |= {"num_tokens": sum} | dict.fromkeys(ENGINE_MAXIMA, max)
+    how |= {"num_tokens": sum} | dict.fromkeys(ENGINE_MAXIMA + IMPORTANCE_MAXIMA, max)
     return {name: float(how[name]([values[name] for values in steps if name in values])) for name in names}

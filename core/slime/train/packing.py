@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -27,6 +27,7 @@ def pack(
     align: int,
     max_tokens: int,
     loss_mean: LossMean,
+    max_response_tokens: int | None = None,
     num_optimizer_steps: int = 1,
     micro_batch_multiple: int = 1,
 ) -> list[Batch]:
@@ -38,15 +39,18 @@ def pack(
         align: every sequence is padded to a multiple of this many tokens.
         max_tokens: no micro-batch is longer, padding included.
         loss_mean: what the sum of weighted token losses over a whole step amounts to.
+        max_response_tokens: what `LossMean.constant` divides by, beside the number of samples.
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
 
     Raises:
-        SlimeError: a sequence is longer than `max_tokens`, a step has no sample, or nothing to learn from.
+        SlimeError: a sequence is longer than `max_tokens`, a log-prob is not finite, a step has no sample, or nothing
+            to learn from.
     """
     lengths = [_padded(sample.num_tokens, align) for sample in samples]
     _check(samples, lengths, max_tokens, num_optimizer_steps)
     steps = np.array_split(np.arange(len(samples)), num_optimizer_steps)
-    build = partial(_batch, samples, lengths, num_dp, align, max_tokens, loss_mean, micro_batch_multiple)
+    weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
+    build = partial(_batch, samples, lengths, num_dp, align, max_tokens, weigh, micro_batch_multiple)
     return [build(step.tolist()) for step in steps]
 
 
@@ -69,6 +73,23 @@ def _check(samples: Sequence[TrainSample], lengths: list[int], max_tokens: int, 
                 where="train.max_tokens_per_micro_batch",
                 todo=f"Raise it to {length} or more, or lower the prompt and response limits.",
             )
+        _check_logprobs(index, sample)
+
+
+def _check_logprobs(index: int, sample: TrainSample) -> None:
+    """JSON has no -inf: what an engine sends for it arrives as one or as NaN."""
+    if sample.rollout_logprobs is None:
+        return
+    broken = np.flatnonzero(~np.isfinite(sample.rollout_logprobs) & (sample.loss_mask != 0))
+    if len(broken):
+        token = sample.tokens[sample.num_tokens - sample.num_response_tokens + broken[0]]
+        value = sample.rollout_logprobs[broken[0]]
+        raise SlimeError(
+            f"the engine gave log-prob {value:g} to token {token}, which it had sampled itself",
+            where=f"sample {index} of the rollout, response token {broken[0]}",
+            todo="Its logits overflow or its sampler is broken: try another precision, attention_backend or "
+            "sampling_backend in rollout.sglang.",
+        )
 
 
 def _batch(
@@ -77,11 +98,11 @@ def _batch(
     num_dp: int,
     align: int,
     max_tokens: int,
-    loss_mean: LossMean,
+    weigh: Callable[[Sequence[TrainSample]], list[float]],
     multiple: int,
     members: list[int],
 ) -> Batch:
-    weights = _token_weights([samples[i] for i in members], loss_mean)
+    weights = weigh([samples[i] for i in members])
     weight_of = dict(zip(members, weights, strict=True))
     bins = _fill({i: lengths[i] for i in members}, max_tokens, num_dp, multiple)
     micro_batches = [_micro_batch(samples, lengths, weight_of, align, content) for content in bins]
@@ -93,10 +114,10 @@ def _batch(
     )
 
 
-def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean) -> list[float]:
+def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_response_tokens: int | None) -> list[float]:
     """By sample, the factor of each of its token losses, so that a plain sum is the mean.
 
-    A sample without loss tokens has no mean of its own and does not count.
+    A sample without loss tokens has no mean of its own and does not count, except in a constant.
     """
     counts = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
     if not any(counts):
@@ -107,6 +128,9 @@ def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean) -> list[
         )
     if loss_mean is LossMean.token:
         return [1 / sum(counts)] * len(samples)
+    if loss_mean is LossMean.constant:
+        assert max_response_tokens, "the constant is a length times the number of samples"
+        return [1 / (len(samples) * max_response_tokens)] * len(samples)
     num_counted = sum(count > 0 for count in counts)
     return [1 / (num_counted * count) if count else 0.0 for count in counts]
 
@@ -175,7 +199,7 @@ def _micro_batch(
         loss_weights=weights,
         sample_ids=tuple(content),
         advantages=_spread([sample.advantages for sample in members], members, lasts, len(mask)),
-        rollout_logprobs=_spread([sample.rollout_logprobs for sample in members], members, lasts, len(mask)),
+        rollout_logprobs=_spread([_finite(sample.rollout_logprobs) for sample in members], members, lasts, len(mask)),
         is_current=_spread([sample.is_current for sample in members], members, lasts, len(mask)),
     )
 
@@ -196,6 +220,11 @@ def _spread(
         assert value is not None, "either every sample carries this value or none"
         spread[_predicting(sample, last)] = value
     return spread
+
+
+def _finite(values: np.ndarray | None) -> np.ndarray | None:
+    """A masked token's value may be anything, and infinity times a mask of zero is not zero."""
+    return values if values is None else np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _empty(align: int) -> MicroBatch:

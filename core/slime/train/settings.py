@@ -16,7 +16,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import OPTIMIZER_DEFAULTS, Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
 from slime.train.specs.dsa_config import SparseLatentConfig
@@ -56,13 +56,12 @@ def _kind(values: Mapping[str, Any]) -> type:
 
 
 def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
-    """Megatron's OptimizerConfig: distributed optimizer, constant weight decay 0 unless `train.optimizer` sets it.
+    """Megatron's OptimizerConfig: distributed optimizer, `OPTIMIZER_DEFAULTS` unless `train.optimizer` says otherwise.
 
     With `optimizer_cpu_offload` moments and master weights lie in host memory, where Adam runs on them.
     """
     precision = _precision(cfg)
-    defaults: dict[str, Any] = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0}
-    defaults["use_distributed_optimizer"] = True
+    defaults: dict[str, Any] = {**OPTIMIZER_DEFAULTS, "use_distributed_optimizer": True}
     if cfg.train.optimizer.get("optimizer_cpu_offload"):
         _check_cpu_offload(cfg)
         # Megatron-core's way to leave master weights to the inner optimizer; it has no other for this one.

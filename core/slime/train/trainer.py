@@ -20,7 +20,7 @@ from slime.config.schema import Device, Init, SlimeConfig
 from slime.train import checkpoint, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
-from slime.train.objective import MTP_LOSS, Contribution, reinforced, supervised, with_prediction_ahead
+from slime.train.objective import MTP_LOSS, OUTSIDE_SHARE, Contribution, reinforced, supervised, with_prediction_ahead
 from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
 from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score
@@ -90,8 +90,8 @@ class Trainer:
         self.optimizer.after_load_of_model()
 
     def snapshot_reference(self) -> None:
-        """The current weights become the reference of the KL penalty; without a penalty nothing is kept."""
-        if self.cfg.algo.kl_coef:
+        """The current weights become the reference that the KL divergence is taken to; kept only if it is asked for."""
+        if self.cfg.algo.kl_coef is not None:
             self.reference = reference.copy_weights(self.model.modules)
 
     def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
@@ -121,13 +121,21 @@ class Trainer:
         only step the old policy is the current one.
 
         Returns:
-            Means over the batches of loss, pg_loss, kl, entropy, clip_fraction, ratio_mean, approx_kl (to the old
-            policy), logprob_diff_mean (trainer against engine, nats a token), grad_norm, lr, and mtp_loss where a
-            prediction layer learns; logprob_diff_max; num_tokens (padding included), seconds/logprobs, seconds/train.
-            The same on every rank.
+            Means over the batches, the same on every rank:
+
+            - loss, pg_loss: as `algo.loss_mean` weighs tokens; grad_norm, lr; mtp_loss where a prediction layer learns;
+            - entropy, kl (to the reference), approx_kl (from the old policy): nats a loss token;
+            - ratio_mean (to the old policy), clip_fraction, clip_low_fraction, clip_high_fraction: over loss tokens;
+            - logprob_diff_mean, logprob_diff_max, engine_kl (engine against trainer, nats): over the loss tokens that
+              the current weights generated; stale_share: the share of the others;
+            - importance_ratio_mean, importance_ratio_max: over the tokens that are corrected;
+              importance_truncated_share or importance_masked_share: over loss tokens.
+
+            What was measured on no token is left out. Besides num_tokens (padding included), seconds/logprobs,
+            seconds/train.
 
         Raises:
-            SlimeError: loss or gradient is not finite.
+            SlimeError: a metric or gradient is not finite.
         """
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda():
@@ -163,9 +171,9 @@ class Trainer:
         return [score(self.model, micro_batches) for micro_batches in local]
 
     def _reference_scores(self, local: Sequence[list[LocalMicroBatch]]) -> list[Scores]:
-        if not self.cfg.algo.kl_coef:
+        if self.cfg.algo.kl_coef is None:
             return []
-        assert self.reference is not None, "snapshot_reference comes before the first step with a KL penalty"
+        assert self.reference is not None, "snapshot_reference comes before the first step"
         with reference.swapped_in(self.reference, self.model.modules):
             return [score(self.model, micro_batches) for micro_batches in local]
 
@@ -178,28 +186,32 @@ class Trainer:
         is_first: bool,
         step: int,
     ) -> dict[str, float]:
-        # After the first step the trainer's weights are no longer the engine's.
-        checks_engine = old is not None or is_first
+        algo = self.cfg.algo
+        # After the first step the weights are no longer the engine's.
+        knows_start = old is not None or is_first
 
         def contribute(scores: Tensor, number: int) -> Contribution:
-            micro, before = micro_batches[number], old[number][0] if old else None
+            start = scores[0].detach() if is_first else None
             return reinforced(
                 scores,
-                micro,
-                self.cfg.algo,
-                old=micro.rollout_logprobs if self.cfg.algo.rollout_logprobs_as_old else before,
+                micro_batches[number],
+                algo,
+                start=old[number][0] if old else start,
                 reference=ref[number][0] if ref else None,
-                engine_check=(scores[0] if before is None else before) if checks_engine else None,
             )
 
+        importance = knows_start and not algo.rollout_logprobs_as_old
         return self._optimizer_step(
             batch,
             micro_batches,
             contribute,
             step=step,
             means=metrics.RL_MEANS,
-            token_sums=metrics.RL_TOKEN_SUMS + metrics.ENGINE_TOKEN_SUMS * checks_engine,
-            maxima=metrics.ENGINE_MAXIMA * checks_engine,
+            token_sums=metrics.RL_TOKEN_SUMS
+            + metrics.REFERENCE_TOKEN_SUMS * (algo.kl_coef is not None)
+            + metrics.ENGINE_TOKEN_SUMS * knows_start
+            + (*metrics.IMPORTANCE_TOKEN_SUMS, OUTSIDE_SHARE[algo.importance]) * importance,
+            maxima=metrics.ENGINE_MAXIMA * knows_start + metrics.IMPORTANCE_MAXIMA * importance,
         )
 
     def _optimizer_step(
