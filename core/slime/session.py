@@ -27,6 +27,7 @@ from slime.observe.stopwatch import Stopwatch
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
 from slime.rollout.evaluate import evaluate
+from slime.rollout.limits import require_room
 from slime.rollout.loop import Collected, Rollout
 from slime.rollout.router import open_router
 from slime.run_dir import RunDir
@@ -135,6 +136,7 @@ class Session:
         ]
         for engine in self._engines:
             self._close_later(stack, engine)
+        self._runner.run(require_room(self._engines, cfg))
         if len(self._engines) > 1:
             timeout_s = cfg.rollout.request_timeout_s
             self._router = stack.enter_context(open_router(self.cluster.engine_urls, self.run.logs, timeout_s))

@@ -92,12 +92,25 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"rollout.sampling.top_k": 20}, "top_k: is 20: what it cuts off, the trainer's log-probs still count. Set"),
         ({"train.steps_per_rollout": 7}, "256 samples a rollout cannot be divided into 7 optimizer steps"),
         ({"train.max_tokens_per_micro_batch": 47}, "is 47, but a sequence may have 48 tokens"),
-        ({"rollout.max_prompt_tokens": 500}, "may have 516 tokens, the model's context is 512. Lower them to 512"),
+        (
+            {"rollout.max_prompt_tokens": 500},
+            "the model's context of 512 has room for 506. Lower them to 506",
+        ),
         (
             {"eval.sampling.max_response_tokens": 500},
             "eval.sampling.max_response_tokens: prompt and response may have 532",
         ),
-        ({"rollout.sglang.max_total_tokens": 47}, "may have 48 tokens, rollout.sglang.max_total_tokens is 47"),
+        (
+            {"rollout.sglang.max_total_tokens": 53},
+            "48 tokens, rollout.sglang.max_total_tokens of 53 has room for 47",
+        ),
+        ({"rollout.sglang.max_total_tokens": 54}, ""),
+        ({"rollout.sglang.max_total_tokens": 79, "rollout.sglang.page_size": 16}, "of 79 has room for 32"),
+        ({"rollout.sglang.max_total_tokens": 80, "rollout.sglang.page_size": 16}, ""),
+        (
+            {"rollout.sglang.context_length": 53},
+            "48 tokens, rollout.sglang.context_length of 53 has room for 47",
+        ),
         ({"train.optimizer.lr": -1e-3}, "train.optimizer.lr: must be at least 0, got -0.001"),
         (
             {"train.optimizer.lr": 1e-3, "train.optimizer.min_lr": 1e-2},

@@ -18,6 +18,7 @@ from slime.contracts import ModelBridge, PlanBridge
 from slime.errors import SlimeError, did_you_mean
 from slime.plan.rules import batch_problems, layout_problems
 from slime.plugins import Plugins, Registry
+from slime.rollout.limits import longest_sequence, num_drafted, room
 from slime.topology.engines import engine_groups, generates, group_problems, home_of
 from slime.topology.layout import read_grid
 from slime.topology.placement import placement_problems
@@ -311,24 +312,28 @@ def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterat
 
 
 def _context(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """Whether the longest sequence fits the model's context and the engines' token pool."""
-    lengths = {}
-    if cfg.algo.name != "sft":
-        lengths["rollout.sampling.max_response_tokens"] = cfg.rollout.sampling.max_response_tokens
-    if cfg.eval.path:
-        lengths["eval.sampling.max_response_tokens"] = cfg.eval.sampling.max_response_tokens
-    key, response = max(lengths.items(), key=lambda item: item[1])
-    limits = {
-        "the model's context": hf.get("max_position_embeddings"),
-        **{
-            home_of(cfg, group.name, key): group.sglang.get(key)
-            for group in engine_groups(cfg)
-            for key in ("context_length", "max_total_tokens")
-        },
-    }
-    name, limit = min(limits.items(), key=lambda item: math.inf if item[1] is None else item[1])
-    longest = cfg.rollout.max_prompt_tokens + response
-    if limit is not None and longest > limit:
-        what = f"prompt and response may have {longest} tokens, {name} is {limit}"
-        where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {limit} together."
-        yield SlimeError(what, where=where, todo=todo)
+    """Whether the longest sequence fits the model's context and the engines' token pools, as far as they are known."""
+    longest, key = longest_sequence(cfg)
+    for group in engine_groups(cfg):
+        drafted = num_drafted(group.sglang)
+        limits = {
+            "the model's context": (hf.get("max_position_embeddings"), 1),
+            home_of(cfg, group.name, "context_length"): (group.sglang.get("context_length"), 1),
+            home_of(cfg, group.name, "max_total_tokens"): (
+                group.sglang.get("max_total_tokens"),
+                group.sglang.get("page_size") or 1,
+            ),
+        }
+        rooms = {
+            name: room(limit, page_size=page_size, num_drafted=drafted)
+            for name, (limit, page_size) in limits.items()
+            if limit is not None
+        }
+        name = min(rooms, key=lambda name: rooms[name], default="")
+        if name and longest > rooms[name]:
+            what = (
+                f"prompt and response may have {longest} tokens, {name} of {limits[name][0]} has room for {rooms[name]}"
+            )
+            where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {rooms[name]} together."
+            yield SlimeError(what, where=where, todo=todo)
+            return

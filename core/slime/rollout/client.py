@@ -120,6 +120,11 @@ class EngineClient:
         info: dict[str, Any] = await self._get("/model_info")
         return info
 
+    async def server_info(self) -> dict[str, Any]:
+        """SGLang's `/server_info`: fields of its `ServerArgs` as they came out, and sizes only the engine knows."""
+        info: dict[str, Any] = await self._get("/server_info")
+        return info
+
     async def health(self) -> None:
         """Returns when the server answers; raises otherwise."""
         await self._get("/health")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -68,7 +69,7 @@ class Generator:
         """Generate from prompt and partial response until the sample ends or the request is aborted.
 
         Returns:
-            What the engine answered, which the sample has by now.
+            What the engine answered, which the sample has by now, up to and with the first token that ends it.
 
         Raises:
             SlimeError: the engine failed, or answered with other weights than `version`.
@@ -76,8 +77,8 @@ class Generator:
         input_ids = [*sample.prompt.tokens, *sample.response_tokens]
         generation = await self._engine.generate(input_ids, self._request_params(sample))
         self._check_version(generation, version)
-        _append(sample, generation)
-        sample.status = self._status(sample, generation.finish_reason)
+        has_ended = self._append(sample, generation)
+        sample.status = Status.COMPLETED if has_ended else self._unended(sample, generation.finish_reason)
         if sample.status is not Status.ABORTED:
             sample.response = self._text(sample)
         return generation
@@ -87,22 +88,44 @@ class Generator:
         assert remaining > 0, "a sample at the response limit is truncated, not continued"
         return {**self._params, "max_new_tokens": remaining, "sampling_seed": sampling_seed(self._seed, sample)}
 
-    def _status(self, sample: Sample, finish_reason: str) -> Status:
-        """What the response is, which the finish reason alone does not say.
+    def _append(self, sample: Sample, generation: Generation) -> bool:
+        """Add what was generated up to and with the first token that ends the response; whether there is one.
 
-        SGLang lets an aborted request finish the step it is in and still calls it aborted when that step brought the
-        end token or the last token allowed; and it says `length` when the last token allowed was the end token.
+        SGLang notices an abort and the last token allowed before it looks for an end. So a step that brought several
+        tokens (of a drafting model) may have some behind the end, and be called `abort` or `length`. And it looks for
+        stop strings in the tokens of one request only, not in those before an abort.
         """
-        if self._has_ended(sample):
-            return Status.COMPLETED
-        if len(sample.response_tokens) == self._limit:
-            return Status.TRUNCATED
-        return _STATUS[finish_reason]
+        begun = len(sample.response_tokens)
+        sample.response_tokens.extend(generation.tokens)
+        end = self._first_end(sample.response_tokens, begun)
+        if end is not None:
+            del sample.response_tokens[end:]
+        count = len(sample.response_tokens) - begun
+        sample.logprobs.extend(generation.logprobs[:count])
+        sample.loss_mask.extend([1] * count)
+        if count:
+            sample.spans.append(WeightSpan(generation.weight_version, count))
+        sample.check()
+        return end is not None
 
-    def _has_ended(self, sample: Sample) -> bool:
-        if sample.response_tokens and sample.response_tokens[-1] in self._end_tokens:
-            return True
-        return bool(self._stop) and any(stop in self._text(sample) for stop in self._stop)
+    def _first_end(self, tokens: list[int], begun: int) -> int | None:
+        """Length of the response if it ends within `tokens[begun:]`: with its first end token or stop string."""
+        ends = (place + 1 for place in range(begun, len(tokens)) if tokens[place] in self._end_tokens)
+        end = next(ends, None)
+        upto = len(tokens) if end is None else end
+        if self._stop and self._has_stop_string(tokens[:upto]):
+            lengths = range(begun + 1, upto + 1)
+            return lengths[bisect.bisect_left(lengths, True, key=lambda length: self._has_stop_string(tokens[:length]))]
+        return end
+
+    def _has_stop_string(self, tokens: Sequence[int]) -> bool:
+        """As SGLang looks for them: in the text of special tokens too."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return any(stop in text for stop in self._stop)
+
+    def _unended(self, sample: Sample, finish_reason: str) -> Status:
+        """SGLang calls a request aborted even if its last step brought the last token allowed."""
+        return Status.TRUNCATED if len(sample.response_tokens) == self._limit else _STATUS[finish_reason]
 
     def _text(self, sample: Sample) -> str:
         text: str = self._tokenizer.decode(sample.response_tokens, skip_special_tokens=True)
@@ -113,16 +136,6 @@ class Generator:
             what = f"stale engine: it answered with weight version {generation.weight_version}, not {version}"
             todo = "Nothing else may update this engine's weights; resume the run."
             raise SlimeError(what, where=self._engine.url, todo=todo)
-
-
-def _append(sample: Sample, generation: Generation) -> None:
-    count = len(generation.tokens)
-    sample.response_tokens.extend(generation.tokens)
-    sample.logprobs.extend(generation.logprobs)
-    sample.loss_mask.extend([1] * count)
-    if count:
-        sample.spans.append(WeightSpan(generation.weight_version, count))
-    sample.check()
 
 
 def sampling_seed(seed: int, sample: Sample) -> int:
