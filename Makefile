@@ -1,6 +1,6 @@
 # One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
 PYTHON ?= python3
-WORKSPACE := . plugins/models/glm4 plugins/models/glm5 plugins/models/deepseek-v3 plugins/models/qwen3 plugins/models/mimo plugins/rewards/math plugins/filters/dynamic-sampling
+WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 export OMP_NUM_THREADS ?= 1
 
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
@@ -17,9 +17,10 @@ lint: .venv/dev            ## style and import rules
 types: .venv/dev           ## mypy, strict
 	.venv/bin/mypy
 
-.venv/run: requirements/cpu.txt pyproject.toml $(wildcard plugins/*/*/pyproject.toml)
-	$(PYTHON) -m venv .venv
+.venv/run: requirements/cpu.txt requirements/install_torch.py $(WORKSPACE:%=%/pyproject.toml)
+	$(PYTHON) -m venv --clear .venv
 	.venv/bin/pip install --quiet --no-deps --requirement requirements/cpu.txt
+	.venv/bin/python requirements/install_torch.py
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(WORKSPACE))
 	touch $@
 

@@ -62,10 +62,6 @@ def engine_url(engine):
 def hf_model():
     """`hf_model(folder, seed)`: transformers' own model of a folder's config.json, fp32, with random weights."""
     import torch
-
-    from slime import torchvision_ops
-
-    torchvision_ops.ensure()
     from transformers import AutoConfig, AutoModelForCausalLM
 
     def build(folder, seed=0):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from trove_classifiers import classifiers
+
+from slime.config.groups import scan
+from slime.plugins import load
 
 ROOT = Path(__file__).parents[1]
 CORE = "slime-rl"
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 PLUGINS = sorted(ROOT.glob("plugins/*/*/pyproject.toml"))
 
 
@@ -30,6 +39,38 @@ def test_a_plugin_depends_on_slime_by_that_name(pyproject: Path) -> None:
     assert f"{CORE}>=0.1,<0.2" in project(pyproject)["dependencies"]
 
 
+@pytest.mark.parametrize("pyproject", [ROOT / "pyproject.toml", *PLUGINS], ids=lambda path: path.parent.name)
+def test_metadata_is_complete(pyproject: Path) -> None:
+    """What a package index shows of a distribution, the same for all that is the same."""
+    ours, core = project(pyproject), project(ROOT / "pyproject.toml")
+    assert {"description", "readme", "authors", "keywords"} <= ours.keys()
+    for field in ("license", "license-files", "requires-python", "authors", "classifiers"):
+        assert ours[field] == core[field], field
+    assert set(ours["classifiers"]) <= classifiers
+    assert all(url.startswith(REPOSITORY) for url in ours["urls"].values())
+    packages = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "packages"
+    ]
+    assert all((pyproject.parent / package / "py.typed").exists() for package in packages)
+    assert (pyproject.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("pyproject", PLUGINS, ids=lambda path: path.parent.name)
+def test_a_plugin_depends_on_the_plugins_whose_recipes_it_builds_on(pyproject: Path) -> None:
+    """Or `slime plan` on its own recipe fails where it is the only plugin."""
+    groups, names = scan(load()), [plugin.distribution for plugin in load().installed]
+    owner = {
+        (group, option): name for name in names for group, options in groups.of(name).items() for option in options
+    }
+    used = {
+        owner[option]
+        for recipe in pyproject.parent.glob("*/conf/recipe/*.yaml")
+        for option in re.findall(r"/(\w+)(?:@_global_)?: ([\w.@-]+)", recipe.read_text(encoding="utf-8"))
+    }
+    declared = {Requirement(line).name for line in project(pyproject)["dependencies"]}
+    assert used <= {project(pyproject)["name"], *declared}
+
+
 def test_no_example_asks_for_the_name_of_somebody_else() -> None:
     asks = re.compile(r"""["']slime *[<>=~!\[]|pip install (-\S+ )*slime(?![\w-])""")
     files = [
@@ -37,3 +78,21 @@ def test_no_example_asks_for_the_name_of_somebody_else() -> None:
     ]
     assert len(files) > 20
     assert [str(path) for path in files if asks.search(path.read_text(encoding="utf-8"))] == []
+
+
+def pip(*arguments: str | Path) -> str:
+    """What this environment's pip prints, without network."""
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_installing_a_plugin_changes_nothing_else(tmp_path: Path) -> None:
+    """pip resolves what the plugin needs, slime's own needs included, and finds all of it in what `make setup` made."""
+    pip(
+        "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, ROOT / "tests/third_party/closeness"
+    )
+    [wheel] = tmp_path.iterdir()
+    report = json.loads(pip("install", "--no-index", "--dry-run", "--report", "-", wheel))
+    assert [item["metadata"]["name"] for item in report["install"]] == ["slime-closeness"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from slime import torchvision_ops
 from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -35,15 +35,20 @@ def test_every_step_is_measured(finished: Run) -> None:
     assert all(row["publish/num_bytes"] == 789_376 * 4 for row in steps)
 
 
-def test_the_export_is_the_model_that_was_trained(finished: Run) -> None:
-    torchvision_ops.ensure()
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(finished.path / "export")
-    tokenizer = AutoTokenizer.from_pretrained(finished.path / "export")
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": "27+58="}], return_tensors="pt", return_dict=False)
-    with torch.no_grad():
-        assert torch.isfinite(model(torch.as_tensor(ids)).logits).all()
+def test_the_line_that_a_run_prints_last_loads_what_was_trained(finished: Run) -> None:
+    """In an interpreter of its own, which has seen nothing of slime: that is where a user types it."""
+    load = (finished.path / "summary.txt").read_text().splitlines()[-1].removeprefix("load the model:").strip()
+    program = f"""
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = {load}
+tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+ids = tokenizer.apply_chat_template([{{"role": "user", "content": "27+58="}}], return_tensors="pt", return_dict=False)
+with torch.no_grad():
+    assert torch.isfinite(model(torch.as_tensor(ids)).logits).all()
+"""
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert loaded.returncode == 0, loaded.stderr
 
 
 def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run, tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> 
     if not missing:
         return
     if "reward.name" in missing:
-        todo = f"Choose one: {', '.join(f'reward={name}' for name in groups.names('reward'))}."
-        raise SlimeError("no reward is chosen", where=_no_recipe(line, groups), todo=todo)
+        raise SlimeError("no reward is chosen", where=_no_recipe(line, groups), todo=groups.choose("reward"))
     todo = f"Set it: {' '.join(f'{name}=...' for name in missing)}."
     raise SlimeError(f"not set: {', '.join(missing)}", where=_no_recipe(line, groups), todo=todo)
 

@@ -18,6 +18,10 @@ DECLARED = ("model", "cluster", "algo", "reward", "filter", "buffer", "recipe")
 """The groups that `conf/config.yaml` lists; `+group=` and `group=` mean the same for them."""
 UNSET = "unset"
 NO_RECIPE = "none"
+_BROUGHT_BY = {
+    "model": "the plugin of its family, slime-plugin-<family>,",
+    "reward": "slime-plugin-math or another plugin",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Groups:
         """What a user may choose in a group, sorted."""
         return sorted(option.name for option in self._options[group].values() if option.is_choice)
 
+    def choose(self, group: str, prefix: str = "") -> str:
+        """A sentence for `SlimeError.todo`: every option as one writes it, or what to install so that there is one."""
+        if names := self.names(group):
+            return f"Choose one: {', '.join(f'{prefix}{group}={name}' for name in names)}."
+        return f"None is installed: install {_BROUGHT_BY.get(group, 'a plugin')} as docs/install.md says."
+
     def of(self, distribution: str) -> Mapping[str, list[str]]:
         """Group -> option names that one distribution ships."""
         shipped: dict[str, list[str]] = defaultdict(list)
@@ -70,7 +80,8 @@ class Groups:
         """SlimeError with the nearest name if the group has no such option."""
         if name not in self._options[group]:
             known = [f"{group}={option}" for option in self.names(group)]
-            raise SlimeError(f"there is no {group}={name}", todo=did_you_mean(f"{group}={name}", known))
+            todo = did_you_mean(f"{group}={name}", known) if known else self.choose(group)
+            raise SlimeError(f"there is no {group}={name}", todo=todo)
 
     def recipe_for(self, model: str, cluster: str) -> str:
         """The recipe of a model on a cluster, `none` if nobody ships one; a mistyped file name is an error."""

@@ -118,8 +118,7 @@ def _add_recipe(line: CommandLine, groups: Groups) -> None:
     model, cluster = line.choices.get("model", UNSET), line.choices.get("cluster", UNSET)
     for group, choice in (("model", model), ("cluster", cluster)):
         if choice == UNSET:
-            todo = f"Choose one: {', '.join(f'+{group}={name}' for name in groups.names(group))}."
-            raise SlimeError(f"no {group} is chosen", todo=todo)
+            raise SlimeError(f"no {group} is chosen", todo=groups.choose(group, "+"))
     if "recipe" not in line.choices:
         line.choices["recipe"] = groups.recipe_for(model, cluster)
         if line.choices["recipe"] != NO_RECIPE:

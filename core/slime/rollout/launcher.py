@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from slime import torchvision_ops
 from slime.rollout.lifeline import die_with_parent
 
 
@@ -53,6 +52,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     die_with_parent(os.environ.get("SLIME_ENGINE_SCRATCH", ""))
-torchvision_ops.ensure()
-if __name__ == "__main__":
     main()

@@ -130,9 +130,6 @@ def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tenso
 
 
 def _auto_model() -> Any:
-    from slime import torchvision_ops
-
-    torchvision_ops.ensure()
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM

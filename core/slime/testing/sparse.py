@@ -40,9 +40,6 @@ def check_the_engine_builds(configs: Mapping[str, Path], scratch: Path) -> None:
 
 def build_all(rank: Rank, folders: Mapping[str, Path], ordinary: Path) -> dict[str, Built]:
     """Runs in a rank of its own."""
-    from slime import torchvision_ops
-
-    torchvision_ops.ensure()
     _initialize(rank, ordinary)
     return {name: _describe(_build(folder)) for name, folder in folders.items()}
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from slime import torchvision_ops
 from slime.errors import SlimeError
 from slime.weights.bucket import Bucket
 from slime.weights.engine_link import EngineLink, Summary
@@ -193,7 +192,6 @@ def join_engines(
 
     Made by SGLang's own function, as the engines' ends are.
     """
-    torchvision_ops.ensure()  # SGLang imports torchvision
     from sglang.srt.utils.common import init_custom_process_group
 
     starts = [1 + sum(link.num_ranks for link in links[:index]) for index in range(len(links))]

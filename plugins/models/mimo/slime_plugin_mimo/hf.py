@@ -7,12 +7,8 @@ config from here (entry-point group `sglang.srt.plugins`), and `AutoModelForCaus
 from __future__ import annotations
 
 from torch import nn
-
-from slime import torchvision_ops
-
-torchvision_ops.ensure()  # transformers' model classes import torchvision
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
 
 class MimoConfig(Qwen2Config):  # type: ignore[misc]

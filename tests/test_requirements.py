@@ -1,0 +1,76 @@
+"""The CPU set-up, as pip would resolve it on the machine of somebody who has the public package index alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+REQUIREMENTS = ROOT / "requirements"
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("install_torch", REQUIREMENTS / "install_torch.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+install_torch = load()
+
+
+def resolve(*wanted: str | Path) -> list[dict[str, Any]] | None:
+    """Metadata of what a stranger's pip would install, None if it finds no such builds.
+
+    `--isolated` leaves out the environment's and the user's configuration, `--index-url` a machine's. Nothing is
+    installed, and of large wheels only the metadata is read.
+    """
+    stranger = ["--isolated", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *stranger, *map(str, wanted)]
+    if "--index-url" not in wanted:
+        command += ["--index-url", "https://pypi.org/simple"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    if done.returncode:
+        assert "No matching distribution" in done.stderr, done.stderr
+        return None
+    return [item["metadata"] for item in json.loads(done.stdout)["install"]]
+
+
+@pytest.fixture(scope="module")
+def _index() -> None:
+    if resolve("--no-deps", "pluggy==1.7.0") is None:
+        pytest.skip("the public package index cannot be reached from here")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_index")
+def test_the_torch_that_a_stranger_gets_brings_what_it_imports() -> None:
+    """A CPU build needs nothing; the index's own build without its CUDA libraries is 500 MB that do not import."""
+    [installed, *_] = [found for wanted in install_torch.SOURCES.values() if (found := resolve(*wanted))]
+    torch = next(item for item in installed if item["name"] == "torch")
+    assert torch["version"].partition("+")[0] == "2.13.0"
+    if not torch["version"].endswith("+cpu"):
+        needs = [Requirement(line) for line in torch["requires_dist"]]
+        asked = {
+            canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})
+        }
+        assert {"nvidia-cudnn-cu13", "triton"} <= asked <= {canonicalize_name(item["name"]) for item in installed}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_index")
+def test_every_pin_is_on_the_public_index() -> None:
+    """A mirror of this machine may have more."""
+    for name in ("cpu.txt", "dev.txt"):
+        assert resolve("--no-deps", "-r", REQUIREMENTS / name) is not None, f"{name} names what only this machine has"
