@@ -185,6 +185,15 @@ def test_compose_writes_nothing(acme: Site, monkeypatch: pytest.MonkeyPatch, tmp
     assert list(folder.iterdir()) == []
 
 
+def test_evaluation_samples_as_the_rollout_unless_it_is_told_otherwise(acme: Site) -> None:
+    long = ["rollout.sampling.max_response_tokens=30", "rollout.sampling.temperature=0.5", "rollout.sampling.stop=[x]"]
+    followed = compose([*RUN, *long]).eval.sampling
+    assert vars(followed) == {"temperature": 0.5, "top_p": 1.0, "top_k": -1, "max_response_tokens": 30, "stop": ["x"]}
+    own = compose([*RUN, *long, "eval.sampling.temperature=0", "eval.sampling.stop=[]"])
+    assert vars(own.eval.sampling) == vars(followed) | {"temperature": 0.0, "stop": []}
+    assert "rollout.sampling" not in to_yaml(own), "the resolved config shows values"
+
+
 def test_yaml_of_the_resolved_config_has_every_section(acme: Site) -> None:
     text = to_yaml(compose(RUN))
     assert "name: acme-1.5b-local" in text

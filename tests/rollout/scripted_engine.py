@@ -47,6 +47,7 @@ class ScriptedEngine:
         self.version = "3"
         self.drafts: dict[str, int] = {}
         self.requests: list[dict] = []
+        self.flushed_after: list[int] = []
         self.num_aborts = self.num_running = self.max_running = 0
         self.dies_after: int | None = None
         self.aborts_itself = False
@@ -56,6 +57,7 @@ class ScriptedEngine:
     async def __aenter__(self) -> ScriptedEngine:
         app = web.Application()
         app.add_routes([web.post("/generate", self._generate), web.post("/abort_request", self._abort_request)])
+        app.add_routes([web.post("/flush_cache", self._flush_cache)])
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -72,6 +74,12 @@ class ScriptedEngine:
         self._abort.set()
         self._abort = asyncio.Event()
         await asyncio.sleep(self.abort_answer_s)
+        return web.Response()
+
+    async def _flush_cache(self, request: web.Request) -> web.Response:
+        assert float(request.query["timeout"]) > 0, "otherwise SGLang refuses unless it happens to be idle"
+        assert self.num_running == 0, "SGLang waits until it is idle"
+        self.flushed_after.append(len(self.requests))
         return web.Response()
 
     async def _generate(self, request: web.Request) -> web.Response:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from slime.config.schema import EvalConfig, RewardConfig, SamplingConfig
+from slime.config.schema import EvalConfig, EvalSamplingConfig, RewardConfig
 from slime.errors import SlimeError
 from slime.rollout.evaluate import evaluate
 from slime.types import Prompt, Verdict
@@ -18,7 +18,7 @@ def run(engine, scorer=None, version=3, max_in_flight=64, **cfg):
     async def main():
         async with engine, connected(engine.url) as client:
             return await evaluate(
-                EvalConfig(sampling=SamplingConfig(temperature=0.0, max_response_tokens=9), **cfg),
+                EvalConfig(sampling=EvalSamplingConfig(0.0, 1.0, -1, 9, []), **cfg),
                 RewardConfig(name="scripted", max_failed_share=0.3),
                 5,
                 version,
@@ -42,6 +42,13 @@ def test_every_prompt_is_asked_with_evaluations_own_sampling():
     assert engine.max_running <= 3
     assert {body["sampling_params"]["temperature"] for body in engine.requests} == {0.0}
     assert sorted(body["input_ids"][0] for body in engine.requests) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_no_batch_has_requests_of_an_evaluation_and_others():
+    """The engine is made idle before the first request and after the last."""
+    engine = ScriptedEngine()
+    run(engine)
+    assert engine.flushed_after == [0, 5]
 
 
 def test_failed_rewards_are_left_out_and_counted():

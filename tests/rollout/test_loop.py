@@ -151,7 +151,7 @@ def test_surplus_is_aborted_and_continued_under_the_next_weights():
     assert len(versions) > 1
     assert versions == list(range(VERSION, VERSION + len(versions)))
     assert steps[1].stats["rollout/continued_samples"] == 2
-    assert engine.num_aborts >= 2
+    assert engine.num_aborts >= len(versions) - 1
 
 
 def test_every_request_may_end_before_its_abort_is_answered():

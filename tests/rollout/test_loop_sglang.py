@@ -74,14 +74,16 @@ class Bench:
         self.tokenizer = load_tokenizer(resolve(cfg.model.path))
         self.prompts = PromptSource(cfg.data, self.tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         self.buffer = FifoBuffer()
+        self.evaluations: list[dict[str, float]] = []
 
     def publish(self, version: int) -> None:
         publish(iter(self.weights.items()), [engine.url for engine in self.engines], version, 1 << 26)
 
-    def collect(self, *versions: int, disturb=lambda kept, needed: None) -> list[Collected]:
-        return asyncio.run(self._collect(versions, disturb))
+    def collect(self, *versions: int, disturb=lambda kept, needed: None, evaluates=False) -> list[Collected]:
+        """One step a version, right behind an evaluation under the same weights if there is to be one."""
+        return asyncio.run(self._collect(versions, disturb, evaluates))
 
-    async def _collect(self, versions, disturb) -> list[Collected]:
+    async def _collect(self, versions, disturb, evaluates) -> list[Collected]:
         async with AsyncExitStack() as stack:
             clients = [self._client(stack, EngineClient(engine.url)) for engine in self.engines]
             router = None
@@ -103,8 +105,28 @@ class Bench:
             collected = []
             for version in versions:
                 await asyncio.to_thread(self.publish, version)
+                if evaluates:
+                    self.evaluations.append(await self._evaluate(clients, router, version))
                 collected.append(await rollout.collect(version, disturb))
             return collected
+
+    async def _evaluate(self, clients, router, version) -> dict[str, float]:
+        seen: list[tuple[int, int]] = []
+        metrics = await evaluate(
+            self.cfg.eval,
+            self.cfg.reward,
+            self.cfg.run.seed,
+            version,
+            prompts=[self.prompts.prompts.prompt(row, "eval") for row in range(20)],
+            tokenizer=self.tokenizer,
+            scorer=self.rewards,
+            engines=clients,
+            router=router,
+            max_in_flight=8,
+            progress=lambda done, total: seen.append((done, total)),
+        )
+        assert seen == [(done, 20) for done in range(1, 21)]
+        return metrics
 
     def _client(self, stack: AsyncExitStack, client: EngineClient) -> EngineClient:
         stack.push_async_callback(client.close)
@@ -162,31 +184,12 @@ def test_an_interrupted_response_goes_on_as_if_it_had_not_been(bench):
     assert num_continued > 0
 
 
-def test_evaluation_repeats(bench, cfg):
-    rig = bench()
-    held_out = rig.prompts.prompts
-    prompts = [held_out.prompt(row, "eval") for row in range(20)]
-    rig.publish(4)
-    seen: list[tuple[int, int]] = []
-
-    async def run():
-        async with AsyncExitStack() as stack:
-            client = rig._client(stack, EngineClient(rig.engines[0].url))
-            return await evaluate(
-                cfg.eval,
-                cfg.reward,
-                cfg.run.seed,
-                4,
-                prompts=prompts,
-                tokenizer=rig.tokenizer,
-                scorer=rig.rewards,
-                engines=[client],
-                max_in_flight=8,
-                progress=lambda done, total: seen.append((done, total)),
-            )
-
-    first, second = asyncio.run(run()), asyncio.run(run())
-    assert seen[:20] == [(done, 20) for done in range(1, 21)]
+def test_evaluation_repeats_and_the_rollouts_around_it_do(bench, cfg):
+    """Greedy requests would change what seeded ones draw, were they ever in one batch."""
+    assert cfg.eval.sampling.temperature == 0
+    evaluated = bench()
+    assert responses(evaluated.collect(3, 4, evaluates=True)) == responses(bench().collect(3, 4))
+    first, second = evaluated.evaluations
     for metrics in (first, second):
         assert metrics.pop("seconds/eval") > 0
     assert first == second

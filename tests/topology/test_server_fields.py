@@ -31,6 +31,7 @@ def test_every_field_is_one_of_server_args():
 @pytest.mark.parametrize("section", ["rollout", "eval"])
 def test_only_stop_strings_need_a_tokenizer_inside(section):
     cfg = cpu_config()
+    cfg.eval.path, cfg.eval.sampling.stop = "held-out.jsonl", []
     assert server_fields(cfg, 0, model_path=MODEL)["skip_tokenizer_init"] is True
     getattr(cfg, section).sampling.stop = ["\n"]
     assert server_fields(cfg, 0, model_path=MODEL)["skip_tokenizer_init"] is False

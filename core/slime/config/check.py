@@ -114,7 +114,7 @@ TOP_K = ("rollout.sampling.top_k", "eval.sampling.top_k")
 
 def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     """Every rule that the run breaks, the most basic first."""
-    problems = [*_numbers(cfg), *_foreign(cfg)]
+    problems = [*(problem for problem in _numbers(cfg) if not _follows(cfg, problem.where)), *_foreign(cfg)]
     if problems:  # the other rules compute with these values
         return problems
     problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg)]
@@ -144,6 +144,12 @@ def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for key in TOP_K:
         if value_of(cfg, key) != -1 and value_of(cfg, key) < 1:
             yield _out_of_range(key, f"must be -1 (all tokens) or at least 1, got {value_of(cfg, key)}")
+
+
+def _follows(cfg: SlimeConfig, key: str) -> bool:
+    """Whether `key` has the value of the key that it follows unless set: then that one is the mistake."""
+    followed = key.replace("eval.sampling.", "rollout.sampling.", 1)
+    return followed != key and value_of(cfg, key) == value_of(cfg, followed)
 
 
 def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:

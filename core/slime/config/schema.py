@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import II, MISSING
 
 from slime.config.algorithm import AlgoConfig as AlgoConfig
 from slime.config.choices import ControlTokens as ControlTokens
@@ -228,6 +228,20 @@ class DataConfig:
 
 
 @dataclass
+class EvalSamplingConfig(SamplingConfig):
+    temperature: float = field(default=II("rollout.sampling.temperature"))
+    """0 takes the most likely token always."""
+    top_p: float = field(default=II("rollout.sampling.top_p"))
+    """Nucleus sampling mass."""
+    top_k: int = field(default=II("rollout.sampling.top_k"))
+    """Keep the k most likely tokens; -1 keeps all."""
+    max_response_tokens: int = field(default=II("rollout.sampling.max_response_tokens"))
+    """Limit of generated tokens a sample."""
+    stop: list[str] = field(default=II("rollout.sampling.stop"))
+    """Stop strings beside the model's end-of-sequence tokens."""
+
+
+@dataclass
 class EvalConfig:
     path: str | None = None
     """Held-out prompt set, same format as `data.path`; empty means no evaluation."""
@@ -235,7 +249,7 @@ class EvalConfig:
     """Evaluate before the first step, every this many steps, and after the last."""
     samples_per_prompt: int = 1
     """Responses a held-out prompt."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
 
 
 @dataclass

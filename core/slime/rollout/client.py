@@ -105,8 +105,8 @@ class EngineClient:
         await self._post("/continue_generation", {})
 
     async def flush_cache(self) -> None:
-        """Forget the prefix cache; the engine must be idle."""
-        await self._post("/flush_cache", None)
+        """Wait until the engine is idle, then have it forget the prefix cache."""
+        await self._post(f"/flush_cache?timeout={self.timeout_s:g}", None)
 
     async def release_memory_occupation(self, tags: Sequence[str] = ()) -> None:
         """Give GPU memory back (`kv_cache`, `weights`, `cuda_graph`; empty: all); needs `enable_memory_saver`."""

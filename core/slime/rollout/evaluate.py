@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from slime.config.schema import EvalConfig, RewardConfig
@@ -44,6 +45,7 @@ async def evaluate(
     Raises:
         SlimeError: an engine failed or is stale, or too many rewards failed.
     """
+    await _separate(engines)
     generator = Generator(router or engines[0], cfg.sampling, tokenizer, seed)
     failures = Failures(reward, len(prompts) * cfg.samples_per_prompt)
     pipeline = Pipeline(generator, engines, scorer, failures, max_in_flight, version)
@@ -56,7 +58,18 @@ async def evaluate(
             progress(len(groups), len(prompts))
     finally:
         await pipeline.cancel()
+    await _separate(engines)
     return _metrics(group_stats(groups) | failures.stats(), pipeline)
+
+
+async def _separate(engines: Sequence[Engine]) -> None:
+    """Let no request of a rollout share a batch with one of an evaluation: a request with a seed draws other tokens
+    beside a greedy one, because SGLang then sorts the vocabulary for the whole batch before it draws.
+
+    What a batch had is also in what it becomes when requests join it, until it was empty once, and one whose last
+    request has been answered is not empty yet. An engine that has flushed its cache is.
+    """
+    await asyncio.gather(*(engine.flush_cache() for engine in engines))
 
 
 def _metrics(stats: dict[str, float], pipeline: Pipeline) -> dict[str, float]:

@@ -42,6 +42,8 @@ class Engine(Protocol):
 
     async def abort_all(self) -> None: ...
 
+    async def flush_cache(self) -> None: ...
+
 
 class Generator:
     """Continues samples through one engine or router.

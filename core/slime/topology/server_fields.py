@@ -59,7 +59,7 @@ def drafts_with_own_layer(sglang: Mapping[str, Any]) -> bool:
 
 def _has_stop_strings(cfg: SlimeConfig) -> bool:
     """Only they need text inside the engine; without them it spares itself tokenizer and detokenizer."""
-    return bool(cfg.rollout.sampling.stop or cfg.eval.sampling.stop)
+    return bool(cfg.rollout.sampling.stop or (cfg.eval.path and cfg.eval.sampling.stop))
 
 
 def _device_fields(cfg: SlimeConfig, sglang: Mapping[str, Any]) -> dict[str, Any]:
