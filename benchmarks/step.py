@@ -80,7 +80,7 @@ def table(rows: list[Row]) -> str:
     lines += [f"{name:<12}{seconds:>9.3f}{seconds / wall:>9.1%}" for name, seconds in means.items()]
     lines += [f"{'step':<12}{wall:>9.3f}{1:>9.1%}", ""]
     lines += [f"{statistics.fmean(row[TOKENS_PER_S] for row in rows):,.0f} generated tokens/s over the whole step"]
-    mean, most = (max(row[name] for row in rows) for name in (LOGPROB_DIFF, "train/logprob_diff_max"))
+    mean, most = (max(row[name] for row in rows if name in row) for name in (LOGPROB_DIFF, "train/logprob_diff_max"))
     lines += [
         f"engine and trainer differ by {mean:.2g} nats a token on average in the worst step, by {most:.2g} at most"
     ]

@@ -15,7 +15,7 @@ from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.residency import Residency
 from slime.config.paths import resolve
-from slime.config.schema import DataConfig, LossMean, SlimeConfig
+from slime.config.schema import DataConfig, SlimeConfig
 from slime.contracts import BufferPolicy
 from slime.data.demonstrations import DemonstrationSource
 from slime.data.prompts import PromptSet, PromptSource
@@ -174,13 +174,12 @@ class Session:
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps."""
-        demonstrates, loss_mean = samples[0].advantages is None, self.cfg.algo.loss_mean
         return pack(
             samples,
             num_dp=self.cluster.data_parallel_size,
             align=self.cluster.packing_align,
             max_tokens=self.cfg.train.max_tokens_per_micro_batch,
-            loss_mean=LossMean.token if demonstrates and loss_mean is LossMean.constant else loss_mean,
+            loss_mean=self.cfg.algo.loss_mean,
             max_response_tokens=self.cfg.rollout.sampling.max_response_tokens,
             num_optimizer_steps=num_steps,
             micro_batch_multiple=self.cluster.micro_batch_multiple,

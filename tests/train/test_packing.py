@@ -133,6 +133,12 @@ def test_a_sample_that_is_all_masked_does_not_count() -> None:
     assert weighted_loss(batch) == pytest.approx(plain_mean(SAMPLES[1:5], LossMean.sample), abs=1e-7)
 
 
+def test_demonstrations_have_no_constant_length() -> None:
+    samples = [dataclasses.replace(sample, advantages=None, rollout_logprobs=None) for sample in SAMPLES]
+    (batch,) = pack(samples, num_dp=1, align=1, max_tokens=500, loss_mean=LossMean.constant, max_response_tokens=64)
+    assert weighted_loss(batch) == pytest.approx(plain_mean(SAMPLES, LossMean.token), abs=1e-7)
+
+
 def test_supervised_samples_carry_no_advantages() -> None:
     samples = [dataclasses.replace(sample, advantages=None, rollout_logprobs=None) for sample in SAMPLES]
     (batch,) = pack(samples, num_dp=1, align=1, max_tokens=500, loss_mean=LossMean.token)
@@ -156,7 +162,7 @@ def test_nothing_to_learn_from() -> None:
         pack(masked, num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
 
 
-@pytest.mark.parametrize("value", [-np.inf, np.nan])
+@pytest.mark.parametrize("value", np.asarray([-np.inf, None], np.float32))
 def test_a_logprob_that_is_not_finite_is_named_with_its_token(value: float) -> None:
     """What the engine's -inf becomes in JSON is a null, which numpy reads as NaN."""
     logprobs = SAMPLES[1].rollout_logprobs.copy()

@@ -39,7 +39,8 @@ def pack(
         align: every sequence is padded to a multiple of this many tokens.
         max_tokens: no micro-batch is longer, padding included.
         loss_mean: what the sum of weighted token losses over a whole step amounts to.
-        max_response_tokens: what `LossMean.constant` divides by, beside the number of samples.
+        max_response_tokens: what `LossMean.constant` divides by, beside the number of samples; demonstrations, which
+            have no advantages, have no such length either and get `LossMean.token`.
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
 
     Raises:
@@ -126,7 +127,8 @@ def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_resp
             where="loss masks",
             todo="Check the data and filters: every response is empty or masked.",
         )
-    if loss_mean is LossMean.token:
+    demonstrates = samples[0].advantages is None
+    if loss_mean is LossMean.token or (loss_mean is LossMean.constant and demonstrates):
         return [1 / sum(counts)] * len(samples)
     if loss_mean is LossMean.constant:
         assert max_response_tokens, "the constant is a length times the number of samples"
