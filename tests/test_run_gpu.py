@@ -43,7 +43,6 @@ def test_run(cluster: str, settings: dict[str, Any], tmp_path: Path) -> None:
 
 
 DRAFTING: dict[str, Any] = {
-    "recipe": "glm4-moe-tiny@local",
     "sft.num_steps": 200,
     "sft.lr_warmup_steps": 20,
     "train.checkpoint.interval": 100,

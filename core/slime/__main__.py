@@ -140,6 +140,8 @@ def _plan(argv: Sequence[str]) -> int:
         print(report(composed, plugins.load()))
     for problem in composed.problems:
         print(f"slime: {problem}", file=sys.stderr)
+    for need in composed.needs:
+        print(f"slime: before it can run: {need}", file=sys.stderr)
     return EXIT_ERROR if composed.problems else 0
 
 

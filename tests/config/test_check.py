@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from slime import plugins
-from slime.config.check import BOUNDS, check
+from slime.config.bounds import BOUNDS
+from slime.config.check import check
 from slime.config.compose import compose
 from slime.config.derive import derive
 from slime.config.keys import own_keys, value_of
@@ -154,6 +155,10 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         (
             {"rollout.engines": {"a": EngineGroupConfig(devices_per_engine=2)}},
             "rollout.engines.a.devices_per_engine: an engine needs 2 devices, which are 2 hosts. Use at most 1",
+        ),
+        (
+            {"rollout.sampling.max_sequence_tokens": 32},
+            "rollout.sampling.max_sequence_tokens: is 32, which a prompt of 32",
         ),
         ({"rollout.engines": {"a": EngineGroupConfig(devices=0)}}, "rollout.engines.a.devices: must be at least 1"),
         (

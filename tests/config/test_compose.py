@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from slime.config.compose import compose, examine, to_yaml
-from slime.config.groups import scan
 from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
-from slime.plugins import load
 from slime.testing.site import Site
 
 FAMILY = """
@@ -160,10 +158,26 @@ def test_mistakes_in_config_files_are_named(acme: Site, file: str, text: str, sa
         compose(RUN)
 
 
-@pytest.mark.parametrize("recipe", [name for name in scan(load()).names("recipe") if name.endswith("@local")])
-def test_every_installed_recipe_for_this_machine_is_right(recipe: str) -> None:
-    model, _, cluster = recipe.partition("@")
-    assert examine([f"+model={model}", f"+cluster={cluster}"]).problems == []
+def test_a_model_names_the_task_that_is_taken_if_none_is_chosen() -> None:
+    assert compose(["+model=glm4-tiny", "+cluster=local"]).reward.name == "arithmetic"
+    with pytest.raises(SlimeError, match="no reward is chosen"):
+        compose(["+model=glm4-tiny", "+cluster=local", "task=none"])
+
+
+def test_a_recipe_without_a_cluster_is_for_any() -> None:
+    assert examine(["+model=glm4-moe-tiny", "+cluster=local"]).choices["recipe"] == "glm4-moe-tiny"
+    assert examine(["+model=glm4-moe-tiny", "+cluster=local2"]).choices["recipe"] == "glm4-moe-tiny@local2"
+
+
+def test_what_is_not_fetched_yet_is_planned_and_not_run() -> None:
+    words = ["+model=glm4-9b", "+cluster=h100x8"]
+    composed = examine(words)
+    assert composed.problems == []
+    assert [need.where for need in composed.needs] == ["model.path", "data.path", "eval.path"]
+    with pytest.raises(SlimeError, match="Run 'hf download zai-org/GLM-Z1-9B-0414 --local-dir"):
+        compose(words)
+    (problem,) = examine([*words, "data.path=nowhere.jsonl", "data.source=null"]).problems
+    assert str(problem).startswith("data.path: there is no 'nowhere.jsonl'")
 
 
 def test_broken_plugin_stops_the_run_by_name(acme: Site) -> None:
@@ -186,9 +200,10 @@ def test_compose_writes_nothing(acme: Site, monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_evaluation_samples_as_the_rollout_unless_it_is_told_otherwise(acme: Site) -> None:
-    long = ["rollout.sampling.max_response_tokens=30", "rollout.sampling.temperature=0.5", "rollout.sampling.stop=[x]"]
+    numbers = {"temperature": 0.5, "max_response_tokens": 30, "max_sequence_tokens": 60}
+    long = [*(f"rollout.sampling.{name}={value}" for name, value in numbers.items()), "rollout.sampling.stop=[x]"]
     followed = compose([*RUN, *long]).eval.sampling
-    assert vars(followed) == {"temperature": 0.5, "top_p": 1.0, "top_k": -1, "max_response_tokens": 30, "stop": ["x"]}
+    assert vars(followed) == {**numbers, "top_p": 1.0, "top_k": -1, "stop": ["x"]}
     own = compose([*RUN, *long, "eval.sampling.temperature=0", "eval.sampling.stop=[]"])
     assert vars(own.eval.sampling) == vars(followed) | {"temperature": 0.0, "stop": []}
     assert "rollout.sampling" not in to_yaml(own), "the resolved config shows values"

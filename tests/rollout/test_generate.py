@@ -53,6 +53,15 @@ def response(*answers, stop=(), limit=9):
     return sample
 
 
+def test_a_sequence_limit_ends_a_response_before_its_own():
+    engine = Answers(([5, 6], "length"))
+    generator = Generator(engine, SamplingConfig(max_response_tokens=9, max_sequence_tokens=5), Alphabet(), 5)
+    sample = Sample(Prompt("0/1", (), (9, 9, 9)), 0)
+    asyncio.run(generator.continue_sample(sample, 1))
+    assert engine.requests == [([9, 9, 9], 2)]
+    assert sample.status is Status.TRUNCATED
+
+
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
 def test_nothing_behind_the_first_end_token_stays(reason):
     """A drafting model's step brings several tokens, and SGLang looks for an abort and for the length first."""

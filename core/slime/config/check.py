@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slime.config import passthrough
+from slime.config.bounds import AT_LEAST_0, number_problems
 from slime.config.hf import read_hf_config
-from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
+from slime.config.keys import FOREIGN, value_of
+from slime.config.needs import config_folder, is_awaited
 from slime.config.options import check_options
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
@@ -27,123 +26,23 @@ from slime.topology.transport import transport_problems
 ALGORITHMS = ("grpo", "sft")
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A number must be at least `least` (above it, if `strict`)."""
-
-    least: float
-    strict: bool = False
-
-    def holds(self, value: float) -> bool:
-        return math.isfinite(value) and (value > self.least if self.strict else value >= self.least)
-
-
-_AT_LEAST_0, _AT_LEAST_1, _POSITIVE = Bound(0), Bound(1), Bound(0, strict=True)
-BOUNDS: Mapping[Bound, tuple[str, ...]] = {
-    _AT_LEAST_0: (
-        "run.seed",
-        "run.num_steps",
-        "train.lr_warmup_steps",
-        "train.checkpoint.interval",
-        "sft.num_steps",
-        "sft.lr_warmup_steps",
-        "algo.clip_low",
-        "algo.clip_high",
-        "algo.kl_coef",
-        "rollout.max_weight_lag",
-        "algo.importance_low",
-        "rollout.sampling.temperature",
-        "eval.sampling.temperature",
-        "reward.max_failed_share",
-        "observe.logprob_alarm",
-    ),
-    _AT_LEAST_1: (
-        "model.num_layers",
-        "cluster.num_nodes",
-        "cluster.devices_per_node",
-        "cluster.num_trainers",
-        "cluster.device_memory_mb",
-        "rollout.engines.<name>.devices",
-        "rollout.engines.<name>.devices_per_engine",
-        "algo.importance_high",
-        "train.max_tokens_per_micro_batch",
-        "train.steps_per_rollout",
-        "train.logprob_chunk_tokens",
-        "train.lr_decay_steps",
-        "train.checkpoint.keep",
-        "sft.batch_size",
-        "rollout.prompts_per_step",
-        "rollout.samples_per_prompt",
-        "rollout.sampling.max_response_tokens",
-        "rollout.max_prompt_tokens",
-        "rollout.max_requests_per_engine",
-        "rollout.over_sampling",
-        "eval.interval",
-        "eval.samples_per_prompt",
-        "eval.sampling.max_response_tokens",
-        "reward.num_workers",
-        "reward.memory_mb",
-        "weights.bucket_mb",
-    ),
-    _POSITIVE: (
-        "cluster.host_memory_gb",
-        "cluster.start_timeout_s",
-        "cluster.hang_timeout_s",
-        "train.mtp_loss_scale",
-        "sft.lr",
-        "rollout.sampling.top_p",
-        "rollout.request_timeout_s",
-        "eval.sampling.top_p",
-        "reward.timeout_s",
-    ),
-    Bound(1, strict=True): ("algo.clip_dual",),
-}
-AT_MOST_1 = (
-    "algo.clip_low",
-    "algo.importance_low",
-    "rollout.sampling.top_p",
-    "eval.sampling.top_p",
-    "reward.max_failed_share",
-)
 OVER_THE_MODEL = frozenset({"moe_router_bias_update_rate", "moe_router_load_balancing_type", "init_method_std"})
 """Keywords a bridge gives that say how the model is trained, not what it is: `train.megatron` may change them."""
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
-TOP_K = ("rollout.sampling.top_k", "eval.sampling.top_k")
 
 
 def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     """Every rule that the run breaks, the most basic first."""
-    problems = [*(problem for problem in _numbers(cfg) if not _follows(cfg, problem.where)), *_foreign(cfg)]
+    problems = [*(problem for problem in number_problems(cfg) if not _follows(cfg, problem.where)), *_foreign(cfg)]
     if problems:  # the other rules compute with these values
         return problems
-    problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg)]
+    problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg), *_sequences(cfg)]
     groups = list(group_problems(cfg))  # whatever asks for engines needs them right
     if groups:
         return problems + groups
     problems += [*placement_problems(cfg), *transport_problems(cfg), *_model(cfg, plugins)]
     return problems + plugins.check(cfg)
-
-
-def _named(cfg: SlimeConfig, key: str) -> list[str]:
-    """The key, once for each name of the user's that it has a place for."""
-    home, place, rest = key.partition(f".{ANY_NAME}.")
-    return [f"{home}.{name}.{rest}" for name in value_of(cfg, home)] if place else [key]
-
-
-def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    for bound, keys in BOUNDS.items():
-        for key in (named for name in keys for named in _named(cfg, name)):
-            value = value_of(cfg, key)
-            if value is not None and not bound.holds(value):
-                than = "above" if bound.strict else "at least"
-                yield _out_of_range(key, f"must be {than} {bound.least:g}, got {value}")
-    for key in AT_MOST_1:
-        if value_of(cfg, key) > 1:
-            yield _out_of_range(key, f"must be at most 1, got {value_of(cfg, key)}")
-    for key in TOP_K:
-        if value_of(cfg, key) != -1 and value_of(cfg, key) < 1:
-            yield _out_of_range(key, f"must be -1 (all tokens) or at least 1, got {value_of(cfg, key)}")
 
 
 def _follows(cfg: SlimeConfig, key: str) -> bool:
@@ -155,7 +54,7 @@ def _follows(cfg: SlimeConfig, key: str) -> bool:
 def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for key in ("lr", "min_lr", "weight_decay", "clip_grad"):
         value = cfg.train.optimizer.get(key)
-        if value is not None and not _AT_LEAST_0.holds(value):
+        if value is not None and not AT_LEAST_0.holds(value):
             yield SlimeError(f"must be at least 0, got {value}", where=f"train.optimizer.{key}", todo="Raise it.")
     distributed = [section.get("use_distributed_optimizer", False) for section in (cfg.train.ddp, cfg.train.optimizer)]
     if distributed[0] != distributed[1]:
@@ -165,11 +64,6 @@ def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if lr is not None and 0 <= lr < min_lr:
         where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
         yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
-
-
-def _out_of_range(key: str, what: str) -> SlimeError:
-    documented = own_keys().get(key) or own_keys()[re.sub(r"^(rollout\.engines)\.[^.]+", rf"\1.{ANY_NAME}", key)]
-    return SlimeError(what, where=key, todo=f"It is: {documented.doc}")
 
 
 def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:
@@ -198,7 +92,7 @@ def _names(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
 def _paths(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for key in ("data.path", "eval.path", "sft.path"):
         path = value_of(cfg, key)
-        if path is not None:
+        if path is not None and not is_awaited(path, getattr(value_of(cfg, key.partition(".")[0]), "source", None)):
             try:
                 _require_rows(key, path)
             except SlimeError as problem:
@@ -263,7 +157,7 @@ def _sampled_policy(cfg: SlimeConfig) -> Iterator[SlimeError]:
 def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """The model's own facts, and the rules that need them; nothing more is said about a model that cannot be read."""
     try:
-        hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
+        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
         bridge = plugins.models.create(_family(cfg, hf, plugins))
         architecture = _architecture(bridge, hf)
         grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
@@ -301,6 +195,8 @@ def _family(cfg: SlimeConfig, hf: Mapping[str, Any], plugins: Plugins) -> str:
 
 
 def _weights(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    if is_awaited(cfg.model.path, cfg.model.source):
+        return
     folder = resolve(cfg.model.path)
     if cfg.model.init is Init.checkpoint and not any(folder.glob("*.safetensors")):
         todo = "Fetch the weights, or set model.init=random."
@@ -315,6 +211,15 @@ def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterat
                 f"Remove it: config.json of {cfg.model.path} says {architecture[key]}.",
             )
             yield SlimeError("is not yours to set", where=where, todo=todo)
+
+
+def _sequences(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Whether the longest prompt leaves room for a response."""
+    for section, sampling in (("rollout", cfg.rollout.sampling), ("eval", cfg.eval.sampling)):
+        if sampling.max_sequence_tokens is not None and sampling.max_sequence_tokens <= cfg.rollout.max_prompt_tokens:
+            what = f"is {sampling.max_sequence_tokens}, which a prompt of {cfg.rollout.max_prompt_tokens} tokens fills"
+            where, todo = f"{section}.sampling.max_sequence_tokens", "Raise it, or lower rollout.max_prompt_tokens."
+            yield SlimeError(what, where=where, todo=todo)
 
 
 def _context(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Iterator[SlimeError]:

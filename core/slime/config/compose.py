@@ -23,6 +23,7 @@ from slime.config.check import check
 from slime.config.derive import derive
 from slime.config.groups import NO_RECIPE, Groups
 from slime.config.keys import own_keys, suggest
+from slime.config.needs import needs
 from slime.config.overrides import CommandLine, read_command_line
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError, did_you_mean
@@ -30,10 +31,12 @@ from slime.errors import SlimeError, did_you_mean
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed config, what is wrong with it, and what was chosen (group -> option)."""
+    """A composed config, what is wrong with it, what a run of it needs that is not here, and what was chosen (group ->
+    option)."""
 
     cfg: SlimeConfig
     problems: Sequence[SlimeError]
+    needs: Sequence[SlimeError]
     choices: dict[str, str]
 
 
@@ -57,8 +60,8 @@ def compose(argv: Sequence[str]) -> SlimeConfig:
         SlimeError: the first thing that is wrong; `slime plan` lists all.
     """
     composed = examine(argv)
-    if composed.problems:
-        first, *others = composed.problems
+    if wrong := [*composed.problems, *composed.needs]:
+        first, *others = wrong
         more = f" ('slime plan' shows {len(others)} more)" if others else ""
         raise SlimeError(first.what, where=first.where, todo=first.todo + more)
     return composed.cfg
@@ -72,7 +75,8 @@ def examine(argv: Sequence[str]) -> Composed:
     line = read_command_line(argv, groups)
     cfg = _merge(line, groups)
     derive(cfg, plugins)
-    return Composed(cfg, check(cfg, plugins), line.choices)
+    problems = check(cfg, plugins)
+    return Composed(cfg, problems, [] if problems else needs(cfg), line.choices)
 
 
 def to_yaml(cfg: SlimeConfig) -> str:

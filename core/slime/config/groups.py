@@ -11,16 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from slime.errors import SlimeError, did_you_mean, nearest
 from slime.plugins import CONFIG_SCHEME, Plugins
 
-DECLARED = ("model", "cluster", "algo", "reward", "filter", "buffer", "recipe")
+DECLARED = ("model", "cluster", "algo", "task", "reward", "filter", "buffer", "recipe")
 """The groups that `conf/config.yaml` lists; `+group=` and `group=` mean the same for them."""
 UNSET = "unset"
-NO_RECIPE = "none"
+NO_RECIPE = NO_TASK = "none"
 _BROUGHT_BY = {
     "model": "the plugin of its family, slime-plugin-<family>,",
     "reward": "slime-plugin-math or another plugin",
+    "task": "slime-plugin-math or another plugin",
 }
 
 
@@ -84,10 +87,12 @@ class Groups:
             raise SlimeError(f"there is no {group}={name}", todo=todo)
 
     def recipe_for(self, model: str, cluster: str) -> str:
-        """The recipe of a model on a cluster, `none` if nobody ships one; a mistyped file name is an error."""
+        """The recipe of a model on a cluster, else that of the model on any, `none` if nobody ships one; a mistyped
+        file name is an error."""
         wanted = f"{model}@{cluster}"
-        if wanted in self._options["recipe"]:
-            return wanted
+        for name in (wanted, model):
+            if name in self._options["recipe"]:
+                return name
         match = nearest(wanted, (name for name in self.names("recipe") if self._is_orphan(name)))
         if match:
             option = self._options["recipe"][match]
@@ -97,9 +102,14 @@ class Groups:
             )
         return NO_RECIPE
 
+    def task_of(self, model: str) -> str:
+        """The task that a model's file names for when none is chosen."""
+        return str(OmegaConf.select(OmegaConf.load(self._options["model"][model].file), "task") or NO_TASK)
+
     def _is_orphan(self, recipe: str) -> bool:
         model, _, cluster = recipe.partition("@")
-        return recipe != NO_RECIPE and not (model in self._options["model"] and cluster in self._options["cluster"])
+        known = model in self._options["model"] and (not cluster or cluster in self._options["cluster"])
+        return recipe != NO_RECIPE and not known
 
 
 def scan(plugins: Plugins) -> Groups:

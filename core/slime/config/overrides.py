@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from slime.config.groups import DECLARED, NO_RECIPE, UNSET, Groups
+from slime.config.groups import DECLARED, UNSET, Groups
 from slime.config.keys import open_section, own_keys, suggest
 from slime.errors import SlimeError
 
@@ -42,7 +42,7 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
             _add_choice(line, override, groups)
         else:
             line.overrides.append(_assignment(override, item))
-    _add_recipe(line, groups)
+    _add_choices_of_model(line, groups)
     return line
 
 
@@ -113,13 +113,20 @@ def _foreign_home(key: str) -> str:
     return f"Did you mean '{homes[0]}'?" if homes else ""
 
 
-def _add_recipe(line: CommandLine, groups: Groups) -> None:
-    """`optional recipe: ${model}@${cluster}`, but a recipe may override choices and a mistyped one is found."""
+def _add_choices_of_model(line: CommandLine, groups: Groups) -> None:
+    """The task and the recipe that belong to model and cluster, where none is chosen; a mistyped one is found."""
     model, cluster = line.choices.get("model", UNSET), line.choices.get("cluster", UNSET)
     for group, choice in (("model", model), ("cluster", cluster)):
         if choice == UNSET:
             raise SlimeError(f"no {group} is chosen", todo=groups.choose(group, "+"))
+    if "task" not in line.choices:
+        _add(line, "task", groups.task_of(model), groups)
     if "recipe" not in line.choices:
-        line.choices["recipe"] = groups.recipe_for(model, cluster)
-        if line.choices["recipe"] != NO_RECIPE:
-            line.overrides.append(f"recipe={line.choices['recipe']}")
+        _add(line, "recipe", groups.recipe_for(model, cluster), groups)
+
+
+def _add(line: CommandLine, group: str, option: str, groups: Groups) -> None:
+    """Choose for the user, who has not."""
+    groups.require(group, option)
+    line.choices[group] = option
+    line.overrides.append(f"{group}={option}")

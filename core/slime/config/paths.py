@@ -18,6 +18,15 @@ def resolve(path: str) -> Path:
     return found
 
 
+def exists(path: str) -> bool:
+    """Whether `path` names a file or folder that is there; False also where its package is not installed."""
+    try:
+        resolve(path)
+    except SlimeError:
+        return False
+    return True
+
+
 def located(path: str) -> str:
     """The same path for a process with another working directory; `pkg://` stays, hosts have packages elsewhere."""
     return path if path.startswith(SCHEME) else str(Path(path).expanduser().absolute())

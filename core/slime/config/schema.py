@@ -56,6 +56,12 @@ class ModelConfig:
     path: str = MISSING
     """HF folder with config.json, tokenizer and safetensors; `pkg://package/folder` names a folder of an installed
     package."""
+    source: str | None = None
+    """Hugging Face id of the checkpoint; named where `path` is missing, with the command that fetches it."""
+    config: str | None = None
+    """Folder with the published config.json, which `slime plan` reads while `path` is missing."""
+    task: str | None = None
+    """Task (`task=`) that is taken if none is chosen."""
     tokenizer: str | None = None
     """HF folder of the tokenizer; empty: that of `path`."""
     init: Init = Init.checkpoint
@@ -162,6 +168,9 @@ class SamplingConfig:
     """Keep the k most likely tokens; -1 keeps all, which is what training needs."""
     max_response_tokens: int = 1024
     """Limit of generated tokens a sample; a sample that reaches it is `truncated`."""
+    max_sequence_tokens: int | None = None
+    """Limit of prompt and response together: a response that reaches it is `truncated`. Empty: none but those of the
+    two."""
     stop: list[str] = field(default_factory=list)
     """Stop strings beside the model's end-of-sequence tokens."""
 
@@ -190,6 +199,9 @@ class RolloutConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     max_prompt_tokens: int = 1024
     """A longer prompt is an error that names its row, unless `data.skip_long_prompts`."""
+    fp8: str | None = None
+    """block: engines hold the weights in FP8 (E4M3) with a scale for each 128 x 128 block; a folder: that HF
+    checkpoint's `quantization_config` says how. Empty: as they are trained."""
     max_requests_per_engine: int = 256
     """Requests in flight at one engine."""
     over_sampling: float = 1.0
@@ -210,6 +222,8 @@ class RolloutConfig:
 
 @dataclass
 class DataConfig:
+    source: str | None = None
+    """Hugging Face id of the data set; named where `path` is missing, with the command that fetches it."""
     path: str = MISSING
     """Prompt set: jsonl or parquet; `pkg://package/file` names a file inside an installed package."""
     prompt_key: str = "prompt"
@@ -237,6 +251,8 @@ class EvalSamplingConfig(SamplingConfig):
     """Keep the k most likely tokens; -1 keeps all."""
     max_response_tokens: int = field(default=II("rollout.sampling.max_response_tokens"))
     """Limit of generated tokens a sample."""
+    max_sequence_tokens: int | None = field(default=II("rollout.sampling.max_sequence_tokens"))
+    """Limit of prompt and response together; empty: none but those of the two."""
     stop: list[str] = field(default=II("rollout.sampling.stop"))
     """Stop strings beside the model's end-of-sequence tokens."""
 
@@ -245,6 +261,8 @@ class EvalSamplingConfig(SamplingConfig):
 class EvalConfig:
     path: str | None = None
     """Held-out prompt set, same format as `data.path`; empty means no evaluation."""
+    source: str | None = None
+    """Hugging Face id of the held-out set; named where `path` is missing, with the command that fetches it."""
     interval: int = 10
     """Evaluate before the first step, every this many steps, and after the last."""
     samples_per_prompt: int = 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from slime.config.compose import Composed
 from slime.config.hf import read_hf_config
 from slime.config.keys import own_keys, value_of
-from slime.config.paths import resolve
+from slime.config.needs import config_folder, is_awaited
+from slime.config.paths import located, resolve
 from slime.config.schema import Device, Importance, SlimeConfig
 from slime.plugins import Plugins
 from slime.topology.engines import generates, num_engines
@@ -26,7 +28,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
     """The plan of a run without problems."""
     assert not composed.problems, "a plan is made of a run that can start"
     cfg = composed.cfg
-    hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
+    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
     architecture = plugins.models.create(cfg.model.family).transformer_config(hf)
     dimensions = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if architecture.get("num_moe_experts") else [])]
@@ -43,7 +45,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
 
 
 def _run(composed: Composed, hf: Mapping[str, Any], plugins: Plugins) -> Iterator[str]:
-    cfg, recipe = composed.cfg, composed.choices["recipe"]
+    cfg, choices = composed.cfg, composed.choices
     used = {"filter": cfg.filter.name, "buffer": cfg.buffer.name}
     if cfg.reward.name in plugins.rewards:
         used = {"reward": cfg.reward.name, **used}
@@ -51,7 +53,7 @@ def _run(composed: Composed, hf: Mapping[str, Any], plugins: Plugins) -> Iterato
     model = f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {cfg.model.init.name}"
     yield _row("run", f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}")
     yield _row("model", model)
-    yield _row("recipe", recipe)
+    yield _row("recipe", f"{choices['recipe']}, task {choices['task']}")
     yield from (_row(stage, text) for stage, text in _stages(cfg))
     for kind, item in plugins.provenance(used)["used"].items():
         yield _row(kind, f"{item['name']} ({item['distribution']} {item['version']})")
@@ -160,6 +162,8 @@ def _engines(cfg: SlimeConfig) -> Iterator[str]:
 
 def _arguments(cfg: SlimeConfig) -> Iterator[str]:
     """Fields of SGLang's ServerArgs that every engine gets; its address is found when it starts."""
-    fields = server_fields(cfg, 0, model_path=resolve(cfg.model.path))
+    awaited = is_awaited(cfg.model.path, cfg.model.source)
+    folder = located(cfg.model.path) if awaited else resolve(cfg.model.path)
+    fields = server_fields(cfg, 0, model_path=Path(folder))
     for name, value in sorted(fields.items()):
         yield _setting(name, value)

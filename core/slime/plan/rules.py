@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.config.derive import required_megatron
-from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
+from slime.rollout.limits import longest_of
 from slime.topology.engines import engine_groups, home_of
 from slime.topology.layout import Grid, split_layers
 from slime.topology.server_fields import drafts_with_own_layer
@@ -51,7 +51,7 @@ UNSUPPORTED = {
     f"{MEGATRON}.gradient_accumulation_fusion": "it needs apex",
     f"{MEGATRON}.fp8": "it needs Transformer Engine",
     f"{MEGATRON}.fp4": "it needs Transformer Engine",
-    "train.optimizer.use_precision_aware_optimizer": "it needs Transformer Engine",
+    "train.optimizer.use_precision_aware_optimizer": "it needs Transformer Engine or optimizer_cpu_offload",
 }
 """Fields that Megatron-core would take and this trainer cannot honour, with the reason."""
 
@@ -59,7 +59,8 @@ UNSUPPORTED = {
 def _unsupported(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for where, reason in UNSUPPORTED.items():
         _, section, key = where.split(".")
-        if getattr(cfg.train, section).get(key):
+        offloads = key == "use_precision_aware_optimizer" and cfg.train.optimizer.get("optimizer_cpu_offload")
+        if getattr(cfg.train, section).get(key) and not offloads:
             yield SlimeError(f"is not supported: {reason}", where=where, todo="Remove it.")
 
 
@@ -119,7 +120,7 @@ def _speculation(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeEr
     """Whether what the engines draft with is what is published to them."""
     for group in engine_groups(cfg):
         draft = group.sglang.get("speculative_draft_model_path")
-        if draft is not None and resolve(draft) != resolve(cfg.model.path):
+        if draft is not None and draft != cfg.model.path:
             what, where = "names another model, but publishing renews the trained one only", "draft_model_path"
         elif drafts_with_own_layer(group.sglang) and not model.get("mtp_num_layers"):
             what, where = "needs a multi-token prediction layer, which this model does not have", "algorithm"
@@ -141,7 +142,7 @@ def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
     """Whether every sampled sequence fits a micro-batch and every rank gets samples."""
     if cfg.algo.name == "sft":  # what is sampled is never trained on; demonstrations are checked as they are read
         return
-    longest = cfg.rollout.max_prompt_tokens + cfg.rollout.sampling.max_response_tokens
+    longest = longest_of(cfg.rollout, cfg.rollout.sampling)
     padded = -(-longest // grid.packing_align) * grid.packing_align
     cap = cfg.train.max_tokens_per_micro_batch
     if padded > cap:
@@ -149,7 +150,7 @@ def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
         yield SlimeError(
             f"is {cap}, but a sequence may have {longest} tokens{pad}",
             where="train.max_tokens_per_micro_batch",
-            todo=f"Set it to {padded} or more, or lower rollout.max_prompt_tokens or max_response_tokens.",
+            todo=f"Set it to {padded} or more, or rollout.sampling.max_sequence_tokens to {cap} or less.",
         )
     yield from _shares(cfg, grid)
 

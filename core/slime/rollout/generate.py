@@ -57,7 +57,7 @@ class Generator:
 
     def __init__(self, engine: Engine, sampling: SamplingConfig, tokenizer: Tokenizer, seed: int) -> None:
         self._engine, self._tokenizer, self._seed = engine, tokenizer, seed
-        self._limit, self._stop = sampling.max_response_tokens, list(sampling.stop)
+        self._sampling, self._stop = sampling, list(sampling.stop)
         self._end_tokens = end_tokens(tokenizer)
         self._params = {
             "temperature": sampling.temperature,
@@ -86,9 +86,14 @@ class Generator:
         return generation
 
     def _request_params(self, sample: Sample) -> dict[str, Any]:
-        remaining = self._limit - len(sample.response_tokens)
+        remaining = self._limit(sample) - len(sample.response_tokens)
         assert remaining > 0, "a sample at the response limit is truncated, not continued"
         return {**self._params, "max_new_tokens": remaining, "sampling_seed": sampling_seed(self._seed, sample)}
+
+    def _limit(self, sample: Sample) -> int:
+        """Tokens that the response may have."""
+        response, sequence = self._sampling.max_response_tokens, self._sampling.max_sequence_tokens
+        return response if sequence is None else min(response, sequence - len(sample.prompt.tokens))
 
     def _append(self, sample: Sample, generation: Generation) -> bool:
         """Add what was generated up to and with the first token that ends the response; whether there is one.
@@ -127,7 +132,7 @@ class Generator:
 
     def _unended(self, sample: Sample, finish_reason: str) -> Status:
         """SGLang calls a request aborted even if its last step brought the last token allowed."""
-        return Status.TRUNCATED if len(sample.response_tokens) == self._limit else _STATUS[finish_reason]
+        return Status.TRUNCATED if len(sample.response_tokens) == self._limit(sample) else _STATUS[finish_reason]
 
     def _text(self, sample: Sample) -> str:
         text: str = self._tokenizer.decode(sample.response_tokens, skip_special_tokens=True)

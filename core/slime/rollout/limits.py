@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.config.schema import SlimeConfig
+from slime.config.schema import RolloutConfig, SamplingConfig, SlimeConfig
 from slime.errors import SlimeError
 
 if TYPE_CHECKING:
@@ -37,11 +37,17 @@ def longest_sequence(cfg: SlimeConfig) -> tuple[int, str]:
     """The most tokens that prompt and response may have together, and the key of that response's limit."""
     limits = {}
     if cfg.algo.name != "sft":
-        limits["rollout.sampling.max_response_tokens"] = cfg.rollout.sampling.max_response_tokens
+        limits["rollout.sampling.max_response_tokens"] = longest_of(cfg.rollout, cfg.rollout.sampling)
     if cfg.eval.path:
-        limits["eval.sampling.max_response_tokens"] = cfg.eval.sampling.max_response_tokens
-    key, response = max(limits.items(), key=lambda item: item[1])
-    return cfg.rollout.max_prompt_tokens + response, key
+        limits["eval.sampling.max_response_tokens"] = longest_of(cfg.rollout, cfg.eval.sampling)
+    key, longest = max(limits.items(), key=lambda item: item[1])
+    return longest, key
+
+
+def longest_of(rollout: RolloutConfig, sampling: SamplingConfig) -> int:
+    """The most tokens that prompt and response may have together under `sampling`."""
+    longest = rollout.max_prompt_tokens + sampling.max_response_tokens
+    return min(longest, sampling.max_sequence_tokens or longest)
 
 
 async def require_room(engines: Sequence[EngineClient], cfg: SlimeConfig) -> None:

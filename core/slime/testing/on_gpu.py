@@ -126,7 +126,7 @@ def compare_on_gpu(
     trainer scores what it sampled, packed.
 
     Args:
-        published: config.json files; their stems name the models.
+        published: config.json files; their folders name the models.
         scratch: for checkpoints and logs.
         engine: fields of SGLang's `ServerArgs` on top of `ENGINE`.
 
@@ -163,7 +163,7 @@ def narrowed(published: Path, folder: Path) -> HfConfig:
 
 
 def _compare(published: Path, *, scratch: Path, device: Device, engine: Mapping[str, Any]) -> list[Agreement]:
-    folder = scratch / published.stem
+    folder = scratch / published.parent.name
     hf = narrowed(published, folder / "config")
     cfg = _config(hf, folder, device, engine)
     process = EngineProcess(cfg, model_path=folder / "config", host=LOCALHOST, log=folder / "engine.log")
@@ -173,7 +173,7 @@ def _compare(published: Path, *, scratch: Path, device: Device, engine: Mapping[
             write_checkpoint(hf, folder / "weights", dtype=torch.bfloat16)
             (folder / "weights/config.json").write_text(json.dumps(hf))
             started.result()
-            [rows] = run_ranks(agreements, 1, cfg, process.url, published.stem, timeout_s=RANK_TIMEOUT_S)
+            [rows] = run_ranks(agreements, 1, cfg, process.url, published.parent.name, timeout_s=RANK_TIMEOUT_S)
         finally:
             started.exception()
             process.stop()

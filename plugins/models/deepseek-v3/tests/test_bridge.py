@@ -1,8 +1,8 @@
 """What the bridge reads from config.json, and what it refuses.
 
-`hub/DeepSeek-R1.json` was put together from public copies of the published file, less `auto_map`,
+`assets/DeepSeek-R1` was put together from public copies of the published file, less `auto_map`,
 `transformers_version` and `quantization_config`, which a bf16 copy of the checkpoint has not. Its sizes give the
-684,489,845,504 parameters of the published checkpoint. `hub/DeepSeek-V3.2.json` has what DeepSeek-V3.2 adds, as public
+684,489,845,504 parameters of the published checkpoint. `assets/DeepSeek-V3.2` has what DeepSeek-V3.2 adds, as public
 copies of its fields have it.
 """
 
@@ -22,7 +22,7 @@ from slime_plugin_deepseek_v3.bridge import DeepseekV3, DeepseekV32
 
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "slime_plugin_deepseek_v3/assets"
-HF, SPARSE = (json.loads((HERE / f"hub/DeepSeek-{version}.json").read_text()) for version in ("R1", "V3.2"))
+HF, SPARSE = (json.loads((ASSETS / f"DeepSeek-{version}/config.json").read_text()) for version in ("R1", "V3.2"))
 YARN = HF["rope_scaling"]
 
 

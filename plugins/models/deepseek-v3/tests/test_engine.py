@@ -8,10 +8,10 @@ import pytest
 
 from slime.testing.sparse import check_the_engine_builds
 
-HERE = Path(__file__).parent
-TINY = HERE.parent / "slime_plugin_deepseek_v3/assets/deepseek-v3.2-tiny/config.json"
+ASSETS = Path(__file__).parents[1] / "slime_plugin_deepseek_v3/assets"
 
 
 @pytest.mark.slow
 def test_the_engine_takes_the_config_and_chooses_as_we_do(tmp_path: Path) -> None:
-    check_the_engine_builds({"tiny": TINY, "published": HERE / "hub/DeepSeek-V3.2.json"}, tmp_path)
+    models = {"tiny": "deepseek-v3.2-tiny", "published": "DeepSeek-V3.2"}
+    check_the_engine_builds({name: ASSETS / f"{model}/config.json" for name, model in models.items()}, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from slime.testing.generation import check_generation
 from slime.testing.on_gpu import check_on_gpu
 
-HUB = Path(__file__).parent / "hub"
+ASSETS = Path(__file__).parents[1] / "slime_plugin_deepseek_v3/assets"
 
 
 @pytest.mark.slow
@@ -22,4 +22,4 @@ def test_generation_follows_the_weights(tmp_path: Path) -> None:
 @pytest.mark.timeout(700)
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
-    check_on_gpu([HUB / f"{model}.json" for model in ("DeepSeek-R1", "DeepSeek-V3.2")], tmp_path)
+    check_on_gpu([ASSETS / f"{model}/config.json" for model in ("DeepSeek-R1", "DeepSeek-V3.2")], tmp_path)

@@ -1,6 +1,6 @@
 """What the bridge reads from config.json, and what it refuses.
 
-`hub/` holds published config.json files, field by field: with the keys in their order, those of GLM-4-9B-0414 and
+`assets/` holds published config.json files, field by field: with the keys in their order, those of GLM-4-9B-0414 and
 GLM-4.7-Flash have the SHA-256 of the originals. GLM-4.5's and GLM-4.5-Air's were put together from public copies; their
 sizes give the 358,337,791,296 and 110,468,824,832 parameters of the published checkpoints.
 """
@@ -19,11 +19,13 @@ from slime.contracts import ModelBridge
 from slime.errors import SlimeError
 from slime_plugin_glm4.bridge import Glm4, Glm4Moe, Glm4MoeLite
 
-CONFIGS = {file.stem: json.loads(file.read_text()) for file in Path(__file__).parent.glob("*/*.json")}
+ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
+FILES = {file.stem: file for file in Path(__file__).parent.glob("configs/*.json")}
+FILES |= {file.parent.name: file for file in ASSETS.glob("*/config.json")}
+CONFIGS = {name: json.loads(file.read_text()) for name, file in FILES.items()}
 DENSE, MOE = CONFIGS["dense"], CONFIGS["moe"]
 LITE = CONFIGS["GLM-4.7-Flash"]
 FAMILIES = [(Glm4(), DENSE), (Glm4Moe(), MOE)]
-ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
 
 
 @pytest.mark.parametrize(("bridge", "hf"), FAMILIES)

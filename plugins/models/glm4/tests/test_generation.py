@@ -10,7 +10,7 @@ import torch
 from slime.testing.generation import TOLERANCE, check_generation
 from slime.testing.on_gpu import check_on_gpu
 
-HUB = Path(__file__).parent / "hub"
+ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
 LATENT_EPSILON = 1e-4
 """transformers normalises the two latents of glm4_moe_lite with 1e-6, SGLang with `rms_norm_eps`, here 1e-5."""
 IN_BF16 = 0.2
@@ -38,4 +38,6 @@ def test_router_follows_the_weights_in_bf16(tmp_path: Path) -> None:
 @pytest.mark.timeout(700)
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
-    check_on_gpu([HUB / f"{model}.json" for model in ("GLM-4-9B-0414", "GLM-4.5-Air", "GLM-4.7-Flash")], tmp_path)
+    check_on_gpu(
+        [ASSETS / f"{model}/config.json" for model in ("GLM-4-9B-0414", "GLM-4.5-Air", "GLM-4.7-Flash")], tmp_path
+    )

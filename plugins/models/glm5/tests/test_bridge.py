@@ -1,7 +1,7 @@
 """What the bridge reads from config.json, and what it refuses.
 
-`hub/` holds the published config.json of GLM-5.1 and GLM-5.2, field by field: written out as they were, they have their
-SHA-256. GLM-5's differs from GLM-5.1's in `transformers_version` alone.
+`assets/` holds the published config.json of GLM-5.1 and GLM-5.2, field by field: written out as they were, they have
+their SHA-256. GLM-5's differs from GLM-5.1's in `transformers_version` alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime_plugin_glm5.bridge import GlmMoeDsa
 
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "slime_plugin_glm5/assets"
-GLM51, GLM52 = (json.loads((HERE / f"hub/GLM-{version}.json").read_text()) for version in ("5.1", "5.2"))
+GLM51, GLM52 = (json.loads((ASSETS / f"GLM-{version}/config.json").read_text()) for version in ("5.1", "5.2"))
 BRIDGE = GlmMoeDsa()
 
 
@@ -166,7 +166,7 @@ def test_tiny_model_is_supported() -> None:
 def test_planning_imports_no_torch() -> None:
     code = (
         "import json, sys, slime_plugin_glm5 as plugin\n"
-        f"hf = json.load(open({str(HERE / 'hub/GLM-5.2.json')!r}))\n"
+        f"hf = json.load(open({str(ASSETS / 'GLM-5.2/config.json')!r}))\n"
         "bridge = plugin.slime_models()['glm_moe_dsa']()\n"
         "assert bridge.plan_problems(hf, {'pipeline_model_parallel_size': 2})\n"
         "sys.exit('torch' in sys.modules)"

@@ -8,9 +8,9 @@ import pytest
 
 from slime.testing.sparse import check_the_engine_builds
 
-HERE = Path(__file__).parent
-TINY = HERE.parent / "slime_plugin_glm5/assets/glm5-tiny/config.json"
-FILES = {"glm5-tiny": TINY, **{name: HERE / f"hub/{name}.json" for name in ("GLM-5.1", "GLM-5.2")}}
+ASSETS = Path(__file__).parents[1] / "slime_plugin_glm5/assets"
+TINY = ASSETS / "glm5-tiny/config.json"
+FILES = {"glm5-tiny": TINY, **{name: ASSETS / f"{name}/config.json" for name in ("GLM-5.1", "GLM-5.2")}}
 
 
 @pytest.mark.slow

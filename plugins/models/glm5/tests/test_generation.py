@@ -8,7 +8,7 @@ import pytest
 
 from slime.testing.on_gpu import check_on_gpu
 
-HUB = Path(__file__).parent / "hub"
+ASSETS = Path(__file__).parents[1] / "slime_plugin_glm5/assets"
 
 
 @pytest.mark.gpu
@@ -16,4 +16,4 @@ HUB = Path(__file__).parent / "hub"
 @pytest.mark.timeout(700)
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
-    check_on_gpu([HUB / f"{model}.json" for model in ("GLM-5.2",)], tmp_path)
+    check_on_gpu([ASSETS / f"{model}/config.json" for model in ("GLM-5.2",)], tmp_path)

@@ -1,7 +1,7 @@
 """What the bridge reads from config.json, and what it refuses.
 
-`hub/` holds the fields of MiMo-7B-RL as public implementations give them; they make the published numbers of parameters
-and tensors. The published file itself was not at hand.
+`assets/` holds the fields of MiMo-7B-RL as public implementations give them; they make the published numbers of
+parameters and tensors. The published file itself was not at hand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_plugin_mimo.bridge import Mimo
 
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "slime_plugin_mimo/assets"
-HUB = json.loads((HERE / "hub/MiMo-7B-RL.json").read_text())
+HUB = json.loads((ASSETS / "MiMo-7B-RL/config.json").read_text())
 
 
 def test_bridge_keeps_the_contract() -> None:

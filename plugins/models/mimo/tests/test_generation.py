@@ -10,7 +10,7 @@ from slime.testing.generation import check_generation
 from slime.testing.on_gpu import check_on_gpu
 from slime_plugin_mimo import hf
 
-HUB = Path(__file__).parent / "hub"
+ASSETS = Path(__file__).parents[1] / "slime_plugin_mimo/assets"
 
 
 @pytest.mark.slow
@@ -25,4 +25,4 @@ def test_generation_follows_the_weights(tmp_path: Path) -> None:
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
     hf.register()
-    check_on_gpu([HUB / f"{model}.json" for model in ("MiMo-7B-RL",)], tmp_path)
+    check_on_gpu([ASSETS / f"{model}/config.json" for model in ("MiMo-7B-RL",)], tmp_path)

@@ -1,6 +1,6 @@
 """What the bridge reads from config.json, and what it refuses.
 
-`hub/` holds the published config.json files, field by field: written out as they were, they have their SHA-256.
+`assets/` holds the published config.json files, field by field: written out as they were, they have their SHA-256.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime_plugin_qwen3.bridge import Qwen3, Qwen3Moe
 
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "slime_plugin_qwen3/assets"
-HUB = {file.stem: json.loads(file.read_text()) for file in (HERE / "hub").glob("*.json")}
+HUB = {file.parent.name: json.loads(file.read_text()) for file in ASSETS.glob("Qwen3-*/config.json")}
 DENSE, MOE = HUB["Qwen3-4B"], HUB["Qwen3-30B-A3B"]
 FAMILIES = [(Qwen3(), DENSE), (Qwen3Moe(), MOE)]
 

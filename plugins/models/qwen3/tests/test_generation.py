@@ -9,7 +9,7 @@ import pytest
 from slime.testing.generation import check_generation
 from slime.testing.on_gpu import check_on_gpu
 
-HUB = Path(__file__).parent / "hub"
+ASSETS = Path(__file__).parents[1] / "slime_plugin_qwen3/assets"
 
 
 @pytest.mark.slow
@@ -23,4 +23,4 @@ def test_generation_follows_the_weights(model: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(700)
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
-    check_on_gpu([HUB / f"{model}.json" for model in ("Qwen3-4B", "Qwen3-30B-A3B")], tmp_path)
+    check_on_gpu([ASSETS / f"{model}/config.json" for model in ("Qwen3-4B", "Qwen3-30B-A3B")], tmp_path)

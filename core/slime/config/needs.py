@@ -1,0 +1,55 @@
+"""What a run needs beside a right config, and may be missing here: a plan does without it, a run does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from slime.config.paths import exists
+from slime.config.schema import ModelConfig, Role, SlimeConfig
+from slime.errors import SlimeError
+from slime.topology.engines import engine_groups
+from slime.topology.placement import engine_places
+
+
+def config_folder(model: ModelConfig) -> str:
+    """The folder whose config.json describes the model: `model.path`, or the published one while that is missing."""
+    return model.config if model.config is not None and not exists(model.path) else model.path
+
+
+def needs(cfg: SlimeConfig) -> list[SlimeError]:
+    """What must be fetched, or cannot be run yet, in the order in which it stands in the config."""
+    return [*_model(cfg.model), *_rows(cfg), *_unbuilt(cfg)]
+
+
+def is_awaited(path: str | None, source: str | None) -> bool:
+    """Whether a path is missing of which it is known where to get it."""
+    return path is not None and source is not None and not exists(path)
+
+
+def _model(model: ModelConfig) -> Iterator[SlimeError]:
+    if is_awaited(model.path, model.source):
+        fetch = f"hf download {model.source} --local-dir {model.path if model.path == model.source else model.source}"
+        todo = f"Run '{fetch}', or name its folder with model.path=<folder>."
+        if model.path != model.source:
+            todo = f"Run '{fetch}' and cast its weights to bf16 into {model.path}, or set model.path=<folder>."
+        yield SlimeError(f"there is no '{model.path}'", where="model.path", todo=todo)
+
+
+def _rows(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    for key, section in (("data", cfg.data), ("eval", cfg.eval)):
+        path, source = section.path, section.source
+        if path is not None and is_awaited(path, source):
+            folder = PurePosixPath(path).parent
+            todo = f"Run 'hf download --repo-type dataset {source} --local-dir {folder}', or set {key}.path=<file>."
+            yield SlimeError(f"there is no '{path}'", where=f"{key}.path", todo=todo)
+
+
+def _unbuilt(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """What can be planned and not be run yet."""
+    if any(len(nodes) > 1 for nodes in engine_places(cfg)):
+        todo = f"Use at most {cfg.cluster.devices_per_node} devices an engine."
+        yield SlimeError("engines over several hosts can be planned, not run yet", where="rollout.engines", todo=todo)
+    if any(group.role is not Role.regular for group in engine_groups(cfg)):
+        what = "prefill and decode engines can be planned, not run yet"
+        yield SlimeError(what, where="rollout.engines", todo="Use regular engines.")

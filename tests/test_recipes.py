@@ -1,0 +1,241 @@
+"""The shipped recipes: each composes without a problem; the proven ones have the numbers that their users proved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.config.compose import Composed, examine
+from slime.config.groups import scan
+from slime.config.hf import read_hf_config
+from slime.config.keys import value_of
+from slime.config.needs import config_folder
+from slime.config.schema import Placement, Role
+from slime.plugins import load
+from slime.topology.engines import engine_groups
+from slime.topology.layout import read_grid, split_layers
+
+RECIPES = [name for name in scan(load()).names("recipe") if name != "none"]
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+CPU_ADAM = {"optimizer_cpu_offload": True, "overlap_cpu_optimizer_d2h_h2d": True, "use_precision_aware_optimizer": True}
+DEEPEP = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"}
+ADAM = {"lr": 1e-6, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.98}
+DP_ATTENTION = {"enable_dp_attention": True}
+WIDE = {**DP_ATTENTION, "enable_dp_lm_head": True, "moe_dense_tp_size": 1}
+EAGLE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+def plan(recipe: str) -> Composed:
+    """The plan of a recipe's own model and cluster; `<name>@<cluster>` of another name is chosen by `recipe=`."""
+    name, _, cluster = recipe.partition("@")
+    models = scan(load()).names("model")
+    words = [f"+model={name}"] if name in models else ["+model=glm4.5", f"recipe={recipe}"]
+    return examine([*words, f"+cluster={cluster or 'local'}"])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_right(recipe: str) -> None:
+    if recipe in ("glm5-tiny", "deepseek-v3.2-tiny"):
+        assert examine([f"+model={recipe}", "+cluster=h200x1"]).problems == []  # no CPU serves sparse attention
+        return
+    composed = plan(recipe)
+    assert composed.problems == []
+    assert composed.choices["recipe"] == recipe
+
+
+def layout(composed: Composed) -> tuple[tuple[int, ...], list[int]]:
+    """TP, PP, CP, EP, ETP, and the layers of each stage."""
+    cfg = composed.cfg
+    grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
+    hf = read_hf_config(config_folder(cfg.model))
+    stages = split_layers(hf["num_hidden_layers"], grid, cfg.train.megatron)
+    return (grid.tp, grid.pp, grid.cp, grid.ep, grid.etp), [len(layers) for (layers,) in stages]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "stages", "tokens_a_gpu", "megatron"),
+    [
+        ("glm5.2@h100x256", (4, 8, 8, 32, 1), [14, *[8] * 6, 16], 8192, FULL),
+        ("deepseek-r1@h100x128", (8, 4, 4, 32, 1), [16, 16, 16, 13], 16384, FULL | DEEPEP),
+        ("glm4.5@h100x64", (8, 4, 2, 16, 1), [23] * 4, 16384, FULL | DEEPEP),
+        ("glm4.7-flash@h100x8", (1, 1, 1, 8, 1), [47], None, {"recompute_granularity": "full"}),
+        ("glm4.7-flash@h100x16", (4, 2, 2, 8, 1), [24, 23], None, {}),
+        ("glm4.7-flash@h100x24", (1, 1, 1, 8, 1), [47], None, {}),
+        ("glm4-9b@h100x8", (2, 1, 2, 1, 2), [40], 4608, FULL),
+        ("glm5.1@h100x256", (4, 4, 2, 32, 1), [20, 20, 20, 18], 16384, FULL),
+        ("qwen3-235b-a22b@h100x128-split", (4, 4, 2, 16, 1), [24, 24, 24, 22], None, {}),
+        ("qwen3-30b-a3b@h100x8", (4, 1, 1, 8, 1), [48], 20480, {}),
+        ("qwen3-4b@h100x8", (2, 1, 1, 1, 2), [36], 9216, {}),
+        ("mimo-7b-rl@h100x8", (2, 1, 1, 1, 2), [36], 9216, {}),
+    ],
+)
+def test_trainers(
+    recipe: str, sizes: tuple[int, ...], stages: list[int], tokens_a_gpu: int | None, megatron: dict[str, Any]
+) -> None:
+    composed = plan(recipe)
+    assert layout(composed) == (sizes, stages)
+    train = composed.cfg.train
+    if tokens_a_gpu:
+        assert train.max_tokens_per_micro_batch == tokens_a_gpu * sizes[2]
+    assert {key: train.megatron[key] for key in megatron} == megatron
+    assert {key: train.optimizer[key] for key in ADAM} == ADAM
+    assert train.optimizer["lr"] == 1e-6
+    assert train.lr_decay.name == "constant"
+
+
+@pytest.mark.parametrize("recipe", ["glm5.2@h100x256", "deepseek-r1@h100x128", "glm4.5@h100x64", "glm4.7-flash@h100x8"])
+def test_adam_on_the_cpu(recipe: str) -> None:
+    optimizer = plan(recipe).cfg.train.optimizer
+    assert {key: optimizer[key] for key in CPU_ADAM} == CPU_ADAM
+
+
+def test_dispatch_in_training_is_alltoall_where_it_is_not_deepep() -> None:
+    for recipe in ("glm5.2@h100x256", "glm4.7-flash@h100x8"):
+        assert plan(recipe).cfg.train.megatron["moe_token_dispatcher_type"] == "alltoall"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "groups"),
+    [
+        (
+            "glm5.2@h100x256",
+            [
+                (Role.prefill, 1, 64, {"deepep_mode": "auto", "max_running_requests": 512}),
+                (
+                    Role.decode,
+                    3,
+                    64,
+                    {
+                        "deepep_mode": "low_latency",
+                        "moe_runner_backend": "deep_gemm",
+                        "cuda_graph_max_bs_decode": 12,
+                        "max_running_requests": 768,
+                    },
+                ),
+            ],
+        ),
+        (
+            "deepseek-r1@h100x128",
+            [(Role.regular, 2, 64, {**WIDE, "dp_size": 8, "ep_size": 64, "deepep_mode": "auto"})],
+        ),
+        ("glm4.5@h100x64", [(Role.regular, 2, 32, {**DP_ATTENTION, "dp_size": 4})]),
+        (
+            "glm4.5-fp8@h100x64",
+            [
+                (
+                    Role.regular,
+                    2,
+                    32,
+                    {
+                        **WIDE,
+                        "dp_size": 32,
+                        "ep_size": 32,
+                        "moe_a2a_backend": "deepep",
+                        "deepep_mode": "auto",
+                        "disable_radix_cache": True,
+                        "cuda_graph_bs_decode": [1, 2, 4, *range(8, 129, 8)],
+                    },
+                )
+            ],
+        ),
+        ("glm4.7-flash@h100x8", [(Role.regular, 1, 8, {**WIDE, "dp_size": 8})]),
+        ("glm4-9b@h100x8", [(Role.regular, 4, 2, {})]),
+        ("glm4-9b@h100x8-split", [(Role.regular, 2, 2, {})]),
+    ],
+)
+def test_engines(recipe: str, groups: list[tuple[Role, int, int, dict[str, Any]]]) -> None:
+    found = engine_groups(plan(recipe).cfg)
+    assert [(group.role, group.num_engines, group.devices_per_engine) for group in found] == [g[:3] for g in groups]
+    for group, (_, _, size, fields) in zip(found, groups, strict=True):
+        assert {key: group.sglang.get(key) for key in fields} == fields
+        assert group.sglang["tp_size"] == size
+
+
+def test_sparse_attention_of_glm5_2() -> None:
+    for group in engine_groups(plan("glm5.2@h100x256").cfg):
+        expected = {
+            **WIDE,
+            "dp_size": 64,
+            "ep_size": 64,
+            "kv_cache_dtype": "fp8_e4m3",
+            "dsa_decode_backend": "flashmla_kv",
+            "dsa_prefill_backend": "flashmla_sparse",
+            "moe_a2a_backend": "deepep",
+            "disaggregation_transfer_backend": "mooncake",
+        }
+        assert {key: group.sglang[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("recipe", "numbers"), [("glm5.2@h100x256", (4, 1, 5)), ("glm4.7-flash@h100x8", (2, 1, 3))])
+def test_speculation(recipe: str, numbers: tuple[int, ...]) -> None:
+    for group in engine_groups(plan(recipe).cfg):
+        assert group.sglang["speculative_algorithm"] == "EAGLE"
+        assert tuple(group.sglang[key] for key in EAGLE) == numbers
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("glm5.2@h100x256", {"rollout.fp8": "block", "rollout.sampling.max_response_tokens": 65536}),
+        ("deepseek-r1@h100x128", {"rollout.fp8": "block", "rollout.max_requests_per_engine": 1024}),
+        ("glm4.5@h100x64", {"rollout.fp8": None, "rollout.over_sampling": 2.0}),
+        ("glm4.5-fp8@h100x64", {"rollout.fp8": "block"}),
+        ("glm4.7-flash@h100x8", {"rollout.fp8": None, "rollout.sampling.max_response_tokens": 32768}),
+        (
+            "glm4-9b@h100x8",
+            {
+                "rollout.prompts_per_step": 32,
+                "rollout.samples_per_prompt": 8,
+                "rollout.sampling.temperature": 0.8,
+                "rollout.sampling.max_response_tokens": 8192,
+                "run.num_steps": 3000,
+                "eval.interval": 5,
+                "eval.samples_per_prompt": 16,
+                "eval.sampling.max_response_tokens": 16384,
+                "eval.sampling.top_p": 0.7,
+                "train.checkpoint.interval": 20,
+            },
+        ),
+    ],
+)
+def test_batches_and_precision(recipe: str, expected: dict[str, Any]) -> None:
+    cfg = plan(recipe).cfg
+    assert {key: value_of(cfg, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "@h100" in name])
+def test_algorithm(recipe: str) -> None:
+    algo = plan(recipe).cfg.algo
+    assert (algo.clip_low, algo.clip_high, algo.kl_coef, algo.entropy_coef) == (0.2, 0.28, 0, 0)
+
+
+def test_placement_and_memory() -> None:
+    for recipe in ("glm5.2@h100x256", "deepseek-r1@h100x128", "glm4.5@h100x64", "glm4.7-flash@h100x8"):
+        cfg = plan(recipe).cfg
+        assert cfg.cluster.placement is Placement.colocated
+        assert {group.sglang["mem_fraction_static"] for group in engine_groups(cfg)} == {0.7}
+    assert plan("glm4-9b@h100x8-split").cfg.cluster.placement is Placement.disaggregated
+    assert plan("glm4-9b@h100x8-split").cfg.cluster.num_trainers == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "sizes", "stages"),
+    [
+        ("glm5.2", 32, {"tensor": 8, "pipeline": 2, "expert": 16, "last": 40}, [38, 40]),
+        ("deepseek-r1", 32, {"tensor": 1, "pipeline": 8, "expert": 4, "first": 7, "last": 6}, [7, *[8] * 6, 6]),
+        ("glm4.5", 16, {"tensor": 1, "pipeline": 4, "expert": 4}, [23] * 4),
+    ],
+)
+def test_layouts_of_the_conversions(model: str, ranks: int, sizes: dict[str, int], stages: list[int]) -> None:
+    keys = {
+        "first": "num_layers_in_first_pipeline_stage",
+        "last": "num_layers_in_last_pipeline_stage",
+    }
+    megatron = {keys.get(name, f"{name}_model_parallel_size"): size for name, size in sizes.items()}
+    words = [f"train.megatron.{key}={size}" for key, size in megatron.items()]
+    composed = examine(
+        [f"+model={model}", f"+cluster=h100x{ranks}", "recipe=none", *words, "train.max_tokens_per_micro_batch=4096"]
+    )
+    assert composed.problems == []
+    assert layout(composed)[1] == stages
