@@ -13,6 +13,7 @@ from slime.config.derive import derive
 from slime.config.keys import own_keys, value_of
 from slime.config.schema import Device, EngineGroupConfig, Init, Placement, SlimeConfig
 
+DRAFTING = {"rollout.sglang.speculative_algorithm": "NEXTN", "rollout.sglang.enable_deterministic_inference": False}
 LAYOUT = "train.megatron.pipeline_model_parallel_layout"
 SIZES = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16", "rollout.prompts_per_step=32"]
 DENSE = ["+model=glm4-tiny", "+cluster=local", "rollout.samples_per_prompt=8", *SIZES]
@@ -128,7 +129,7 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
             "moe_runner_backend: keeps experts in an order of its own",
         ),
         (
-            {"rollout.sglang.speculative_algorithm": "NEXTN"},
+            DRAFTING,
             "speculative_algorithm: needs a multi-token prediction layer, which this model does not",
         ),
         (
@@ -198,7 +199,7 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
         ({"train.megatron.moe_token_dispatcher_type": "allgather"}, "is allgather, but this layout needs alltoall"),
         ({"train.megatron.moe_router_bias_update_rate": 0.001}, ""),
         ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
-        ({"rollout.sglang.speculative_algorithm": "NEXTN"}, ""),
+        (DRAFTING, ""),
         (ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL"}, ""),
         (
             ranks(2, pipeline=2) | {LAYOUT: "Ett|ttL"},

@@ -17,6 +17,7 @@ from slime.rollout.limits import longest_of
 from slime.topology.engines import engine_groups, home_of
 from slime.topology.layout import Grid, split_layers
 from slime.topology.server_fields import drafts_with_own_layer
+from slime.topology.sglang_rules import sglang_problems
 
 MEGATRON = "train.megatron"
 
@@ -36,6 +37,7 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     yield from _speculation(cfg, model)
     yield from _expert_order(cfg)
     yield from _prediction(cfg, model)
+    yield from sglang_problems(cfg, model)
 
 
 def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:

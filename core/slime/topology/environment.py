@@ -8,6 +8,7 @@ from typing import Any
 
 from slime.config.schema import Device, SlimeConfig
 from slime.topology.engines import EngineGroup
+from slime.topology.server_fields import dispatch_tokens, uses_deepep
 
 
 def trainer_environment(cfg: SlimeConfig) -> dict[str, str]:
@@ -22,6 +23,9 @@ def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
         # The router asks /health, which must not try to generate while the engine's memory is lent to the trainers.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
+    if uses_deepep(group.sglang):  # SGLang compares it with nothing; a batch beyond it dies inside deepep
+        settings["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(dispatch_tokens(cfg, group))
+        settings["NVSHMEM_DISABLE_NCCL"] = "1"
     cores = _cores(group) if cfg.cluster.device is Device.cpu else {}
     return {**settings, **cores, **_of_device(cfg), **_network(cfg), **group.environment}
 

@@ -29,7 +29,8 @@ def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str
         "skip_server_warmup": True,
         "skip_tokenizer_init": not _has_stop_strings(cfg),
         "log_level_http": "warning",
-        **_device_fields(cfg, group.sglang),
+        **_most_running(cfg, group),
+        **_device_fields(cfg, group),
         **_role_fields(cfg, group),
         **group.sglang,
     }
@@ -62,13 +63,61 @@ def _has_stop_strings(cfg: SlimeConfig) -> bool:
     return bool(cfg.rollout.sampling.stop or (cfg.eval.path and cfg.eval.sampling.stop))
 
 
-def _device_fields(cfg: SlimeConfig, sglang: Mapping[str, Any]) -> dict[str, Any]:
+def _device_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     if cfg.cluster.device is Device.cpu:  # an idle scheduler that polls would take a core from the trainer
         return {"sleep_on_idle": True}
-    return {
-        "enable_memory_saver": cfg.cluster.placement is Placement.colocated,
-        "cuda_graph_max_bs_decode": -(-_most_requests(cfg) // data_parallel_size(sglang)),
-    }
+    ranks = data_parallel_size(group.sglang)
+    fields: dict[str, Any] = {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
+    if not group.sglang.get("cuda_graph_bs_decode"):
+        fields["cuda_graph_max_bs_decode"] = -(-_most_requests(cfg) // ranks)
+    return fields
+
+
+def _most_running(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
+    """Requests that an engine decodes at once, where SGLang's own number would not do.
+
+    With speculation it takes 48, divided by the data-parallel ranks: none is left to 64 of them. A batch beyond the
+    graphs would bring deepep more tokens than it has room for.
+    """
+    if not (uses_deepep(group.sglang) or group.sglang.get("speculative_algorithm")):
+        return {}
+    return {"max_running_requests": requests_per_rank(cfg, group.sglang) * data_parallel_size(group.sglang)}
+
+
+def spreads_experts(sglang: Mapping[str, Any]) -> bool:
+    """Whether an all-to-all exchanges tokens, for which SGLang makes `ep_size` equal to `tp_size`."""
+    backend = sglang.get("moe_a2a_backend")
+    return backend in ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe")
+
+
+def uses_deepep(sglang: Mapping[str, Any]) -> bool:
+    return sglang.get("moe_a2a_backend") == "deepep"
+
+
+def requests_per_rank(cfg: SlimeConfig, sglang: Mapping[str, Any]) -> int:
+    """Requests that the CUDA graphs of one data-parallel attention rank cover."""
+    sizes = sglang.get("cuda_graph_bs_decode") or [
+        sglang.get("cuda_graph_max_bs_decode") or -(-_most_requests(cfg) // data_parallel_size(sglang))
+    ]
+    return int(max(sizes))
+
+
+def num_draft_tokens(sglang: Mapping[str, Any]) -> int:
+    """Tokens that a decode step brings for each request."""
+    return int(sglang.get("speculative_num_draft_tokens") or 1) if sglang.get("speculative_algorithm") else 1
+
+
+def dispatch_tokens(cfg: SlimeConfig, group: EngineGroup) -> int:
+    """Tokens that a rank may bring to one exchange of deepep while decoding, rounded up to 8.
+
+    A data-parallel attention group scatters its batch over its tensor-parallel ranks.
+    """
+    ranks = data_parallel_size(group.sglang)
+    attention_tp = int(group.sglang["tp_size"]) // ranks
+    running = int(group.sglang.get("max_running_requests") or 0)
+    requests = max(requests_per_rank(cfg, group.sglang), -(-running // ranks))
+    tokens = -(-requests * num_draft_tokens(group.sglang) // attention_tp)
+    return -(-tokens // 8) * 8
 
 
 def data_parallel_size(sglang: Mapping[str, Any]) -> int:

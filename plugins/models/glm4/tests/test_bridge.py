@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from slime.config.compose import examine
 from slime.contracts import ModelBridge
 from slime.errors import SlimeError
 from slime_plugin_glm4.bridge import Glm4, Glm4Moe, Glm4MoeLite
@@ -156,3 +157,10 @@ def test_planning_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_redundant_experts_are_refused_where_the_engine_would_not_build_them() -> None:
+    redundant = ["+cluster=h100x8", "rollout.sglang.ep_size=1", "rollout.sglang.ep_num_redundant_experts=8"]
+    found = [str(problem) for problem in examine(["+model=glm4.5-air", *redundant]).problems]
+    assert any("builds glm4_moe without redundant experts" in problem for problem in found), found
+    assert not any("redundant" in str(problem) for problem in examine(["+model=glm4.7-flash", *redundant]).problems)

@@ -1,0 +1,267 @@
+"""What SGLang 0.5.16 refuses, or changes without a word, of an engine group's fields: one rule a function.
+
+SGLang cannot be asked itself: `ServerArgs` takes seconds to import and asks the GPU. The rules were read in its
+`server_args.py`, `arg_groups`, `layers/moe` and `quantization/fp8.py`; a test holds them against the real `ServerArgs`,
+where that needs no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.schema import Device, Role, SlimeConfig
+from slime.errors import SlimeError
+from slime.topology.engines import EngineGroup, engine_groups, home_of
+from slime.topology.server_fields import data_parallel_size, dispatch_tokens, spreads_experts
+
+DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+"""Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
+build). Low-latency kernels take any size that divides the experts."""
+MOST_DISPATCH_TOKENS = 1024
+FP8_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the rules look at: one group's fields and the model's sizes, by Megatron's names."""
+
+    cfg: SlimeConfig
+    group: EngineGroup
+    model: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.group.sglang.get(key, default)
+
+    @property
+    def tp(self) -> int:
+        return int(self.group.sglang["tp_size"])
+
+    @property
+    def ep(self) -> int:
+        return self.tp if spreads_experts(self.group.sglang) else int(self.get("ep_size") or 1)
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share the heads of one data-parallel attention group."""
+        return self.tp // data_parallel_size(self.group.sglang)
+
+    def problem(self, key: str, what: str, todo: str) -> SlimeError:
+        return SlimeError(what, where=home_of(self.cfg, self.group.name, key), todo=todo)
+
+
+def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """The rules that the engine groups break.
+
+    Args:
+        model: keywords of Megatron's TransformerConfig.
+    """
+    for group in engine_groups(cfg):
+        asked = Asked(cfg, group, model)
+        sizes = [*_pipeline(asked), *_data_parallel(asked)]
+        yield from sizes
+        if sizes:  # the other rules divide by them
+            continue
+        for rule in (_heads, _dense, _experts, _dispatch, _fp8, _sparse_attention, _speculation, _transfer):
+            yield from rule(asked)
+    yield from _pairs(cfg)
+
+
+def _pipeline(asked: Asked) -> Iterator[SlimeError]:
+    if asked.get("pp_size", 1) != 1:
+        what = f"is {asked.get('pp_size')}, but weights are published to tensor-parallel ranks only"
+        yield asked.problem("pp_size", what, "Remove it, and raise tp_size.")
+
+
+def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
+    dp, attention = asked.get("dp_size", 1), asked.get("enable_dp_attention")
+    if dp > 1 and not attention:
+        what = f"is {dp} without enable_dp_attention: SGLang would start as many engines, which publishing cannot reach"
+        yield asked.problem("dp_size", what, "Set enable_dp_attention=true, or give the group more devices instead.")
+    elif attention and dp == 1:
+        what = "needs dp_size above 1: SGLang switches it off without a word"
+        yield asked.problem("enable_dp_attention", what, f"Set dp_size to a divisor of {asked.tp}, or remove it.")
+    elif asked.tp % dp:
+        what = f"is {dp}, which does not divide tp_size {asked.tp}"
+        yield asked.problem("dp_size", what, f"Choose one of {_listed(_divisors(asked.tp)[1:])}.")
+    if asked.get("enable_dp_lm_head") and not attention:
+        what = "needs enable_dp_attention: SGLang switches it off without a word"
+        yield asked.problem("enable_dp_lm_head", what, "Remove it.")
+
+
+def _heads(asked: Asked) -> Iterator[SlimeError]:
+    heads = asked.model.get("num_attention_heads")
+    if heads is None or heads % asked.attention_tp == 0:
+        return
+    what = f"{heads} attention heads cannot be divided by {asked.attention_tp} ranks"
+    if asked.get("enable_dp_attention"):
+        fits = [dp for dp in _divisors(asked.tp)[1:] if heads % (asked.tp // dp) == 0]
+        yield asked.problem("dp_size", f"is {asked.get('dp_size')}: {what}", f"Choose one of {_listed(fits)}.")
+    else:
+        yield asked.problem("tp_size", what, "Change it, or use enable_dp_attention with a fitting dp_size.")
+
+
+def _dense(asked: Asked) -> Iterator[SlimeError]:
+    size = asked.get("moe_dense_tp_size")
+    if size not in (None, 1, asked.tp):
+        yield asked.problem("moe_dense_tp_size", f"is {size}", f"SGLang takes 1 or tp_size={asked.tp}.")
+
+
+def _experts(asked: Asked) -> Iterator[SlimeError]:
+    experts, redundant = asked.model.get("num_moe_experts"), asked.get("ep_num_redundant_experts", 0)
+    ep = asked.get("ep_size") or 1
+    if not experts:
+        for key in ("ep_size", "ep_num_redundant_experts", "moe_dense_tp_size", "moe_a2a_backend"):
+            if asked.get(key) not in (None, 0, 1, "none"):
+                yield asked.problem(key, f"is {asked.get(key)}, but the model has no experts", "Remove it.")
+        return
+    if spreads_experts(asked.group.sglang) and ep not in (1, asked.tp):
+        what = f"is {ep}, but moe_a2a_backend={asked.get('moe_a2a_backend')} makes it tp_size={asked.tp}"
+        yield asked.problem("ep_size", what, f"Set it to {asked.tp}, or remove it.")
+    elif asked.tp % asked.ep:
+        what = f"is {ep}, which does not divide tp_size {asked.tp}"
+        yield asked.problem("ep_size", what, f"Choose one of {_listed(_divisors(asked.tp))}.")
+    elif (experts + redundant) % asked.ep:
+        fits = next(count for count in range(asked.ep) if (experts + count) % asked.ep == 0)
+        total = experts + redundant
+        what = f"{experts} + {redundant} redundant experts make {total}, which {asked.ep} ranks do not divide"
+        todo = f"Set it to {fits} ({experts + fits} experts) or {fits + asked.ep}."
+        yield asked.problem("ep_num_redundant_experts", what, todo)
+
+
+def _dispatch(asked: Asked) -> Iterator[SlimeError]:
+    """Rules of the all-to-all that SGLang exchanges tokens with."""
+    backend, mode = asked.get("moe_a2a_backend", "none"), asked.get("deepep_mode", "auto")
+    if backend != "deepep":
+        if "deepep_mode" in asked.group.sglang:
+            yield asked.problem("deepep_mode", "does nothing without moe_a2a_backend=deepep", "Remove it.")
+        return
+    if asked.cfg.cluster.device is Device.cpu:
+        yield asked.problem("moe_a2a_backend", "is deepep, which needs GPUs", "Remove it.")
+        return
+    if mode == "normal":
+        yield asked.problem("deepep_mode", "is normal: SGLang drops every CUDA graph without a word", "Use auto.")
+    if mode == "low_latency" and asked.group.role is not Role.decode:
+        what = f"is low_latency, which cannot take the prefill of {asked.group.role.name} engines"
+        yield asked.problem("deepep_mode", what, "Use auto.")
+    if mode != "low_latency" and asked.tp not in DEEPEP_RANKS and not asked.get("deepep_config"):
+        what = f"deepep has no settings for {asked.tp} ranks"
+        todo = f"Use {_listed(DEEPEP_RANKS)} devices an engine, or give deepep_config."
+        yield asked.problem("moe_a2a_backend", what, todo)
+    if asked.cfg.rollout.fp8 is None and (mode != "low_latency" or asked.get("moe_runner_backend") != "deep_gemm"):
+        what = "is deepep, which takes experts in bf16 only in mode low_latency with moe_runner_backend=deep_gemm"
+        yield asked.problem("moe_a2a_backend", what, "Set rollout.fp8=block, or remove it.")
+    elif asked.cfg.rollout.fp8 is not None and asked.get("moe_runner_backend", "auto") not in ("auto", "deep_gemm"):
+        what = f"is {asked.get('moe_runner_backend')}, but FP8 experts behind deepep are deep_gemm's"
+        yield asked.problem("moe_runner_backend", what, "Use deep_gemm, or remove it.")
+    tokens = dispatch_tokens(asked.cfg, asked.group)
+    if tokens > MOST_DISPATCH_TOKENS:
+        what = f"a decode batch may bring {tokens} tokens a rank, deepep takes {MOST_DISPATCH_TOKENS}"
+        yield asked.problem("max_running_requests", what, "Lower it, or cuda_graph_max_bs_decode.")
+
+
+def _fp8(asked: Asked) -> Iterator[SlimeError]:
+    """Every rank's slice of a matrix has whole blocks."""
+    if asked.cfg.rollout.fp8 is None:
+        return
+    whole = spreads_experts(asked.group.sglang)
+    slices = {
+        "experts": ("moe_ffn_hidden_size", asked.tp // asked.ep, "ep_size"),
+        "the shared expert": ("moe_shared_expert_intermediate_size", 1 if whole else asked.tp, "moe_a2a_backend"),
+        "dense layers": ("ffn_hidden_size", asked.get("moe_dense_tp_size") or asked.tp, "moe_dense_tp_size"),
+    }
+    for name, (size, ranks, key) in slices.items():
+        columns = asked.model.get(size)
+        if size == "ffn_hidden_size" and not _has_dense(asked.model):
+            continue
+        if columns and (columns % ranks or columns // ranks % FP8_BLOCK):
+            todo = {
+                "ep_size": f"Set ep_size={asked.tp}.",
+                "moe_a2a_backend": "Use moe_a2a_backend=deepep, which keeps the shared expert whole.",
+                "moe_dense_tp_size": "Set moe_dense_tp_size=1.",
+            }[key]
+            what = f"{name} of {columns} columns over {ranks} ranks have no whole FP8 blocks of {FP8_BLOCK}"
+            yield asked.problem(key, what, todo)
+
+
+def _has_dense(model: Mapping[str, Any]) -> bool:
+    layers = model.get("moe_layer_freq")
+    return not model.get("num_moe_experts") or (isinstance(layers, list) and 0 in layers)
+
+
+def _sparse_attention(asked: Asked) -> Iterator[SlimeError]:
+    if not asked.model.get("dsa_indexer_topk"):
+        return
+    if asked.get("page_size", 64) != 64:
+        yield asked.problem("page_size", f"is {asked.get('page_size')}, sparse attention has pages of 64", "Remove it.")
+    if asked.get("kv_cache_dtype", "auto") not in ("auto", "bfloat16", "bf16", "fp8_e4m3"):
+        what = f"is {asked.get('kv_cache_dtype')}, which sparse attention does not take"
+        yield asked.problem("kv_cache_dtype", what, "Use bfloat16 or fp8_e4m3.")
+
+
+def _speculation(asked: Asked) -> Iterator[SlimeError]:
+    if asked.get("speculative_algorithm") is None:
+        return
+    dp = data_parallel_size(asked.group.sglang)
+    requests = asked.get("max_running_requests")
+    if requests is not None and (requests % dp or requests < dp):
+        above = -(-max(requests, 1) // dp) * dp
+        what = f"is {requests}, of which SGLang gives each of {dp} data-parallel ranks {requests // dp}"
+        yield asked.problem("max_running_requests", what, f"Set it to {above}.")
+    steps, topk = asked.get("speculative_num_steps"), asked.get("speculative_eagle_topk")
+    drafted = asked.get("speculative_num_draft_tokens")
+    if topk == 1 and steps is not None and drafted is not None and drafted != steps + 1:
+        what = f"is {drafted}, but with speculative_eagle_topk=1 SGLang makes it {steps + 1}"
+        yield asked.problem("speculative_num_draft_tokens", what, f"Set it to {steps + 1}.")
+    if asked.get("enable_deterministic_inference"):
+        what = "draws with no seed a request while it speculates"
+        yield asked.problem("enable_deterministic_inference", what, "Remove it, or speculative_algorithm.")
+
+
+def _transfer(asked: Asked) -> Iterator[SlimeError]:
+    """How prefill engines hand KV caches to decode engines."""
+    if asked.group.role is Role.regular:
+        return
+    backend, key = asked.get("disaggregation_transfer_backend", "mooncake"), "disaggregation_transfer_backend"
+    if backend not in ("mooncake", "mooncake_tcp"):
+        reason = {
+            "fake": "moves nothing",
+            "nixl": "does not let go of memory that engines give back",
+        }.get(backend, "was never tried")
+        yield asked.problem(key, f"is {backend}, which {reason}", "Use mooncake (RDMA) or mooncake_tcp.")
+    elif backend == "mooncake" and not asked.cfg.cluster.ib_devices:
+        todo = "Name them, cluster.ib_devices=[mlx5_0,...], or use mooncake_tcp."
+        yield SlimeError(f"is empty, but {key}=mooncake needs RDMA devices", where="cluster.ib_devices", todo=todo)
+
+
+MUST_AGREE = (
+    "page_size",
+    "kv_cache_dtype",
+    "dtype",
+    "disaggregation_transfer_backend",
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+"""Fields that prefill and decode engines need alike: caches and hidden states pass between them."""
+
+
+def _pairs(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """What prefill and decode groups must have in common."""
+    groups = [group for group in engine_groups(cfg) if group.role is not Role.regular]
+    for group in groups[1:]:
+        for key in MUST_AGREE:
+            mine, first = group.sglang.get(key), groups[0].sglang.get(key)
+            if mine != first:
+                what = f"is {mine} here and {first} in group {groups[0].name}, but both sides of a pair need one value"
+                yield SlimeError(what, where=f"rollout.engines.{group.name}.sglang.{key}", todo="Set them alike.")
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _listed(numbers: Any) -> str:
+    return ", ".join(map(str, numbers))
