@@ -1,6 +1,7 @@
 """Fixtures that tests of several folders use."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,14 @@ def device():
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("no GPU, and not in Triton's interpreter (test_interpreter.py runs this there)")
     return torch.device("cpu")
+
+
+@pytest.fixture
+def memory_folder(tmp_path):
+    """A folder in memory where there is one: hundreds of syncs to a disk would take most of a minute."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

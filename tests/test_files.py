@@ -62,7 +62,7 @@ import resource, sys
 from pathlib import Path
 from slime.checkpoints import CheckpointStore
 from slime.errors import SlimeError
-from test_checkpoints import assert_holds, save
+from saving import assert_holds, save
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 store = CheckpointStore(folder, keep=2)
 save(store, 10)
@@ -72,7 +72,7 @@ try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
         else:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-            (staging / "big").write_bytes(b"x" * 2000)
+            (staging.path / "big").write_bytes(b"x" * 2000)
 except SlimeError as error:
     print(error)
 assert [path.name for path in folder.iterdir()] == ["step-000010"]
@@ -99,13 +99,13 @@ from pathlib import Path
 from slime import files
 from slime.checkpoints import CheckpointStore
 from slime.errors import SlimeError
-from test_checkpoints import assert_holds, save
+from saving import assert_holds, save
 disk = Path(sys.argv[1])
 store = CheckpointStore(disk / "checkpoints", keep=2)
 save(store, 10)
 try:
     with store.saving(20, {}) as staging:
-        (staging / "big").write_bytes(bytes(300_000))
+        (staging.path / "big").write_bytes(bytes(300_000))
 except SlimeError as error:
     print(error)
 (disk / "other").write_bytes(bytes(files.free_bytes(disk)))
@@ -141,16 +141,16 @@ def test_a_full_disk_is_one_line_and_costs_no_earlier_checkpoint(tmp_path):
     assert begin.startswith(f"{path}: the disk (or a quota or file-size limit on it) is full: it needs about ")
 
 
-MEGATRON_ON_FULL_DISK = """
+SHARDS_ON_FULL_DISK = """
 import sys
 from pathlib import Path
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
-from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from slime.checkpoints import CheckpointStore
 from slime.errors import SlimeError
 from slime.train.compat import cpu_stands_in_for_cuda
+from slime.train.shards import ShardWriter
 disk = Path(sys.argv[1])
 store = CheckpointStore(disk / "checkpoints", keep=2)
 torch.distributed.init_process_group("gloo", init_method=f"file://{disk}/ranks", rank=0, world_size=1)
@@ -158,7 +158,7 @@ for step, size in ((10, 1000), (20, 1_000_000)):
     state = {"weight": ShardedTensor.from_rank_offsets("weight", torch.full((size,), 0.5))}
     try:
         with cpu_stands_in_for_cuda(), store.saving(step, {}) as staging:
-            dist_checkpointing.save(state, str(staging), get_default_save_sharded_strategy())
+            dist_checkpointing.save(state, str(staging.path), ShardWriter())
     except SlimeError as error:
         print(error)
 print(store.latest().step)
@@ -167,9 +167,9 @@ print(store.latest().step)
 
 @pytest.mark.slow
 @needs_mount
-def test_megatrons_writer_on_a_full_disk(tmp_path):
+def test_shards_on_a_full_disk(tmp_path):
     """2 MiB for 4 MB of weights: the error of torch's C++ writer no longer says that the disk is full; ours does."""
-    line, latest = run_on_small_disk(MEGATRON_ON_FULL_DISK, tmp_path, "2m")[-2:]
+    line, latest = run_on_small_disk(SHARDS_ON_FULL_DISK, tmp_path, "2m")[-2:]
     path = tmp_path / "checkpoints" / "step-000020"
     assert line.startswith(f"{path}: the disk (or a quota or file-size limit on it) is full: it needs about ")
     assert latest == "10"

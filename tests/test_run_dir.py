@@ -1,6 +1,7 @@
 """The run directory: one holder, resume rules, refused configurations. Locks are taken by real processes."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from omegaconf import OmegaConf
 
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
+from slime.observe import report
 from slime.run_dir import RunDir
 
 HOLD = """
@@ -74,6 +76,26 @@ def test_a_killed_holder_leaves_the_directory_free(path):
     RunDir.open(path).close()
 
 
+def test_a_run_notices_that_its_directory_is_gone(path):
+    with RunDir.open(path) as run:
+        run.require_intact()
+        shutil.rmtree(path)
+        with pytest.raises(SlimeError, match=f"^{path}: it was deleted or replaced while the run was using it"):
+            run.require_intact()
+
+
+def test_a_run_notices_that_its_directory_is_another_one(path):
+    """Moved away, and somebody else's run in its place."""
+    with RunDir.open(path) as run:
+        path.rename(path.with_name("moved"))
+        with RunDir.open(path):
+            with pytest.raises(SlimeError, match=f"^{path}/lock: it was deleted or replaced"):
+                run.require_intact()
+            with pytest.raises(SlimeError, match="deleted or replaced"):
+                report.write(run)
+            assert not run.summary.exists()
+
+
 def test_config_and_plugins_are_written_and_read_back(path):
     with RunDir.open(path) as run:
         run.write_config(config("train.optimizer.lr=1e-5", "algo.kl_estimator=k3"))
@@ -132,6 +154,13 @@ def test_must_refuses_to_start_from_nothing_and_makes_no_folder(path):
     assert not path.exists()
     saved_run(path)
     RunDir.open(path, Resume.must).close()
+
+
+def test_a_folder_of_another_name_is_no_checkpoint(path):
+    with RunDir.open(path) as run:
+        (run.checkpoints / "step-abc1").mkdir()
+    with pytest.raises(SlimeError, match="no checkpoint to resume from"):
+        RunDir.open(path, Resume.must)
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside"])

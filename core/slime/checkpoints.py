@@ -1,7 +1,7 @@
 """The checkpoint store: written aside, synced, then published by a manifest and one rename.
 
     checkpoints/step-000010/manifest.json     written last: step, slime version, every file with size and digest
-                            driver.pkl        the driver's state: prompt position, buffer, versions
+                            driver.json       the driver's state: prompt position, buffer, versions
                             ...               what the trainer ranks wrote
     checkpoints/.step-000020.partial          a save under way, or one that died; the next save removes it
 
@@ -13,24 +13,38 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import slime
-from slime import files
+from slime import driver_state, files
+from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
 
-MANIFEST, DRIVER = "manifest.json", "driver.pkl"
-DIGEST_LIMIT = 64 * 2**20
-"""Files above this many bytes are checked by size alone: reading terabytes back would double the cost of a save."""
+MANIFEST, DRIVER = "manifest.json", "driver.json"
+
+Examine = Callable[[Sequence[Path]], Sequence[FileFacts]]
+"""Reads files whole; returns the facts of each, in order."""
 
 log = logging.getLogger(__name__)
+
+
+def examine(paths: Sequence[Path]) -> list[FileFacts]:
+    """Read the files in this process; one that cannot be read has no facts that fit any."""
+    return [_facts_or_error(path) for path in paths]
+
+
+def _facts_or_error(path: Path) -> FileFacts:
+    try:
+        return facts_of(path)
+    except OSError as error:
+        return {"bytes": 0, "crc32": f"unreadable ({error.strerror})"}
 
 
 @dataclass(frozen=True)
@@ -42,25 +56,65 @@ class Checkpoint:
 
     def driver_state(self) -> dict[str, Any]:
         """What the driver handed to `commit`."""
-        state = pickle.loads((self.path / DRIVER).read_bytes())
-        assert isinstance(state, dict)
-        return state
+        return driver_state.loads((self.path / DRIVER).read_bytes())
 
     @property
     def num_bytes(self) -> int:
         """Size of all its files."""
         return sum(path.stat().st_size for path in files.files_under(self.path))
 
-    def problem(self) -> str:
-        """What is wrong with the files, naming the first bad one; empty if they are what was saved."""
+    def problem(self, examine: Examine = examine) -> str:
+        """What is wrong with the files, naming the first bad one; empty if they are what was saved.
+
+        Args:
+            examine: reads every file whole; in a run the trainer ranks share this.
+        """
         try:
-            manifest = json.loads((self.path / MANIFEST).read_bytes())
+            self._compare(self.manifest()["files"], examine)
+        except _Damaged as damage:
+            return str(damage)
+        return ""
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest, which says by its own digest that it is what was written.
+
+        Raises:
+            _Damaged: it is missing, was written by another slime, or is not what was written here.
+        """
+        try:
+            return _read_manifest((self.path / MANIFEST).read_bytes(), self.step)
         except FileNotFoundError:
-            return f"{MANIFEST} is missing"
-        except ValueError:
-            return f"{MANIFEST} is not JSON"
-        problems = (_file_problem(self.path / name, facts) for name, facts in manifest["files"].items())
-        return next((problem for problem in problems if problem), "")
+            raise _Damaged(f"{MANIFEST} is missing") from None
+
+    def _compare(self, saved: Mapping[str, FileFacts], examine: Examine) -> None:
+        """Sizes first: they cost nothing."""
+        paths = {name: self.path / name for name in saved}
+        for name, path in paths.items():
+            if not path.is_file():
+                raise _Damaged(f"{name} is missing")
+            if (size := path.stat().st_size) != saved[name]["bytes"]:
+                raise _Damaged(f"{name} has {size} bytes instead of {saved[name]['bytes']}")
+        for name, facts in zip(paths, examine(list(paths.values())), strict=True):
+            if facts != saved[name]:
+                found, wanted = facts["crc32"], saved[name]["crc32"]
+                raise _Damaged(f"{name} has other content than was saved: its CRC-32 is {found}, it was {wanted}")
+
+
+@dataclass
+class Staging:
+    """A checkpoint being written.
+
+    Attributes:
+        path: the folder to write into.
+        written: facts of files in it, by name, from those who wrote them; the others are read for theirs.
+    """
+
+    path: Path
+    written: dict[str, FileFacts] = field(default_factory=dict)
+
+
+class _Damaged(Exception):
+    """A file of a checkpoint is not what was saved."""
 
 
 class CheckpointStore:
@@ -75,26 +129,33 @@ class CheckpointStore:
         if keep < 1:
             raise SlimeError(f"cannot keep {keep} checkpoints", where="train.checkpoint.keep", todo="Set 1 or more.")
         self._folder, self._keep = folder, keep
+        self._damaged: set[int] = set()
 
     def all(self) -> list[Checkpoint]:
         """Every published checkpoint, oldest first, whether its files are still good or not."""
-        found = (Checkpoint(int(path.name.removeprefix("step-")), path) for path in self._folder.glob("step-*[0-9]"))
-        return sorted(found, key=lambda checkpoint: checkpoint.step)
+        return published(self._folder)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, examine: Examine = examine) -> Checkpoint | None:
         """The newest checkpoint whose files are what was saved; None if nothing was ever published.
 
         A damaged one is skipped with a warning that names the file: going on from an older step beats stopping, and
         going on from a damaged one would be silent corruption.
 
+        Args:
+            examine: reads every file whole; in a run the trainer ranks share this.
+
         Raises:
             SlimeError: every checkpoint is damaged; starting over is for the user to decide.
         """
         problem = ""
+        for path in sorted(path for path in self._folder.glob("step-*") if _step(path) is None):
+            log.warning("ignoring %s: it has not the name of a checkpoint, such as step-000010", path)
         for checkpoint in reversed(self.all()):
-            problem = checkpoint.problem()
+            problem = checkpoint.problem(examine)
             if not problem:
+                _warn_of_other_version(checkpoint)
                 return checkpoint
+            self._damaged.add(checkpoint.step)
             log.warning("skipping damaged checkpoint %s: %s", checkpoint.path, problem)
         if problem:
             todo = "Bring the file back, or remove the folder to start over."
@@ -102,7 +163,7 @@ class CheckpointStore:
         return None
 
     @contextmanager
-    def saving(self, step: int, driver_state: Mapping[str, Any]) -> Iterator[Path]:
+    def saving(self, step: int, state: Mapping[str, Any]) -> Iterator[Staging]:
         """`begin` and `commit` around the block, in which the trainers write into the folder it yields.
 
         If anything fails the partial folder is removed, so that a full disk has room again for logs and metrics.
@@ -115,40 +176,40 @@ class CheckpointStore:
         try:
             with files.disk_errors(self._path(step), self._expected_bytes()):
                 yield staging
-            self.commit(step, driver_state)
+            self.commit(step, staging, state)
             done = True
         finally:
             if not done:
-                shutil.rmtree(staging, ignore_errors=True)
+                shutil.rmtree(staging.path, ignore_errors=True)
 
-    def begin(self, step: int) -> Path:
+    def begin(self, step: int) -> Staging:
         """An empty folder to write the checkpoint of `step` into; whatever died half-way before is removed.
 
         Raises:
             SlimeError: the disk has less room than the last checkpoint took.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         self._clean(step)
         if (needed := self._expected_bytes()) > files.free_bytes(self._folder):
             raise files.disk_full(self._path(step), needed)
-        staging = self._staging(step)
+        staging = Staging(self._folder / f".step-{step:06d}.partial")
         with files.disk_errors(self._path(step)):
-            staging.mkdir()
+            staging.path.mkdir()
         return staging
 
-    def commit(self, step: int, driver_state: Mapping[str, Any]) -> Checkpoint:
-        """Publish what was written into the folder of `begin`, with the driver's (picklable) state.
+    def commit(self, step: int, staging: Staging, state: Mapping[str, Any]) -> Checkpoint:
+        """Publish what was written into the folder of `begin`, with the driver's state (see `slime.driver_state`).
 
         Raises:
-            SlimeError: the disk is full; earlier checkpoints are untouched.
+            SlimeError: the disk is full, or a file that somebody wrote is not here; earlier checkpoints are untouched.
         """
-        staging, path = self._staging(step), self._path(step)
+        path = self._path(step)
         with files.disk_errors(path, self._expected_bytes()):
-            (staging / DRIVER).write_bytes(pickle.dumps(dict(driver_state)))
+            (staging.path / DRIVER).write_bytes(driver_state.dumps(state))
             manifest = _manifest(staging, step)
-            files.sync_tree(staging)
-            files.write_atomic(staging / MANIFEST, json.dumps(manifest, indent=1).encode())
-            staging.rename(path)
+            files.sync_tree(staging.path)
+            files.write_atomic(staging.path / MANIFEST, _encoded(manifest))
+            staging.path.rename(path)
             files.sync(self._folder)
         self._prune()
         return Checkpoint(step, path)
@@ -157,11 +218,13 @@ class CheckpointStore:
         for leftover in self._folder.glob(".step-*"):
             shutil.rmtree(leftover)
         if (path := self._path(step)).exists():
-            assert Checkpoint(step, path).problem(), f"step {step} is already saved"
+            assert step in self._damaged, f"step {step} is already saved"
             path.rename(path.with_name(f"damaged-{path.name}-{time.time_ns()}"))
+            self._damaged.remove(step)
 
     def _prune(self) -> None:
-        for checkpoint in self.all()[: -self._keep]:
+        good = [checkpoint for checkpoint in self.all() if checkpoint.step not in self._damaged]
+        for checkpoint in good[: -self._keep]:
             # Renamed first: a kill while files vanish must not leave something that looks like a checkpoint.
             shutil.rmtree(checkpoint.path.rename(self._folder / f".{checkpoint.path.name}.old"))
 
@@ -169,27 +232,56 @@ class CheckpointStore:
         return max((checkpoint.num_bytes for checkpoint in self.all()[-1:]), default=0)
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step:06d}"
-
-    def _staging(self, step: int) -> Path:
-        return self._folder / f".step-{step:06d}.partial"
+        return self._folder / _name(step)
 
 
-def _manifest(folder: Path, step: int) -> dict[str, Any]:
-    entries = {path.relative_to(folder).as_posix(): _facts(path) for path in files.files_under(folder)}
+def published(folder: Path) -> list[Checkpoint]:
+    """Every checkpoint in a run's `checkpoints/`, oldest first, good or not."""
+    found = [Checkpoint(step, path) for path in folder.glob("step-*") if (step := _step(path)) is not None]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _step(path: Path) -> int | None:
+    """The step that a folder is named after; None for everything but a checkpoint's folder."""
+    digits = path.name.removeprefix("step-")
+    is_ours = digits.isascii() and digits.isdecimal() and path.name == _name(int(digits)) and path.is_dir()
+    return int(digits) if is_ours else None
+
+
+def _warn_of_other_version(checkpoint: Checkpoint) -> None:
+    if (version := checkpoint.manifest()["slime"]) != slime.__version__:
+        log.warning("%s was saved by slime %s, this is %s", checkpoint.path, version, slime.__version__)
+
+
+def _manifest(staging: Staging, step: int) -> dict[str, Any]:
+    paths = {path.relative_to(staging.path).as_posix(): path for path in files.files_under(staging.path)}
+    for name, facts in staging.written.items():
+        if name not in paths or paths[name].stat().st_size != facts["bytes"]:
+            todo = "Put run.dir on a file system that every host of the run shares."
+            raise SlimeError("a file that a trainer wrote is not here", where=str(staging.path / name), todo=todo)
+    entries = {name: staging.written.get(name) or facts_of(path) for name, path in paths.items()}
     return {"step": step, "slime": slime.__version__, "saved_at": time.time(), "files": entries}
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    size = path.stat().st_size
-    return {"bytes": size, "sha256": files.sha256(path) if size <= DIGEST_LIMIT else None}
+def _encoded(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest's file: JSON with a digest of itself, the same bytes whenever the same manifest is encoded."""
+    digest = zlib.crc32(json.dumps(manifest).encode())
+    return json.dumps({**manifest, "crc32": f"{digest:08x}"}, indent=1).encode()
 
 
-def _file_problem(path: Path, facts: Mapping[str, Any]) -> str:
-    if not path.exists():
-        return f"{path.name} is missing"
-    if (size := path.stat().st_size) != facts["bytes"]:
-        return f"{path.name} has {size} bytes instead of {facts['bytes']}"
-    if facts["sha256"] and files.sha256(path) != facts["sha256"]:
-        return f"{path.name} has other content than was saved"
-    return ""
+def _read_manifest(data: bytes, step: int) -> dict[str, Any]:
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _Damaged(f"{MANIFEST} is not JSON") from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= {"step", "slime", "files", "crc32"}:
+        raise _Damaged(f"{MANIFEST} is not a manifest")
+    if _encoded({key: value for key, value in manifest.items() if key != "crc32"}) != data:
+        raise _Damaged(f"{MANIFEST} has other content than was saved")
+    if manifest["step"] != step:
+        raise _Damaged(f"{MANIFEST} is of step {manifest['step']}")
+    return manifest

@@ -89,6 +89,6 @@ class BufferPolicy(Protocol):
     def __len__(self) -> int: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Contents as plain picklable values, for the checkpoint."""
+        """Contents for the checkpoint: JSON's values, or the others that `slime.driver_state` holds."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import IO, Any
 
 from slime.errors import SlimeError
 
@@ -52,10 +52,13 @@ def files_under(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def is_still(file: IO[Any], path: Path) -> bool:
+    """Whether `path` names the open `file`; not if that was deleted, or replaced by another."""
+    try:
+        there = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return os.path.samestat(there, os.fstat(file.fileno()))
 
 
 def human_bytes(count: float) -> str:

@@ -20,6 +20,7 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from slime import files
+from slime.checkpoints import published
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
 
@@ -45,6 +46,7 @@ class RunDir:
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
         self.path, self._lock = path, lock
+        self._held: list[tuple[IO[Any], Path]] = [(lock, path / "lock")] if lock else []
         self.config, self.plugins = path / "config.yaml", path / "plugins.json"
         self.metrics, self.summary, self.reward_plot = (
             path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
@@ -108,6 +110,24 @@ class RunDir:
         with files.disk_errors(self.plugins):
             files.write_atomic(self.plugins, json.dumps(provenance, indent=2).encode() + b"\n")
 
+    def hold(self, file: IO[Any], path: Path) -> None:
+        """As long as `file` is open, `require_intact` also asks whether `path` is still that file."""
+        self._held.append((file, path))
+
+    def require_intact(self) -> None:
+        """Stop if this is no longer the directory that was opened: what went on would be written into a new one.
+
+        Raises:
+            SlimeError: somebody deleted or replaced it, or a file in it that this process holds.
+        """
+        for file, path in self._held:
+            if not file.closed and not files.is_still(file, path):
+                raise SlimeError(
+                    "it was deleted or replaced while the run was using it",
+                    where=str(path if self.path.exists() else self.path),
+                    todo="Put the directory back and start again to resume, or start anew.",
+                )
+
     def close(self) -> None:
         """Let another process have the directory."""
         if self._lock:
@@ -152,7 +172,7 @@ def _lock(path: Path) -> IO[str]:
 
 
 def _has_checkpoint(path: Path) -> bool:
-    return any(path.glob("checkpoints/step-*"))
+    return bool(published(path / "checkpoints"))
 
 
 def _container(cfg: SlimeConfig) -> dict[str, Any]:

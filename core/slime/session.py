@@ -20,8 +20,9 @@ from slime.contracts import BufferPolicy
 from slime.data.demonstrations import DemonstrationSource
 from slime.data.prompts import PromptSet, PromptSource
 from slime.data.tokenize import Tokenizer, load_tokenizer
+from slime.digest import FileFacts
 from slime.observe import hang
-from slime.observe.metrics import TOKENS_PER_S, MetricsLog
+from slime.observe.metrics import TOKENS_PER_S, MetricsLog, read_rows
 from slime.observe.progress import Progress
 from slime.observe.stopwatch import Stopwatch
 from slime.reward.service import RewardService
@@ -108,6 +109,7 @@ class Session:
         data, installed = Data(cfg, tokenizer), plugins.load()
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
         hang.register(run.logs / "driver.stack")
+        read_rows(run.metrics)  # a damaged line is found before the cluster starts
         run.write_config(cfg)
         run.write_plugins(installed.provenance(_used(cfg)))
         rewards = RewardService(cfg.reward, run.logs / "reward.log") if generates(cfg) else None
@@ -244,14 +246,17 @@ class Session:
 
     def log_values(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         assert self._metrics, "opened for training"
+        self.run.require_intact()
         self._metrics.log(stage, step, values)
 
     def checkpoint(self, stage: str, step: int) -> None:
         """Save everything a resumed run needs. The step's metrics are on disk by then, so none is lost to a kill."""
         watch = Stopwatch()
-        with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as folder:
+        self.run.require_intact()
+        with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as staging:
             self._residency.for_reading()
-            self.cluster.train("save", folder)
+            for written in self.cluster.train_all("save", staging.path):
+                staging.written |= written
         self.log_values(stage, step, {"seconds/checkpoint": watch.seconds()["seconds/checkpoint"]})
 
     def _driver_state(self) -> dict[str, Any]:
@@ -262,7 +267,7 @@ class Session:
 
     def _restore(self) -> Checkpoint | None:
         """Continue from the newest good checkpoint, or start from the model's first weights."""
-        checkpoint = self._store.latest()
+        checkpoint = self._store.latest(self._examine)
         if checkpoint is None:
             self.cluster.train("init_weights")
             return None
@@ -275,8 +280,14 @@ class Session:
                 source.load_state_dict(state[name])
         return checkpoint
 
+    def _examine(self, paths: Sequence[Path]) -> list[FileFacts]:
+        """Facts of files, which the trainer ranks read in turns."""
+        shares = self.cluster.train_all("examine", paths)
+        return [shares[number % len(shares)][number // len(shares)] for number in range(len(paths))]
+
     def export(self) -> None:
         """Write the model as an HF folder into the run directory."""
+        self.run.require_intact()
         if self.cfg.train.checkpoint.export_hf:
             self._residency.for_reading()
             self.cluster.train("export_hf", resolve(self.cfg.model.path), self.run.export)

@@ -96,10 +96,25 @@ def test_a_last_line_torn_by_a_kill_is_forgotten(run, torn):
     assert places(run) == [("rl", 1), ("rl", 2)]
 
 
-def test_a_broken_line_in_the_middle_is_named(run):
-    run.metrics.write_text('{"stage": "rl", "step": 1}\nbroken\n{"stage": "rl", "step": 2}\n')
-    with pytest.raises(SlimeError, match=r"metrics\.jsonl:2: this line is not a JSON object"):
+@pytest.mark.parametrize("line", ["broken", "\0\0\0", "[]", "{}", '{"stage": "rl"}', '{"stage": [], "step": 1}'])
+def test_a_line_that_is_no_row_is_named(run, line):
+    run.metrics.write_text(f'{{"stage": "rl", "step": 1}}\n{line}\n{{"stage": "rl", "step": 2}}\n')
+    with pytest.raises(SlimeError, match=r"metrics\.jsonl:2: this line is not a row of metrics"):
         read_rows(run.metrics)
+
+
+def test_a_run_whose_metrics_were_deleted_or_replaced_says_so(run):
+    """What is written into a deleted file is lost, into another's place it is somebody else's."""
+    with MetricsLog(run, tensorboard=False) as metrics:
+        metrics.log("rl", 1, {"rollout/reward_mean": 0.5})
+        run.require_intact()
+        run.metrics.write_bytes(run.metrics.read_bytes())  # the same file still
+        run.require_intact()
+        copy = run.path / "copy"
+        copy.write_bytes(run.metrics.read_bytes())
+        copy.rename(run.metrics)
+        with pytest.raises(SlimeError, match=r"metrics\.jsonl: it was deleted or replaced while the run was using it"):
+            run.require_intact()
 
 
 def test_tensorboard_has_every_value_and_hides_what_runs_again(run):

@@ -1,6 +1,6 @@
 import copy
-import json
 
+from slime import driver_state
 from slime.contracts import BufferPolicy
 from slime.rollout.buffer import FifoBuffer
 from slime.types import Group, Prompt, Sample, Status, Verdict, WeightSpan
@@ -43,7 +43,7 @@ def test_a_full_buffer_refuses_with_a_reason():
 def test_contents_survive_a_checkpoint():
     buffer, resumed = FifoBuffer(), FifoBuffer()
     stored(buffer, "a", "b")
-    resumed.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    resumed.load_state_dict(driver_state.loads(driver_state.dumps(buffer.state_dict())))
     assert len(resumed) == 2
     assert resumed.take(2, 3) == buffer.take(2, 3)
 

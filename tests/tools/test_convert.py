@@ -17,6 +17,7 @@ from slime import plugins
 from slime.checkpoints import CheckpointStore
 from slime.config.paths import resolve
 from slime.config.schema import Init, LossMean, SlimeConfig
+from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
 from slime.tools import convert
@@ -33,8 +34,8 @@ def run_config() -> SlimeConfig:
     return cfg
 
 
-def save(rank: Rank, staging: Path) -> dict[str, torch.Tensor]:
-    """Take one step, save a checkpoint; returns what it should become."""
+def save(rank: Rank, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, FileFacts]]:
+    """Take one step, save a checkpoint; returns what it should become, and the facts of this rank's files."""
     from slime.train.packing import pack
     from slime.train.trainer import Trainer
 
@@ -43,8 +44,8 @@ def save(rank: Rank, staging: Path) -> dict[str, torch.Tensor]:
     sample = TrainSample(tokens=np.arange(8), loss_mask=np.ones(4, dtype=np.int64))
     [batch] = pack([sample], num_dp=1, align=trainer.packing_align, max_tokens=64, loss_mean=LossMean.token)
     trainer.train_sft(batch, step=0)
-    trainer.save(staging)
-    return dict(trainer.export())
+    written = trainer.save(folder)
+    return dict(trainer.export()), written
 
 
 def slime(*argv: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +58,10 @@ def test_checkpoint_of_two_ranks_becomes_one_hf_folder(tmp_path: Path) -> None:
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(run_config())))
     with CheckpointStore(run / "checkpoints", keep=1).saving(3, {}) as staging:
-        expected, _ = run_ranks(save, 2, staging)
+        (expected, written), (_, also_written) = run_ranks(save, 2, staging.path)
+        assert written.keys() == {"__0_0.distcp", "__0_1.distcp", ".metadata"}
+        assert also_written.keys() == {"__1_0.distcp", "__1_1.distcp"}
+        staging.written |= written | also_written  # which the manifest has then, and reading compares
     done = slime("convert", "run", str(run), str(tmp_path / "hf"))
     assert done.stdout == f"wrote {tmp_path / 'hf'}\n", done.stderr
     written = load_file(tmp_path / "hf/model.safetensors")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from slime.digest import facts_of
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
 
@@ -93,7 +94,8 @@ def take_step(trainer: Any, step: int) -> dict[str, float]:
 
 
 def train_and_save(rank: Rank, model: Path, layout: dict[str, Any], folder: Path, saves: list[int], end: int) -> Any:
-    """Steps 0 to `end`, saving after each of `saves`; returns losses and the whole final weights."""
+    """Steps 0 to `end`, saving after each of `saves`; returns losses, the whole final weights and the last save's
+    facts."""
     trainer = start(rank, model, layout)
     trainer.init_weights()
     losses = []
@@ -102,8 +104,8 @@ def train_and_save(rank: Rank, model: Path, layout: dict[str, Any], folder: Path
         if step + 1 in saves:
             (folder / str(step + 1)).mkdir(exist_ok=True)
             torch.distributed.barrier()
-            trainer.save(folder / str(step + 1))
-    return losses, weights_of(trainer)
+            written = trainer.save(folder / str(step + 1))
+    return losses, weights_of(trainer), written
 
 
 def load_and_train(rank: Rank, model: Path, layout: dict[str, Any], folder: Path, begin: int, end: int) -> Any:
@@ -120,8 +122,8 @@ def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
 def whole_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float], dict[str, Any]]:
     """Five steps on one rank, with checkpoints in the supervised stage, at its end and amid RL."""
     folder = tmp_path_factory.mktemp("one")
-    (result,) = run_ranks(train_and_save, 1, model, {}, folder, [1, 2, 4], 5)
-    return folder, *result
+    [(losses, weights, _)] = run_ranks(train_and_save, 1, model, {}, folder, [1, 2, 4], 5)
+    return folder, losses, weights
 
 
 @pytest.mark.parametrize("begin", [1, 2, 4])
@@ -145,9 +147,11 @@ def test_another_layout_continues_the_same_training(
 
 
 def test_a_sharded_checkpoint_continues_on_one_rank(model: Path, tmp_path: Path) -> None:
-    wanted = run_ranks(train_and_save, 2, model, EP2, tmp_path, [3], 4)[0]
+    (losses, weights, written), (_, _, also_written) = run_ranks(train_and_save, 2, model, EP2, tmp_path, [3], 4)
     (got,) = run_ranks(load_and_train, 1, model, {}, tmp_path, 3, 4)
-    compare(got, (wanted[0][3:], wanted[1]))
+    compare(got, (losses[3:], weights))
+    large = [*(tmp_path / "3").glob("*.distcp"), tmp_path / "3/.metadata"]
+    assert written | also_written == {path.name: facts_of(path) for path in large}
 
 
 def compare(got: Any, wanted: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +41,15 @@ def test_one_small_file_has_no_index(source: Path, tmp_path: Path) -> None:
         "tokenizer.json",
     ]
     assert json.loads((tmp_path / "out/config.json").read_text()) == {"num_hidden_layers": 4, "dtype": "bfloat16"}
+
+
+def test_weights_may_be_read_by_whom_the_rest_may(source: Path, tmp_path: Path) -> None:
+    before = os.umask(0o026)
+    try:
+        save_hf(TENSORS, source, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {stat.filemode(file.stat().st_mode) for file in (tmp_path / "out").iterdir()} == {"-rw-r-----"}
 
 
 def test_shards_stay_under_their_limit_and_the_index_names_them(source: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime.checkpoints import examine
 from slime.config.schema import SlimeConfig
 from slime.net import free_port
 from slime.topology.environment import trainer_environment
@@ -20,6 +21,7 @@ from slime.topology.environment import trainer_environment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from slime.digest import FileFacts
     from slime.plugins import Fingerprint
     from slime.rollout.engine import EngineProcess
     from slime.train.trainer import Trainer
@@ -126,8 +128,12 @@ class TrainerActor(_Actor):
     def onload(self) -> None:
         self.trainer.onload()
 
-    def save(self, folder: Path) -> None:
-        self.trainer.save(folder)
+    def save(self, folder: Path) -> dict[str, FileFacts]:
+        return self.trainer.save(folder)
+
+    def examine(self, paths: Sequence[Path]) -> list[FileFacts]:
+        """This rank's share of reading files whole: every `world_size`-th of them."""
+        return examine(paths[self.rank :: self.world_size])
 
     def load(self, folder: Path) -> None:
         self.trainer.load(folder)

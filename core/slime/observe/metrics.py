@@ -54,6 +54,7 @@ class MetricsLog:
             _truncate(run, resumed)
             # Unbuffered: after a failed write nothing is kept back that a later row would be glued to.
             self._file = self._path.open("ab", buffering=0)
+        run.hold(self._file, self._path)
         self._events = Events(run.tensorboard, resumed) if tensorboard else None
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
@@ -136,7 +137,7 @@ def read_rows(path: Path) -> list[Row]:
     """Every row of a metrics.jsonl, oldest first; values are floats again. A torn last line is left out.
 
     Raises:
-        SlimeError: a line in the middle is not JSON.
+        SlimeError: a line is not a row.
     """
     return [{name: _from_json(value) for name, value in row.items()} for row, _ in _lines(path)]
 
@@ -147,12 +148,20 @@ def _lines(path: Path) -> Iterator[tuple[Row, bytes]]:
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     for number, line in enumerate(lines, start=1):
-        try:
-            yield json.loads(line), line
-        except ValueError as error:
-            raise SlimeError(
-                "this line is not a JSON object", where=f"{path}:{number}", todo="Repair or delete the line."
-            ) from error
+        if (row := _row(line)) is None:
+            todo = "Repair or delete the line."
+            raise SlimeError("this line is not a row of metrics", where=f"{path}:{number}", todo=todo)
+        yield row, line
+
+
+def _row(line: bytes) -> Row | None:
+    """The row of a line; None for what is no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_row = isinstance(row, dict) and row.get("stage") in STAGES and isinstance(row.get("step"), int)
+    return row if is_row else None
 
 
 def _truncate(run: RunDir, resumed: Position | None) -> None:

@@ -28,7 +28,12 @@ CONTENTS = {
 
 
 def write(run: RunDir) -> str:
-    """Write `summary.txt`, and `reward.png` if there are rewards, into the run directory; returns the summary."""
+    """Write `summary.txt`, and `reward.png` if there are rewards, into the run directory; returns the summary.
+
+    Raises:
+        SlimeError: the disk is full, or this is no longer the directory that the run opened.
+    """
+    run.require_intact()
     rows = read_rows(run.metrics)
     with files.disk_errors(run.path):
         if _values(rows, REWARD) or _values(rows, HELD_OUT):

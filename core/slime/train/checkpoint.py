@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,10 +18,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
-from megatron.core.dist_checkpointing.serialization import (
-    get_default_load_sharded_strategy,
-    get_default_save_sharded_strategy,
-)
+from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
@@ -30,10 +28,12 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime import files
+from slime.digest import FileFacts
 from slime.errors import SlimeError
-from slime.train import reference
+from slime.train import heap, reference
 from slime.train.megatron import Model
 from slime.train.optimizer import Optimizer, parts_of
+from slime.train.shards import ShardWriter, only_data
 
 _SHARDING = "fully_reshardable"
 
@@ -41,17 +41,24 @@ _SHORT_WRITE = "unexpected pos"
 """What torch's zip writer says when a file did not take all bytes; no OSError reaches us then."""
 
 
-def save(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> None:
-    """Collective: write everything into the existing folder `path`.
+def save(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, FileFacts]:
+    """Collective: write everything into the existing folder `path`; returns the facts of this rank's shards, by name.
 
     Raises:
         SlimeError: the disk is full or refuses the write.
     """
+    written = _write(path, model, optimizer, ref)
+    heap.release()
+    return written
+
+
+def _write(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, FileFacts]:
     state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
     state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": _facts(model, optimizer, ref)}
-    strategy = FullyParallelSaveStrategyWrapper(get_default_save_sharded_strategy(), _dp_cp_group(), True)
+    writer = ShardWriter()
     with _megatron_errors(path, "cannot be written"):
-        dist_checkpointing.save(state, str(path), strategy)
+        dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
+    return writer.written
 
 
 def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | None:
@@ -60,9 +67,9 @@ def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | 
     Random state is taken up in the layout that it was saved in; another layout keeps its own.
 
     Raises:
-        SlimeError: the folder holds no checkpoint, or one of another model.
+        SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
-    with _megatron_errors(path, "is not a checkpoint of this model"):
+    with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         facts = dist_checkpointing.load_common_state_dict(str(path))["slime"]
         _check_unfrozen(path, optimizer, facts)
         optimizer.set_schedule(facts["stage"])
@@ -211,7 +218,7 @@ def _megatron_errors(path: Path, what: str) -> Iterator[None]:
     try:
         with files.disk_errors(path), _first_failure():
             yield
-    except (CheckpointingException, KeyError, RuntimeError) as error:
+    except (CheckpointingException, KeyError, RuntimeError, UnpicklingError) as error:
         if _SHORT_WRITE in str(error):
             raise files.disk_full(path) from error
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

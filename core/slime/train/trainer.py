@@ -27,6 +27,7 @@ from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, 
 from slime.types import Batch
 
 if TYPE_CHECKING:
+    from slime.digest import FileFacts
     from slime.weights.export import Inventory
 
 Scores = list[Tensor]
@@ -281,14 +282,17 @@ class Trainer:
         """Take the device back: weights and optimizer state as they were, gradients zero."""
         self._offload.onload()
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path) -> dict[str, FileFacts]:
         """Write model, optimizer, schedule, random state and reference into the existing folder `path`.
+
+        Returns:
+            The facts of the files that this rank digested as it wrote them, by name.
 
         Raises:
             SlimeError: the disk is full or the folder cannot be written.
         """
         with cpu_stands_in_for_cuda():
-            checkpoint.save(path, self.model, self.optimizer, self.reference)
+            return checkpoint.save(path, self.model, self.optimizer, self.reference)
 
     def load(self, path: Path) -> None:
         """Take up what `save` wrote, also in another parallel layout.

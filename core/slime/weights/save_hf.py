@@ -60,6 +60,8 @@ def save_hf(
         config = dict(hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8")))
         config.pop("torch_dtype", None)  # the older spelling of `dtype`
         _write_json(aside / "config.json", config | {"dtype": writer.dtype})
+        for weights in aside.glob("*.safetensors"):
+            shutil.copymode(aside / "config.json", weights)  # safetensors lets nobody but the owner read it
         sync_tree(aside)
         aside.rename(destination)
 

@@ -1,0 +1,155 @@
+"""The shards of a trainer's checkpoint, in Megatron-core's `torch_dist` format: digested as they are written, and read
+without running what a stranger may have put into their pickles.
+
+Megatron's own writer forks two processes a rank for each save, which a process full of threads should not do, and
+offers no place for a digest. torch's writes the same format from threads through streams that a subclass can open.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from slime.digest import DigestingFile, FileFacts
+from slime.errors import SlimeError
+
+_NUM_THREADS = 2
+"""Files, and threads that write them, a rank."""
+
+
+_INDEX = ".metadata"
+"""Which part of which tensor lies where: a pickle of torch's."""
+_IN_INDEX = {
+    ("pathlib", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "Metadata"),
+    ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+    ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+    ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+    ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+    ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+    ("torch.serialization", "_get_layout"),
+}
+"""What that pickle may refer to, beside dtypes."""
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""Has `torch.load` refuse code also where it is told not to, as torch's reader of shards tells it."""
+
+
+class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
+    """Megatron-core's strategy to save shards.
+
+    Attributes:
+        written: facts of every file that this rank wrote, by name; there after `save`.
+    """
+
+    can_handle_sharded_objects = True
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+        self.written: dict[str, FileFacts] = {}
+
+    def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> None:
+        """Collective: write this rank's part."""
+        shards, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
+        writer = _Writer(checkpoint_dir)
+        planner = MCoreSavePlanner(flatten_state_dict=False)
+        with _no_zip_crc():
+            save(mcore_to_pyt_state_dict(shards), storage_writer=writer, planner=planner)
+        self.written = writer.files.written
+
+
+class _Writer(FileSystemWriter):
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder, thread_count=_NUM_THREADS)
+        self.fs = self.files = _Files()
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Raises what a thread of torch's writer raised: torch itself loses it, and with it a file."""
+        results = super().write_data(plan, planner)
+        if self.files.failures:
+            raise self.files.failures[0]
+        assert len(results.value()) == len(plan.items), "every item was written"
+        return results
+
+
+class _Files(FileSystem):
+    def __init__(self) -> None:
+        self.written: dict[str, FileFacts] = {}
+        self.failures: list[BaseException] = []
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        assert mode == "wb", "it only writes"
+        try:
+            torch.serialization.set_crc32_options(False)  # again: in newer versions each thread has its own setting
+            with DigestingFile(Path(path)) as stream:
+                yield stream
+            self.written[Path(path).name] = stream.facts
+        except BaseException as error:
+            self.failures.append(error)
+            raise
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.written[Path(new_path).name] = self.written.pop(Path(path).name)
+
+
+@contextmanager
+def _no_zip_crc() -> Iterator[None]:
+    """Spare the checksum of each record in torch's zip format, which torch itself never compares."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+@contextmanager
+def only_data(folder: Path) -> Iterator[None]:
+    """Context to read a checkpoint in, which may be a stranger's: its pickles hold tensors and plain values, no code.
+
+    Raises:
+        SlimeError: the index of the shards refers to something else.
+    """
+    if (index := folder / _INDEX).is_file():
+        with index.open("rb") as file:
+            _IndexReader(file).load()
+    os.environ[_WEIGHTS_ONLY] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_WEIGHTS_ONLY]
+
+
+class _IndexReader(pickle.Unpickler):
+    """Reads the index once before torch does, which would run whatever it holds."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._where = file.name
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _IN_INDEX or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        todo = "Somebody put it there: do not use this checkpoint."
+        raise SlimeError(f"the index is not data alone, it refers to {module}.{name}", where=self._where, todo=todo)

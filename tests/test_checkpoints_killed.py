@@ -1,0 +1,110 @@
+"""Real kills while a checkpoint is saved: at every statement, and at random times."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slime.checkpoints import CheckpointStore
+from tests.saving import assert_holds, save
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+KILL_AT_LINE = """
+import os, signal, sys
+from pathlib import Path
+from slime import checkpoints, digest, driver_state, files
+from saving import save
+
+TRACED = {module.__file__ for module in (checkpoints, digest, driver_state, files)} | {save.__code__.co_filename}
+
+def kill_at(line):
+    left = line
+    def trace(frame, event, argument):
+        nonlocal left
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        left -= event == "line"
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+
+folder, line = Path(sys.argv[1]), 0
+while True:
+    line += 1
+    run = folder / str(line)
+    store = checkpoints.CheckpointStore(run, keep=1)
+    save(store, 10)
+    child = os.fork()
+    if child == 0:
+        kill_at(line)
+        save(store, 20)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        break
+    assert os.WIFSIGNALED(status), status
+print(line - 1)
+"""
+
+
+def test_a_kill_at_any_statement_leaves_a_good_checkpoint(memory_folder):
+    """One child for each line that a save executes, killed there; then the store must hold a good checkpoint, never
+    go back behind one, and take the next save."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", KILL_AT_LINE, str(memory_folder)]
+    parent = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert parent.returncode == 0, parent.stderr
+    steps = []
+    for line in range(1, int(parent.stdout) + 1):
+        store = CheckpointStore(memory_folder / str(line), keep=1)
+        step = store.latest().step
+        assert_holds(store.latest(), step)
+        save(store, 30)
+        assert_holds(store.latest(), 30)
+        assert [path.name for path in (memory_folder / str(line)).iterdir()] == ["step-000030"]
+        steps.append(step)
+    assert steps == sorted(steps), "once 20 is published it stays"
+    assert set(steps) == {10, 20}
+    assert len(steps) > 100
+
+
+SAVE_FOREVER = """
+import sys
+from pathlib import Path
+from slime.checkpoints import CheckpointStore
+from saving import save
+store, step = CheckpointStore(Path(sys.argv[1]), keep=1), int(sys.argv[2])
+while True:
+    step += 1
+    save(store, step)
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kills_at_random_times_lose_no_published_checkpoint(folder):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    delays, last = random.Random(7), 0
+    for _ in range(20):
+        command = [sys.executable, "-c", SAVE_FOREVER, str(folder), str(last)]
+        child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        published = int(child.stdout.readline())
+        time.sleep(delays.uniform(0, 0.05))  # a save takes about 10 ms, so that kills fall anywhere in one
+        child.send_signal(signal.SIGKILL)
+        published = max([published, *(int(line) for line in child.stdout if line.endswith("\n"))])
+        child.wait()
+        latest = CheckpointStore(folder, keep=1).latest()
+        assert latest.step >= published > last
+        assert_holds(latest, latest.step)
+        last = latest.step
