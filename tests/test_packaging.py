@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -56,19 +57,19 @@ def test_metadata_is_complete(pyproject: Path) -> None:
 
 
 @pytest.mark.parametrize("pyproject", PLUGINS, ids=lambda path: path.parent.name)
-def test_a_plugin_depends_on_the_plugins_whose_recipes_it_builds_on(pyproject: Path) -> None:
-    """Or `slime plan` on its own recipe fails where it is the only plugin."""
+def test_a_plugin_depends_on_the_plugins_whose_options_it_names(pyproject: Path) -> None:
+    """Or `slime plan` of its own recipe, or of a model with its usual task, fails where it is the only plugin."""
     groups, names = scan(load()), [plugin.distribution for plugin in load().installed]
     owner = {
         (group, option): name for name in names for group, options in groups.of(name).items() for option in options
     }
-    used = {
-        owner[option]
-        for recipe in pyproject.parent.glob("*/conf/recipe/*.yaml")
-        for option in re.findall(r"/(\w+)(?:@_global_)?: ([\w.@-]+)", recipe.read_text(encoding="utf-8"))
+    files = [path.read_text(encoding="utf-8") for path in pyproject.parent.glob("*/conf/*/*.yaml")]
+    named = {
+        choice for text in files for choice in re.findall(r"(?:^|[/ ])(\w+)(?:@_global_)?: ([\w.@-]+)$", text, re.M)
     }
+    used = {owner[choice] for choice in named & owner.keys()}
     declared = {Requirement(line).name for line in project(pyproject)["dependencies"]}
-    assert used <= {project(pyproject)["name"], *declared}
+    assert used <= {CORE, project(pyproject)["name"], *declared}
 
 
 def test_no_example_asks_for_the_name_of_somebody_else() -> None:
@@ -81,9 +82,9 @@ def test_no_example_asks_for_the_name_of_somebody_else() -> None:
 
 
 def pip(*arguments: str | Path) -> str:
-    """What this environment's pip prints, without network."""
+    """What this environment's pip prints, typed in the checkout."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -96,3 +97,34 @@ def test_installing_a_plugin_changes_nothing_else(tmp_path: Path) -> None:
     [wheel] = tmp_path.iterdir()
     report = json.loads(pip("install", "--no-index", "--dry-run", "--report", "-", wheel))
     assert [item["metadata"]["name"] for item in report["install"]] == ["slime-closeness"]
+
+
+GUIDE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+CONTAINERFILE = (ROOT / "Containerfile").read_text(encoding="utf-8")
+INSTALLS = re.compile(r"^(?:\$|RUN) \.venv/bin/pip install (.+)$", re.MULTILINE)
+
+
+def test_the_container_installs_what_a_host_does() -> None:
+    [on_a_host], [in_the_container] = INSTALLS.findall(GUIDE), INSTALLS.findall(CONTAINERFILE)
+    assert in_the_container == f"--no-cache-dir {on_a_host}"
+
+
+def test_the_container_has_every_file_that_the_installation_reads() -> None:
+    copied = [
+        source for line in re.findall(r"^COPY (.+)$", CONTAINERFILE, re.MULTILINE) for source in line.split()[:-1]
+    ]
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    core = project(ROOT / "pyproject.toml")
+    assert {"pyproject.toml", "core", "plugins", core["readme"], *core["license-files"]} == set(copied)
+
+
+def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin() -> None:
+    """What pip makes of the guide's line; that the rest resolves is asked in test_requirements.py."""
+    [line] = INSTALLS.findall(GUIDE)
+    ours, plugins = shlex.split(line)
+    assert sorted(ROOT.glob(plugins)) == [pyproject.parent for pyproject in PLUGINS]
+    dry = ("--dry-run", "--report", "-", "--no-index", "--no-deps", "--no-build-isolation")
+    [found] = json.loads(pip("install", *dry, ours))["install"]
+    assert found["metadata"]["name"] == CORE
+    assert found["requested_extras"] == ["gpu"]
+    assert any(need.startswith("sglang==") for need in found["metadata"]["requires_dist"] if "'gpu'" in need)

@@ -6,6 +6,7 @@ import dataclasses
 import pkgutil
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from slime.types import Prompt, Sample, Verdict
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+SHOWN_ELSEWHERE = [ROOT / "README.md", *sorted(ROOT.glob("plugins/*/*/README.md"))]
 GUIDES = {guide.name: guide.read_text() for guide in sorted((ROOT / "docs").glob("*.md"))}
 
 
@@ -47,9 +50,26 @@ def test_the_reward_plugin_is_the_documented_one_and_scores() -> None:
     assert reward.score(sample) == Verdict.of(0.5)
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", README))
-def test_every_link_leads_to_a_file(target: str) -> None:
-    assert (ROOT / target).exists()
+@pytest.mark.parametrize("file", SHOWN_ELSEWHERE, ids=lambda file: file.parent.name)
+def test_every_link_leads_to_a_file_from_anywhere(file: Path) -> None:
+    """A package index shows these files, and knows nothing of the others: links are absolute, whatever names one."""
+    text = re.sub(r"```.*?```", "", file.read_text(), flags=re.S)
+    definitions = dict(re.findall(r"^\[(.+?)\]: (\S+)$", text, re.M))
+    targets = [*re.findall(r"\]\(([^)]+)\)", text), *definitions.values()]
+    assert all(target.startswith("https://") for target in targets)
+    ours = [target.removeprefix(REPOSITORY).partition("#")[0] for target in targets if target.startswith(REPOSITORY)]
+    assert [path for path in ours if not (ROOT / re.sub(r"^/(blob|tree|raw)/main/", "", path)).exists()] == []
+    named = re.findall(r"\[([\w-]*[./][\w./-]+)\](?![(:])", text)
+    assert [name for name in named if name not in definitions] == []
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_link_of_a_guide_leads_to_a_file(guide: str) -> None:
+    text = re.sub(r"```.*?```", "", GUIDES[guide], flags=re.S)
+    headings = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in text.splitlines()]
+    for path, _, heading in (target.partition("#") for target in re.findall(r"\]\(([^)]+)\)", text)):
+        assert path.startswith("https://") or (ROOT / "docs" / path).exists(), path
+        assert path or heading in headings, heading
 
 
 @pytest.mark.parametrize("path", re.findall(r"`((?:tests|core|plugins)/[\w/*.-]+)`", README))

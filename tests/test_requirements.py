@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,3 +75,30 @@ def test_every_pin_is_on_the_public_index() -> None:
     """A mirror of this machine may have more."""
     for name in ("cpu.txt", "dev.txt"):
         assert resolve("--no-deps", "-r", REQUIREMENTS / name) is not None, f"{name} names what only this machine has"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_index")
+def test_the_gpu_extra_resolves_to_the_torch_that_the_guide_names() -> None:
+    """Link by link, for the whole takes a minute: SGLang pins torch, and that torch its CUDA."""
+    [wanted] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
+    torch = pinned("torch", by=wanted)
+    cuda = pinned("cuda-toolkit", by=f"torch=={torch}")
+    guide = (ROOT / "docs/install.md").read_text()
+    assert f"SGLang {wanted.partition('==')[2]} pins torch {torch}" in guide
+    major, minor, *_ = cuda.split(".")
+    assert f"torch {torch}+cu{major}{minor}" in guide
+
+
+def pinned(name: str, by: str) -> str:
+    """The version of `name` that a distribution asks for with `==`."""
+    found = resolve("--no-deps", by)
+    assert found is not None, f"the public index has no {by}"
+    [version] = {
+        str(specifier.version)
+        for need in map(Requirement, found[0]["requires_dist"])
+        if canonicalize_name(need.name) == name
+        for specifier in need.specifier
+        if specifier.operator == "=="
+    }
+    return version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,25 +16,17 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FIRST_PARTY = [
-    ROOT,
-    ROOT / "plugins/models/glm4",
-    ROOT / "plugins/models/glm5",
-    ROOT / "plugins/models/deepseek-v3",
-    ROOT / "plugins/models/qwen3",
-    ROOT / "plugins/models/mimo",
-    ROOT / "plugins/rewards/math",
-    ROOT / "plugins/filters/dynamic-sampling",
-]
+FIRST_PARTY = [ROOT, *(pyproject.parent for pyproject in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
 LIMIT_S = 300
 collect_ignore = ["closeness", "broken"]  # their tests run where they are installed
 
 
-def pip(*arguments: str | Path) -> None:
-    """pip of this environment, without network."""
+def pip(*arguments: str | Path, cwd: Path | None = None) -> str:
+    """What pip of this environment prints."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @dataclass(frozen=True)
@@ -52,8 +45,14 @@ class Environment:
         pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", self.wheels, *projects)
 
     def install(self, *names: str) -> None:
-        """`pip install` by name; like requirements/cpu.txt without dependencies, of which SGLang declares CUDA ones."""
-        pip("--python", self.python, "install", "--no-index", "--find-links", self.wheels, "--no-deps", *names)
+        """`pip install` by name, without network: what they depend on is there, or among the wheels."""
+        pip("--python", self.python, "install", "--no-index", "--find-links", self.wheels, *names)
+
+    def would_change(self, *arguments: str, cwd: Path) -> list[str]:
+        """The distributions that `pip ARGUMENTS`, an installation, would install or replace; it changes nothing."""
+        dry = ("--dry-run", "--report", "-", "--no-index", "--no-build-isolation")
+        report = json.loads(pip("--python", self.python, *arguments, *dry, cwd=cwd))
+        return [item["metadata"]["name"] for item in report["install"]]
 
     def beside(self, folder: Path, name: str) -> Environment:
         """This environment with one more distribution, which lies in `folder` and leaves the environment unchanged."""

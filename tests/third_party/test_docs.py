@@ -61,6 +61,8 @@ def test_the_reward_plugin_has_twenty_lines() -> None:
 @pytest.mark.timeout(600)
 def test_the_reward_guide_works_as_written(environment: Any, tmp_path: Path) -> None:
     REWARD.write(tmp_path / "project")
+    [(_, *install)] = [command for command in REWARD.commands if command[0] == "pip"]
+    assert environment.would_change(*install, cwd=tmp_path / "project") == ["slime-brevity"]
     environment.build(tmp_path / "project")
     installed = environment.beside(tmp_path / "site", "slime-brevity")
     shown = [installed.slime(*REWARD.of_slime(verb)) for verb in ("plugins", "plan")]
