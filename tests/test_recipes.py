@@ -27,11 +27,9 @@ EAGLE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_dra
 
 
 def plan(recipe: str) -> Composed:
-    """The plan of a recipe's own model and cluster; `<name>@<cluster>` of another name is chosen by `recipe=`."""
-    name, _, cluster = recipe.partition("@")
-    models = scan(load()).names("model")
-    words = [f"+model={name}"] if name in models else ["+model=glm4.5", f"recipe={recipe}"]
-    return examine([*words, f"+cluster={cluster or 'local'}"])
+    """The plan of a recipe's own model and cluster."""
+    model, _, cluster = recipe.partition("@")
+    return examine([f"+model={model}", f"+cluster={cluster or 'local'}"])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
