@@ -65,7 +65,10 @@ class RewardModel(Protocol):
     """Scores one sample. Runs in a worker process that may be killed at its time or memory limit."""
 
     def score(self, sample: Sample) -> Verdict:
-        """Judge `sample.response` against `sample.prompt.label`. May raise: that becomes an ERROR verdict."""
+        """Judge `sample.response` against `sample.prompt.label`. May raise: that becomes an ERROR verdict.
+
+        `sample` comes without log-probs, loss mask and weight spans. What `score` starts is killed when it returns.
+        """
 
 
 @runtime_checkable

@@ -1,30 +1,83 @@
-"""A reward that does what the response says, good or bad; run in real workers by the tests of the service."""
+"""A reward that does what the response says, good or bad, in real workers: for tests, and for what measures rewards."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import signal
+import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slime.hookspecs import hookimpl
-from slime.types import Sample, Verdict, VerdictKind
+from slime.reward import wire
+from slime.reward.guard import ZOMBIE, children, state
+from slime.types import Prompt, Sample, Verdict, VerdictKind
 
 CHILD = "import os, time; os.setsid() if {daemon} else None; time.sleep(1000)"
+METADATA = "Metadata-Version: 2.1\nName: reward-zoo\nVersion: 1.2\n"
+
+
+def install(site: Path) -> None:
+    """Make `site` a folder that has this module as distribution `reward-zoo 1.2`, once it is on `sys.path`."""
+    (site / "misbehaving.py").symlink_to(Path(__file__).resolve())
+    info = site / "reward_zoo-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text("[slime]\nzoo = misbehaving\n")
+
+
+def sample(behaviour: str, label: Any = None) -> Sample:
+    """A sample on which `Misbehaving` does `behaviour`."""
+    return Sample(Prompt("0/0", (), (1, 2), label), 0, response=behaviour)
+
+
+@dataclass(frozen=True)
+class Misdeed:
+    """What a sample does, and the verdicts it may get for that; those of others must stay right in any case."""
+
+    behaviour: str
+    label: Any
+    kinds: tuple[VerdictKind, ...]
+
+
+class MakesAFolder:
+    """Makes the folder `path` where its pickle is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self._path,)
+
+
+FORGED = 777.0
+"""The value that forged answers claim."""
+
+
+def forged(number: int) -> bytes:
+    return wire.encode(wire.Answer(number, Verdict.of(FORGED)))
 
 
 class Misbehaving:
     """`sample.response` names the method; `sample.prompt.label` is its argument."""
 
-    def __init__(self, greeting: str = "hello") -> None:
+    def __init__(self, greeting: str = "hello", helper: bool = False) -> None:
         self.greeting = greeting
         self.hoard: list[bytearray] = []
+        self.helper = subprocess.Popen([sys.executable, "-c", CHILD.format(daemon=False)]) if helper else None
 
     def score(self, sample: Sample) -> Verdict:
+        if sample.response == "sizes":
+            return Verdict.of(
+                0.0, tokens=len(sample.response_tokens), logprobs=len(sample.logprobs), spans=len(sample.spans)
+            )
         answer: Verdict = getattr(self, sample.response)(sample.prompt.label)
         return answer
 
@@ -100,6 +153,101 @@ class Misbehaving:
         pid = os.fork()
         return Verdict.of(pid)
 
+    def vanish(self, code: int) -> Verdict:
+        os._exit(code)
+
+    def grow_slowly(self, mib: int) -> Verdict:
+        for _ in range(mib):
+            self.grow(1)
+        return Verdict.of(mib)
+
+    def breed(self, sizes_mib: list[int]) -> Verdict:
+        """Forks one child a size, which takes so much memory and keeps it; waits for them."""
+        for mib in sizes_mib:
+            if not (pid := os.fork()):
+                self.hoard.append(bytearray(b"x") * (mib * 2**20))
+                time.sleep(1000)
+        return Verdict.of(os.waitpid(pid, 0)[1])
+
+    def breed_and_wait(self, count: int) -> Verdict:
+        """Children that sleep a while, so that they are looked at."""
+        pids = [os.fork() or os._exit(time.sleep(0.5) or 0) for _ in range(count)]
+        for pid in pids:
+            os.waitpid(pid, 0)
+        return Verdict.of(count)
+
+    def multiply(self, generations: int) -> Verdict:
+        """Every process forks one in every generation, and none ends."""
+        for _ in range(generations):
+            os.fork()
+        return self.sleep(1000)
+
+    def leave_behind(self, count: int, pid_file: str = os.devnull) -> Verdict:
+        """Forks `count` daemons and `count` children that sleep, and answers."""
+        pids = [self._sleeper(daemon=daemon) for daemon in (False, True) for _ in range(count)]
+        Path(pid_file).write_text(" ".join(str(pid) for pid in pids))
+        return Verdict.of(count)
+
+    def leave_behind_and_tell(self, pid_file: str) -> Verdict:
+        return self.leave_behind(2, pid_file)
+
+    def _sleeper(self, *, daemon: bool) -> int:
+        """Forks a process that sleeps; a daemon is nobody's child here, and of another session. Its id."""
+        ours, theirs = os.pipe()
+        if not (child := os.fork()):
+            if daemon:
+                os.setsid()
+            if daemon and os.fork():
+                os._exit(0)
+            os.write(theirs, str(os.getpid()).encode())
+            time.sleep(1000)
+        pid = int(os.read(ours, 20))
+        os.close(ours)
+        os.close(theirs)
+        if daemon:
+            os.waitpid(child, 0)
+        return pid
+
+    def zombies(self, _: Any) -> Verdict:
+        return Verdict.of(sum(state(pid) == ZOMBIE for pid in children(os.getpid())))
+
+    def helper_lives(self, _: Any) -> Verdict:
+        assert self.helper is not None
+        return Verdict.of(self.helper.poll() is None)
+
+    def write_much(self, mib: int) -> Verdict:
+        for _ in range(mib):
+            os.write(1, b"x" * 2**20)
+        return Verdict.of(mib)
+
+    def kill_guard(self, number: int) -> Verdict:
+        os.kill(os.getppid(), number)
+        return Verdict.of(number)
+
+    def write_everywhere(self, data: bytes) -> Verdict:
+        for fd in range(3, 64):
+            with suppress(OSError):
+                os.write(fd, data)
+        return Verdict.of(FORGED)
+
+    def forge_answers(self, _: Any) -> Verdict:
+        return self.write_everywhere(b"".join(forged(number) for number in range(64)))
+
+    def forge_pickle(self, folder: str) -> Verdict:
+        body = pickle.dumps(MakesAFolder(folder))
+        return self.write_everywhere(struct.pack("!I", len(body)) + body)
+
+    def forge_own_answer(self, then: str) -> Verdict:
+        """As `forge_answers`, with the number of this very sample, found in a caller's frame; goes on with `then`."""
+        frame = sys._getframe()
+        while "number" not in frame.f_locals:
+            assert frame.f_back
+            frame = frame.f_back
+        self.write_everywhere(forged(frame.f_locals["number"]))
+        time.sleep(0.05)  # for the service to take it, and to ask for the next sample's
+        answer: Verdict = getattr(self, then)(1000)
+        return answer
+
     def close_every_file(self, _: Any) -> Verdict:
         os.closerange(3, 1024)
         return Verdict.of(1.0)
@@ -122,6 +270,34 @@ def needs_a_missing_package(**_: Any) -> Any:
 
 def dies_at_birth() -> Any:
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+_ERROR, _TIMEOUT, _VALUE = (VerdictKind.ERROR,), (VerdictKind.TIMEOUT,), (VerdictKind.VALUE,)
+MISDEEDS = {
+    "raise": Misdeed("fail", "no", _ERROR),
+    "NaN": Misdeed("value", float("nan"), _ERROR),
+    "os._exit": Misdeed("vanish", 1, _ERROR),
+    "sys.exit": Misdeed("leave", 1, _ERROR),
+    "segfault": Misdeed("segfault", None, _ERROR),
+    "hang in sleep": Misdeed("sleep", 1000, _TIMEOUT),
+    "hang in C, holding the GIL": Misdeed("hang_holding_the_gil", None, _TIMEOUT),
+    "allocate 8 GB at once": Misdeed("grow", 8192, _ERROR),
+    "allocate 8 GB bit by bit": Misdeed("grow_slowly", 8192, _ERROR + _TIMEOUT),
+    "10 children of 400 MB": Misdeed("breed", [400] * 10, _ERROR + _TIMEOUT),
+    "fork 255 processes": Misdeed("multiply", 8, _ERROR + _TIMEOUT),
+    "leave 10 children and 10 daemons": Misdeed("leave_behind", 10, _VALUE),
+    "fork, child returns": Misdeed("fork_and_return", None, _VALUE),
+    "write 100 MB to stdout": Misdeed("write_much", 100, _VALUE + _TIMEOUT),
+    "kill the guard": Misdeed("kill_guard", int(signal.SIGKILL), _ERROR + _VALUE),
+    "stop the guard": Misdeed("kill_guard", int(signal.SIGSTOP), _VALUE + _TIMEOUT),
+    "garbage to all descriptors": Misdeed("write_everywhere", b"\xff" * 4096, _ERROR),
+    "answers to all descriptors": Misdeed("forge_answers", None, _ERROR),
+    "its own answer, twice": Misdeed("forge_own_answer", "value", _VALUE),
+    "its own answer, then a hang": Misdeed("forge_own_answer", "sleep", _VALUE),
+    "its own answer, then a segfault": Misdeed("forge_own_answer", "segfault", _VALUE),
+    "a pickle to all descriptors": Misdeed("forge_pickle", "loaded-a-pickle", _ERROR),
+}
+"""All that is known to go wrong, by what to call it in a table. (Two kinds: the first of two ends comes first.)"""
 
 
 @hookimpl

@@ -3,55 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import resource
 import signal
-import subprocess
 import sys
-import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from slime.config.schema import RewardConfig
-from slime.errors import SlimeError
 from slime.reward.service import RewardService
-from slime.types import Prompt, Sample, Verdict, VerdictKind
+from slime.types import Verdict, VerdictKind, WeightSpan
+from tests.reward.asking import GONE_WITHIN_S, rewards, score, wait_until_gone
+from tests.reward.misbehaving import MISDEEDS, Misdeed, sample
 
 pytestmark = pytest.mark.usefixtures("installed")
-GONE_WITHIN_S = 10.0  # killing takes milliseconds; the rest is for a busy machine
-
-
-def config(**keys: Any) -> RewardConfig:
-    return RewardConfig(name="misbehaving", **{"timeout_s": 30.0, "memory_mb": 256, **keys})
-
-
-def sample(behaviour: str, label: Any = None) -> Sample:
-    return Sample(Prompt("0/0", (), (1, 2), label), 0, response=behaviour)
-
-
-def score(service: RewardService, behaviour: str, label: Any = None) -> Verdict:
-    return asyncio.run(service.score(sample(behaviour, label)))
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while alive := [pid for pid in pids if psutil.pid_exists(pid)]:
-        assert time.monotonic() < deadline, f"still alive: {alive}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
-def service(installed: None) -> Iterator[RewardService]:
-    with RewardService(config()) as service:
-        yield service
-
-
-@pytest.fixture
-def impatient() -> Iterator[RewardService]:
-    with RewardService(config(timeout_s=0.5)) as service:
+def pair(installed: None) -> Iterator[RewardService]:
+    with rewards(num_workers=2, timeout_s=2.0, memory_mb=512) as service:
         yield service
 
 
@@ -64,7 +36,7 @@ def test_an_invalid_verdict_keeps_its_reason(service: RewardService) -> None:
 
 
 def test_options_reach_the_factory() -> None:
-    with RewardService(config(options={"greeting": "good day"})) as service:
+    with rewards(options={"greeting": "good day"}) as service:
         assert score(service, "greet").reason == "good day"
 
 
@@ -124,7 +96,7 @@ def test_printing_and_reading_input_disturb_nothing(service: RewardService) -> N
 
 def test_what_rewards_print_and_raise_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "reward.log"
-    with RewardService(config(), log) as service:
+    with rewards(log) as service:
         score(service, "chatter")
         score(service, "fail", "seen in the log")
     assert "noise" in log.read_text()
@@ -136,67 +108,26 @@ def test_a_forked_child_that_returns_does_not_answer_too(service: RewardService)
     assert [score(service, "value", float(i)).value for i in range(20)] == [float(i) for i in range(20)]
 
 
-@pytest.mark.parametrize("behaviour", ["sleep", "hang_holding_the_gil", "hang_deaf_to_signals"])
-def test_a_hanging_reward_is_a_timeout_and_the_next_sample_is_served(impatient: RewardService, behaviour: str) -> None:
-    began = time.monotonic()
-    verdict = score(impatient, behaviour, 1000)
-    assert verdict == Verdict.timeout("no verdict within reward.timeout_s=0.5 s")
-    assert time.monotonic() - began < GONE_WITHIN_S
-    assert score(impatient, "value", 1.0).value == 1.0
-
-
-def test_a_timeout_kills_the_worker_with_its_children_and_daemons(impatient: RewardService, tmp_path: Path) -> None:
-    pid_file = tmp_path / "pids"
-    assert score(impatient, "hang_with_children", str(pid_file)).kind is VerdictKind.TIMEOUT
-    pids = [int(pid) for pid in pid_file.read_text().split()]
-    assert len(pids) == 3
-    wait_until_gone(pids)
-
-
-def test_a_crash_takes_what_the_reward_started_along(service: RewardService, tmp_path: Path) -> None:
-    pid_file = tmp_path / "pids"
-    assert "SIGSEGV" in score(service, "segfault_with_a_daemon", str(pid_file)).reason
-    wait_until_gone([int(pid_file.read_text())])
-
-
-def test_a_worker_whose_guard_is_killed_dies_and_is_replaced(service: RewardService) -> None:
-    pid = int(score(service, "process_id").value or 0)
-    guard = psutil.Process(pid).parent()
-    assert guard is not None
-    guard.kill()
-    wait_until_gone([pid])
-    assert score(service, "value", 1.0).kind is VerdictKind.ERROR
-    assert score(service, "value", 1.0).value == 1.0
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "argument", "cause"),
-    [
-        ("segfault", None, "was killed by SIGSEGV"),
-        ("kill_itself", int(signal.SIGABRT), "was killed by SIGABRT"),
-        ("kill_itself", int(signal.SIGKILL), "was killed by SIGKILL (the kernel sends it"),
-        ("leave", 3, "exited with code 3"),
-        ("leave", 0, "exited with code 0"),
-        ("close_every_file", None, "exited with code 1"),
-    ],
-)
-def test_a_death_is_an_error_that_names_its_cause(
-    service: RewardService, behaviour: str, argument: int | None, cause: str
+@pytest.mark.parametrize("misdeed", MISDEEDS.values(), ids=MISDEEDS.keys())
+def test_whatever_a_sample_does_the_others_get_their_own_values(
+    pair: RewardService, misdeed: Misdeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verdict = score(service, behaviour, argument)
-    assert verdict.kind is VerdictKind.ERROR
-    assert f"the reward's process {cause}" in verdict.reason
-    assert score(service, "value", 1.0).value == 1.0
+    monkeypatch.chdir(tmp_path)  # where a pickle would leave its mark
+
+    async def among_good_ones() -> list[Verdict]:
+        samples = [sample("value", float(i)) for i in range(40)]
+        samples.insert(20, sample(misdeed.behaviour, misdeed.label))
+        return list(await asyncio.gather(*(pair.score(each) for each in samples)))
+
+    verdicts = asyncio.run(among_good_ones())
+    assert verdicts.pop(20).kind in misdeed.kinds
+    assert verdicts == [Verdict.of(float(i), length=3.0) for i in range(40)]
+    assert not list(tmp_path.iterdir())
 
 
-def test_memory_beyond_the_limit_is_an_error_and_a_new_worker(service: RewardService) -> None:
-    before = score(service, "process_id").value
-    assert score(service, "grow", 100).value == 1.0
-    verdict = score(service, "grow", 200)
-    assert verdict.kind is VerdictKind.ERROR
-    assert "reward.memory_mb=256" in verdict.reason
-    assert score(service, "process_id").value != before
-    assert score(service, "grow", 200).value == 1.0  # the hoard of the old worker is gone
+def test_a_guard_that_was_stopped_costs_the_next_sample_nothing(impatient: RewardService) -> None:
+    assert score(impatient, "kill_guard", int(signal.SIGSTOP)).kind is VerdictKind.VALUE
+    assert score(impatient, "leave_behind", 1).value == 1.0
 
 
 def test_a_slow_sample_holds_up_only_its_worker(tmp_path: Path) -> None:
@@ -210,7 +141,7 @@ def test_a_slow_sample_holds_up_only_its_worker(tmp_path: Path) -> None:
         assert (await slow).value == 1.0
         return [verdict.value for verdict in quick]
 
-    with RewardService(config(num_workers=2)) as service:
+    with rewards(num_workers=2) as service:
         assert asyncio.run(race(service)) == [float(i) for i in range(50)]
 
 
@@ -234,6 +165,55 @@ def test_a_cancelled_sample_leaves_the_service_usable(service: RewardService) ->
     assert asyncio.run(cancel_one()) == 7.0
 
 
+def test_a_sample_that_cannot_be_sent_is_an_error(service: RewardService) -> None:
+    odd = sample("value", 1.0)
+    odd.metadata["callback"] = lambda: None
+    verdict = asyncio.run(service.score(odd))
+    assert verdict.kind is VerdictKind.ERROR
+    assert "the sample cannot be sent to the reward" in verdict.reason
+
+
+def test_a_sample_that_cannot_be_read_is_an_error_and_the_worker_lives_on(
+    service: RewardService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("only_in_this_process")
+    module.Thing = type("Thing", (), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = score(service, "process_id")
+    verdict = score(service, "echo", module.Thing())
+    assert verdict.kind is VerdictKind.ERROR
+    assert "No module named 'only_in_this_process'" in verdict.reason
+    assert score(service, "process_id") == before
+
+
+def test_a_machine_without_room_for_a_new_worker_costs_errors_until_it_has_room(tmp_path: Path) -> None:
+    log = tmp_path / "reward.log"
+
+    async def crash_and_go_on(service: RewardService) -> tuple[Verdict, Verdict]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+        try:
+            return await service.score(sample("segfault")), await service.score(sample("value", 1.0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    with rewards(log) as service:
+        crashed, after = asyncio.run(crash_and_go_on(service))
+        assert "SIGSEGV" in crashed.reason
+        assert after == Verdict.error("the machine has no room for another worker process of the reward")
+        assert score(service, "value", 1.0).value == 1.0
+    assert "no worker can be started: [Errno 24]" in log.read_text()
+
+
+def test_a_reward_sees_the_tokens_and_not_what_is_the_trainer_s(service: RewardService) -> None:
+    full = sample("sizes")
+    full.response_tokens, full.logprobs, full.loss_mask = [1, 2, 3], [-0.1] * 3, [1] * 3
+    full.spans = [WeightSpan(0, 3)]
+    full.check()
+    assert asyncio.run(service.score(full)).parts == {"tokens": 3.0, "logprobs": 0.0, "spans": 0.0}
+    assert len(full.logprobs) == 3
+
+
 def test_a_large_sample_goes_through(service: RewardService) -> None:
     big = sample("value", 1.0)
     big.response_tokens = list(range(300_000))
@@ -250,63 +230,8 @@ def test_close_is_prompt_and_ends_what_is_in_flight(tmp_path: Path) -> None:
         service.close()
         return await asyncio.wait_for(asyncio.gather(*flying), GONE_WITHIN_S)
 
-    service = RewardService(config())
+    service = rewards()
     service.start()
     verdicts = asyncio.run(close_under_way(service))
     assert verdicts == [Verdict.error("the reward service was closed")] * 2
     wait_until_gone([int(pid) for pid in pid_file.read_text().split()])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("misbehaving", {"greting": "x"}, "plugin reward-zoo 1.2: reward 'misbehaving' cannot be created: TypeError"),
-        ("unimportable", {}, "plugin reward-zoo 1.2: reward 'unimportable' cannot be created: ModuleNotFoundError"),
-        ("stillborn", {}, "plugin reward-zoo 1.2: reward 'stillborn' cannot be created: its process was killed by"),
-        ("misbehavin", {}, "Did you mean 'misbehaving'?"),
-    ],
-)
-def test_a_reward_that_cannot_be_created_stops_the_start(name: str, options: dict[str, Any], message: str) -> None:
-    service = RewardService(RewardConfig(name=name, options=options, num_workers=2))
-    with pytest.raises(SlimeError) as caught:
-        service.start()
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-DRIVER = """
-import asyncio, sys
-sys.path[:] = {path!r}
-from slime.config.schema import RewardConfig
-from slime.reward.service import RewardService
-from slime.types import Prompt, Sample
-
-with RewardService(RewardConfig(name="misbehaving", timeout_s=60.0, num_workers=2)) as service:
-    asyncio.run(service.score(Sample(Prompt("0/0", (), (), {pid_file!r}), 0, response="hang_with_children")))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_survives_the_driver(tmp_path: Path, number: int) -> None:
-    pid_file = tmp_path / "pids"
-    code = DRIVER.format(path=sys.path, pid_file=str(pid_file))
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as driver:
-        while not pid_file.exists() or len(pid_file.read_text().split()) < 3:
-            assert driver.poll() is None, "the driver ended too early"
-            time.sleep(0.01)
-        below = [process.pid for process in psutil.Process(driver.pid).children(recursive=True)]
-        assert {int(pid) for pid in pid_file.read_text().split()} <= set(below)
-        os.kill(driver.pid, number)
-    wait_until_gone(below)
-
-
-def test_the_way_to_a_worker_and_back_is_short(service: RewardService) -> None:
-    """Far below 1 ms a sample on an idle core; the bound leaves room for a loaded machine."""
-
-    async def mean_seconds(count: int) -> float:
-        began = time.perf_counter()
-        for i in range(count):
-            await service.score(sample("value", float(i)))
-        return (time.perf_counter() - began) / count
-
-    assert min(asyncio.run(mean_seconds(100)) for _ in range(3)) < 1e-3

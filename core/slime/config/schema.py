@@ -281,7 +281,7 @@ class RewardConfig:
     timeout_s: float = 10.0
     """Wall-clock seconds a sample may take; then its worker is killed and the verdict is `timeout`."""
     memory_mb: int = 2048
-    """Address-space growth a worker may have, in MiB; beyond it the verdict is `error`."""
+    """MiB by which a worker and what its reward starts may grow together; beyond it the verdict is `error`."""
     max_failed_share: float = 0.1
     """Share of a step's samples without a value (invalid, timeout, error) above which the run stops."""
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import termios
+from array import array
+from contextlib import suppress
 from typing import IO
 
 from slime import plugins
 from slime.errors import SlimeError
 from slime.reward import wire
-from slime.reward.worker import Setup
+from slime.reward.guard import STOPPED, cause, state
+from slime.reward.worker import Setup, describe
 from slime.types import Sample, Verdict
 
 START_TIMEOUT_S = 120.0
@@ -21,28 +28,35 @@ END_TIMEOUT_S = 5.0
 """Seconds a guard may take to kill what is below it; only a process stuck in the kernel takes longer than 0.1."""
 
 # A fresh interpreter with this one's import path: neither forked (this process has threads) nor running its `__main__`.
-_BOOT = "import sys; sys.path[:] = {path!r}; from slime.reward.worker import main; main({fd})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from slime.reward.worker import main; main(*{fds})"
+_START_FAILURES = (TimeoutError, EOFError, ConnectionError, wire.BrokenWireError)
+
+
+class LostWorkerError(Exception):
+    """The worker did not take the sample, or another one had spoiled it; says how."""
 
 
 class WorkerProcess:
-    """One worker; `fresh` until its first message has been read, `reusable` unless it died or owes an answer."""
+    """One worker; `reusable` unless it died or owes an answer."""
 
     def __init__(self, setup: Setup, log: IO[bytes] | int) -> None:
         self._setup = setup
-        self._sock, theirs = socket.socketpair()
-        with theirs:
-            boot = _BOOT.format(path=sys.path, fd=theirs.fileno())
+        (self._scorer, scorer_end), (self._guard, guard_end) = socket.socketpair(), socket.socketpair()
+        with scorer_end, guard_end:
+            fds = [scorer_end.fileno(), guard_end.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", boot],
+                [sys.executable, "-c", _BOOT.format(path=sys.path, fds=fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[theirs.fileno()],
+                pass_fds=fds,
                 start_new_session=True,  # a Ctrl-C in the terminal is the driver's to handle
             )
-        self._sock.sendall(wire.frame(setup))
-        self._sock.setblocking(False)
-        self.fresh, self.reusable = True, True
+        with suppress(ConnectionError):  # dead already: whoever reads its answer to this learns it
+            self._scorer.sendall(wire.request(wire.START, setup))
+        self._scorer.setblocking(False)
+        self._data = bytearray()
+        self._is_ready, self._has_answered, self.reusable = False, False, True
 
     def wait_until_ready(self) -> None:
         """Block until the reward exists.
@@ -50,69 +64,132 @@ class WorkerProcess:
         Raises:
             SlimeError: it cannot be created, or the worker died or hung meanwhile.
         """
-        self._sock.settimeout(START_TIMEOUT_S)
+        self._scorer.settimeout(START_TIMEOUT_S)
         try:
-            self._started(wire.receive(self._sock))
-        except (EOFError, TimeoutError) as error:
+            while (body := wire.answer_body(self._data)) is None:
+                self._take(self._scorer.recv(wire.CHUNK))
+            self._data.clear()
+            self._started(body)
+        except _START_FAILURES as error:
             raise self._not_started(error) from error
         finally:
-            self._sock.setblocking(False)
+            self._scorer.setblocking(False)
 
     async def judge(self, sample: Sample, timeout_s: float) -> Verdict:
-        """The verdict on one sample; afterwards the worker is `reusable`, or has to be replaced."""
+        """The verdict on one sample; afterwards the worker is `reusable`, or has to be replaced.
+
+        Raises:
+            LostWorkerError: there is none, through no fault of the sample that can be seen.
+        """
         try:
             await self._until_ready()
         except SlimeError as error:
             self.reusable = False
             return Verdict.error(f"the reward could not be created again: {error}")
+        number = wire.START + 1 + secrets.randbits(62)  # who writes to a socket blindly does not guess it
+        try:
+            request = wire.request(number, wire.lean(sample))
+        except Exception as error:  # noqa: BLE001  (a row may hold anything, and pickling it may raise anything)
+            return Verdict.error(f"the sample cannot be sent to the reward: {describe(error)}")
         self.reusable = False
         try:
             async with asyncio.timeout(timeout_s):
-                verdict, self.reusable = await self._ask(sample)
+                return await self._ask(number, request)
         except TimeoutError:
+            if self._has_answered and (self._is_unread() or state(self._process.pid) == STOPPED):
+                raise LostWorkerError("it was busy with something else than its sample") from None
             return Verdict.timeout(f"no verdict within reward.timeout_s={timeout_s:g} s")
-        except (EOFError, ConnectionError):
-            return Verdict.error(f"the reward's process {self._cause_of_death()}")
-        return verdict
 
-    async def _ask(self, sample: Sample) -> tuple[Verdict, bool]:
-        await asyncio.get_running_loop().sock_sendall(self._sock, wire.frame(sample))
-        answer: tuple[Verdict, bool] = await wire.receive_async(self._sock)
-        return answer
+    async def _ask(self, number: int, request: bytes) -> Verdict:
+        try:
+            self._check_is_quiet()
+            await asyncio.get_running_loop().sock_sendall(self._scorer, request)
+            answer = wire.decode(await self._body(), number)
+            if answer.verdict is None:
+                raise wire.BrokenWireError("no verdict")
+        except EOFError:  # it had read the request
+            if words := await asyncio.to_thread(self._last_words):
+                return Verdict.error(words)
+            raise LostWorkerError(await asyncio.to_thread(self._end_of_guard)) from None
+        except ConnectionError as error:
+            raise LostWorkerError(await asyncio.to_thread(self._why_it_ended)) from error
+        except wire.BrokenWireError as error:
+            if self._has_answered:
+                raise LostWorkerError(f"it gave {error}") from error
+            return Verdict.error(f"the reward wrote to its worker's socket: {error}")
+        self.reusable, self._has_answered = not answer.last, True
+        return answer.verdict
+
+    def _check_is_quiet(self) -> None:
+        """An idle worker has nothing to say: what it says was meant for the next sample, or is its end."""
+        with suppress(BlockingIOError):
+            if not self._scorer.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError("closed before the request")
+            raise LostWorkerError("it wrote to its socket between two samples")
 
     async def _until_ready(self) -> None:
-        if not self.fresh:
+        if self._is_ready:
             return
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                self._started(await wire.receive_async(self._sock))
-        except (EOFError, TimeoutError) as error:
-            raise self._not_started(error) from error
+                self._started(await self._body())
+        except _START_FAILURES as error:
+            raise await asyncio.to_thread(self._not_started, error) from error
 
-    def _started(self, answer: SlimeError | None) -> None:
-        if answer is not None:
-            raise answer
-        self.fresh = False
+    async def _body(self) -> bytes:
+        """The next answer. Cancelling this loses nothing: what came is in `_data`, the rest still to be read."""
+        while (body := wire.answer_body(self._data)) is None:
+            try:
+                self._take(self._scorer.recv(wire.CHUNK))
+            except BlockingIOError:
+                await self._readable()
+        self._data.clear()
+        return body
+
+    async def _readable(self) -> None:
+        loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), self._scorer.fileno()
+        loop.add_reader(fd, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(fd)
+
+    def _take(self, chunk: bytes) -> None:
+        if not chunk:
+            raise EOFError("the scorer closed its socket")
+        self._data += chunk
+
+    def _started(self, body: bytes) -> None:
+        if error := wire.decode(body, wire.START).error:
+            raise error
+        self._is_ready = True
 
     def _not_started(self, error: Exception) -> SlimeError:
-        late = isinstance(error, TimeoutError)
-        what = f"took longer than {START_TIMEOUT_S:g} s" if late else self._cause_of_death()
+        if isinstance(error, TimeoutError):
+            reason = f"its process took longer than {START_TIMEOUT_S:g} s"
+        elif isinstance(error, wire.BrokenWireError):
+            reason = f"its process gave {error}"
+        else:
+            reason = self._why_it_ended()
         name = self._setup.name
         brought_by = plugins.load().rewards.get(name)
         return SlimeError(
-            f"reward '{name}' cannot be created: its process {what}",
+            f"reward '{name}' cannot be created: {reason}",
             where=f"plugin {brought_by.distribution} {brought_by.version}",
             todo=f"Run slime.plugins.load().rewards.create('{name}') in a Python shell to see why.",
         )
 
     def hang_up(self) -> None:
         """Tell the guard to kill everything below it; whoever waits for an answer gets EOFError."""
-        self._sock.shutdown(socket.SHUT_RDWR)
+        for sock in (self._scorer, self._guard):
+            sock.shutdown(socket.SHUT_RDWR)
+        self._process.send_signal(signal.SIGCONT)  # a reward may have stopped it
 
     def retire(self) -> None:
         """Kill the worker without waiting; nobody may be waiting for its answer."""
         self.hang_up()
-        self._sock.close()
+        self._scorer.close()
+        self._guard.close()
 
     @property
     def ended(self) -> bool:
@@ -120,17 +197,34 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def wait(self) -> int:
-        """Wait, after `hang_up`, until nothing of the worker is left; its exit code, or minus the signal's number."""
+        """Wait, after `hang_up`, until nothing of the worker is left; its guard's exit code, or minus the signal."""
         try:
-            return self._process.wait(END_TIMEOUT_S)
+            code = self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+            code = self._process.wait()
+        if code:  # the guard could not do its work; its process group is most of what was below it
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return code
 
-    def _cause_of_death(self) -> str:
+    def _is_unread(self) -> bool:
+        """Whether the scorer has not taken the whole request yet."""
+        waiting = array("i", [0])
+        fcntl.ioctl(self._scorer, termios.TIOCOUTQ, waiting)
+        return waiting[0] > 0
+
+    def _last_words(self) -> str:
+        """Why the worker ended, when its guard has said so; empty if the guard was killed, or the service hung up."""
+        words = bytearray()
+        with suppress(OSError):  # closed here meanwhile
+            while chunk := self._guard.recv(wire.CHUNK):
+                words += chunk
+        return words.decode(errors="replace")
+
+    def _end_of_guard(self) -> str:
         self.hang_up()
-        code = self.wait()
-        if code >= 0:
-            return f"exited with code {code}"
-        hint = " (the kernel sends it when the machine is out of memory)" if code == -signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{hint}"
+        return f"its guard {cause(self.wait())}"
+
+    def _why_it_ended(self) -> str:
+        return self._last_words() or self._end_of_guard()

@@ -1,9 +1,4 @@
-"""What runs in a reward worker: a guard process, and below it the one that scores.
-
-The guard is the session leader and adopts every orphan below it. It never runs a plugin's code, so it always answers:
-when the service closes its end of the socket (also by dying), or when the scoring process dies, the guard kills
-whatever the reward started, and ends as the scoring process ended.
-"""
+"""What runs in a reward worker: below its guard, the scorer, which creates the reward and asks it for verdicts."""
 
 from __future__ import annotations
 
@@ -11,46 +6,58 @@ import ctypes
 import math
 import os
 import resource
-import select
 import signal
 import socket
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
 from slime.reward import wire
-from slime.types import Sample, Verdict, VerdictKind
+from slime.reward.guard import Guard, children
+from slime.types import Verdict, VerdictKind
 
 if TYPE_CHECKING:
     from slime.contracts import RewardModel
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The first message to a worker: which reward, and the MiB of address space it may add to its start-up size."""
+    """The first request to a worker: which reward, and the MiB by which it and what it starts may grow."""
 
     name: str
     options: Mapping[str, Any]
     memory_mb: int
 
 
-def main(fd: int) -> None:
-    """Serve the socket `fd`: returns only in the scoring process, when the service hung up."""
-    sock, guard = socket.socket(fileno=fd), os.getpid()
+def main(service_fd: int, guard_fd: int) -> None:
+    """Become the guard, over the socket `guard_fd`; returns only in the scorer, which serves `service_fd`."""
+    service, guard = socket.socket(fileno=service_fd), socket.socket(fileno=guard_fd)
+    setup: Setup = wire.message(wire.receive_request(service)[1])
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    parent, (above, below), (read_end, write_end) = os.getpid(), socket.socketpair(), os.pipe()
     scorer = os.fork()
     if scorer:
-        _guard(sock, scorer)
+        service.close()
+        below.close()
+        os.close(write_end)
+        Guard(guard, above, scorer, read_end, setup.memory_mb).run()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == guard:  # else it died before the line above
-        serve(sock)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    guard.close()
+    above.close()
+    os.close(read_end)
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    serve(service, below, setup)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -58,43 +65,55 @@ def _prctl(option: int, value: int) -> None:
     assert result == 0, os.strerror(ctypes.get_errno())
 
 
-def _guard(sock: socket.socket, scorer: int) -> NoReturn:
-    """Wait for the end of either side, leave no descendant behind, and die the scorer's death."""
-    poller = select.poll()
-    poller.register(sock, select.POLLRDHUP)
-    poller.register(os.pidfd_open(scorer), select.POLLIN)
-    poller.poll()
-    code = os.waitstatus_to_exitcode(_kill_descendants()[scorer])
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the scorer's core dump is enough
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def _kill_descendants() -> dict[int, int]:
-    """Kill children until none is left (orphans of the killed become ours); wait status by process id."""
-    statuses: dict[int, int] = {}
-    while True:
-        for child in Path("/proc/thread-self/children").read_text().split():
-            os.kill(int(child), signal.SIGKILL)
-        try:
-            pid, status = os.waitpid(-1, 0)
-        except ChildProcessError:
-            return statuses
-        statuses[pid] = status
-
-
-def serve(sock: socket.socket) -> None:
-    """Create the reward, answer None or the SlimeError, then one Verdict for every Sample until the socket closes."""
-    setup: Setup = wire.receive(sock)
+def serve(service: socket.socket, guard: socket.socket, setup: Setup) -> None:
+    """Create the reward and say so, or why not; then answer request after request until the guard ends this process."""
     try:
         reward = create(setup)
     except SlimeError as error:
-        sock.sendall(wire.frame(error))
-        return
+        service.sendall(wire.encode(wire.Answer(wire.START, error=error, last=True)))
+        signal.pause()
     _limit_memory(setup.memory_mb)
-    sock.sendall(wire.frame(None))
-    _answer(sock, reward, setup)
+    order = _Order(guard)
+    service.sendall(wire.encode(wire.Answer(wire.START)))
+    _answer(service, order, reward, setup)
+
+
+class _Order:
+    """What the scorer does so that nothing a sample started outlives its verdict: asks the guard to kill it.
+
+    Most samples start nothing. Their check costs two system calls, no message.
+    """
+
+    def __init__(self, guard: socket.socket) -> None:
+        self._guard = guard
+        parent = os.getppid()
+        self._siblings = os.open(f"/proc/{parent}/task/{parent}/children", os.O_RDONLY)
+        self._helpers = set(children(os.getpid()))
+        self._ask()
+
+    def restore(self) -> None:
+        """Return when nothing is left of what the sample started."""
+        if not self._is_kept():
+            self._ask()
+            self._bury()
+
+    def _is_kept(self) -> bool:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # neither children, nor (orphans are adopted by the guard) siblings
+            return os.pread(self._siblings, 64, 0).split() == [str(os.getpid()).encode()]
+        return False
+
+    def _ask(self) -> None:
+        self._guard.sendall(b".")
+        self._guard.recv(1)
+
+    def _bury(self) -> None:
+        """Ask the killed children how they ended, else they stay as zombies; helpers are the reward's to ask."""
+        with suppress(ChildProcessError):
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while (dead := os.waitid(os.P_ALL, 0, ended)) and dead.si_pid not in self._helpers:
+                os.waitpid(dead.si_pid, 0)
 
 
 def create(setup: Setup) -> RewardModel:
@@ -127,29 +146,42 @@ def _limit_memory(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _answer(sock: socket.socket, reward: RewardModel, setup: Setup) -> None:
+def _answer(service: socket.socket, order: _Order, reward: RewardModel, setup: Setup) -> None:
     scorer = os.getpid()
     while True:
         try:
-            sample = wire.receive(sock)
+            number, request = wire.receive_request(service)
         except EOFError:
             return
+        last = False
         try:
-            verdict = judge(reward, sample)
+            verdict = judge(reward, request)
         except MemoryError:
-            # What the reward holds may be half built, so this process ends after saying why.
+            # What the reward holds may be half built, so this worker is replaced after saying why.
             verdict = Verdict.error(f"MemoryError: the reward grew by more than reward.memory_mb={setup.memory_mb} MiB")
-            sock.sendall(wire.frame((verdict, False)))
-            return
+            last = True
         if os.getpid() != scorer:
             os._exit(0)  # a child that the reward forked and forgot to end must not answer too
-        sock.sendall(wire.frame((verdict, True)))
+        order.restore()
+        service.sendall(_frame(number, verdict, last))
 
 
-def judge(reward: RewardModel, sample: Sample) -> Verdict:
-    """The reward's verdict, or an ERROR verdict that says what it did instead of giving one. Raises MemoryError."""
+def _frame(number: int, verdict: Verdict, last: bool) -> bytes:
+    frame = wire.encode(wire.Answer(number, verdict, last=last))
+    if len(frame) > wire.MAX_ANSWER_BYTES:
+        verdict = Verdict.error(f"score returned a Verdict of {len(frame)} bytes; at most {wire.MAX_ANSWER_BYTES}")
+        frame = wire.encode(wire.Answer(number, verdict, last=last))
+    return frame
+
+
+def judge(reward: RewardModel, request: bytes) -> Verdict:
+    """The reward's verdict on the sample of a request, or an ERROR verdict that says what it did instead of giving one.
+
+    Raises:
+        MemoryError: the limit was reached.
+    """
     try:
-        return checked(reward.score(sample))
+        return checked(reward.score(wire.message(request)))
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  (a plugin's code: whatever it raises becomes a counted verdict)
@@ -166,7 +198,7 @@ def checked(answer: Any) -> Verdict:
         return Verdict.error(f"score returned a Verdict with {', '.join(wrong)}; every number must be finite")
     value = None if answer.value is None else float(answer.value)
     parts = {str(name): float(number) for name, number in answer.parts.items()}
-    return Verdict(answer.kind, value, _one_line(answer.reason), parts)
+    return Verdict(answer.kind, value, wire.one_line(answer.reason), parts)
 
 
 def _finite(number: Any) -> bool:
@@ -177,13 +209,8 @@ def describe(error: Exception) -> str:
     """Type, message, the line of the plugin's function that was called, and the line that raised if it is another."""
     frames = _lines(error.__traceback__)[1:] or _lines(error.__traceback__)
     where = " <- ".join(dict.fromkeys([frames[-1], frames[0]]))
-    return _one_line(f"{type(error).__name__}: {error}") + f" ({where})"
+    return wire.one_line(f"{type(error).__name__}: {error}") + f" ({where})"
 
 
 def _lines(stack: TracebackType | None) -> list[str]:
     return [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(stack)]
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."
