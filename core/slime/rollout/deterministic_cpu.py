@@ -6,7 +6,11 @@ third condition, attention that sees one sequence at a time, holds for its torch
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
+
+from slime.rollout.seeded_sampling import below_one
 
 ATTENTION_BACKEND = "torch_native"
 BLOCK_ROWS = 16
@@ -31,7 +35,7 @@ def install() -> None:
     from sglang.srt.layers import sampler
 
     batch_invariant_ops.enable_batch_invariant_mode = enable_batch_invariant_mode
-    sampler.murmur_hash32 = murmur_hash32
+    sampler.murmur_hash32 = partial(below_one, murmur_hash32)
 
 
 def enable_batch_invariant_mode() -> None:

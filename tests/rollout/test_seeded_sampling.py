@@ -1,0 +1,46 @@
+"""The draw with a seed, at the places where SGLang's own goes wrong."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from slime.rollout.deterministic_cpu import murmur_hash32
+from slime.rollout.seeded_sampling import below_one
+
+SEED, POSITION, COLUMN = 1, 36420, 317
+"""Found by inverting MurmurHash3: their hash is 2^32 - 1."""
+
+
+def test_no_hash_is_the_largest_and_the_others_are_as_they_were():
+    seeds, positions, columns = torch.tensor([SEED, 7]), torch.tensor([POSITION, 9]), torch.arange(512)
+    theirs = murmur_hash32(seeds, positions, columns).to(torch.int64)
+    ours = partial(below_one, murmur_hash32)(seeds, positions, columns)
+    assert theirs[0, COLUMN] == 2**32 - 1
+    changed = (ours != theirs).nonzero().tolist()
+    assert changed == [[0, COLUMN]]
+    assert ours[0, COLUMN] == 2**32 - 2
+
+
+DRAW = """
+import torch
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.layers.sampler import multinomial_with_seed
+logprobs = torch.full((1, 512), -60.0)
+logprobs[0, 0] = 0.0
+print(multinomial_with_seed(logprobs, torch.tensor([{}]), torch.tensor([{}])).item())
+"""
+
+
+@pytest.mark.slow
+def test_sglang_draws_the_likely_token_at_the_largest_hash():
+    """As in an engine on GPUs, with SGLang's own kernel in Triton's interpreter: unmended it draws the token 317, of
+    log-prob -60, where token 0 has 0."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
+    command = [sys.executable, "-c", DRAW.format(SEED, POSITION)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment)
+    assert ended.stdout.split()[-1] == "0"
