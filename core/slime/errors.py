@@ -29,6 +29,10 @@ class SlimeError(Exception):
         return _rebuild, (type(self), self.what, self.where, self.todo)
 
 
+class NoAnswer(SlimeError):
+    """A process did not answer in time. It may hang: whoever catches this has the stacks taken."""
+
+
 def _rebuild(cls: type[SlimeError], what: str, where: str, todo: str) -> SlimeError:
     return cls(what, where=where, todo=todo)
 

@@ -140,8 +140,7 @@ class Session:
             self._close_later(stack, engine)
         self._runner.run(require_room(self._engines, cfg))
         if len(self._engines) > 1:
-            timeout_s = cfg.rollout.request_timeout_s
-            self._router = stack.enter_context(open_router(self.cluster.engine_urls, self.run.logs, timeout_s))
+            self._router = stack.enter_context(open_router(self.cluster.engine_urls, self.run.logs))
             self._close_later(stack, self._router)
         if self._data.prompts:
             self._rollout = Rollout(
@@ -229,6 +228,7 @@ class Session:
                 engines=self._engines,
                 router=self._router,
                 max_in_flight=cfg.rollout.max_requests_per_engine * len(self._engines),
+                patience_s=cfg.rollout.request_timeout_s,
                 progress=lambda done, total: bar.status("evaluate", done, total),
             )
         )

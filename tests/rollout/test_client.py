@@ -1,14 +1,17 @@
 """The client against a real engine: what comes back, what an abort leaves, and what errors say."""
 
 import asyncio
+import socket
 
 import pytest
 
-from slime.errors import SlimeError
+from slime.errors import NoAnswer, SlimeError
 from slime.rollout.client import EngineClient, FinishReason
 from slime.rollout.engine import reserved_port
 from slime.testing.engines import LOCALHOST, hf_tensors
 from slime.weights.publish import publish
+
+from .scripted_engine import ScriptedEngine
 
 PROMPT = [5, 6, 7]
 LONG = {"max_new_tokens": 480, "ignore_eos": True}
@@ -99,9 +102,39 @@ def test_refused_request_says_why(url):
 
 
 @pytest.mark.slow
-def test_slow_answer_is_an_error(url):
-    with pytest.raises(SlimeError, match=r"no answer to /generate within 0\.1 s.*request_timeout_s"):
-        with_client(url, lambda client: client.generate(PROMPT, LONG), timeout_s=0.1)
+def test_the_load_changes_while_tokens_are_generated(url):
+    async def watch(client):
+        requests = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(3)]
+        loads = []
+        while not all(request.done() for request in requests):
+            await asyncio.sleep(0.1)
+            loads.append(await client.load())
+        await client.flush_cache()
+        return loads, await client.load()
+
+    loads, idle = with_client(url, watch)
+    assert max(num_requests for num_requests, _ in loads) == 3
+    assert len({num_tokens for _, num_tokens in loads}) > 3
+    assert idle == (0, 0)
+
+
+def test_no_answer_in_time_is_an_error():
+    with socket.create_server((LOCALHOST, 0)) as silent:
+        url = f"http://{LOCALHOST}:{silent.getsockname()[1]}"
+        with pytest.raises(NoAnswer, match=r"no answer to /health within 0\.1 s.*request_timeout_s"):
+            with_client(url, lambda client: client.health(), timeout_s=0.1)
+
+
+def test_a_response_may_take_longer_than_an_answer():
+    async def generate():
+        async with ScriptedEngine(token_s={5: 0.1}) as engine:
+            client = EngineClient(engine.url, timeout_s=0.2)
+            try:
+                return await client.generate([5], {"max_new_tokens": 4})
+            finally:
+                await client.close()
+
+    assert len(asyncio.run(generate()).tokens) == 4
 
 
 def test_engine_that_is_gone_is_named_with_its_log(tmp_path):

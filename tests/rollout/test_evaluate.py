@@ -27,6 +27,7 @@ def run(engine, scorer=None, version=3, max_in_flight=64, **cfg):
                 scorer=scorer or Scorer(),
                 engines=[client],
                 max_in_flight=max_in_flight,
+                patience_s=60,
             )
 
     return asyncio.run(main())

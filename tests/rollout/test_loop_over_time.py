@@ -1,13 +1,18 @@
-"""What becomes of long responses under over-sampling: the real loop, pipeline and buffer on a virtual clock."""
+"""Long responses, and engines that are slow or hang: the real loop, pipeline and buffer on a virtual clock."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections import Counter
+from typing import Any
+
+import pytest
 
 from slime.builtins import KeepAll
 from slime.config.schema import AlgoConfig, RewardConfig, RolloutConfig, SamplingConfig
+from slime.errors import NoAnswer
 from slime.rollout.buffer import FifoBuffer
 from slime.rollout.loop import Collected, Rollout
 from slime.rollout.samples import to_train_samples
@@ -18,6 +23,7 @@ from .test_loop import Prompts
 from .virtual_clock import VirtualEngine, run
 
 STEPS, LONGEST, LAG = 40, 4000, 2
+PATIENCE_S = 600.0
 
 
 def length(prompt_token: int, seed: int) -> int:
@@ -25,16 +31,19 @@ def length(prompt_token: int, seed: int) -> int:
     return min(LONGEST, 1 + int(math.exp(random.Random(seed).gauss(math.log(200), 1.0))))
 
 
-async def collect(prompts: Prompts, buffer: FifoBuffer, engine: VirtualEngine) -> list[Collected]:
-    cfg = RolloutConfig(
-        prompts_per_step=8,
-        samples_per_prompt=4,
-        over_sampling=2.0,
-        max_weight_lag=LAG,
-        sampling=SamplingConfig(max_response_tokens=LONGEST),
-    )
+async def collect(
+    prompts: Prompts, buffer: FifoBuffer, engine: VirtualEngine, steps: int = STEPS, **changes: Any
+) -> list[Collected]:
+    values = {
+        "prompts_per_step": 8,
+        "samples_per_prompt": 4,
+        "over_sampling": 2.0,
+        "max_weight_lag": LAG,
+        "request_timeout_s": PATIENCE_S,
+        "sampling": SamplingConfig(max_response_tokens=LONGEST),
+    }
     rollout = Rollout(
-        cfg,
+        RolloutConfig(**values | changes),
         RewardConfig(name="scripted"),
         5,
         tokenizer=Letters(),
@@ -45,7 +54,7 @@ async def collect(prompts: Prompts, buffer: FifoBuffer, engine: VirtualEngine) -
         engines=[engine],
     )
     collected = []
-    for engine.version in range(STEPS):
+    for engine.version in range(steps):
         collected.append(await rollout.collect(engine.version))
     return collected
 
@@ -79,3 +88,49 @@ def test_the_lag_of_tokens_is_measured_and_what_lags_too_far_is_not_trained_on()
 
 def num_versions(sample: Sample) -> int:
     return sample.spans[-1].version - sample.spans[0].version if sample.spans else 0
+
+
+def test_a_response_may_take_hours_and_wait_for_days():
+    engine = VirtualEngine(lambda prompt_token, seed: 32768)
+    sampling = SamplingConfig(max_response_tokens=32768)
+    few = {"prompts_per_step": 2, "over_sampling": 1.0, "max_requests_per_engine": 1, "sampling": sampling}
+    (step,) = run(collect(Prompts(), FifoBuffer(), engine, 1, **few))
+    assert step.stats["rollout/num_tokens"] == 2 * 4 * 32768
+    assert step.stats["rollout/truncated_share"] == 0
+
+
+def hang(engine: VirtualEngine, **changes: Any) -> tuple[NoAnswer, float]:
+    """The error that ends a step, and when it came."""
+
+    async def main() -> tuple[NoAnswer, float]:
+        with pytest.raises(NoAnswer) as raised:
+            await collect(Prompts(), FifoBuffer(), engine, 1, **changes)
+        return raised.value, asyncio.get_running_loop().time()
+
+    ended: tuple[NoAnswer, float] = run(main())
+    return ended
+
+
+def test_an_engine_that_stops_generating_is_named():
+    engine = VirtualEngine(lambda prompt_token, seed: 5000)
+    engine.hangs_at = 1000.0
+    error, when = hang(engine, over_sampling=1.0)
+    assert str(error).startswith("engine virtual: no token was generated for any of its 32 requests in 600 s")
+    assert engine.hangs_at + PATIENCE_S <= when <= engine.hangs_at + 3 * PATIENCE_S
+
+
+def test_requests_that_an_engine_has_lost_are_missed():
+    class Forgetful(VirtualEngine):
+        async def load(self) -> tuple[int, int]:
+            return 0, 0
+
+    error, _ = hang(Forgetful(lambda prompt_token, seed: 5000), over_sampling=1.0)
+    assert str(error).startswith("the engines: they have no request, but 32 were not answered in 600 s")
+
+
+def test_an_engine_that_does_not_answer_an_abort_hangs():
+    engine = VirtualEngine(lambda prompt_token, seed: 5 if prompt_token < 8 else 5000)
+    engine.hangs_at = 5.0
+    error, when = hang(engine)
+    assert str(error).startswith("the engines: 32 aborted requests were not answered in 600 s")
+    assert when < 5 + 2 * PATIENCE_S

@@ -88,7 +88,7 @@ class Bench:
             clients = [self._client(stack, EngineClient(engine.url)) for engine in self.engines]
             router = None
             if len(clients) > 1:
-                context = open_router([client.url for client in clients], self.logs, 60)
+                context = open_router([client.url for client in clients], self.logs)
                 router = self._client(stack, stack.enter_context(context))
             rollout = Rollout(
                 self.cfg.rollout,
@@ -123,6 +123,7 @@ class Bench:
             engines=clients,
             router=router,
             max_in_flight=8,
+            patience_s=60,
             progress=lambda done, total: seen.append((done, total)),
         )
         assert seen == [(done, 20) for done in range(1, 21)]

@@ -27,7 +27,7 @@ NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 def test_an_engine_out_of_reach_is_named(tmp_path):
     with (
         pytest.raises(SlimeError, match=rf"the router did not reach {NOBODY} within 3 s\. See .*router\.log"),
-        open_router([NOBODY], tmp_path, 60, start_timeout_s=3),
+        open_router([NOBODY], tmp_path, start_timeout_s=3),
     ):
         pass
 
@@ -36,7 +36,7 @@ def test_a_taken_port_is_said(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        router = RouterProcess([NOBODY], taken.getsockname()[1], tmp_path / "router.log", 60)
+        router = RouterProcess([NOBODY], taken.getsockname()[1], tmp_path / "router.log")
         with pytest.raises(SlimeError, match=r"the router ended with code 1: .*Address already in use"):
             router.wait_until_ready(30)
 
@@ -100,7 +100,7 @@ def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
 
     with holding_server(may_answer) as one, holding_server(may_answer) as other:
         urls = [f"http://127.0.0.1:{server.server_port}" for server in (one, other)]
-        with open_router(urls, tmp_path, 60) as router:
+        with open_router(urls, tmp_path) as router:
             assert asyncio.run(generate_all(router.url, (one, other))) == [200] * num_requests
     # A few over: the router counts a request a moment after it has chosen for it. By its defaults it is 26 here.
     assert abs(len(one.requests) - len(other.requests)) <= MAX_IMBALANCE + 4
@@ -110,7 +110,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from slime.rollout.router import RouterProcess
-router = RouterProcess([sys.argv[1]], int(sys.argv[2]), Path(sys.argv[3]), 60)
+router = RouterProcess([sys.argv[1]], int(sys.argv[2]), Path(sys.argv[3]))
 print(router._process.pid, flush=True)
 time.sleep(60)
 """

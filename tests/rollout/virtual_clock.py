@@ -46,13 +46,24 @@ class VirtualEngine:
         self._length, self._end_token = length, end_token
         self._aborted = asyncio.Event()
         self.version = 0
-        self.num_tokens = 0
+        self.num_tokens = self.num_requests = 0
+        self.hangs_at = float("inf")
+        """Time of the clock: what is not answered by then never is."""
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
+        self.num_requests += 1
+        try:
+            return await self._generation(input_ids, sampling)
+        finally:
+            self.num_requests -= 1
+
+    async def _generation(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
         begun, done = asyncio.get_running_loop().time(), len(input_ids) - 1
         rest = self._length(input_ids[0], sampling["sampling_seed"]) - done
         wanted = min(rest, sampling["max_new_tokens"])
         reason = FinishReason.STOP if wanted == rest else FinishReason.LENGTH
+        if begun + wanted > self.hangs_at:
+            await asyncio.Event().wait()
         try:
             await asyncio.wait_for(self._aborted.wait(), wanted)
             wanted, reason = int(asyncio.get_running_loop().time() - begun), FinishReason.ABORT
@@ -63,6 +74,9 @@ class VirtualEngine:
             tokens[-1] = self._end_token
         self.num_tokens += wanted
         return Generation(tokens, [-1.0] * wanted, reason, self.version, 0, 0)
+
+    async def load(self) -> tuple[int, int]:
+        return self.num_requests, int(self.num_requests * min(asyncio.get_running_loop().time(), self.hangs_at))
 
     async def abort_all(self) -> None:
         self._aborted.set()

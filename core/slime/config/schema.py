@@ -212,7 +212,8 @@ class RolloutConfig:
     """Tokens sampled by weights more than this many versions older than those that train on them stay in their response
     and take no part in the loss; empty trains on all."""
     request_timeout_s: float = 600.0
-    """Seconds one generate request may take before the engine counts as hung."""
+    """Seconds after which an engine counts as hung that neither answers a request of control nor, while it has prompts
+    to work on, generates a token. How long a response takes, or waits for its turn, is not limited."""
     sglang: dict[str, Any] = field(default_factory=dict)
     """Fields of SGLang's ServerArgs of every engine: tp_size, mem_fraction_static, attention_backend, ..."""
     engines: dict[str, EngineGroupConfig] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from slime.errors import SlimeError
+from slime.errors import NoAnswer, SlimeError
 
 
 class FinishReason(enum.StrEnum):
@@ -49,7 +49,8 @@ class EngineClient:
 
     Args:
         url: `http://host:port` of an engine, or of the router.
-        timeout_s: for one request.
+        timeout_s: for one request, except those that generate: how long they take says nothing of the engine (`load`
+            does).
         log: the engine's log file, named in errors.
 
     Raises (every method):
@@ -67,14 +68,13 @@ class EngineClient:
     def _connect(self) -> aiohttp.ClientSession:
         """The session; the caller bounds the number of requests, so it does not."""
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
         """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...)."""
         body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True}
-        return self._generation(await self._post("/generate", body))
+        return self._generation(await self._request("POST", "/generate", body, aiohttp.ClientTimeout(total=None)))
 
     def _generation(self, answer: Mapping[str, Any]) -> Generation:
         meta = answer["meta_info"]
@@ -115,6 +115,12 @@ class EngineClient:
     async def resume_memory_occupation(self, tags: Sequence[str] = ()) -> None:
         await self._post("/resume_memory_occupation", {"tags": list(tags) or None})
 
+    async def load(self) -> tuple[int, int]:
+        """Requests that run or wait, and tokens in the pool that they use: one of both changes while it generates."""
+        ranks = (await self._get("/v1/loads?include=core"))["loads"]
+        num_requests = sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks)
+        return num_requests, sum(rank["num_used_tokens"] for rank in ranks)
+
     async def model_info(self) -> dict[str, Any]:
         """SGLang's `/model_info`: model_path, weight_version, ..."""
         info: dict[str, Any] = await self._get("/model_info")
@@ -135,22 +141,25 @@ class EngineClient:
     async def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
         return await self._request("POST", path, body)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
+    ) -> Any:
+        session, timeout = self._connect(), timeout or aiohttp.ClientTimeout(total=self.timeout_s)
         try:
-            async with self._connect().request(method, self.url + path, json=body) as response:
+            async with session.request(method, self.url + path, json=body, timeout=timeout) as response:
                 text = await response.text()
         except TimeoutError as error:
             limit = f"no answer to {path} within {self.timeout_s:g} s"
-            raise self._error(limit, "Raise rollout.request_timeout_s, or look for a hang.") from error
+            raise self._error(limit, "Raise rollout.request_timeout_s if it was only slow.", NoAnswer) from error
         except aiohttp.ClientError as error:
             raise self._error(f"no answer to {path}: {error}", "The engine died or was never there.") from error
         if response.status != 200:
             raise self._error(f"{path} was refused with status {response.status}: {text[:500]}", "Mend the request.")
         return _parse(text)
 
-    def _error(self, what: str, todo: str) -> SlimeError:
+    def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
         log = f" Its log: {self.log}" if self.log else ""
-        return SlimeError(what, where=f"engine {self.url}", todo=todo + log)
+        return kind(what, where=f"engine {self.url}", todo=todo + log)
 
 
 def _parse(text: str) -> Any:

@@ -25,6 +25,7 @@ async def evaluate(
     engines: Sequence[Engine],
     router: Engine | None = None,
     max_in_flight: int,
+    patience_s: float,
     progress: Callable[[int, int], None] = lambda finished, total: None,
 ) -> dict[str, float]:
     """Mean reward and response lengths over every held-out prompt, as metrics `eval/...`.
@@ -40,6 +41,7 @@ async def evaluate(
         engines: every engine.
         router: takes the requests when there is more than one engine.
         max_in_flight: requests at the engines at once.
+        patience_s: how long an engine may go without generating a token before it counts as hung.
         progress: told (prompts finished, prompts) after each.
 
     Raises:
@@ -48,7 +50,7 @@ async def evaluate(
     await _separate(engines)
     generator = Generator(router or engines[0], cfg.sampling, tokenizer, seed)
     failures = Failures(reward, len(prompts) * cfg.samples_per_prompt)
-    pipeline = Pipeline(generator, engines, scorer, failures, max_in_flight, version)
+    pipeline = Pipeline(generator, engines, scorer, failures, max_in_flight, version, patience_s)
     for prompt in prompts:
         pipeline.submit(Group(prompt, [Sample(prompt, index) for index in range(cfg.samples_per_prompt)]))
     groups: list[Group] = []

@@ -44,6 +44,8 @@ class Engine(Protocol):
 
     async def flush_cache(self) -> None: ...
 
+    async def load(self) -> tuple[int, int]: ...
+
 
 class Generator:
     """Continues samples through one engine or router.

@@ -98,6 +98,7 @@ class Rollout:
             failures,
             self._cfg.max_requests_per_engine * len(self._engines),
             version,
+            self._cfg.request_timeout_s,
         )
         step = _Step(self._cfg, version, pipeline, self._prompts, self._buffer, self._filter)
         await step.run(progress)

@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from slime.config.schema import RewardConfig
-from slime.errors import SlimeError
+from slime.errors import NoAnswer, SlimeError
 from slime.rollout.generate import Engine, Generator
 from slime.types import Group, Sample, Status, Verdict, VerdictKind
 
@@ -71,6 +71,8 @@ class Pipeline:
     At most `max_in_flight` requests are at the engines; the others wait in the order they were submitted. Rewards run
     while other samples are still being generated.
 
+    However long responses take, the pipeline waits, as long as the engines generate.
+
     Attributes:
         active: submitted groups that `next_finished` has not returned yet, by id, in the order they were submitted.
         num_tokens: generated so far.
@@ -86,9 +88,10 @@ class Pipeline:
         failures: Failures,
         max_in_flight: int,
         version: int,
+        patience_s: float,
     ) -> None:
         self._generator, self._engines, self._scorer, self._failures = generator, engines, scorer, failures
-        self._max_in_flight, self._version = max_in_flight, version
+        self._max_in_flight, self._version, self._patience_s = max_in_flight, version, patience_s
         self._waiting: deque[tuple[Group, Sample]] = deque()
         self._generating: set[_Task] = set()
         self._scoring: set[_Task] = set()
@@ -109,7 +112,7 @@ class Pipeline:
         """The next group whose samples all have verdicts, removed from `active`.
 
         Raises:
-            SlimeError: an engine failed, or too many rewards did. The pipeline must then be cancelled.
+            SlimeError: an engine failed or hangs, or too many rewards failed. The pipeline must then be cancelled.
         """
         assert self.active, "nothing was submitted"
         while not self._finished:
@@ -124,11 +127,15 @@ class Pipeline:
         self._waiting.clear()
         for task in self._scoring:
             task.cancel()
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._patience_s
         while running := set(self._generating):  # all of them may end while the engines abort
             await asyncio.gather(*(engine.abort_all() for engine in self._engines))
             ended, _ = await asyncio.wait(running, timeout=ABORT_AGAIN_S)
             for task in ended:
                 task.result()
+            if now() > deadline:
+                self._hangs("the engines", f"{len(self._generating)} aborted requests were not answered")
 
     async def cancel(self) -> None:
         """Leave everything where it stands and drop what the engines would still answer."""
@@ -170,10 +177,34 @@ class Pipeline:
     async def _one_ends(self) -> None:
         phase = "generate" if self._generating else "reward"
         start = time.perf_counter()
-        task, group, sample = await self._ended.get()
+        task, group, sample = await self._next_end()
         self.seconds[phase] += time.perf_counter() - start
         task.result()  # raises what the task raised
         self._advance(group, sample)
+
+    async def _next_end(self) -> tuple[_Task, Group, Sample]:
+        """What ends next; while nothing does, see now and then whether the engines still generate."""
+        loads: list[tuple[int, int] | None] = [None] * len(self._engines)
+        while True:
+            try:
+                return await asyncio.wait_for(self._ended.get(), self._patience_s)
+            except TimeoutError:
+                if self._generating:
+                    loads = await self._progress(loads)
+
+    async def _progress(self, before: list[tuple[int, int] | None]) -> list[tuple[int, int] | None]:
+        """What the engines have to do now, unless it is what they had to do before."""
+        loads = await asyncio.gather(*(engine.load() for engine in self._engines))
+        for engine, (num_requests, num_tokens), earlier in zip(self._engines, loads, before, strict=True):
+            if num_requests and (num_requests, num_tokens) == earlier:
+                self._hangs(f"engine {engine.url}", f"no token was generated for any of its {num_requests} requests")
+        if loads == before and not any(num_requests for num_requests, _ in loads):
+            self._hangs("the engines", f"they have no request, but {len(self._generating)} were not answered")
+        return list(loads)
+
+    def _hangs(self, where: str, what: str) -> NoReturn:
+        todo = "See the engines' logs. If they were only slow, raise rollout.request_timeout_s."
+        raise NoAnswer(f"{what} in {self._patience_s:g} s", where=where, todo=todo)
 
     async def _generate(self, sample: Sample) -> None:
         generation = await self._generator.continue_sample(sample, self._version)

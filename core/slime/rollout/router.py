@@ -1,6 +1,6 @@
 """`sglang-router` before several engines: a process of its own, which ends when the one that started it ends.
 
-`python -m slime.rollout.router PORT TIMEOUT_S ENGINE_URL...` is what runs in it. Only `/generate` goes through the
+`python -m slime.rollout.router PORT ENGINE_URL...` is what runs in it. Only `/generate` goes through the
 router; weights and aborts concern every engine and go to each directly.
 """
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
+NO_LIMIT_S = 10**7
+"""The router wants a limit; whether an engine hangs is not told by how long a response takes."""
 MAX_FAILURES, MAX_RETRIES = 3, 10
 """So many requests in a row fail on an engine before it gets no more for a minute, and so often one request is tried.
 By the router's defaults, 10 and 5, one request can use up its tries on a dead engine, which is never busy."""
 
 
 @contextmanager
-def open_router(
-    engine_urls: Sequence[str], logs: Path, request_timeout_s: float, start_timeout_s: float = 60.0
-) -> Iterator[EngineClient]:
+def open_router(engine_urls: Sequence[str], logs: Path, start_timeout_s: float = 60.0) -> Iterator[EngineClient]:
     """A client of a router before `engine_urls`, which must be healthy; the router ends with the context.
 
     Raises:
@@ -49,10 +49,10 @@ def open_router(
     log = logs / "router.log"
     with ExitStack() as stack:
         with reserved_port(HOST) as port:
-            router = RouterProcess(engine_urls, port, log, request_timeout_s)
+            router = RouterProcess(engine_urls, port, log)
             stack.callback(router.stop)
             router.wait_until_ready(start_timeout_s)
-        yield EngineClient(router.url, log=log, timeout_s=request_timeout_s)
+        yield EngineClient(router.url, log=log)
 
 
 class RouterProcess:
@@ -62,15 +62,14 @@ class RouterProcess:
         engine_urls: engines that are already healthy.
         port: free TCP port of this host.
         log: file that gets its output.
-        request_timeout_s: seconds a request may take.
     """
 
-    def __init__(self, engine_urls: Sequence[str], port: int, log: Path, request_timeout_s: float) -> None:
+    def __init__(self, engine_urls: Sequence[str], port: int, log: Path) -> None:
         self.url = f"http://{HOST}:{port}"
         self._engine_urls, self._log = list(engine_urls), log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(port), str(request_timeout_s), *engine_urls],
+                [sys.executable, "-m", __name__, str(port), *engine_urls],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -113,7 +112,7 @@ class RouterProcess:
         return SlimeError(what, where=self.url, todo=f"See {self._log}.")
 
 
-def main(port: int, request_timeout_s: float, engine_urls: list[str]) -> None:
+def main(port: int, engine_urls: list[str]) -> None:
     """Serve until killed."""
     from sglang_router.router import Router
     from sglang_router.router_args import RouterArgs
@@ -125,7 +124,7 @@ def main(port: int, request_timeout_s: float, engine_urls: list[str]) -> None:
         policy="cache_aware",
         balance_abs_threshold=MAX_IMBALANCE,  # beyond both, load counts for more than a shared prefix
         balance_rel_threshold=1.0,  # by default an engine may have half as much again as another
-        request_timeout_secs=int(request_timeout_s),
+        request_timeout_secs=NO_LIMIT_S,
         cb_failure_threshold=MAX_FAILURES,
         retry_max_retries=MAX_RETRIES,
         prometheus_port=0,  # any free one: its default is the same for every router of a host
@@ -141,7 +140,7 @@ def guard(arguments: Sequence[str]) -> int:
     """
     child = os.fork()
     if child == 0:
-        main(int(arguments[0]), float(arguments[1]), list(arguments[2:]))
+        main(int(arguments[0]), list(arguments[1:]))
         return 0
     die_with_parent()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
