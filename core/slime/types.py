@@ -197,6 +197,7 @@ class MicroBatch:
         labels: int64 next-token ids (0 where nothing is predicted).
         position_ids: int64, restart at 0 in every sequence.
         cu_seqlens: int32 [num_sequences + 1], *padded* sequence borders, multiples of the packing alignment.
+        is_padding: bool, behind the end of a sequence, or of a whole micro-batch without any.
         loss_mask: float32, 0 on prompt, padding and each sequence's last position.
         loss_weights: float32, what each token's loss is multiplied with so that the plain sum over all ranks and
             micro-batches of an optimizer step is the wanted mean (denominators computed beforehand).
@@ -208,6 +209,7 @@ class MicroBatch:
     labels: np.ndarray
     position_ids: np.ndarray
     cu_seqlens: np.ndarray
+    is_padding: np.ndarray
     loss_mask: np.ndarray
     loss_weights: np.ndarray
     sample_ids: Sequence[int]

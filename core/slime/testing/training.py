@@ -68,12 +68,12 @@ def train_layouts(
     trained = {}
     for name, layout in layouts.items():
         trained[name] = _train(rank, name, family, folder, layout)
-        rank = rank._replace(master_port=_another_port())
+        rank = rank._replace(master_port=another_port())
         torch.distributed.destroy_process_group()
     return trained
 
 
-def _another_port() -> int:
+def another_port() -> int:
     """Rank 0's choice, told to all while they still have a group: neighbouring ports may be somebody's."""
     port = [free_port("127.0.0.1")]
     torch.distributed.broadcast_object_list(port)
@@ -89,7 +89,7 @@ def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str
     trainer.init_weights()
     exported = {name: tensor.clone() for name, tensor in trainer.export()}
     trainer.snapshot_reference()
-    gradients = _record_gradients(trainer)
+    gradients = record_gradients(trainer)
     samples = recorded_samples(NUM_SAMPLES, trainer.hf["vocab_size"])
     batches = pack(
         [replace(x, is_current=np.arange(x.num_response_tokens, dtype=np.float32) % 2) for x in samples],
@@ -160,7 +160,7 @@ def _compare_gradients(layout: str, got: Sequence[Gradients], wanted: Sequence[G
     return largest
 
 
-def _record_gradients(trainer: Trainer) -> list[Gradients]:
+def record_gradients(trainer: Trainer) -> list[Gradients]:
     """A list that gets every step's gradients, whole and by HF name, on rank 0, just before the optimizer's turn.
 
     The gradients are put in the parameters' place and exported, as the weights are; frozen weights stand for

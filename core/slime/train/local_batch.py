@@ -27,7 +27,7 @@ class LocalMicroBatch:
         loss_mask, loss_weights: [t] fp32, see `slime.types.MicroBatch`.
         advantages, rollout_logprobs: [t] fp32, or None for supervised batches.
         is_current: [t] fp32, 1 where the engine held the weights that are now trained; None means everywhere.
-        num_step_tokens: tokens of the whole optimizer step, padding included.
+        num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, padding left out.
     """
 
     tokens: Tensor
@@ -39,6 +39,7 @@ class LocalMicroBatch:
     advantages: Tensor | None
     rollout_logprobs: Tensor | None
     is_current: Tensor | None
+    num_tokens: int
     num_step_tokens: int
 
 
@@ -51,7 +52,7 @@ def local_micro_batches(
         contiguous: how context parallelism cuts sequences, see `slime.train.context_parallel.runs_of_rank`.
         with_ahead: give `packed` what a multi-token prediction layer is trained on.
     """
-    num_step_tokens = sum(len(micro.tokens) for of_rank in batch.micro_batches for micro in of_rank)
+    num_step_tokens = sum(int((~micro.is_padding).sum()) for of_rank in batch.micro_batches for micro in of_rank)
     mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]
     return [_local(micro, num_step_tokens, device, contiguous, with_ahead) for micro in mine]
 
@@ -66,6 +67,7 @@ def _local(
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
 
     packed = PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device, contiguous=contiguous)
+    packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
     loss_weights = tensor(micro.loss_weights)
     packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
     if with_ahead:
@@ -83,6 +85,7 @@ def _local(
         advantages=None if micro.advantages is None else tensor(micro.advantages),
         rollout_logprobs=None if micro.rollout_logprobs is None else tensor(micro.rollout_logprobs),
         is_current=None if micro.is_current is None else tensor(micro.is_current),
+        num_tokens=num_tokens,
         num_step_tokens=num_step_tokens,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ def reduce_contributions(
     means: Sequence[str],
     token_sums: Sequence[str] = (),
     maxima: Sequence[str] = (),
+    layer_losses: Mapping[str, torch.Tensor],
     num_loss_tokens: int,
     gradients_are_finite: bool,
     step: int,
@@ -46,6 +47,9 @@ def reduce_contributions(
 
     What no token was measured for is left out.
 
+    Args:
+        layer_losses: this rank's parts of means, by name.
+
     Raises:
         SlimeError: a metric or gradient is not finite, on every rank alike, naming the metrics and the rank.
     """
@@ -53,12 +57,13 @@ def reduce_contributions(
     zero = torch.zeros((), dtype=torch.float64, device=device)
     sums = [sum((part.means[name].double() for part in mine), zero) for name in means]
     sums += [sum((part.token_sums[name].double() for part in mine), zero) / num_loss_tokens for name in token_sums]
+    sums += layer_losses.values()
     highest = [torch.stack([zero, *(part.maxima[name].double() for part in mine)]).max() for name in maxima]
     total, peak = torch.stack(sums), torch.stack([*highest, zero + _culprit(sums, gradients_are_finite)])
     dist.all_reduce(total)
     dist.all_reduce(peak, dist.ReduceOp.MAX)
     *peaks, culprit = peak.tolist()
-    values = dict(zip([*means, *token_sums, *maxima], [*total.tolist(), *peaks], strict=True))
+    values = dict(zip([*means, *token_sums, *layer_losses, *maxima], [*total.tolist(), *peaks], strict=True))
     if culprit:
         broken = ", ".join(f"{name} = {value:g}" for name, value in values.items() if not math.isfinite(value))
         raise SlimeError(

@@ -185,10 +185,11 @@ def _micro_batch(
     ends = np.cumsum([lengths[i] for i in content])
     mask = np.zeros(ends[-1], np.float32)
     weights, tokens, labels, positions = np.zeros_like(mask), *(np.zeros(ends[-1], np.int64) for _ in range(3))
+    is_padding = np.ones(ends[-1], np.bool_)
     for i, sample, end in zip(content, members, ends, strict=True):
         start, last = end - lengths[i], end - lengths[i] + sample.num_tokens - 1
         tokens[start : last + 1], labels[start:last] = sample.tokens, sample.tokens[1:]
-        positions[start:end] = np.arange(lengths[i])
+        positions[start:end], is_padding[start : last + 1] = np.arange(lengths[i]), False
         mask[_predicting(sample, last)] = sample.loss_mask != 0
         weights[_predicting(sample, last)] = weight_of[i] * (sample.loss_mask != 0)
     lasts = [int(end) - lengths[i] + samples[i].num_tokens - 1 for i, end in zip(content, ends, strict=True)]
@@ -197,6 +198,7 @@ def _micro_batch(
         labels=labels,
         position_ids=positions,
         cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+        is_padding=is_padding,
         loss_mask=mask,
         loss_weights=weights,
         sample_ids=tuple(content),
@@ -237,6 +239,7 @@ def _empty(align: int) -> MicroBatch:
         labels=zeros,
         position_ids=np.arange(align),
         cu_seqlens=np.array([0, align], np.int32),
+        is_padding=np.ones(align, np.bool_),
         loss_mask=nothing,
         loss_weights=nothing,
         sample_ids=(),

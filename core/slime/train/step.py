@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed.finalize_model_grads import (
+    _update_router_expert_bias,
+    reset_model_temporary_tensors,
+)
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -38,13 +42,22 @@ class GradientCheck:
 
     def __init__(self, model: Model) -> None:
         self.is_finite = True
+        self._config = model.config
         model.config.finalize_model_grads_func = self._finalize
 
     def _finalize(self, chunks: Sequence[Any], *args: Any, **kwargs: Any) -> None:
         buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
         norms = torch.stack([torch.linalg.vector_norm(buffer.grad_data) for buffer in buffers])
         self.is_finite = bool(norms.isfinite().all())
-        finalize_model_grads(chunks, *args, **kwargs)
+        enabled, self._config.moe_router_enable_expert_bias = self._config.moe_router_enable_expert_bias, False
+        finalize_model_grads(chunks, *args, **kwargs)  # would move the expert biases, whatever was found
+        self._config.moe_router_enable_expert_bias = enabled
+
+
+def update_expert_bias(model: Model) -> None:
+    """Move the routers' correction biases towards balance, by the tokens of a step that was found good."""
+    if model.config.moe_router_enable_expert_bias and model.config.moe_router_bias_update_rate:
+        _update_router_expert_bias(model.chunks, model.config)
 
 
 def accumulate_gradients(
@@ -57,6 +70,7 @@ def accumulate_gradients(
     """
     for chunk in model.chunks:
         chunk.zero_grad_buffer()
+    reset_model_temporary_tensors(model.config, model.chunks)  # the routers' counts
     contributions: list[Contribution] = _run(model, micro_batches, loss_function, forward_only=False)
     return contributions
 
@@ -99,5 +113,5 @@ def _loss(function: LossFunction, number: int, micro: LocalMicroBatch, scores: T
     auxiliary losses of routers, which it scales by tokens, in proportion.
     """
     contribution = function(scores, number)
-    num_tokens = torch.tensor(micro.tokens.numel(), dtype=torch.int, device=scores.device)
+    num_tokens = torch.tensor(micro.num_tokens, dtype=torch.int, device=scores.device)
     return contribution.loss * micro.num_step_tokens, num_tokens, contribution.detach()

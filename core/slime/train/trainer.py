@@ -19,11 +19,12 @@ from slime.config.paths import resolve
 from slime.config.schema import Device, Init, SlimeConfig
 from slime.train import checkpoint, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
+from slime.train.layer_losses import LayerLosses
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
 from slime.train.objective import MTP_LOSS, OUTSIDE_SHARE, Contribution, reinforced, supervised, with_prediction_ahead
 from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
-from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score
+from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score, update_expert_bias
 from slime.types import Batch
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Trainer:
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
         self.gradient_check = GradientCheck(self.model)
+        self.layer_losses = LayerLosses(self.model.modules, self.device)
         self._offload = Offload(self.model, self.optimizer, self.device)
         self.reference: reference.Weights | None = None
 
@@ -99,8 +101,9 @@ class Trainer:
         """One optimizer step on demonstrations: mean negative log-likelihood of the response tokens.
 
         Returns:
-            loss, entropy (nats), grad_norm, lr, num_tokens, seconds/train, and mtp_loss (nats) where a prediction layer
-            learns; the same on every rank.
+            loss, entropy (nats), grad_norm, lr, num_tokens (padding left out), seconds/train; mtp_loss (nats) where a
+            prediction layer learns, indexer_loss (nats), load_balancing_loss and z_loss where layers have them; the
+            same on every rank.
         """
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda(), self._timed("train", seconds):
@@ -124,7 +127,8 @@ class Trainer:
         Returns:
             Means over the batches, the same on every rank:
 
-            - loss, pg_loss: as `algo.loss_mean` weighs tokens; grad_norm, lr; mtp_loss where a prediction layer learns;
+            - loss, pg_loss: as `algo.loss_mean` weighs tokens; grad_norm, lr;
+            - mtp_loss, indexer_loss, load_balancing_loss, z_loss: as in `train_sft`;
             - entropy, kl (to the reference), approx_kl (from the old policy): nats a loss token;
             - ratio_mean (to the old policy), clip_fraction, clip_low_fraction, clip_high_fraction: over loss tokens;
             - logprob_diff_mean, logprob_diff_max, engine_kl (engine against trainer, nats): over the loss tokens that
@@ -132,7 +136,7 @@ class Trainer:
             - importance_ratio_mean, importance_ratio_max: over the tokens that are corrected;
               importance_truncated_share or importance_masked_share: over loss tokens.
 
-            What was measured on no token is left out. Besides num_tokens (padding included), seconds/logprobs,
+            What was measured on no token is left out. Besides num_tokens (padding left out), seconds/logprobs,
             seconds/train.
 
         Raises:
@@ -222,16 +226,19 @@ class Trainer:
         if self.trains_mtp:
             loss, names["means"] = self._with_prediction_ahead(loss, micro_batches), (*names["means"], MTP_LOSS)
         contributions = accumulate_gradients(self.model, micro_batches, loss)
+        num_step_tokens = micro_batches[0].num_step_tokens
         values = metrics.reduce_contributions(
             contributions,
+            layer_losses=self.layer_losses.collect(num_step_tokens, self.device),
             num_loss_tokens=batch.num_loss_tokens,
             gradients_are_finite=self.gradient_check.is_finite,
             step=step,
             device=self.device,
             **names,
         )
+        update_expert_bias(self.model)
         grad_norm, lr = self.optimizer.step()
-        return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(micro_batches[0].num_step_tokens)}
+        return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(num_step_tokens)}
 
     def _with_prediction_ahead(self, loss: LossFunction, micro_batches: Sequence[LocalMicroBatch]) -> LossFunction:
         """`loss`, of the first two rows of scores, and that of the multi-token prediction layer, of the third."""

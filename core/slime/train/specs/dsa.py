@@ -12,7 +12,8 @@ tensor-parallel rank, H of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,10 +35,11 @@ from torch import Tensor
 
 from slime.errors import SlimeError
 from slime.train.context_parallel import cut
+from slime.train.layer_losses import INDEXER_LOSS, add_layer_loss
 from slime.train.specs.attention import ReplicatedDownMLA
 from slime.train.specs.dsa_config import SparseLatentConfig
 from slime.train.specs.indexer import Indexer, IndexQueries, select_keys
-from slime.train.specs.indexer_loss import add_indexer_loss
+from slime.train.specs.indexer_loss import AttentionTarget, IndexerLoss, add_indexer_loss
 from slime.train.specs.linear import RMSNorm
 from slime.train.specs.packed_attention import PackedSequences
 from slime.train.specs.rotary import RotaryTable
@@ -115,29 +117,37 @@ class SparseLatentAttention(ReplicatedDownMLA):
         mixed = self._trade(all_to_all_sp2hp, mixed)
         output = torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
         output, _ = self.linear_proj(output.flatten(1)[:, None])
-        if index is not None and packed.loss_weights is not None and index[1].requires_grad:
+        if self._teaches(packed):
             output = self._with_indexer_loss(output, index, query, latents, selected, packed)
         return output, None
+
+    def loss_coefficients(self) -> Mapping[str, float]:
+        """See `slime.train.layer_losses.HasLosses`."""
+        coefficient = self.config.dsa_indexer_loss_coeff if self.indexer is not None else None
+        return {INDEXER_LOSS: float(coefficient)} if coefficient else {}
+
+    def _teaches(self, packed: PackedSequences) -> bool:
+        """Whether an indexer learns from this pass: in one that is computed again later, from that one alone."""
+        learns = bool(self.config.dsa_indexer_loss_coeff) and packed.loss_weights is not None
+        return learns and torch.is_grad_enabled()
 
     def _with_indexer_loss(
         self,
         output: Tensor,
-        index: tuple[IndexQueries, Tensor],
+        index: tuple[IndexQueries, Tensor] | None,
         query: Tensor,
         latents: Tensor,
         selected: Tensor,
         packed: PackedSequences,
     ) -> Tensor:
+        target = packed.attention_targets.setdefault(self.source_layer, AttentionTarget())
+        target.add(query.detach(), latents.detach(), selected, self.softmax_scale)
+        if index is None:
+            return output
         assert packed.loss_weights is not None, "only a training step has a loss"
-        return add_indexer_loss(
-            output,
-            *index,
-            query=query,
-            latents=latents,
-            selected=selected,
-            scale=self.softmax_scale,
-            token_weights=self.config.dsa_indexer_loss_coeff * packed.loss_weights[slice(*self._shard(packed))],
-        )
+        token_weights = self.config.dsa_indexer_loss_coeff * packed.loss_weights[slice(*self._shard(packed))]
+        report = partial(add_layer_loss, INDEXER_LOSS, config=self.config, layer_number=self.layer_number)
+        return add_indexer_loss(output, *index, IndexerLoss(selected, target, token_weights, report))
 
     def _trade(self, exchange: Callable[[Tensor, dist.ProcessGroup], Tensor], x: Tensor) -> Tensor:
         """Between [t, h, ...] and [s, H, ...], by either of Megatron's exchanges."""

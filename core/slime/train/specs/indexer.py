@@ -63,7 +63,8 @@ class Indexer(MegatronModule):  # type: ignore[misc]
         heads, size = self.config.dsa_indexer_n_heads, self.config.dsa_indexer_head_dim
         queries = self.wq_b(query_latent)[0].view(-1, heads, size)
         keys = self.k_norm(self.wk(hidden)[0])
-        weights = self.weights_proj(hidden)[0].float() / math.sqrt(heads * size)
+        # Rounded to bf16 these would choose other keys than the engine, which computes them in fp32 too.
+        weights = F.linear(hidden.float(), self.weights_proj.weight.float()) / math.sqrt(heads * size)
         interleaved = self.config.dsa_indexer_rotary_interleaved
         vectors = self.rotate(queries, *table, interleaved)
         return IndexQueries(vectors, weights), self.rotate(keys[:, None], *table, interleaved)[:, 0]

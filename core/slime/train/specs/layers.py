@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -18,9 +19,12 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
     get_transformer_layer_offset,
 )
+from torch import Tensor
 
 from slime.train.specs.activation import SwiGlu
 from slime.train.specs.linear import PostNormRowParallelLinear, RMSNorm
+from slime.train.specs.packed_attention import PackedSequences
+from slime.train.specs.router import Router
 
 
 def gated_mlp(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
@@ -38,7 +42,26 @@ def moe(config: TransformerConfig) -> ModuleSpec:
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linears)
     shared = ModuleSpec(module=SharedExpertMLP, submodules=linears)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
+    submodules = MoESubmodules(experts=experts, shared_experts=shared, router=Router)
+    return ModuleSpec(module=MoELayer, submodules=submodules)
+
+
+class PackedTransformerLayer(TransformerLayer):  # type: ignore[misc]
+    """Megatron-core's layer, whose router is told which tokens of the pack are padding.
+
+    Upstream hands that down from the first pipeline stage alone, and never to a multi-token prediction layer.
+    """
+
+    def forward(
+        self, *args: Any, packed_seq_params: PackedSequences, padding_mask: None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """As upstream."""
+        shard = self.pg_collection.tp if self.config.sequence_parallel else None
+        padding = packed_seq_params.padding_of(shard)
+        result: tuple[Tensor, Tensor | None] = super().forward(
+            *args, packed_seq_params=packed_seq_params, padding_mask=padding, **kwargs
+        )
+        return result
 
 
 def transformer_layer(config: TransformerConfig, *, attention: ModuleSpec, mlp: ModuleSpec) -> ModuleSpec:
@@ -52,7 +75,7 @@ def transformer_layer(config: TransformerConfig, *, attention: ModuleSpec, mlp: 
         mlp=mlp,
         mlp_bda=get_bias_dropout_add,
     )
-    return ModuleSpec(module=TransformerLayer, submodules=submodules)
+    return ModuleSpec(module=PackedTransformerLayer, submodules=submodules)
 
 
 def dense_or_moe_layer(config: TransformerConfig, is_moe: bool, *, attention: ModuleSpec) -> ModuleSpec:

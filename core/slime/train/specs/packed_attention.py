@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -22,6 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime.train.specs.causal_attention import Segments, causal_attention
+from slime.train.specs.indexer_loss import AttentionTarget
 from slime.train.specs.linear import device_of
 from slime.train.specs.pack_rows import PackRows
 from slime.train.specs.rotary import RotaryTable
@@ -54,10 +56,12 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         lengths: padded length of each sequence, over all context-parallel ranks.
         cp_size, cp_rank: of the context-parallel group that shares the pack.
         contiguous: each rank holds one chunk of a sequence instead of two (zig-zag).
+        padding: [t] bool, of what only fills up; None where all tokens count alike.
         loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
             step's loss tokens. None where nothing is trained.
         selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
             the layer that chose it: rows of the pack int32, [tokens of this rank's sequence shard, topk].
+        attention_targets: in a training pass, what the indexer of such a layer learns from all that share its choice.
         ahead: for a multi-token prediction layer; None where none is trained.
     """
 
@@ -65,8 +69,10 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     cp_size: int = 1
     cp_rank: int = 0
     contiguous: bool = False
+    padding: Tensor | None = None
     loss_weights: Tensor | None = None
     selected_keys: dict[int, Tensor] = field(default_factory=dict)
+    attention_targets: dict[int, AttentionTarget] = field(default_factory=dict)
     ahead: TokensAhead | None = None
     _rotary: tuple[Tensor, RotaryTable] | None = field(default=None, init=False)
 
@@ -97,7 +103,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         handed the object of its first computation and finds the very same keys.
         """
         one_pass = copy.copy(self)
-        one_pass.selected_keys = {}
+        one_pass.selected_keys, one_pass.attention_targets = {}, {}
         return one_pass
 
     def for_prediction(self) -> PackedSequences:
@@ -106,6 +112,12 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         prediction = copy.copy(self)
         prediction.loss_weights = self.ahead.layer_loss_weights
         return prediction
+
+    def padding_of(self, shard: dist.ProcessGroup | None) -> Tensor | None:
+        """[1, tokens]: `padding`, or the part of it that this rank of sequence parallelism holds."""
+        if self.padding is None:
+            return None
+        return self.padding[None] if shard is None else self.padding.chunk(shard.size())[shard.rank()][None]
 
     @cached_property
     def rows(self) -> PackRows:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from slime.testing import models
 from slime.testing.prediction import Prediction
 from slime.testing.ranks import Rank, run_ranks
 from slime.testing.recorded import recorded_samples
-from slime.testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, compare, train_layouts
+from slime.testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, TOLERANCES, compare, train_layouts
 from slime.types import TrainSample
 
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text())
@@ -93,14 +94,17 @@ def test_the_indexer_loss_moves_the_indexer_alone(one_rank: Mapping[str, Any]) -
     assert differing == {name for name in plain if ".indexer." in name}
 
 
-def test_the_prediction_layers_indexer_learns_by_the_formula(one_rank: Mapping[str, Any]) -> None:
-    """Its queries count as their predictions do, and its loss has no other scale than the key of all indexers."""
-    coefficient = TRAINED["dsa_indexer_loss_coeff"]
-    wanted = indexer_gradients(Prediction(HF), recorded_samples(NUM_SAMPLES, HF["vocab_size"]))
-    assert len(wanted) == 5
+def test_indexers_learn_by_the_formula(one_rank: Mapping[str, Any]) -> None:
+    """Each from the mean attention of the layers that it serves. The prediction layer's serves that layer alone: its
+    queries count as their predictions do, and its loss has no other scale than the key of all indexers."""
+    coefficient, trained = TRAINED["dsa_indexer_loss_coeff"], one_rank["trained"]
+    wanted, losses = indexer_gradients(recorded_samples(NUM_SAMPLES, HF["vocab_size"]))
+    assert len(wanted) == 5 * len(losses) == 5 * 6
     for name, gradient in wanted.items():
-        got = one_rank["trained"].gradients[0][name]
-        assert abs(got - coefficient * gradient).max() <= GRADIENT_TOLERANCE * abs(coefficient * gradient).max(), name
+        error = abs(trained.gradients[0][name] - coefficient * gradient).max() / abs(coefficient * gradient).max()
+        assert error <= GRADIENT_TOLERANCE, f"{name} is off by {error:.1e}"
+    assert abs(trained.history[0]["indexer_loss"] - np.mean(losses)) <= TOLERANCES["mean"]
+    assert "indexer_loss" not in one_rank["plain"].history[0]
 
 
 @pytest.mark.parametrize(
@@ -141,46 +145,68 @@ def test_a_checkpoint_goes_into_another_layout(coefficient: float, checkpoint: P
     assert [name for name in saved if not torch.equal(saved[name], loaded[name])] == []
 
 
-def indexer_gradients(prediction: Prediction, samples: Sequence[TrainSample]) -> dict[str, npt.NDArray[np.float64]]:
-    """Of the prediction layer's indexer, by HF name: (DeepSeek-AI 2025), section 2.1.1, in float64. transformers'
-    attention says what it got, chose and attended to; its own indexer has no gradients."""
-    attention, left = prediction.model.model.layers[HF["num_hidden_layers"]].self_attn, iter(samples)
+class Attended(NamedTuple):
+    """What transformers' attention got, [1, s, ...], its probabilities [1, h, s, s] and chosen keys [1, s, k]."""
+
+    hidden: Tensor
+    angles: tuple[Tensor, Tensor]
+    weights: Tensor
+    chosen: Tensor
+
+
+def indexer_gradients(samples: Sequence[TrainSample]) -> tuple[dict[str, npt.NDArray[np.float64]], list[float]]:
+    """By HF name, and the losses of all indexers: (DeepSeek-AI 2025), section 2.1.1, and arXiv 2603.12201 where one
+    serves several layers, in float64. transformers' own indexer has no gradients."""
+    prediction, seen = Prediction(HF), dict[int, Attended]()
+    layers = prediction.model.model.layers
     prediction.model.set_attn_implementation("eager")  # the other ways keep their probabilities to themselves
-    named = dict(attention.indexer.named_parameters())
-    total = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
-
-    def add(module: Any, args: Any, given: Mapping[str, Any], found: tuple[Tensor, Tensor, Tensor]) -> None:
-        losses = divergences(attention, given["hidden_states"].detach(), given["position_embeddings"], *found[1:])
-        gradients = torch.autograd.grad(losses @ counted(next(left)), list(named.values()))
-        for name, gradient in zip(named, gradients, strict=True):
-            total[name] += gradient
-
-    attention.register_forward_hook(add, with_kwargs=True)
-    prediction.loss_and_gradients(samples)
+    for number, layer in enumerate(layers):
+        layer.self_attn.register_forward_hook(partial(note, seen, number), with_kwargs=True)
+    choosing = [number for number, layer in enumerate(layers) if layer.self_attn.indexer is not None]
+    total: dict[str, Tensor] = {}
+    losses = dict.fromkeys(choosing, 0.0)
+    for sample in samples:
+        prediction.loss_and_gradients([sample])  # leaves gradients in the weights' place
+        prediction.model.load_state_dict(models.random_model(HF).double().state_dict())
+        for number, after in zip(choosing, [*choosing[1:], len(layers)], strict=True):
+            target = torch.stack([seen[served].weights[0].detach().mean(0) for served in range(number, after)]).mean(0)
+            attention = layers[number].self_attn
+            ahead = 2 if number == HF["num_hidden_layers"] else 1
+            loss = divergences(attention, seen[number], target) @ counted(sample, ahead, len(target))
+            losses[number] += loss.item()
+            named = {
+                f"model.layers.{number}.self_attn.indexer.{name}": x for name, x in attention.indexer.named_parameters()
+            }
+            for name, gradient in zip(named, torch.autograd.grad(loss, list(named.values())), strict=True):
+                total[name] = total.get(name, 0) + gradient
     num_loss_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-    prefix = f"model.layers.{HF['num_hidden_layers']}.self_attn.indexer."
-    return {prefix + name: (gradient / num_loss_tokens).numpy() for name, gradient in total.items()}
+    gradients = {name: (gradient / num_loss_tokens).numpy() for name, gradient in total.items()}
+    return gradients, [loss / num_loss_tokens for loss in losses.values()]
 
 
-def counted(sample: TrainSample) -> Tensor:
-    """[num_tokens - 2]: does the loss count the token after the next one of each?"""
+def note(
+    seen: dict[int, Attended], number: int, module: Any, args: Any, given: Mapping[str, Any], found: Sequence[Tensor]
+) -> None:
+    seen[number] = Attended(given["hidden_states"].detach(), given["position_embeddings"], found[1], found[2])
+
+
+def counted(sample: TrainSample, ahead: int, length: int) -> Tensor:
+    """[length]: does the loss count the token that comes `ahead` tokens after each?"""
     prompt = torch.zeros(sample.num_tokens - sample.num_response_tokens)
-    return torch.cat([prompt, torch.from_numpy(sample.loss_mask)])[2:].double()
+    mask = torch.cat([prompt, torch.from_numpy(sample.loss_mask), torch.zeros(ahead)])
+    return mask[ahead : ahead + length].double()
 
 
-def divergences(
-    attention: Any, hidden: Tensor, angles: tuple[Tensor, Tensor], weights: Tensor, chosen: Tensor
-) -> Tensor:
-    """[s]: KL(heads' mean attention || softmax(I)) over the chosen keys, of weights [1, h, s, s], chosen [1, s, k]."""
-    indexer, length = attention.indexer, hidden.size(1)
+def divergences(attention: Any, given: Attended, target: Tensor) -> Tensor:
+    """[s]: KL(target || softmax(I)) over the chosen keys, of a target [s, s]."""
+    indexer, hidden, length = attention.indexer, given.hidden, len(target)
     latent = attention.q_a_layernorm(attention.q_a_proj(hidden)).detach()
-    queries = rotated(indexer.wq_b(latent)[0].unflatten(-1, (HF["index_n_heads"], -1)), angles)
-    keys = rotated(indexer.k_norm(indexer.wk(hidden))[0][:, None], angles)[:, 0]
+    queries = rotated(indexer.wq_b(latent)[0].unflatten(-1, (HF["index_n_heads"], -1)), given.angles)
+    keys = rotated(indexer.k_norm(indexer.wk(hidden))[0][:, None], given.angles)[:, 0]
     products = torch.einsum("snd,td->snt", queries, keys).relu() / (HF["index_n_heads"] * HF["index_head_dim"]) ** 0.5
     scores = torch.einsum("sn,snt->st", indexer.weights_proj(hidden)[0], products)
-    seen = torch.zeros(length, length, dtype=torch.bool).scatter_(1, chosen[0].long(), True).tril()
+    seen = torch.zeros(length, length, dtype=torch.bool).scatter_(1, given.chosen[0].long(), True).tril()
     log_share = scores.masked_fill(~seen, -torch.inf).log_softmax(-1).masked_fill(~seen, 0)
-    target = weights[0].detach().mean(0)
     return (torch.xlogy(target, target) - target * log_share).sum(-1)
 
 
