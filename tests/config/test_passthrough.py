@@ -9,6 +9,7 @@ import pytest
 
 from slime.config.annotations import accepts, in_words
 from slime.config.passthrough import SET_BY_SLIME, SOURCES, check_section, fields_of, sections_with
+from slime.errors import SlimeError
 
 
 def faults(section: str, **values: Any) -> list[str]:
@@ -96,3 +97,11 @@ def test_what_slime_sets_exists_in_the_installed_version(section: str) -> None:
 def test_fields_read_from_source_are_those_of_the_imported_class(section: str, module: str, name: str) -> None:
     imported = {field.name for field in dataclasses.fields(getattr(importlib.import_module(module), name))}
     assert fields_of(section).keys() == {field for field in imported if not field.startswith("_")}
+
+
+def test_without_sglang_it_says_where_the_installation_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install slime-rl` alone brings none; the extra `gpu` and the CPU set-up do."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    fields_of.cache_clear()
+    with pytest.raises(SlimeError, match=r"sglang is not installed\. docs/install\.md says how"):
+        fields_of("rollout.sglang")

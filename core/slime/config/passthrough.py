@@ -163,8 +163,9 @@ def _classes(section: str) -> str:
 def _installed(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        distribution = DISTRIBUTION[package]
-        raise SlimeError(f"{distribution} is not installed", todo=f"Run 'pip install {distribution}'.")
+        raise SlimeError(
+            f"{DISTRIBUTION[package]} is not installed", todo="docs/install.md says how it comes with slime."
+        )
     return Path(next(iter(spec.submodule_search_locations)))
 
 
