@@ -1,0 +1,179 @@
+"""What a checkpoint costs: its digests while it is written and compared, and the memory that the trainer keeps of it.
+
+    python benchmarks/checkpoint.py cost                # about 0.7 GB, with and without digests in turns
+    python benchmarks/checkpoint.py cost --layers 32    # in bf16 on a GPU where there is one
+    python benchmarks/checkpoint.py memory              # 100 checkpoints of glm4-tiny; resident memory of the trainer
+
+One trainer rank in this process, without Ray or engines, saves into a run's store as a run does: shards, driver's
+state, sync, manifest, rename. `--folder` (default: the system's temporary one) lies on the disk that is measured. Both
+need a machine that does nothing else, or many rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import psutil
+import torch
+from machine import conditions
+from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+
+from slime.checkpoints import CheckpointStore, examine
+from slime.config.paths import resolve
+from slime.config.schema import Device, Init, LossMean, SlimeConfig
+from slime.digest import DigestingFile
+from slime.files import files_under
+from slime.net import free_port
+from slime.train import checkpoint, heap, shards
+from slime.train.packing import pack
+from slime.train.trainer import Trainer
+from slime.types import TrainSample
+
+TINY = "pkg://slime_plugin_glm4/assets/glm4-tiny"
+LARGER = {"hidden_size": 768, "intermediate_size": 2560, "num_attention_heads": 12}
+PROMISED_SHARE = 0.05
+"""Of a save that takes no digest."""
+PROMISED_MB = 0.1
+"""Growth a checkpoint, from the tenth to the last."""
+COUNTS = (1, 10, 50, 100)
+
+
+class PlainFile(DigestingFile):
+    """As it would be without digests."""
+
+    def write(self, data: bytes) -> int:
+        self._size += memoryview(data).nbytes
+        return super(DigestingFile, self).write(data)
+
+
+class MegatronsWriter:
+    """Megatron-core's own strategy where slime's stands; its files are digested by reading them back."""
+
+    def __new__(cls) -> object:
+        strategy = get_default_save_sharded_strategy()
+        strategy.written = {}
+        return strategy
+
+
+@contextmanager
+def no_digest(*, zip_crc: bool) -> Iterator[None]:
+    """slime's writer without its digest; with torch's checksum in its place, or with none."""
+    kept = patch.object(torch.serialization, "set_crc32_options") if zip_crc else nullcontext()
+    with patch.object(shards, "DigestingFile", PlainFile), kept:
+        yield
+
+
+WAYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "no digest": lambda: no_digest(zip_crc=False),
+    "digest, as slime saves": nullcontext,
+    "torch's checksum, that nothing compares": lambda: no_digest(zip_crc=True),
+    "Megatron's writer, files read back": lambda: patch.object(checkpoint, "ShardWriter", MegatronsWriter),
+}
+
+
+def trainer_of(model: str) -> Trainer:
+    """One rank after one supervised step, so that the optimizer has its moments."""
+    cfg = SlimeConfig()
+    if torch.cuda.is_available():
+        cfg.cluster.device, cfg.train.megatron = Device.cuda, {"bf16": True}
+    cfg.model.family, cfg.model.path, cfg.model.init, cfg.run.num_steps, cfg.sft.num_steps = (
+        "glm4",
+        model,
+        Init.random,
+        1,
+        1,
+    )
+    trainer = Trainer(cfg, 0, 1, "127.0.0.1", free_port("127.0.0.1"))
+    trainer.init_weights()
+    sample = TrainSample(tokens=np.arange(8), loss_mask=np.ones(4, dtype=np.int64))
+    align = trainer.packing_align
+    [batch] = pack([sample], num_dp=1, align=align, max_tokens=64, loss_mean=LossMean.token, num_optimizer_steps=1)
+    trainer.train_sft(batch, step=1)
+    return trainer
+
+
+def save(trainer: Trainer, store: CheckpointStore, step: int) -> float:
+    """Seconds of one save."""
+    start = time.perf_counter()
+    with store.saving(step, {"step": step}) as staging:
+        staging.written |= trainer.save(staging.path)
+    return time.perf_counter() - start
+
+
+def cost(folder: Path, rounds: int, layers: int) -> None:
+    """Every way in each round, so that what else the machine does meets all of them."""
+    model = folder / "model"
+    model.mkdir()
+    config = json.loads((resolve(TINY) / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | LARGER | {"num_hidden_layers": layers}))
+    trainer, store = trainer_of(str(model)), CheckpointStore(folder / "checkpoints", keep=1)
+    save(trainer, store, 1)  # takes memory, and finds the code
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    compared = []
+    for round_number in range(rounds):
+        for number, (name, way) in enumerate(WAYS.items()):
+            with way():
+                seconds[name].append(save(trainer, store, 2 + round_number * len(WAYS) + number))
+            if name.startswith("digest"):
+                [newest] = store.all()
+                start = time.perf_counter()
+                examine(files_under(newest.path))
+                compared.append(time.perf_counter() - start)
+                size = newest.num_bytes / 1e9
+    print(f"{conditions()}; {size:.2f} GB in {folder}, {rounds} rounds: median, fastest\n")
+    base = seconds["no digest"]
+    for name, times in seconds.items():
+        shares = [100 * (of(times) / of(base) - 1) for of in (statistics.median, min)]
+        print(f"{name:<42}{_times(times)}{shares[0]:>+8.1f} %{shares[1]:>+8.1f} %")
+    print(f"{'reading it all, on one core':<42}{_times(compared)}{size / min(compared):>8.1f} GB/s")
+    share = min(seconds["digest, as slime saves"]) / min(base) - 1  # other work of the machine only adds
+    print(f"promised: a digest costs under {PROMISED_SHARE:.0%}: {'kept' if share < PROMISED_SHARE else 'MISSED'}")
+
+
+def _times(times: Sequence[float]) -> str:
+    return f"{statistics.median(times):>8.3f} s{min(times):>8.3f} s"
+
+
+def memory(folder: Path, num_saves: int, keep_heap: bool) -> None:
+    """Resident memory by number of checkpoints."""
+    trainer, store = trainer_of(TINY), CheckpointStore(folder / "checkpoints", keep=1)
+    seen = {}
+    with patch.object(heap, "release") if keep_heap else nullcontext():
+        for count in range(1, num_saves + 1):
+            save(trainer, store, count)
+            seen[count] = psutil.Process().memory_info().rss / 1e6
+    growth = (seen[num_saves] - seen[10]) / (num_saves - 10)
+    print(f"{conditions()}; checkpoints of glm4-tiny, heap {'kept' if keep_heap else 'returned after each'}\n")
+    for count in sorted({*COUNTS, num_saves} & seen.keys()):
+        print(f"after {count:>4}{seen[count]:>10.1f} MB resident")
+    kept = "kept" if growth < PROMISED_MB else "MISSED"
+    print(f"from the 10th on {growth:.2f} MB a checkpoint, promised {PROMISED_MB:g}: {kept}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a checkpoint costs.")
+    parser.add_argument("what", choices=["cost", "memory"])
+    parser.add_argument("--folder", type=Path, help="where checkpoints are written")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--layers", type=int, default=8, help="of the model whose cost is measured")
+    parser.add_argument("--saves", type=int, default=100)
+    parser.add_argument("--keep-heap", action="store_true", help="as it was before slime returned it")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        if arguments.what == "cost":
+            cost(Path(folder), arguments.rounds, arguments.layers)
+        else:
+            memory(Path(folder), arguments.saves, arguments.keep_heap)
+
+
+if __name__ == "__main__":
+    main()
