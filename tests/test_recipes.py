@@ -205,7 +205,13 @@ def test_batches_and_precision(recipe: str, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if "@h100" in name])
 def test_algorithm(recipe: str) -> None:
     algo = plan(recipe).cfg.algo
-    assert (algo.clip_low, algo.clip_high, algo.kl_coef, algo.entropy_coef) == (0.2, 0.28, 0, 0)
+    assert (algo.clip_low, algo.clip_high, algo.kl_coef or 0, algo.entropy_coef) == (0.2, 0.28, 0, 0)
+    assert algo.kl_estimator.name == "low_var_kl"
+
+
+def test_glm5_2_weighs_old_tokens_from_a_half_to_two() -> None:
+    algo = plan("glm5.2@h100x256").cfg.algo
+    assert (algo.importance.name, algo.importance_low, algo.importance_high) == ("truncate", 0.5, 2.0)
 
 
 def test_placement_and_memory() -> None:

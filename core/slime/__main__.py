@@ -5,6 +5,7 @@ Nothing heavy is imported before a run is known to be right, so that `--help`, `
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -25,11 +26,13 @@ slime post-trains large language models with reinforcement learning: generate, r
   slime convert --help       HF folders from a run's checkpoints
 
   slime plan ... --config    print the resolved config as YAML
+  slime plan ... --json      the plan for programs (docs/plan.md)
   slime --help, --version
 
 Keys are in docs/config.md. Keys under train.megatron, train.optimizer, train.ddp and rollout.sglang are the installed
 Megatron-core's and SGLang's own. What can be chosen here:
 """
+PLAN_FLAGS = ("--config", "--json")
 SWEEP_FLAGS = ("--multirun", "-m")
 CONFIG_FLAGS = ("--cfg", "-c", "--config-name", "--config-path", "--config-dir", "--info", "--resolve")
 
@@ -85,8 +88,10 @@ def _refuse_strangers(verb: str | None, argv: Sequence[str]) -> None:
         if word in CONFIG_FLAGS:
             todo = "'slime plan --config' prints the resolved config."
             raise SlimeError(f"'{word}' is a flag of Hydra that slime does not take", todo=todo)
-        if word.startswith("-") and not (word == "--config" and verb == "plan"):
-            raise SlimeError(f"there is no flag '{word}'", todo=did_you_mean(word, ["--help", "--version", "--config"]))
+        if word.startswith("-") and not (word in PLAN_FLAGS and verb == "plan"):
+            raise SlimeError(
+                f"there is no flag '{word}'", todo=did_you_mean(word, ["--help", "--version", *PLAN_FLAGS])
+            )
         if "=" not in word and word[0] not in "~-":
             todo = "The verb comes first." if word in VERBS else did_you_mean(word, VERBS)
             if "." in word or word[0] == "+":
@@ -131,9 +136,13 @@ def _eval(argv: Sequence[str]) -> int:
 def _plan(argv: Sequence[str]) -> int:
     from slime import plugins
     from slime.config.compose import examine, to_yaml
+    from slime.plan.document import document
     from slime.plan.report import report
 
-    composed = examine([word for word in argv if word != "--config"])
+    composed = examine([word for word in argv if word not in PLAN_FLAGS])
+    if "--json" in argv:
+        print(json.dumps(document(composed, plugins.load()), indent=1))
+        return EXIT_ERROR if composed.problems else 0
     if "--config" in argv:
         print(to_yaml(composed.cfg), end="")
     elif not composed.problems:

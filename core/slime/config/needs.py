@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from slime.config.paths import exists
-from slime.config.schema import ModelConfig, Role, SlimeConfig
+from slime.config.schema import ClusterConfig, Device, ModelConfig, Role, SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.engines import engine_groups
 from slime.topology.placement import engine_places
@@ -19,7 +19,7 @@ def config_folder(model: ModelConfig) -> str:
 
 def needs(cfg: SlimeConfig) -> list[SlimeError]:
     """What must be fetched, or cannot be run yet, in the order in which it stands in the config."""
-    return [*_model(cfg.model), *_rows(cfg), *_unbuilt(cfg)]
+    return [*_model(cfg.model), *_rows(cfg), *_hosts(cfg.cluster), *_unbuilt(cfg)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -45,11 +45,19 @@ def _rows(cfg: SlimeConfig) -> Iterator[SlimeError]:
             yield SlimeError(f"there is no '{path}'", where=f"{key}.path", todo=todo)
 
 
+def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
+    if cluster.device is Device.cuda and cluster.num_nodes > 1 and cluster.ray_address is None:
+        todo = "Start Ray on them by the commands that 'slime plan' prints, and set cluster.ray_address."
+        yield SlimeError(f"{cluster.num_nodes} hosts need a Ray cluster", where="cluster.ray_address", todo=todo)
+
+
 def _unbuilt(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """What can be planned and not be run yet."""
     if any(len(nodes) > 1 for nodes in engine_places(cfg)):
         todo = f"Use at most {cfg.cluster.devices_per_node} devices an engine."
         yield SlimeError("engines over several hosts can be planned, not run yet", where="rollout.engines", todo=todo)
+    if cfg.rollout.fp8 is not None:
+        yield SlimeError("FP8 engines can be planned, not run yet", where="rollout.fp8", todo="Set rollout.fp8=null.")
     if any(group.role is not Role.regular for group in engine_groups(cfg)):
         what = "prefill and decode engines can be planned, not run yet"
         yield SlimeError(what, where="rollout.engines", todo="Use regular engines.")

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from slime.config.compose import Composed
-from slime.config.hf import read_hf_config
 from slime.config.keys import own_keys, value_of
-from slime.config.needs import config_folder, is_awaited
-from slime.config.paths import located, resolve
 from slime.config.schema import Device, Importance, SlimeConfig
+from slime.plan.commands import commands
+from slime.plan.model import PlannedModel, read_model
 from slime.plugins import Plugins
-from slime.topology.engines import generates, num_engines
-from slime.topology.layout import Grid, read_grid, split_layers
-from slime.topology.placement import engine_places, trainer_places
-from slime.topology.server_fields import server_fields
+from slime.topology.layout import Grid
+from slime.topology.placement import Place
+from slime.topology.topology import Topology
 
 MAX_ROWS = 16
 """Ranks, groups and engines shown in full; of more, the first ones and a count."""
@@ -27,20 +24,20 @@ MAX_ROWS = 16
 def report(composed: Composed, plugins: Plugins) -> str:
     """The plan of a run without problems."""
     assert not composed.problems, "a plan is made of a run that can start"
-    cfg = composed.cfg
-    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-    grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
-    architecture = plugins.models.create(cfg.model.family).transformer_config(hf)
-    dimensions = ["tp", "cp", "dp", "pp", *(["etp", "ep", "edp"] if architecture.get("num_moe_experts") else [])]
+    cfg, model = composed.cfg, read_model(composed, plugins)
     sections = [
-        _run(composed, hf, plugins),
-        ["", "processes", *_processes(cfg, grid)],
-        ["", "trainer ranks", *_ranks(cfg, hf, grid, dimensions)],
-        ["", "parallel groups", *_groups(grid, dimensions)],
+        _run(composed, model.hf, plugins),
+        ["", "processes", *_processes(cfg, model.topology)],
+        ["", "trainer ranks", *_ranks(model)],
+        ["", "parallel groups", *_groups(model.topology.grid, model.dimensions)],
         ["", "learning", *_learning(cfg)],
+        ["", "trainers' environment", *_settings(model.topology.trainers[0].environment)],
     ]
-    if generates(cfg):
-        sections += [["", "engines", *_engines(cfg)], ["", "each engine's arguments", *_arguments(cfg)]]
+    if model.topology.engines:
+        sections.append(["", "engines", *_engines(model.topology)])
+        sections += _told(model.topology)
+    if typed := commands(cfg):
+        sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)
 
 
@@ -105,8 +102,8 @@ def _setting(name: str, value: Any, width: int = 32) -> str:
     return f"  {name:<{width}} {text}"
 
 
-def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
-    cluster = cfg.cluster
+def _processes(cfg: SlimeConfig, topology: Topology) -> Iterator[str]:
+    cluster, grid = cfg.cluster, topology.grid
     sizes = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp}"
     backend = "gloo" if cluster.device is Device.cpu else "NCCL"
     where = cluster.ray_address or "started for this run"
@@ -114,21 +111,20 @@ def _processes(cfg: SlimeConfig, grid: Grid) -> Iterator[str]:
     rows = [
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
-        ("engine", num_engines(cfg), f"SGLang, {cluster.placement.name}"),
-        ("router", int(num_engines(cfg) > 1), "sglang-router"),
-        ("reward worker", cfg.reward.num_workers if generates(cfg) else 0, limits),
+        ("engine", len(topology.engines), f"SGLang, {cluster.placement.name}, weights by {topology.transport.name}"),
+        ("router", int(len(topology.engines) > 1), "sglang-router"),
+        ("reward worker", cfg.reward.num_workers if topology.engines else 0, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
 
 
-def _ranks(cfg: SlimeConfig, hf: Mapping[str, Any], grid: Grid, names: Sequence[str]) -> Iterator[str]:
-    stages = split_layers(hf["num_hidden_layers"], grid, cfg.train.megatron)
-    yield f"  rank  {'place':<18}" + "".join(f"{name:>4}" for name in names) + "  layers"
-    for rank, place in enumerate(trainer_places(cfg)[:MAX_ROWS]):
-        at = grid.coordinates(rank)
-        numbers = "".join(f"{at[name]:>4}" for name in names)
-        yield f"  {rank:>4}  {place!s:<18}{numbers}  {_layers(stages[at['pp']])}"
-    yield from _more(grid.world_size, "ranks")
+def _ranks(model: PlannedModel) -> Iterator[str]:
+    yield f"  rank  {'place':<18}" + "".join(f"{name:>4}" for name in model.dimensions) + "  layers"
+    for trainer in model.topology.trainers[:MAX_ROWS]:
+        numbers = "".join(f"{trainer.coordinates[name]:>4}" for name in model.dimensions)
+        stage = model.stages[trainer.coordinates["pp"]]
+        yield f"  {trainer.rank:>4}  {trainer.place!s:<18}{numbers}  {_layers(stage)}"
+    yield from _more(model.topology.grid.world_size, "ranks")
 
 
 def _layers(chunks: Sequence[range]) -> str:
@@ -154,16 +150,39 @@ def _more(count: int, what: str) -> Iterator[str]:
         yield f"  ... {count - MAX_ROWS} more {what}"
 
 
-def _engines(cfg: SlimeConfig) -> Iterator[str]:
-    for engine, places in enumerate(engine_places(cfg)[:MAX_ROWS]):
-        yield f"  {engine:>4}  {', '.join(map(str, places))}"
-    yield from _more(num_engines(cfg), "engines")
+def _engines(topology: Topology) -> Iterator[str]:
+    width = max(len(engine.name) for engine in topology.engines)
+    for engine in topology.engines[:MAX_ROWS]:
+        yield f"  {engine.name:<{width}}  {engine.role.name:<8} {_places(engine.nodes)}"
+    yield from _more(len(topology.engines), "engines")
 
 
-def _arguments(cfg: SlimeConfig) -> Iterator[str]:
-    """Fields of SGLang's ServerArgs that every engine gets; its address is found when it starts."""
-    awaited = is_awaited(cfg.model.path, cfg.model.source)
-    folder = located(cfg.model.path) if awaited else resolve(cfg.model.path)
-    fields = server_fields(cfg, 0, model_path=Path(folder))
-    for name, value in sorted(fields.items()):
-        yield _setting(name, value)
+def _places(nodes: Sequence[Place]) -> str:
+    """The hosts of an engine in one word, where it has the same devices of each."""
+    if len(nodes) == 1 or len({(at.devices.start, at.devices.stop) for at in nodes}) > 1:
+        return ", ".join(map(str, nodes))
+    devices = f" device {_layers([nodes[0].devices])}" if nodes[0].devices else ""
+    return f"nodes {nodes[0].node}-{nodes[-1].node}{devices}"
+
+
+def _told(topology: Topology) -> Iterator[list[str]]:
+    """The fields of SGLang's ServerArgs and the environment of every group's engines, in full for the first group.
+
+    Addresses are found when an engine starts; the seed is that of the group's first engine.
+    """
+    firsts = [engine for engine in topology.engines if engine.name.endswith("-0")]
+    for engine in firsts:
+        of, first = engine.name.removesuffix("-0"), firsts[0]
+        whole = engine is first
+        for what, mine, others in (
+            ("arguments", engine.fields, first.fields),
+            ("environment", engine.environment, first.environment),
+        ):
+            shown = {key: value for key, value in mine.items() if whole or others.get(key, "") != value}
+            beside = "" if whole else f", where other than those of {first.name.removesuffix('-0')}"
+            yield ["", f"{what} of {of} engines{beside}", *_settings(shown)]
+
+
+def _settings(values: Mapping[str, Any]) -> Iterator[str]:
+    width = max(32, max(map(len, values), default=0) + 1)
+    return (_setting(name, value, width) for name, value in sorted(values.items()))

@@ -37,6 +37,11 @@ class EngineGroup:
         return self.devices // self.devices_per_engine
 
 
+def in_words(variables: Mapping[str, Any]) -> dict[str, str]:
+    """Values of YAML as an environment has them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
+
+
 def generates(cfg: SlimeConfig) -> bool:
     """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
     return cfg.algo.name != "sft" or cfg.eval.path is not None
@@ -93,7 +98,7 @@ def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, *, alone: bool
             where=f"{where}.devices",
             todo=f"Set it to {above}{f' or {below}' if below else ''}, or change {where}.devices_per_engine.",
         )
-    environment = {key: str(value) for key, value in {**cfg.cluster.environment, **group.environment}.items()}
+    environment = in_words({**cfg.cluster.environment, **group.environment})
     sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
     return EngineGroup(name, group.role, devices, per_engine, sglang, environment)
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from slime.config.schema import Device, SlimeConfig
-from slime.topology.engines import EngineGroup
+from slime.topology.engines import EngineGroup, in_words
 from slime.topology.server_fields import dispatch_tokens, uses_deepep
 
 
 def trainer_environment(cfg: SlimeConfig) -> dict[str, str]:
     """Of a trainer rank; the user's `cluster.environment` has the last word."""
-    return {**_of_device(cfg), **_network(cfg), **_strings(cfg.cluster.environment)}
+    return {**_of_device(cfg), **_network(cfg), **in_words(cfg.cluster.environment)}
 
 
 def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
@@ -50,7 +48,3 @@ def _cores(group: EngineGroup) -> dict[str, str]:
         return {}
     cores = [str(rank % (os.cpu_count() or 1)) for rank in range(group.devices_per_engine)]
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
-
-
-def _strings(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}

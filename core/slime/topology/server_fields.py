@@ -68,7 +68,7 @@ def _device_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
         return {"sleep_on_idle": True}
     ranks = data_parallel_size(group.sglang)
     fields: dict[str, Any] = {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
-    if not group.sglang.get("cuda_graph_bs_decode"):
+    if group.role is not Role.prefill and not group.sglang.get("cuda_graph_bs_decode"):
         fields["cuda_graph_max_bs_decode"] = -(-_most_requests(cfg) // ranks)
     return fields
 
@@ -115,7 +115,8 @@ def dispatch_tokens(cfg: SlimeConfig, group: EngineGroup) -> int:
     ranks = data_parallel_size(group.sglang)
     attention_tp = int(group.sglang["tp_size"]) // ranks
     running = int(group.sglang.get("max_running_requests") or 0)
-    requests = max(requests_per_rank(cfg, group.sglang), -(-running // ranks))
+    graphs = 0 if group.role is Role.prefill and running else requests_per_rank(cfg, group.sglang)
+    requests = max(graphs, -(-running // ranks))
     tokens = -(-requests * num_draft_tokens(group.sglang) // attention_tp)
     return -(-tokens // 8) * 8
 
