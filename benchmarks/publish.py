@@ -105,7 +105,7 @@ def publish(cluster: Cluster, residency: Residency, version: int, size: int) -> 
     """One publish as a run does it, and its parts on the driver's clock."""
     seconds = {"resume weights": sum(residency.for_weights().values())}
     start = time.perf_counter()
-    receipts = cluster.train_all("publish", cluster.engine_urls, version, size)
+    receipts = cluster.train_all("publish", cluster.endpoints, version, size)
     receipt = Receipt.merged([receipt for receipt in receipts if receipt])
     seconds["publish"] = time.perf_counter() - start
     print(f"publish {version}, {size} MiB: {seconds['publish']:.3f} s", file=sys.stderr, flush=True)

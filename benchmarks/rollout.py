@@ -35,6 +35,7 @@ from slime.config.paths import resolve
 from slime.config.schema import SamplingConfig, SlimeConfig
 from slime.data.prompts import PromptSource
 from slime.data.tokenize import load_tokenizer
+from slime.net import LOOPBACK, Endpoint
 from slime.reward.service import RewardService
 from slime.rollout.buffer import FifoBuffer
 from slime.rollout.client import EngineClient, Generation
@@ -51,8 +52,8 @@ Body = Mapping[str, Any]
 class RecordingClient(EngineClient):
     """Keeps what was asked, so that exactly the same can be asked again."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, engine: Endpoint) -> None:
+        super().__init__(engine)
         self.bodies: list[Body] = []
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
@@ -67,15 +68,15 @@ async def through_the_loop(rollout: Rollout) -> float:
     return collected.stats["rollout/num_tokens"] / (time.perf_counter() - start)
 
 
-async def straight(url: str, bodies: Sequence[Body], concurrency: int) -> float:
+async def straight(engine: Endpoint, bodies: Sequence[Body], concurrency: int) -> float:
     """Tokens a second of the same requests, as many at once."""
     waiting, num_tokens = iter(bodies), 0
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=engine.headers) as session:
 
         async def sender() -> None:
             nonlocal num_tokens
             for body in waiting:
-                async with session.post(f"{url}/generate", json=body) as response:
+                async with session.post(f"{engine}/generate", json=body) as response:
                     num_tokens += (await response.json())["meta_info"]["completion_tokens"]
 
         start = time.perf_counter()
@@ -83,10 +84,10 @@ async def straight(url: str, bodies: Sequence[Body], concurrency: int) -> float:
         return num_tokens / (time.perf_counter() - start)
 
 
-async def measure(cfg: SlimeConfig, url: str, rewards: RewardService, rounds: int) -> list[tuple[float, float]]:
+async def measure(cfg: SlimeConfig, engine: Endpoint, rewards: RewardService, rounds: int) -> list[tuple[float, float]]:
     """(through the loop, straight) of each round; a first round warms both up and only begins the comparison."""
     tokenizer = load_tokenizer(resolve(cfg.model.path))
-    client = RecordingClient(url)
+    client = RecordingClient(engine)
     rollout = Rollout(
         cfg.rollout,
         cfg.reward,
@@ -103,19 +104,19 @@ async def measure(cfg: SlimeConfig, url: str, rewards: RewardService, rounds: in
         for _ in range(rounds + 1):
             client.bodies.clear()
             ours.append(await through_the_loop(rollout))
-            theirs.append(await straight(url, client.bodies, cfg.rollout.max_requests_per_engine))
+            theirs.append(await straight(engine, client.bodies, cfg.rollout.max_requests_per_engine))
     finally:
         await client.close()
     around = [(before + after) / 2 for before, after in pairwise(theirs)]
     return list(zip(ours[1:], around, strict=True))
 
 
-def publish_random_weights(cfg: SlimeConfig, url: str, folder: Path) -> None:
+def publish_random_weights(cfg: SlimeConfig, engine: Endpoint, folder: Path) -> None:
     """Weights with which responses differ and seldom end early."""
     from safetensors.torch import load_file
 
     write_checkpoint(json.loads((resolve(cfg.model.path) / "config.json").read_text()), folder)
-    publish(iter(load_file(folder / "model.safetensors").items()), [url], VERSION, cfg.weights.bucket_mb << 20)
+    publish(iter(load_file(folder / "model.safetensors").items()), [engine], VERSION, cfg.weights.bucket_mb << 20)
 
 
 def table(cfg: SlimeConfig, pairs: Sequence[tuple[float, float]]) -> str:
@@ -148,12 +149,12 @@ def main() -> None:
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine = EngineProcess(cfg, model_path=resolve(cfg.model.path), host="127.0.0.1", log=folder / "engine.log")
-        stack.callback(engine.stop)
-        url = engine.start()
-        publish_random_weights(cfg, url, folder)
+        process = EngineProcess(cfg, model_path=resolve(cfg.model.path), host=LOOPBACK, log=folder / "engine.log")
+        stack.callback(process.stop)
+        engine = process.start()
+        publish_random_weights(cfg, engine, folder)
         rewards = stack.enter_context(RewardService(cfg.reward))
-        print(table(cfg, asyncio.run(measure(cfg, url, rewards, options.rounds))))
+        print(table(cfg, asyncio.run(measure(cfg, engine, rewards, options.rounds))))
 
 
 if __name__ == "__main__":

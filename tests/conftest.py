@@ -63,8 +63,8 @@ def engine(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def engine_url(engine):
-    return engine.url
+def endpoint(engine):
+    return engine.endpoint
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,71 @@
-"""Ports: found, never assumed."""
+"""Addresses, ports, and who may use them."""
 
 from __future__ import annotations
 
+import secrets
 import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+LOOPBACK = "127.0.0.1"
+"""Where servers of a run listen that is on one host alone."""
+LOOPBACK_SETTINGS = MappingProxyType({"GLOO_SOCKET_IFNAME": "lo"})
+"""Environment that has torch's process groups listen there too; a user's own comes first."""
+
+
+class Secret(str):
+    """A text that is not shown: what prints objects, such as SGLang its arguments, prints asterisks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+def new_key() -> Secret:
+    """A random key of 256 bits, for a run's requests to its own engines."""
+    return Secret(secrets.token_hex(32))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an engine, or the router before several, takes requests.
+
+    Attributes:
+        url: `http://host:port`.
+        key: what requests must carry; the server refuses all others.
+    """
+
+    url: str
+    key: Secret
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """HTTP headers of every request."""
+        return {"Authorization": f"Bearer {self.key!s}"}
+
+
+def hand_over(key: Secret, process: subprocess.Popen[bytes]) -> None:
+    """Tell a server its key through its standard input: arguments and environment can be read by others."""
+    assert process.stdin
+    with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended says why in its log
+        pipe.write(key.encode() + b"\n")
+
+
+def take_key() -> Secret:
+    """The server's end of `hand_over`."""
+    return Secret(sys.stdin.readline().strip())
 
 
 def free_port(host: str) -> int:
@@ -10,3 +73,24 @@ def free_port(host: str) -> int:
     with socket.socket() as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
+
+
+def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
+    """torch's key-value store, listening at `host` and nowhere else (0: at a free port); it asks nobody who he is.
+
+    Left to itself, it listens on every interface.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)
+    port = int(listener.getsockname()[1])
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
+
+
+def join_store(host: str, port: int, timeout: timedelta) -> TCPStore:
+    """The same store in another process."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)

@@ -133,14 +133,14 @@ class Session:
         cfg = self.cfg
         self._runner, self._rewards = stack.enter_context(asyncio.Runner()), rewards
         self._engines = [
-            EngineClient(url, cfg.rollout.request_timeout_s, log=self.run.logs / f"engine-{index}.log")
-            for index, url in enumerate(self.cluster.engine_urls)
+            EngineClient(endpoint, cfg.rollout.request_timeout_s, log=self.run.logs / f"engine-{index}.log")
+            for index, endpoint in enumerate(self.cluster.endpoints)
         ]
         for engine in self._engines:
             self._close_later(stack, engine)
         self._runner.run(require_room(self._engines, cfg))
         if len(self._engines) > 1:
-            self._router = stack.enter_context(open_router(self.cluster.engine_urls, self.run.logs))
+            self._router = stack.enter_context(open_router(self.cluster.endpoints, self.run.logs))
             self._close_later(stack, self._router)
         if self._data.prompts:
             self._rollout = Rollout(
@@ -202,9 +202,9 @@ class Session:
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
         self._residency.for_weights()
-        receipts = self.cluster.train_all("publish", self.cluster.engine_urls, version)
+        receipts = self.cluster.train_all("publish", self.cluster.endpoints, version)
         receipt = Receipt.merged([receipt for receipt in receipts if receipt])
-        assert sorted(receipt.engines) == sorted(self.cluster.engine_urls), "every engine has its publisher"
+        assert sorted(receipt.engines) == sorted(map(str, self.cluster.endpoints)), "every engine has its publisher"
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
         return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
 

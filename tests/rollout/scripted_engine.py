@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from slime.net import Endpoint, Secret
 from slime.rollout.client import EngineClient
 from slime.types import Verdict
 
@@ -20,9 +21,9 @@ STOP_TOKEN = 0
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[EngineClient]:
+async def connected(endpoint: Endpoint) -> AsyncIterator[EngineClient]:
     """A client that is closed in the end."""
-    client = EngineClient(url)
+    client = EngineClient(endpoint)
     try:
         yield client
     finally:
@@ -34,7 +35,7 @@ def answer(prompt_token: int, position: int) -> int:
 
 
 class ScriptedEngine:
-    """Use as an asynchronous context manager; `url` is set within.
+    """Use as an asynchronous context manager; `endpoint` is set within.
 
     Args:
         lengths: tokens of the response to the prompt whose first token is the key, stop token included.
@@ -62,7 +63,7 @@ class ScriptedEngine:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.endpoint = Endpoint(f"http://127.0.0.1:{self._runner.addresses[0][1]}", Secret("any"))
         return self
 
     async def __aexit__(self, *_: object) -> None:

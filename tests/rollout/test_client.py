@@ -6,9 +6,10 @@ import socket
 import pytest
 
 from slime.errors import NoAnswer, SlimeError
+from slime.net import LOOPBACK, Endpoint, Secret
 from slime.rollout.client import EngineClient, FinishReason
 from slime.rollout.engine import reserved_port
-from slime.testing.engines import LOCALHOST, hf_tensors
+from slime.testing.engines import hf_tensors
 from slime.weights.publish import publish
 
 from .scripted_engine import ScriptedEngine
@@ -19,16 +20,20 @@ LONG = {"max_new_tokens": 480, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def url(engine_url, hf_model, tiny_model):
-    publish(hf_tensors(hf_model(tiny_model)), [engine_url], 4, 1 << 24)
-    return engine_url
+def served(endpoint, hf_model, tiny_model):
+    publish(hf_tensors(hf_model(tiny_model)), [endpoint], 4, 1 << 24)
+    return endpoint
 
 
-def with_client(url, use, **options):
+def nobody(port):
+    return Endpoint(f"http://{LOOPBACK}:{port}", Secret("any"))
+
+
+def with_client(endpoint, use, **options):
     """Run `await use(client)` in an event loop of its own."""
 
     async def run():
-        client = EngineClient(url, **options)
+        client = EngineClient(endpoint, **options)
         try:
             return await use(client)
         finally:
@@ -38,8 +43,8 @@ def with_client(url, use, **options):
 
 
 @pytest.mark.slow
-def test_generation(url):
-    generation = with_client(url, lambda client: client.generate(PROMPT, {"max_new_tokens": 16, "ignore_eos": True}))
+def test_generation(served):
+    generation = with_client(served, lambda client: client.generate(PROMPT, {"max_new_tokens": 16, "ignore_eos": True}))
     assert len(generation.tokens) == len(generation.logprobs) == 16
     assert all(logprob < 0 for logprob in generation.logprobs)
     assert generation.finish_reason is FinishReason.LENGTH
@@ -47,9 +52,9 @@ def test_generation(url):
 
 
 @pytest.mark.slow
-def test_stop_token_is_part_of_the_answer(url):
+def test_stop_token_is_part_of_the_answer(served):
     generation = with_client(
-        url, lambda client: client.generate(PROMPT, {"max_new_tokens": 400, "stop_token_ids": list(range(64))})
+        served, lambda client: client.generate(PROMPT, {"max_new_tokens": 400, "stop_token_ids": list(range(64))})
     )
     assert generation.finish_reason is FinishReason.STOP
     assert generation.tokens[-1] < 64
@@ -57,21 +62,21 @@ def test_stop_token_is_part_of_the_answer(url):
 
 
 @pytest.mark.slow
-def test_aborted_requests_bring_what_they_had(url):
+def test_aborted_requests_bring_what_they_had(served):
     async def abort_on_the_way(client):
         requests = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(4)]
         await asyncio.sleep(0.3)
         await client.abort_all()
         return await asyncio.gather(*requests)
 
-    generations = with_client(url, abort_on_the_way)
+    generations = with_client(served, abort_on_the_way)
     assert {generation.finish_reason for generation in generations} == {FinishReason.ABORT}
     assert all(0 < len(generation.tokens) < 480 for generation in generations)
     assert all(len(generation.tokens) == len(generation.logprobs) for generation in generations)
 
 
 @pytest.mark.slow
-def test_pause_ends_what_runs_and_holds_back_what_comes(url):
+def test_pause_ends_what_runs_and_holds_back_what_comes(served):
     async def pause(client):
         running = asyncio.create_task(client.generate(PROMPT, LONG))
         await asyncio.sleep(0.2)
@@ -83,26 +88,26 @@ def test_pause_ends_what_runs_and_holds_back_what_comes(url):
         await client.continue_generation()
         return ended, done, await waiting
 
-    ended, done, resumed = with_client(url, pause)
+    ended, done, resumed = with_client(served, pause)
     assert ended.finish_reason is FinishReason.ABORT
     assert not done, "a paused engine starts nothing"
     assert len(resumed.tokens) == 2
 
 
 @pytest.mark.slow
-def test_info_and_health(url, tiny_model):
-    assert with_client(url, lambda client: client.model_info())["model_path"] == str(tiny_model)
-    with_client(url, lambda client: client.health())
+def test_info_and_health(served, tiny_model):
+    assert with_client(served, lambda client: client.model_info())["model_path"] == str(tiny_model)
+    with_client(served, lambda client: client.health())
 
 
 @pytest.mark.slow
-def test_refused_request_says_why(url):
+def test_refused_request_says_why(served):
     with pytest.raises(SlimeError, match=r"/generate was refused with status 400.*temperature"):
-        with_client(url, lambda client: client.generate(PROMPT, {"temperature": -1.0}))
+        with_client(served, lambda client: client.generate(PROMPT, {"temperature": -1.0}))
 
 
 @pytest.mark.slow
-def test_the_load_changes_while_tokens_are_generated(url):
+def test_the_load_changes_while_tokens_are_generated(served):
     async def watch(client):
         requests = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(3)]
         loads = []
@@ -112,23 +117,23 @@ def test_the_load_changes_while_tokens_are_generated(url):
         await client.flush_cache()
         return loads, await client.load()
 
-    loads, idle = with_client(url, watch)
+    loads, idle = with_client(served, watch)
     assert max(num_requests for num_requests, _ in loads) == 3
     assert len({num_tokens for _, num_tokens in loads}) > 3
     assert idle == (0, 0)
 
 
 def test_no_answer_in_time_is_an_error():
-    with socket.create_server((LOCALHOST, 0)) as silent:
-        url = f"http://{LOCALHOST}:{silent.getsockname()[1]}"
+    with socket.create_server((LOOPBACK, 0)) as silent:
+        endpoint = nobody(silent.getsockname()[1])
         with pytest.raises(NoAnswer, match=r"no answer to /health within 0\.1 s.*request_timeout_s"):
-            with_client(url, lambda client: client.health(), timeout_s=0.1)
+            with_client(endpoint, lambda client: client.health(), timeout_s=0.1)
 
 
 def test_a_response_may_take_longer_than_an_answer():
     async def generate():
         async with ScriptedEngine(token_s={5: 0.1}) as engine:
-            client = EngineClient(engine.url, timeout_s=0.2)
+            client = EngineClient(engine.endpoint, timeout_s=0.2)
             try:
                 return await client.generate([5], {"max_new_tokens": 4})
             finally:
@@ -138,12 +143,12 @@ def test_a_response_may_take_longer_than_an_answer():
 
 
 def test_engine_that_is_gone_is_named_with_its_log(tmp_path):
-    with reserved_port(LOCALHOST) as port, pytest.raises(SlimeError, match=f"{LOCALHOST}:{port}") as raised:
-        with_client(f"http://{LOCALHOST}:{port}", lambda client: client.health(), log=tmp_path / "engine-0.log")
+    with reserved_port(LOOPBACK) as port, pytest.raises(SlimeError, match=f"{LOOPBACK}:{port}") as raised:
+        with_client(nobody(port), lambda client: client.health(), log=tmp_path / "engine-0.log")
     assert "engine-0.log" in str(raised.value)
 
 
 def test_weights_that_were_never_published_are_refused():
     answer = {"meta_info": {"finish_reason": {"type": "stop"}, "weight_version": "unpublished"}}
     with pytest.raises(SlimeError, match=r"serves 'unpublished' weights\. Publish"):
-        EngineClient("http://engine")._generation(answer)
+        EngineClient(nobody(9))._generation(answer)

@@ -12,10 +12,11 @@ import psutil
 import pytest
 
 from slime.errors import SlimeError
+from slime.net import LOOPBACK
 from slime.rollout import engine as engine_module
 from slime.rollout.engine import EngineProcess, reserved_port, server_args
 from slime.rollout.launcher import parse
-from slime.testing.engines import LOCALHOST, cpu_config, running_engine
+from slime.testing.engines import cpu_config, running_engine
 
 
 def test_arguments_survive_the_command_line():
@@ -26,7 +27,7 @@ def test_arguments_survive_the_command_line():
 @pytest.mark.slow
 def test_engine_that_dies_at_start_shows_the_end_of_its_log(tiny_model, tmp_path):
     engine = EngineProcess(
-        cpu_config(max_total_tokens=-1), model_path=tiny_model, host=LOCALHOST, log=tmp_path / "engine.log"
+        cpu_config(max_total_tokens=-1), model_path=tiny_model, host=LOOPBACK, log=tmp_path / "engine.log"
     )
     with pytest.raises(SlimeError, match="before it answered; its log ends: ") as raised:
         engine.start()
@@ -39,7 +40,7 @@ def test_engine_that_dies_at_start_shows_the_end_of_its_log(tiny_model, tmp_path
 def test_engine_that_takes_too_long_is_stopped(tiny_model, tmp_path):
     cfg = cpu_config()
     cfg.cluster.start_timeout_s = 0.5
-    engine = EngineProcess(cfg, model_path=tiny_model, host=LOCALHOST, log=tmp_path / "engine.log")
+    engine = EngineProcess(cfg, model_path=tiny_model, host=LOOPBACK, log=tmp_path / "engine.log")
     with pytest.raises(SlimeError, match=r"not up after 0\.5 s.*start_timeout_s"):
         engine.start()
     assert group(engine.pid) == []
@@ -49,17 +50,18 @@ def test_engine_that_takes_too_long_is_stopped(tiny_model, tmp_path):
 def test_port_taken_meanwhile_is_replaced(tiny_model, tmp_path, monkeypatch):
     """Somebody binds the port between our look and SGLang's start."""
     with socket.socket() as somebody:
-        somebody.bind((LOCALHOST, 0))
+        somebody.bind((LOOPBACK, 0))
         somebody.listen()
         taken = somebody.getsockname()[1]
         ports = iter([contextlib.nullcontext(taken)])
         monkeypatch.setattr(engine_module, "reserved_port", lambda host: next(ports, None) or reserved_port(host))
         with running_engine(tiny_model, tmp_path / "engine.log") as engine:
-            assert not engine.url.endswith(f":{taken}")
+            assert not engine.endpoint.url.endswith(f":{taken}")
 
 
 PARENT = """
 import sys, time
+from pathlib import Path
 from slime.testing.engines import running_engine
 with running_engine(Path(sys.argv[1]), Path(sys.argv[2])) as engine:
     print(engine.pid, flush=True)

@@ -16,7 +16,7 @@ PROMPTS = [Prompt(f"eval/{number}", (), (number,), label=number) for number in r
 
 def run(engine, scorer=None, version=3, max_in_flight=64, **cfg):
     async def main():
-        async with engine, connected(engine.url) as client:
+        async with engine, connected(engine.endpoint) as client:
             return await evaluate(
                 EvalConfig(sampling=EvalSamplingConfig(0.0, 1.0, -1, 9, None, []), **cfg),
                 RewardConfig(name="scripted", max_failed_share=0.3),

@@ -21,39 +21,39 @@ POOL = 20000
 
 
 @pytest.fixture(scope="module")
-def url(engine_url, hf_model, tiny_model):
-    publish(hf_tensors(hf_model(tiny_model)), [engine_url], 4, 1 << 24)
-    return engine_url
+def served(endpoint, hf_model, tiny_model):
+    publish(hf_tensors(hf_model(tiny_model)), [endpoint], 4, 1 << 24)
+    return endpoint
 
 
-def use(url, function):
+def use(endpoint, function):
     async def run():
-        async with connected(url) as client:
+        async with connected(endpoint) as client:
             return await function(client)
 
     return asyncio.run(run())
 
 
-def num_generated(url, num_input, num_wanted):
+def num_generated(served, num_input, num_wanted):
     """Tokens that come of a request for `num_wanted`, which nothing but a limit ends."""
     sampling = {"max_new_tokens": num_wanted, "ignore_eos": True}
-    generation = use(url, lambda client: client.generate([5] * num_input, sampling))
+    generation = use(served, lambda client: client.generate([5] * num_input, sampling))
     assert generation.finish_reason is FinishReason.LENGTH
     return len(generation.tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_input", [6, 256, room(CONTEXT) - 1])
-def test_every_part_of_the_longest_response_can_be_asked_for(url, num_input):
+def test_every_part_of_the_longest_response_can_be_asked_for(served, num_input):
     """256 tokens of prompt and 250 of response: from the first on, from the middle, and the last one alone."""
     rest = room(CONTEXT) - num_input
-    assert num_generated(url, num_input, rest) == rest
+    assert num_generated(served, num_input, rest) == rest
 
 
 @pytest.mark.slow
-def test_one_token_more_could_not_be_continued(url):
+def test_one_token_more_could_not_be_continued(served):
     with pytest.raises(SlimeError, match=r"Input length \(506 tokens\) exceeds the maximum allowed length"):
-        num_generated(url, room(CONTEXT), 1)
+        num_generated(served, room(CONTEXT), 1)
 
 
 @pytest.mark.slow
@@ -82,14 +82,14 @@ def test_every_part_of_the_longest_response_fits_a_pool_of_pages(page_size):
 
 
 @pytest.mark.slow
-def test_an_engine_that_takes_less_is_named(url, cfg):
+def test_an_engine_that_takes_less_is_named(served, cfg):
     """What its pool holds is not in the config: SGLang finds it by the memory that is free."""
     cfg.rollout.max_prompt_tokens = room(CONTEXT) - 16
-    use(url, lambda client: require_room([client], cfg))
+    use(served, lambda client: require_room([client], cfg))
     cfg.rollout.max_prompt_tokens += 1
-    with pytest.raises(SlimeError, match=f"engine {url}: takes sequences of at most 506 tokens, but .* have 507"):
-        use(url, lambda client: require_room([client], cfg))
-    assert use(url, lambda client: client.server_info())["max_total_num_tokens"] == POOL
+    with pytest.raises(SlimeError, match=f"engine {served}: takes sequences of at most 506 tokens, but .* have 507"):
+        use(served, lambda client: require_room([client], cfg))
+    assert use(served, lambda client: client.server_info())["max_total_num_tokens"] == POOL
 
 
 @pytest.fixture

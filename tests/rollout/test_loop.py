@@ -54,7 +54,7 @@ def run(
     """Collect `steps` times, one weight version after the other; a failing step ends it with its error."""
 
     async def main():
-        async with engine, connected(engine.url) as client:
+        async with engine, connected(engine.endpoint) as client:
             rollout = Rollout(
                 config(**changes),
                 RewardConfig(name="scripted", max_failed_share=max_failed_share),

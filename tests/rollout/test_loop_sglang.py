@@ -21,6 +21,7 @@ from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.data.prompts import PromptSource
 from slime.data.tokenize import load_tokenizer
+from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
 from slime.rollout.buffer import FifoBuffer
 from slime.rollout.client import EngineClient
@@ -52,7 +53,8 @@ def weights(cfg, tmp_path_factory):
 def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
     logs = tmp_path_factory.mktemp("engines")
     model = resolve(cfg.model.path)
-    engines = [EngineProcess(cfg, model_path=model, host="127.0.0.1", log=logs / f"{n}.log") for n in range(2)]
+    where = {"model_path": model, "host": LOOPBACK, "key": new_key()}
+    engines = [EngineProcess(cfg, log=logs / f"{n}.log", **where) for n in range(2)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         for engine in engines:
             stack.callback(engine.stop)
@@ -77,7 +79,7 @@ class Bench:
         self.evaluations: list[dict[str, float]] = []
 
     def publish(self, version: int) -> None:
-        publish(iter(self.weights.items()), [engine.url for engine in self.engines], version, 1 << 26)
+        publish(iter(self.weights.items()), [engine.endpoint for engine in self.engines], version, 1 << 26)
 
     def collect(self, *versions: int, disturb=lambda kept, needed: None, evaluates=False) -> list[Collected]:
         """One step a version, right behind an evaluation under the same weights if there is to be one."""
@@ -85,10 +87,10 @@ class Bench:
 
     async def _collect(self, versions, disturb, evaluates) -> list[Collected]:
         async with AsyncExitStack() as stack:
-            clients = [self._client(stack, EngineClient(engine.url)) for engine in self.engines]
+            clients = [self._client(stack, EngineClient(engine.endpoint)) for engine in self.engines]
             router = None
             if len(clients) > 1:
-                context = open_router([client.url for client in clients], self.logs)
+                context = open_router([engine.endpoint for engine in self.engines], self.logs)
                 router = self._client(stack, stack.enter_context(context))
             rollout = Rollout(
                 self.cfg.rollout,

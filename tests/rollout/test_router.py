@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import aiohttp
@@ -15,13 +16,15 @@ import psutil
 import pytest
 
 from slime.errors import SlimeError
+from slime.net import Endpoint, Secret, new_key
+from slime.rollout.client import EngineClient
 from slime.rollout.engine import reserved_port
 from slime.rollout.router import RouterProcess, open_router
 from slime.topology.server_fields import MAX_IMBALANCE
 
 pytestmark = pytest.mark.slow
 
-NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
+NOBODY = Endpoint("http://127.0.0.1:9", Secret("any"))  # the discard port: nothing listens
 
 
 def test_an_engine_out_of_reach_is_named(tmp_path):
@@ -51,7 +54,7 @@ class Holding(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.requests.append(self.path)
+        self.server.requests.append(self.headers["Authorization"])
         assert self.server.may_answer.wait(30)
         self._answer()
 
@@ -83,15 +86,16 @@ def holding_server(may_answer):
 
 def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
     """By the router's defaults one engine may have half as many again as another: the step would wait for it."""
-    num_requests, may_answer = 128, threading.Event()
+    num_requests, may_answer, key = 128, threading.Event(), new_key()
 
-    async def generate(session, url, number):
-        async with session.post(f"{url}/generate", json={"input_ids": [*range(32), number]}) as answer:
+    async def generate(session, router, number):
+        async with session.post(f"{router}/generate", json={"input_ids": [*range(32), number]}) as answer:
             return answer.status
 
-    async def generate_all(url, servers):
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            requests = [asyncio.ensure_future(generate(session, url, number)) for number in range(num_requests)]
+    async def generate_all(router, servers):
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, headers=router.headers) as session:
+            requests = [asyncio.ensure_future(generate(session, router, number)) for number in range(num_requests)]
             while sum(len(server.requests) for server in servers) < num_requests:
                 assert not any(request.done() for request in requests), "nobody has answered yet"
                 await asyncio.sleep(0.05)
@@ -99,9 +103,13 @@ def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
             return await asyncio.gather(*requests)
 
     with holding_server(may_answer) as one, holding_server(may_answer) as other:
-        urls = [f"http://127.0.0.1:{server.server_port}" for server in (one, other)]
-        with open_router(urls, tmp_path) as router:
-            assert asyncio.run(generate_all(router.url, (one, other))) == [200] * num_requests
+        engines = [Endpoint(f"http://127.0.0.1:{server.server_port}", key) for server in (one, other)]
+        with open_router(engines, tmp_path) as client:
+            router = Endpoint(client.url, key)
+            assert asyncio.run(generate_all(router, (one, other))) == [200] * num_requests
+            assert {*one.requests, *other.requests} == {f"Bearer {key!s}"}
+            with pytest.raises(SlimeError, match="status 401"):
+                asyncio.run(EngineClient(replace(router, key=new_key())).generate([1], {}))
     # A few over: the router counts a request a moment after it has chosen for it. By its defaults it is 26 here.
     assert abs(len(one.requests) - len(other.requests)) <= MAX_IMBALANCE + 4
 
@@ -109,8 +117,9 @@ def test_engines_share_the_requests_evenly_though_all_begin_alike(tmp_path):
 DRIVER = """
 import sys, time
 from pathlib import Path
+from slime.net import Endpoint, Secret
 from slime.rollout.router import RouterProcess
-router = RouterProcess([sys.argv[1]], int(sys.argv[2]), Path(sys.argv[3]))
+router = RouterProcess([Endpoint(sys.argv[1], Secret("any"))], int(sys.argv[2]), Path(sys.argv[3]))
 print(router._process.pid, flush=True)
 time.sleep(60)
 """
@@ -118,7 +127,7 @@ time.sleep(60)
 
 def test_it_dies_with_the_one_that_started_it(tmp_path):
     with reserved_port("127.0.0.1") as port:
-        command = [sys.executable, "-c", DRIVER, NOBODY, str(port), str(tmp_path / "router.log")]
+        command = [sys.executable, "-c", DRIVER, NOBODY.url, str(port), str(tmp_path / "router.log")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
             try:
                 group = int(driver.stdout.readline())

@@ -11,6 +11,7 @@ import torch
 
 from slime.config.paths import resolve
 from slime.errors import SlimeError
+from slime.net import Endpoint, Secret
 from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors, running_engine
 from slime.weights.bucket import SharedBucket
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.slow
 BUCKET = 1 << 18
 """Bytes: small enough that the tiny model takes a dozen buckets, and that its largest tensors go alone."""
 PROMPT = [5, 6, 7]
+NOBODY = Endpoint("http://127.0.0.1:9", Secret("any"))
+"""The discard port: nothing listens."""
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order; seen are 1.5e-6."""
 
@@ -38,15 +41,15 @@ def tensors(model):
 
 
 @pytest.fixture
-def served(engine_url, tensors):
-    """The engine's URL, serving `tensors` as version 1."""
-    publish(iter(tensors.items()), [engine_url], 1, BUCKET)
-    return engine_url
+def served(endpoint, tensors):
+    """The engine, serving `tensors` as version 1."""
+    publish(iter(tensors.items()), [endpoint], 1, BUCKET)
+    return endpoint
 
 
-def generate(url, num_tokens=8, **sampling):
+def generate(endpoint, num_tokens=8, **sampling):
     async def request():
-        client = EngineClient(url)
+        client = EngineClient(endpoint)
         try:
             return await client.generate(PROMPT, {"max_new_tokens": num_tokens, "ignore_eos": True, **sampling})
         finally:
@@ -66,19 +69,19 @@ def check_parity(model, generation, temperature=1.0):
     torch.testing.assert_close(torch.tensor(generation.logprobs), wanted, atol=TOLERANCE, rtol=0)
 
 
-def check_refusal(url):
+def check_refusal(endpoint):
     """An engine with a part of a version generates under neither that version's number nor the one before."""
-    with pytest.raises(SlimeError, match=f"{url}.* serves 'incomplete' weights"):
-        generate(url)
+    with pytest.raises(SlimeError, match=f"{endpoint}.* serves 'incomplete' weights"):
+        generate(endpoint)
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, BUCKET, 1 << 30])
-def test_receipt(engine_url, tensors, bucket_bytes):
-    receipt = publish(iter(tensors.items()), [engine_url], 7, bucket_bytes)
-    assert (receipt.version, receipt.engines) == (7, (engine_url,))
+def test_receipt(endpoint, tensors, bucket_bytes):
+    receipt = publish(iter(tensors.items()), [endpoint], 7, bucket_bytes)
+    assert (receipt.version, receipt.engines) == (7, (endpoint.url,))
     assert receipt.num_tensors == len(tensors)
     assert receipt.num_bytes == sum(tensor.nbytes for tensor in tensors.values())
-    assert generate(engine_url).weight_version == 7
+    assert generate(endpoint).weight_version == 7
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
@@ -105,11 +108,11 @@ def test_mixture_of_experts(hf_model, tmp_path):
         if "e_score_correction_bias" in name:
             tensor.copy_(torch.linspace(-0.1, 0.1, len(tensor)))
     with running_engine(folder, tmp_path / "engine.log") as engine:
-        assert publish(iter(tensors.items()), [engine.url], 1, BUCKET).num_tensors == len(tensors)
-        check_parity(model, generate(engine.url, 32))
+        assert publish(iter(tensors.items()), [engine.endpoint], 1, BUCKET).num_tensors == len(tensors)
+        check_parity(model, generate(engine.endpoint, 32))
         tensors.pop("model.layers.1.mlp.experts.3.up_proj.weight")
         with pytest.raises(SlimeError, match=r"missing model\.layers\.1\.mlp\.experts\.3\.up_proj\.weight"):
-            publish(iter(tensors.items()), [engine.url], 2, BUCKET)
+            publish(iter(tensors.items()), [engine.endpoint], 2, BUCKET)
 
 
 @pytest.mark.parametrize("name", ["glm4-tiny", "glm4-moe-tiny"])
@@ -119,14 +122,14 @@ def test_tensor_parallel_engine(hf_model, tmp_path, name):
     model = hf_model(folder)
     tensors = dict(hf_tensors(model))
     with running_engine(folder, tmp_path / "engine.log", tp_size=2) as engine:
-        publish(iter(tensors.items()), [engine.url], 1, BUCKET)
-        check_parity(model, generate(engine.url, 32))
+        publish(iter(tensors.items()), [engine.endpoint], 1, BUCKET)
+        check_parity(model, generate(engine.endpoint, 32))
         with pytest.raises(SlimeError, match=r"'model\.layers\.0\.stranger\.weight'.* no place for 36 bytes"):
-            publish(iter(with_stranger(tensors).items()), [engine.url], 2, BUCKET)
+            publish(iter(with_stranger(tensors).items()), [engine.endpoint], 2, BUCKET)
         with pytest.raises(SlimeError, match=rf"missing {VICTIM}"):
-            publish(iter(without_victim(tensors).items()), [engine.url], 2, BUCKET)
-        publish(iter(tensors.items()), [engine.url], 3, BUCKET)
-        assert generate(engine.url).weight_version == 3
+            publish(iter(without_victim(tensors).items()), [engine.endpoint], 2, BUCKET)
+        publish(iter(tensors.items()), [engine.endpoint], 3, BUCKET)
+        assert generate(engine.endpoint).weight_version == 3
 
 
 VICTIM = "model.layers.1.self_attn.k_proj.weight"
@@ -184,7 +187,7 @@ FAULTS = {
 def test_fault_is_named_and_mended_by_the_next_publish(served, model, tensors, change, bucket_type, message):
     with pytest.raises(SlimeError, match=message) as raised:
         publish(iter(change(tensors).items()), [served], 2, BUCKET, bucket_type=bucket_type)
-    assert served in str(raised.value)
+    assert served.url in str(raised.value)
     check_refusal(served)
     publish(iter(tensors.items()), [served], 3, BUCKET)
     check_parity(model, generate(served))
@@ -223,8 +226,8 @@ def test_engine_that_dies_on_the_way_is_named(served, tiny_model, tensors, tmp_p
                     os.killpg(dying.pid, signal.SIGKILL)
                 yield named
 
-        with pytest.raises(SlimeError, match=dying.url):
-            publish(half_then_kill(), [served, dying.url], 2, BUCKET)
+        with pytest.raises(SlimeError, match=dying.endpoint.url):
+            publish(half_then_kill(), [served, dying.endpoint], 2, BUCKET)
     check_refusal(served)
 
 
@@ -234,11 +237,11 @@ def test_engine_without_ledger_is_refused(tiny_model, tensors, tmp_path, monkeyp
         running_engine(tiny_model, tmp_path / "engine.log") as engine,
         pytest.raises(SlimeError, match="keeps no receipts"),
     ):
-        publish(iter(tensors.items()), [engine.url], 1, BUCKET)
+        publish(iter(tensors.items()), [engine.endpoint], 1, BUCKET)
 
 
 def test_engine_that_serves_another_version_is_named():
-    link = EngineLink("http://127.0.0.1:9", 7, 1.0)
+    link = EngineLink(NOBODY, 7, 1.0)
     answer = f'{{"{NOTE_KEY}": {{}}}} Weight version updated to %d.'
     assert link._receipt({"message": answer % 7}, last=True) == {}
     with pytest.raises(SlimeError, match=r"that it serves version 7 from now on: ' Weight version updated to 6\.'"):
@@ -247,4 +250,4 @@ def test_engine_that_serves_another_version_is_named():
 
 def test_engine_that_never_was(tensors):
     with pytest.raises(SlimeError, match=r"http://127\.0\.0\.1:9 .*|http://127\.0\.0\.1:9: is not reachable"):
-        publish(iter(tensors.items()), ["http://127.0.0.1:9"], 1, BUCKET)
+        publish(iter(tensors.items()), [NOBODY], 1, BUCKET)

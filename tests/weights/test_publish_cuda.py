@@ -10,9 +10,10 @@ import torch
 
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
+from slime.net import LOOPBACK
 from slime.rollout.client import EngineClient
 from slime.rollout.engine import EngineProcess
-from slime.testing.engines import LOCALHOST, hf_tensors
+from slime.testing.engines import hf_tensors
 from slime.weights.bucket import CudaBucket
 from slime.weights.publish import publish
 
@@ -43,7 +44,7 @@ def engine(tiny_model, tmp_path_factory):
         "cuda_graph_max_bs_decode": 8,
     }
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    process = EngineProcess(cfg, model_path=tiny_model, host=LOCALHOST, log=log)
+    process = EngineProcess(cfg, model_path=tiny_model, host=LOOPBACK, log=log)
     process.start()
     yield process
     process.stop()
@@ -51,12 +52,12 @@ def engine(tiny_model, tmp_path_factory):
 
 def send(engine, model, version, bucket_type=CudaBucket):
     bucket = partial(bucket_type, device=torch.device("cuda", 0))
-    return publish(hf_tensors(model), [engine.url], version, BUCKET, bucket_type=bucket)
+    return publish(hf_tensors(model), [engine.endpoint], version, BUCKET, bucket_type=bucket)
 
 
 def check_parity(engine, model, version):
     async def request():
-        client = EngineClient(engine.url)
+        client = EngineClient(engine.endpoint)
         try:
             return await client.generate(PROMPT, {"max_new_tokens": 16, "ignore_eos": True})
         finally:

@@ -15,12 +15,11 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
-from slime.net import free_port
+from slime.net import LOOPBACK, serve_store
 from slime.testing import models
-from slime.testing.engines import LOCALHOST, hf_tensors, running_engine
+from slime.testing.engines import hf_tensors, running_engine
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish, publish_over
-from slime.weights.stream import open_store
 from slime.weights.transport import Broadcast, join_engines, results
 from slime_plugin_mimo import hf
 
@@ -84,7 +83,7 @@ def tensors(folder):
 
 
 @pytest.fixture(scope="module")
-def drafting_url(folder, tmp_path_factory):
+def drafting(folder, tmp_path_factory):
     """An engine with a drafting model, started with SGLang's own kind of plugin."""
     plugin = tmp_path_factory.mktemp("plugin")
     (plugin / "no_attention.py").write_text(NO_ATTENTION)
@@ -95,27 +94,27 @@ def drafting_url(folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(plugin))
         with running_engine(folder, plugin / "engine.log", **DRAFTING) as engine:
-            yield engine.url
+            yield engine.endpoint
 
 
 @pytest.fixture(scope="module")
-def over_memory(drafting_url):
-    return lambda tensors, version: publish(iter(tensors.items()), [drafting_url], version, BUCKET)
+def over_memory(drafting):
+    return lambda tensors, version: publish(iter(tensors.items()), [drafting], version, BUCKET)
 
 
 @pytest.fixture(scope="module")
-def over_broadcast(drafting_url):
-    link = EngineLink(drafting_url, 0, 60)
+def over_broadcast(drafting):
+    link = EngineLink(drafting, 0, 60)
     with ThreadPoolExecutor(1) as pool:
         results([pool.submit(link.connect)])
-        group = join_engines([link], pool, "draft", (LOCALHOST, free_port(LOCALHOST)), "gloo")
-        yield partial(broadcast, drafting_url, pool, group)
+        group = join_engines([link], pool, "draft", serve_store(LOOPBACK), "gloo")
+        yield partial(broadcast, drafting, pool, group)
         torch.distributed.destroy_process_group(group)
 
 
-def broadcast(url, pool, group, tensors, version):
-    link = EngineLink(url, version, 60)
-    transport = Broadcast([link], pool, ("draft", group), torch.device("cpu"), open_store(LOCALHOST))
+def broadcast(endpoint, pool, group, tensors, version):
+    link = EngineLink(endpoint, version, 60)
+    transport = Broadcast([link], pool, ("draft", group), torch.device("cpu"), serve_store(LOOPBACK))
     return publish_over(transport, iter(tensors.items()), version, BUCKET)
 
 

@@ -10,12 +10,13 @@ import os
 import shutil
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.checkpoints import examine
 from slime.config.schema import SlimeConfig
-from slime.net import free_port
+from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, free_port
 from slime.topology.environment import trainer_environment
 
 if TYPE_CHECKING:
@@ -29,15 +30,34 @@ if TYPE_CHECKING:
     from slime.weights.publisher import Publisher
 
 
+@dataclass(frozen=True)
+class RunInfo:
+    """What every actor is told of its run.
+
+    Attributes:
+        logs: folder of the run directory.
+        fingerprint: of the driver's plugins.
+        key: what the run's engines ask of requests.
+        on_one_host: nobody outside this host has to reach the actor or its engine.
+    """
+
+    cfg: SlimeConfig
+    logs: Path
+    fingerprint: Fingerprint
+    key: Secret
+    on_one_host: bool
+
+
 class _Actor:
     """What both actors share: log file, thread settings, and the check that this node has the driver's plugins."""
 
-    def __init__(self, cfg: SlimeConfig, name: str, logs: Path, fingerprint: Fingerprint) -> None:
-        self.cfg, self.name, self.log = cfg, name, logs / f"{name}.log"
-        os.environ.update(trainer_environment(cfg))  # an engine's process gets its own
-        logs.mkdir(parents=True, exist_ok=True)
+    def __init__(self, run: RunInfo, name: str) -> None:
+        self.run, self.cfg, self.name, self.log = run, run.cfg, name, run.logs / f"{name}.log"
+        os.environ.update(trainer_environment(run.cfg))  # an engine's process gets its own
+        if run.on_one_host:
+            os.environ.update({**LOOPBACK_SETTINGS, **os.environ})
+        run.logs.mkdir(parents=True, exist_ok=True)
         self._redirect_output()
-        self._logs, self._fingerprint = logs, fingerprint
 
     def _redirect_output(self) -> None:
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -57,22 +77,24 @@ class _Actor:
         from slime import plugins
         from slime.observe.hang import register
 
-        register(self._logs / f"{self.name}.stack")
-        plugins.load().require_same(self._fingerprint, f"{socket.gethostname()} ({self.name})")
+        register(self.run.logs / f"{self.name}.stack")
+        plugins.load().require_same(self.run.fingerprint, f"{socket.gethostname()} ({self.name})")
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def host(self) -> str:
-        """Address other nodes reach this process at."""
+        """Address at which the run's other processes reach this one."""
         import ray
 
+        if self.run.on_one_host:
+            return LOOPBACK
         return str(ray.util.get_node_ip_address())
 
 
 class TrainerActor(_Actor):
     """One Megatron rank. Every method but those on its place is collective: call it on all ranks."""
 
-    def __init__(self, cfg: SlimeConfig, rank: int, world_size: int, logs: Path, fingerprint: Fingerprint) -> None:
-        super().__init__(cfg, f"trainer-{rank}", logs, fingerprint)
+    def __init__(self, run: RunInfo, rank: int, world_size: int) -> None:
+        super().__init__(run, f"trainer-{rank}")
         self.rank, self.world_size = rank, world_size
         self.trainer: Trainer
         self.publisher: Publisher | None = None
@@ -107,7 +129,7 @@ class TrainerActor(_Actor):
     def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
         return self.trainer.train_rl(batches, step)
 
-    def publish(self, engine_urls: Sequence[str], version: int, bucket_mb: int | None = None) -> Receipt | None:
+    def publish(self, engines: Sequence[Endpoint], version: int, bucket_mb: int | None = None) -> Receipt | None:
         """Gather the weights and hand them to the engines; returns the receipt of those this rank serves.
 
         Args:
@@ -116,7 +138,7 @@ class TrainerActor(_Actor):
         from slime.weights.publisher import Publisher
 
         if self.publisher is None:
-            self.publisher = Publisher(self.cfg, self.trainer, self.host(), engine_urls)
+            self.publisher = Publisher(self.cfg, self.trainer, self.host(), engines)
         return self.publisher.publish(version, bucket_mb or self.cfg.weights.bucket_mb)
 
     def trim(self) -> None:
@@ -154,18 +176,23 @@ class TrainerActor(_Actor):
 class EngineActor(_Actor):
     """Keeps one SGLang server process; generation itself goes over HTTP and never through Ray."""
 
-    def __init__(self, cfg: SlimeConfig, index: int, logs: Path, fingerprint: Fingerprint) -> None:
-        super().__init__(cfg, f"engine-{index}", logs, fingerprint)
+    def __init__(self, run: RunInfo, index: int) -> None:
+        super().__init__(run, f"engine-{index}")
         self.index = index
         self.process: EngineProcess
 
-    def start(self, model_path: Path, devices: Sequence[str]) -> str:
-        """Start the server on `devices` (none: those Ray gave) and wait until it answers; returns its URL."""
+    def start(self, model_path: Path, devices: Sequence[str]) -> Endpoint:
+        """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
         from slime.rollout.engine import EngineProcess
 
-        host = self.host()
         self.process = EngineProcess(
-            self.cfg, self.index, model_path=model_path, host=host, log=self.log, devices=devices
+            self.cfg,
+            self.index,
+            model_path=model_path,
+            host=self.host(),
+            log=self.log,
+            devices=devices,
+            key=self.run.key,
         )
         return self.process.start()
 

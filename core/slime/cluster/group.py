@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slime import plugins
-from slime.cluster.actors import EngineActor, TrainerActor, remote
+from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.launch import ray_cluster
-from slime.cluster.placement import bundles, reserve
+from slime.cluster.placement import bundles, reserve, this_node
 from slime.cluster.reaper import reaped
 from slime.config.paths import located
 from slime.config.schema import Placement, SlimeConfig
 from slime.errors import SlimeError
+from slime.net import Endpoint, new_key
 from slime.topology.placement import engine_ranks, shares_gpus
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -36,7 +37,7 @@ class Cluster:
     trainers: list[Any]
     engines: list[Any]
     logs: Path
-    engine_urls: tuple[str, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
     data_parallel_size: int = 1
     packing_align: int = 1
     micro_batch_multiple: int = 1
@@ -54,10 +55,10 @@ class Cluster:
             for engine, devices in zip(self.engines, self._engine_devices(), strict=True)
         ]
         if self.cfg.cluster.placement is Placement.colocated:
-            self.engine_urls = tuple(self.wait(starting, "starting engines", self._start_limit))
+            self.endpoints = tuple(self.wait(starting, "starting engines", self._start_limit))
             self.engine_memory("release", KV_CACHE, WEIGHTS)
         self._start_trainers()
-        self.engine_urls = tuple(self.wait(starting, "starting engines", self._start_limit))
+        self.endpoints = tuple(self.wait(starting, "starting engines", self._start_limit))
 
     def _engine_devices(self) -> list[list[str]]:
         """The devices of the trainer ranks beside each engine; none where Ray gives an engine its own."""
@@ -185,13 +186,14 @@ def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
     """Reserve the devices, create every actor, and take all of it down at the end."""
     cfg = _for_actors(cfg)
     with reaped(), ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
-        slots, fingerprint = reserve(cfg), plugins.load().fingerprint()
+        slots = reserve(cfg)
+        run = RunInfo(cfg, logs, plugins.load().fingerprint(), new_key(), slots.nodes == {this_node()})
         trainers = [
-            remote(TrainerActor, **slots.options(slot)).remote(cfg, rank, len(slots.trainers), logs, fingerprint)
+            remote(TrainerActor, **slots.options(slot)).remote(run, rank, len(slots.trainers))
             for rank, slot in enumerate(slots.trainers)
         ]
         engines = [
-            remote(EngineActor, **slots.options(nodes[0])).remote(cfg, index, logs, fingerprint)
+            remote(EngineActor, **slots.options(nodes[0])).remote(run, index)
             for index, nodes in enumerate(slots.engines)
         ]
         cluster = Cluster(cfg, trainers, engines, logs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slime.config.schema import Device, SlimeConfig
@@ -25,11 +25,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where each process of the run goes; an engine has one on each of its hosts."""
+    """Where each process of the run goes; an engine has one on each of its hosts.
+
+    Attributes:
+        nodes: Ray's ids of the hosts that they are on.
+    """
 
     group: PlacementGroup
     trainers: tuple[Slot, ...]
     engines: tuple[tuple[Slot, ...], ...]
+    nodes: frozenset[str] = frozenset()
 
     def options(self, slot: Slot) -> dict[str, Any]:
         """Ray actor options that put an actor into its slot."""
@@ -42,6 +47,13 @@ class Slots:
                 placement_group=self.group, placement_group_bundle_index=slot.bundle
             ),
         }
+
+
+def this_node() -> str:
+    """Ray's id of the host that this process is on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
@@ -92,4 +104,5 @@ def reserve(cfg: SlimeConfig) -> Slots:
             todo="Free devices, lower cluster.num_trainers or rollout.engines.*.devices, or add nodes.",
         )
     nodes = placement_group_table(group)["bundles_to_node_id"]
-    return slots(cfg, group, sorted(range(len(wanted)), key=lambda bundle: (nodes[bundle], bundle)))
+    found = slots(cfg, group, sorted(range(len(wanted)), key=lambda bundle: (nodes[bundle], bundle)))
+    return replace(found, nodes=frozenset(nodes.values()))

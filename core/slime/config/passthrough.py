@@ -40,6 +40,7 @@ DISTRIBUTION = {"megatron": "megatron-core", "sglang": "sglang"}
 
 _FROM_SCHEDULE = "slime passes it from the schedule keys beside `train.optimizer`"
 _BY_LAUNCHER = "slime sets it for every engine it starts"
+_BY_KEY = "engines take requests from their run alone, by a key that slime makes"
 _BY_MODEL = "it comes from `model.path`"
 SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
     "train.megatron": {
@@ -70,6 +71,10 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "node_rank": _BY_LAUNCHER,
         "base_gpu_id": _BY_LAUNCHER,
         "gpu_id_step": _BY_LAUNCHER,
+        "api_key": _BY_KEY,
+        "admin_api_key": _BY_KEY,
+        "tokenizer_worker_num": "SGLang asks for its key only where there is one",
+        "grpc_port": "SGLang asks for no key there",
         "device": "it follows `cluster.device`",
         "enable_memory_saver": "it follows `cluster.placement`",
         "random_seed": "it follows `run.seed`",

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from slime.errors import NoAnswer, SlimeError
+from slime.net import Endpoint
 
 
 class FinishReason(enum.StrEnum):
@@ -45,10 +46,10 @@ class Generation:
 
 
 class EngineClient:
-    """Requests to the server at `url`; opens its connections at the first one. `close` it in the same event loop.
+    """Requests to a server; opens its connections at the first one. `close` it in the same event loop.
 
     Args:
-        url: `http://host:port` of an engine, or of the router.
+        endpoint: an engine, or the router.
         timeout_s: for one request, except those that generate: how long they take says nothing of the engine (`load`
             does).
         log: the engine's log file, named in errors.
@@ -57,8 +58,9 @@ class EngineClient:
         SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
     """
 
-    def __init__(self, url: str, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
-        self.url, self.log, self.timeout_s = url.rstrip("/"), log, timeout_s
+    def __init__(self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
+        self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
+        self._headers = endpoint.headers
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -68,7 +70,8 @@ class EngineClient:
     def _connect(self) -> aiohttp.ClientSession:
         """The session; the caller bounds the number of requests, so it does not."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:

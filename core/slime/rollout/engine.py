@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import psutil
 
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
+from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key
 from slime.topology.environment import engine_environment
 from slime.topology.server_fields import group_of, server_fields
 
@@ -54,20 +56,29 @@ class EngineProcess:
         host: address it listens on.
         log: file its output is appended to.
         devices: CUDA devices it uses, as CUDA_VISIBLE_DEVICES names them; empty: those of this process.
+        key: what requests must carry; None: one of its own.
     """
 
     def __init__(
-        self, cfg: SlimeConfig, index: int = 0, *, model_path: Path, host: str, log: Path, devices: Sequence[str] = ()
+        self,
+        cfg: SlimeConfig,
+        index: int = 0,
+        *,
+        model_path: Path,
+        host: str,
+        log: Path,
+        devices: Sequence[str] = (),
+        key: Secret | None = None,
     ) -> None:
         self.cfg, self.index, self.model_path, self.host, self.log = cfg, index, model_path, host, log
         self.devices = devices
-        self.url = ""
+        self.endpoint = Endpoint("", key or new_key())
         self._process: subprocess.Popen[bytes]
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._log_start = 0
 
-    def start(self) -> str:
-        """Start the server and wait until it answers; returns its URL.
+    def start(self) -> Endpoint:
+        """Start the server and wait until it answers.
 
         Raises:
             SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
@@ -77,7 +88,7 @@ class EngineProcess:
             with reserved_port(self.host) as port:
                 self._spawn(port)
                 if self._is_ready(deadline):
-                    return self.url
+                    return self.endpoint
             output = self._output()
             self.stop()
             if PORT_TAKEN not in output.lower() or attempt == PORT_ATTEMPTS - 1:
@@ -85,7 +96,7 @@ class EngineProcess:
         raise AssertionError("the last attempt returns or raises")
 
     def _spawn(self, port: int) -> None:
-        self.url = f"http://{self.host}:{port}"
+        self.endpoint = replace(self.endpoint, url=f"http://{self.host}:{port}")
         self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-")
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         fields = server_fields(self.cfg, self.index, model_path=self.model_path)
@@ -93,12 +104,13 @@ class EngineProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "slime.rollout.launcher", *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment(self._scratch.name),
                 start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
             )
+        hand_over(self.endpoint.key, self._process)
 
     def _environment(self, scratch: str) -> dict[str, str]:
         """With SGLang's sockets in a folder that we remove."""
@@ -106,12 +118,16 @@ class EngineProcess:
         settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
         if self.devices:
             settings["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
-        return {**os.environ, **ours, **settings}
+        if self.host != LOOPBACK:
+            return {**os.environ, **ours, **settings}
+        # Its ranks find each other in that folder, too: a port would be open to everybody, on every interface.
+        settings["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{scratch}/ranks"
+        return {**LOOPBACK_SETTINGS, **os.environ, **ours, **settings}
 
     def _is_ready(self, deadline: float) -> bool:
         """True once it answers, False if it ended before or found its port taken."""
         while self._process.poll() is None and PORT_TAKEN not in self._output().lower():
-            if _answers(self.url):
+            if _answers(self.endpoint):
                 return True
             if time.monotonic() > deadline:
                 output = self._output()
@@ -146,7 +162,8 @@ class EngineProcess:
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
         data = json.dumps(body or {}).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        headers = self.endpoint.headers | {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.endpoint.url + path, data, headers)
         try:
             with urllib.request.urlopen(request, timeout=self.cfg.rollout.request_timeout_s):
                 return
@@ -177,7 +194,7 @@ class EngineProcess:
         return self._error(what, f"Read {self.log}; `rollout.sglang` holds SGLang's arguments.")
 
     def _error(self, what: str, todo: str) -> SlimeError:
-        return SlimeError(what, where=f"engine {self.url}", todo=todo)
+        return SlimeError(what, where=f"engine {self.endpoint}", todo=todo)
 
 
 def _kill_group(leader: subprocess.Popen[bytes]) -> None:
@@ -211,9 +228,10 @@ def reserved_port(host: str) -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-def _answers(url: str) -> bool:
+def _answers(endpoint: Endpoint) -> bool:
+    request = urllib.request.Request(f"{endpoint}/model_info", headers=endpoint.headers)
     try:
-        with urllib.request.urlopen(f"{url}/model_info", timeout=5):
+        with urllib.request.urlopen(request, timeout=5):
             return True
     except OSError:  # not listening yet, or still starting
         return False

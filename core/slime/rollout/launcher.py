@@ -1,5 +1,7 @@
 """`python -m slime.rollout.launcher FIELD=JSON ...`: one SGLang server that ends when its parent ends.
 
+Its key comes through standard input.
+
 SGLang spawns its workers from the main module, so what this module does at import happens in all of them.
 """
 
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from slime.net import take_key
 from slime.rollout.lifeline import die_with_parent
 
 
@@ -47,7 +50,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
     fork_workers()
     load_plugins()
-    launch_server(ServerArgs(**parse(sys.argv[1:])))
+    launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
 
 
 if __name__ == "__main__":

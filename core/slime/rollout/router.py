@@ -1,7 +1,7 @@
 """`sglang-router` before several engines: a process of its own, which ends when the one that started it ends.
 
-`python -m slime.rollout.router PORT ENGINE_URL...` is what runs in it. Only `/generate` goes through the
-router; weights and aborts concern every engine and go to each directly.
+`python -m slime.rollout.router PORT ENGINE_URL...` is what runs in it, with the engines' key on its standard input.
+Only `/generate` goes through the router; weights and aborts concern every engine and go to each directly.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
+from slime.net import LOOPBACK, Endpoint, hand_over, take_key
 from slime.rollout.engine import reserved_port
 from slime.rollout.lifeline import die_with_parent
 from slime.topology.server_fields import MAX_IMBALANCE
@@ -28,7 +29,6 @@ from slime.topology.server_fields import MAX_IMBALANCE
 if TYPE_CHECKING:
     from slime.rollout.client import EngineClient
 
-HOST = "127.0.0.1"
 POLL_S = 0.1
 NO_LIMIT_S = 10**7
 """The router wants a limit; whether an engine hangs is not told by how long a response takes."""
@@ -38,8 +38,8 @@ By the router's defaults, 10 and 5, one request can use up its tries on a dead e
 
 
 @contextmanager
-def open_router(engine_urls: Sequence[str], logs: Path, start_timeout_s: float = 60.0) -> Iterator[EngineClient]:
-    """A client of a router before `engine_urls`, which must be healthy; the router ends with the context.
+def open_router(engines: Sequence[Endpoint], logs: Path, start_timeout_s: float = 60.0) -> Iterator[EngineClient]:
+    """A client of a router before `engines`, which must be healthy; the router ends with the context.
 
     Raises:
         SlimeError: the router does not come up or does not reach an engine within `start_timeout_s` seconds.
@@ -48,33 +48,35 @@ def open_router(engine_urls: Sequence[str], logs: Path, start_timeout_s: float =
 
     log = logs / "router.log"
     with ExitStack() as stack:
-        with reserved_port(HOST) as port:
-            router = RouterProcess(engine_urls, port, log)
+        with reserved_port(LOOPBACK) as port:
+            router = RouterProcess(engines, port, log)
             stack.callback(router.stop)
             router.wait_until_ready(start_timeout_s)
-        yield EngineClient(router.url, log=log)
+        yield EngineClient(router.endpoint, log=log)
 
 
 class RouterProcess:
     """The router, from start to stop.
 
     Args:
-        engine_urls: engines that are already healthy.
+        engines: those it serves, already healthy, under one key.
         port: free TCP port of this host.
         log: file that gets its output.
     """
 
-    def __init__(self, engine_urls: Sequence[str], port: int, log: Path) -> None:
-        self.url = f"http://{HOST}:{port}"
-        self._engine_urls, self._log = list(engine_urls), log
+    def __init__(self, engines: Sequence[Endpoint], port: int, log: Path) -> None:
+        (key,) = {engine.key for engine in engines}
+        self.endpoint = Endpoint(f"http://{LOOPBACK}:{port}", key)
+        self._urls, self._log = [engine.url for engine in engines], log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(port), *engine_urls],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", __name__, str(port), *self._urls],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+        hand_over(key, self._process)
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Block until the router knows every engine.
@@ -99,17 +101,18 @@ class RouterProcess:
     def _missing(self) -> list[str]:
         """Engines that the router does not know yet."""
         try:
-            with urllib.request.urlopen(f"{self.url}/workers", timeout=1) as answer:
+            request = urllib.request.Request(f"{self.endpoint}/workers", headers=self.endpoint.headers)
+            with urllib.request.urlopen(request, timeout=1) as answer:
                 known = {worker["url"] for worker in json.load(answer)["workers"] if worker["is_healthy"]}
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             known = set()
-        return [url for url in self._engine_urls if url not in known]
+        return [url for url in self._urls if url not in known]
 
     def _last_line(self) -> str:
         return self._log.read_text(errors="replace").strip().splitlines()[-1]
 
     def _error(self, what: str) -> SlimeError:
-        return SlimeError(what, where=self.url, todo=f"See {self._log}.")
+        return SlimeError(what, where=str(self.endpoint), todo=f"See {self._log}.")
 
 
 def main(port: int, engine_urls: list[str]) -> None:
@@ -119,7 +122,8 @@ def main(port: int, engine_urls: list[str]) -> None:
 
     args = RouterArgs(
         worker_urls=engine_urls,
-        host=HOST,
+        host=LOOPBACK,
+        api_key=take_key(),
         port=port,
         policy="cache_aware",
         balance_abs_threshold=MAX_IMBALANCE,  # beyond both, load counts for more than a shared prefix

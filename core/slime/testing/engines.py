@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config.schema import Device, SlimeConfig
+from slime.net import LOOPBACK
 from slime.rollout.engine import EngineProcess
 
 if TYPE_CHECKING:
     import torch
-
-LOCALHOST = "127.0.0.1"
 
 
 def cpu_config(**sglang: Any) -> SlimeConfig:
@@ -38,7 +37,7 @@ def cpu_config(**sglang: Any) -> SlimeConfig:
 @contextmanager
 def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[EngineProcess]:
     """An engine for the model at `model_path`, stopped afterwards."""
-    engine = EngineProcess(cpu_config(**sglang), model_path=model_path, host=LOCALHOST, log=log)
+    engine = EngineProcess(cpu_config(**sglang), model_path=model_path, host=LOOPBACK, log=log)
     engine.start()
     try:
         yield engine

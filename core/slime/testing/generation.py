@@ -12,6 +12,7 @@ import torch
 from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
+from slime.net import Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
@@ -50,9 +51,9 @@ def check_generation(
             for name, tensor in model.state_dict(keep_vars=True).items():
                 tensor.data = models.in_checkpoint(name, tensor.data, dtype).float()
             exported = {name: models.in_checkpoint(name, each, dtype) for name, each in _exported(hf, model).items()}
-            receipt = publish(iter(exported.items()), [engine.url], version, BUCKET_BYTES)
+            receipt = publish(iter(exported.items()), [engine.endpoint], version, BUCKET_BYTES)
             assert receipt.num_tensors == len(exported)
-            generation = asyncio.run(_generate(engine.url))
+            generation = asyncio.run(_generate(engine.endpoint))
             assert generation.weight_version == version
             differences.append(_difference(model, generation))
     known = re.search(r"Version 2: (\d+) of (\d+) buckets went known ways", (scratch / "engine.log").read_text())
@@ -71,8 +72,8 @@ def _exported(hf: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Ten
     return {name: tensors[name] for name in names if name not in mapping.mtp_names}
 
 
-async def _generate(url: str) -> Generation:
-    client = EngineClient(url)
+async def _generate(engine: Endpoint) -> Generation:
+    client = EngineClient(engine)
     try:
         return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
     finally:

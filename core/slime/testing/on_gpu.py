@@ -24,9 +24,9 @@ import torch
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.contracts import HfConfig
+from slime.net import LOOPBACK, Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.rollout.engine import EngineProcess
-from slime.testing.engines import LOCALHOST
 from slime.testing.models import write_checkpoint
 from slime.testing.ranks import Rank, run_ranks
 from slime.types import TrainSample
@@ -166,14 +166,14 @@ def _compare(published: Path, *, scratch: Path, device: Device, engine: Mapping[
     folder = scratch / published.parent.name
     hf = narrowed(published, folder / "config")
     cfg = _config(hf, folder, device, engine)
-    process = EngineProcess(cfg, model_path=folder / "config", host=LOCALHOST, log=folder / "engine.log")
+    process = EngineProcess(cfg, model_path=folder / "config", host=LOOPBACK, log=folder / "engine.log")
     with ThreadPoolExecutor(1) as starter:  # the checkpoint is written while the engine starts
         started = starter.submit(process.start)
         try:
             write_checkpoint(hf, folder / "weights", dtype=torch.bfloat16)
             (folder / "weights/config.json").write_text(json.dumps(hf))
             started.result()
-            [rows] = run_ranks(agreements, 1, cfg, process.url, published.parent.name, timeout_s=RANK_TIMEOUT_S)
+            [rows] = run_ranks(agreements, 1, cfg, process.endpoint, published.parent.name, timeout_s=RANK_TIMEOUT_S)
         finally:
             started.exception()
             process.stop()
@@ -190,7 +190,7 @@ def _config(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any
     return cfg
 
 
-def agreements(rank: Rank, cfg: SlimeConfig, url: str, model: str) -> list[tuple[Any, ...]]:
+def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
     from slime.train.trainer import Trainer
     from slime.weights.bucket import CudaBucket, SharedBucket
@@ -199,9 +199,9 @@ def agreements(rank: Rank, cfg: SlimeConfig, url: str, model: str) -> list[tuple
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     kind = CudaBucket if cfg.cluster.device is Device.cuda else SharedBucket
-    publish(trainer.export(), [url], 1, BUCKET_BYTES, bucket_type=partial(kind, device=trainer.device))
+    publish(trainer.export(), [engine], 1, BUCKET_BYTES, bucket_type=partial(kind, device=trainer.device))
     exact, prompts = _in_fp32(trainer), _prompts(trainer.hf)
-    samples = {sequences: asyncio.run(_sample(url, of_kind)) for sequences, of_kind in prompts.items()}
+    samples = {sequences: asyncio.run(_sample(engine, of_kind)) for sequences, of_kind in prompts.items()}
     return [(model, cfg.model.family, *_compared(trainer, exact, *of_kind)) for of_kind in samples.items()]
 
 
@@ -270,8 +270,8 @@ def _prompts(hf: HfConfig) -> dict[str, list[list[int]]]:
     }
 
 
-async def _sample(url: str, prompts: Sequence[list[int]]) -> list[TrainSample]:
-    client = EngineClient(url)
+async def _sample(engine: Endpoint, prompts: Sequence[list[int]]) -> list[TrainSample]:
+    client = EngineClient(engine)
     sampling = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     try:
         answers = await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime.config.schema import Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge, MtpBridge
 from slime.errors import SlimeError
+from slime.net import join_store, serve_store
 from slime.train import settings
 from slime.train.compat import apply_fixups, cpu_stands_in_for_cuda
 from slime.train.policy import PolicyModel
@@ -58,13 +59,9 @@ def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, m
     if cuda:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     apply_fixups()
-    dist.init_process_group(
-        "nccl" if cuda else "gloo",
-        init_method=f"tcp://{master_addr}:{master_port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=cfg.cluster.hang_timeout_s),
-    )
+    timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
+    store = (join_store if rank else serve_store)(master_addr, master_port, timeout)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     make_groups(cfg)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slime.errors import SlimeError
+from slime.net import Endpoint
 from slime.weights.receipt import NOTE_KEY
 
 Summary = dict[str, Any]
@@ -22,14 +23,15 @@ _READ_LOG = "Read that engine's log in the run directory, then restart: the run 
 
 
 class EngineLink:
-    """Talks to the SGLang server at `url`; `timeout_s` bounds every request.
+    """Talks to one SGLang server; `timeout_s` bounds every request.
 
     Raises (every method):
         SlimeError: naming the engine: it is gone, refused the bucket, or answered without a receipt.
     """
 
-    def __init__(self, url: str, version: int, timeout_s: float) -> None:
-        self.url, self.version, self.timeout_s = url, version, timeout_s
+    def __init__(self, endpoint: Endpoint, version: int, timeout_s: float) -> None:
+        self.url, self.version, self.timeout_s = endpoint.url, version, timeout_s
+        self._headers = endpoint.headers | {"Content-Type": "application/json"}
         self.num_ranks = 0
         self._path = ""
         self._connection: HTTPConnection | None = None
@@ -107,7 +109,7 @@ class EngineLink:
         self._path, self._connection = path, HTTPConnection(urlsplit(self.url).netloc, timeout=self.timeout_s)
         with self._naming_faults():
             method = "GET" if data is None else "POST"
-            self._connection.request(method, path, data, {"Content-Type": "application/json"})
+            self._connection.request(method, path, data, self._headers)
 
     def _answer(self) -> dict[str, Any]:
         assert self._connection

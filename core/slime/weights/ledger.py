@@ -4,7 +4,7 @@ While SGLang's own loader runs, every write into the model's memory is noted. Af
 received tensor whether its bytes are the published ones and whether all of it was used; and of each parameter, at the
 end of a version, whether all of it was written by this version. Later versions take the ways that were seen, without
 the loader, and are booked alike (`slime.weights.arrival`). SGLang is hooked by its own plugin mechanism
-(`HookRegistry`), not patched, and requests without a `BucketNote` pass through untouched.
+(`HookRegistry`), not patched. Weights that come another way than slime's, without a `BucketNote`, are refused.
 
 A model that drafts for another (speculative decoding with the model's own multi-token prediction layer) takes every
 bucket as well, under books of its own: what neither of the two has a place for is a fault, as is a parameter of either
@@ -19,7 +19,7 @@ import json
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ _BUCKET = "flattened_bucket"
 """SGLang's load format of a bucket."""
 INCOMPLETE = "incomplete"
 """Weight version of an engine between the first byte of a version and its last."""
+FOREIGN = "foreign"
+"""Weight version of an engine that somebody else gave a number or, in vain, buckets of weights."""
+_REFUSED = "only a publish of slime's may change weights; these came without its note"
+_PUBLISHED = "tokenizer.weight_version"
+"""As what SGLang sets the version that an update brought, after that has succeeded."""
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
 _arrivals: weakref.WeakKeyDictionary[torch.nn.Module, Arrival] = weakref.WeakKeyDictionary()
@@ -54,8 +59,11 @@ def install() -> None:
     HookRegistry.register(f"{updater}.update_weights_from_distributed", receive_version, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_tensor", answer, HookType.AROUND)
     HookRegistry.register(f"{worker}.update_weights_from_distributed", answer, HookType.AROUND)
-    HookRegistry.register(f"{front}.update_weights_from_tensor", forget_version, HookType.BEFORE)
-    HookRegistry.register(f"{front}.update_weights_from_distributed", forget_version, HookType.BEFORE)
+    HookRegistry.register(f"{worker}.update_weights_from_disk", refuse, HookType.REPLACE)
+    HookRegistry.register(f"{worker}.update_weights_from_ipc", refuse, HookType.REPLACE)
+    HookRegistry.register(f"{front}.update_weights_from_tensor", keep_version, HookType.AROUND)
+    HookRegistry.register(f"{front}.update_weights_from_distributed", keep_version, HookType.AROUND)
+    HookRegistry.register("sglang.srt.server_args.ServerArgs.override", keep_number, HookType.AROUND)
     HookRegistry.register(f"{manager}.update_weights_from_tensor", know_draft, HookType.AROUND)
     HookRegistry.register(f"{manager}.update_weights_from_distributed", know_draft, HookType.AROUND)
 
@@ -72,14 +80,34 @@ def know_draft(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any
     return original(manager, recv_req)
 
 
-def forget_version(front: Any, *arguments: Any) -> None:
-    """Before an update, in the process that answers requests: the weights no longer are those of their version.
+async def keep_version(original: Callable[..., Awaitable[Answer]], front: Any, *arguments: Any) -> Answer:
+    """Around an update, in the process that answers requests: the weights no longer are those of their version.
 
     Whatever happens to the update, nobody is answered with a part of the old and a part of the new under either's
     number: SGLang sets that of the new version after its last bucket, if nothing was wrong with it.
     """
-    if front.server_args.weight_version != INCOMPLETE:
-        front.server_args.override("slime.weights", weight_version=INCOMPLETE)
+    _set_version(front, INCOMPLETE)
+    success, message = await original(front, *arguments)
+    if _REFUSED in message:
+        _set_version(front, FOREIGN)
+    return success, message
+
+
+def _set_version(front: Any, version: str) -> None:
+    if front.server_args.weight_version != version:
+        front.server_args.override(__name__, weight_version=version)
+
+
+def keep_number(original: Callable[..., None], server_args: Any, source: str, **fields: Any) -> None:
+    """Around every change of SGLang's settings while it runs: a version that no publish brought is nobody's number."""
+    if "weight_version" in fields and source not in (__name__, _PUBLISHED):
+        fields["weight_version"] = FOREIGN
+    original(server_args, source, **fields)
+
+
+def refuse(worker: Any, recv_req: Any) -> Answer:
+    """Instead of the worker's update from a folder, and from another process's memory."""
+    return False, _REFUSED
 
 
 def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
@@ -114,8 +142,6 @@ def _merge(result: Answer) -> Answer:
     results = group.all_gather_object(result) if group.world_size > 1 else [result]
     if fault := next((other for other in results if not other[0]), None):
         return fault
-    if not result[1].startswith(f'{{"{NOTE_KEY}"'):  # a request that was not ours
-        return result
     answers = [json.loads(message) for _, message in results]
     if missing := unused([partial for answer in answers for partial in answer["partials"]]):
         name = min(missing)
@@ -137,17 +163,16 @@ def receive_version(
 
     Where to learn what they hold travels as the load format, the only text that the request has room for.
     """
-    if not (load_format or "").startswith(f'{{"{NOTE_KEY}"'):
-        return original(updater, names, dtypes, shapes, group_name, load_format)
-    assert load_format
+    if not (load_format and load_format.startswith(f'{{"{NOTE_KEY}"')):
+        raise TransferFault(_REFUSED)
     told = json.loads(load_format)[NOTE_KEY]
-    store = stream.part_of(stream.join_store(*told["store"], told["timeout_s"]), told["name"])
+    store = stream.part_of(stream.publishers_store(*told["store"], told["timeout_s"]), told["name"])
     buckets = stream.arriving(store, updater._model_update_group[group_name], torch.device(updater.device))
     try:
         for bucket in buckets:
             result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
     except RuntimeError:
-        stream.join_store.cache_clear()  # the connection may be what failed
+        stream.publishers_store.cache_clear()  # the connection may be what failed
         raise
     finally:
         deque(buckets, maxlen=0)  # after a fault too: a broadcast needs all its ranks
@@ -159,7 +184,7 @@ def load_bucket(
 ) -> Answer:
     """Around the loading of one bucket on one rank: read, load under observation, account, answer."""
     if not (isinstance(named_tensors, dict) and NOTE_KEY in named_tensors):
-        return original(updater, named_tensors=named_tensors, load_format=load_format)
+        raise TransferFault(_REFUSED)
     note, model = BucketNote(**named_tensors[NOTE_KEY]), updater.get_model()
     partials = _load_draft(_drafts.get(model), named_tensors)
     if note.index == 0:

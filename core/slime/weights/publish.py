@@ -15,6 +15,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
+from slime.net import Endpoint
 from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
 from slime.weights.bucket import Bucket, SharedBucket, room_for
@@ -31,7 +32,7 @@ NamedTensors = Iterator[tuple[str, "torch.Tensor"]]
 
 def publish(
     tensors: NamedTensors,
-    engine_urls: Sequence[str],
+    engines: Sequence[Endpoint],
     version: int,
     bucket_bytes: int,
     *,
@@ -43,7 +44,7 @@ def publish(
     Args:
         tensors: HF names and full, unsharded tensors in the engine's dtype. Always drained to its end, also on error:
             an export is collective and the other ranks are in it.
-        engine_urls: engines that are idle or paused by abort; they load in parallel.
+        engines: those to serve; they are idle or paused by abort; they load in parallel.
         version: what they answer with afterwards.
         bucket_bytes: tensors handed over at once; a larger tensor goes alone.
         timeout_s: for one request to one engine.
@@ -54,8 +55,8 @@ def publish(
             engine died or serves another version. The tensor and the engine are named; no engine that failed took
             the new version.
     """
-    assert engine_urls, "somebody must take the weights"
-    links = [EngineLink(url, version, timeout_s) for url in engine_urls]
+    assert engines, "somebody must take the weights"
+    links = [EngineLink(engine, version, timeout_s) for engine in engines]
     with ThreadPoolExecutor(len(links)) as pool:
         return publish_over(SharedMemory(links, pool, bucket_type), tensors, version, bucket_bytes)
 

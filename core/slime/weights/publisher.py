@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
-from slime.net import free_port
+from slime.net import Endpoint, serve_store
 from slime.topology.engines import engine_groups
 from slime.topology.placement import engine_ranks
 from slime.topology.server_fields import drafts_with_own_layer
@@ -20,7 +21,6 @@ from slime.types import Receipt
 from slime.weights.bucket import CudaBucket, SharedBucket
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import drain, publish_over
-from slime.weights.stream import open_store
 from slime.weights.transport import Broadcast, SharedMemory, join_engines, results
 
 if TYPE_CHECKING:
@@ -40,24 +40,24 @@ class Publisher:
         host: address at which the engines' hosts reach this one.
     """
 
-    def __init__(self, cfg: SlimeConfig, trainer: Trainer, host: str, engine_urls: Sequence[str]) -> None:
+    def __init__(self, cfg: SlimeConfig, trainer: Trainer, host: str, engines: Sequence[Endpoint]) -> None:
         self._cfg, self._trainer, self._host = cfg, trainer, host
         self._colocated = cfg.cluster.placement is Placement.colocated and transport_of(cfg) is Transport.ipc
         self._serves = dist.get_rank() == 0
-        self._urls = list(engine_urls) if self._serves else []
+        self._served = list(engines) if self._serves else []
         self._peers: dist.ProcessGroup | None = None
-        self._engines: tuple[dist.ProcessGroup, TCPStore] | None = None
+        self._stream: tuple[dist.ProcessGroup, TCPStore] | None = None
         if self._colocated:
-            self._serves, self._urls = False, []
-            for url, ranks in zip(engine_urls, engine_ranks(cfg), strict=True):
-                self._take(url, list(ranks))
+            self._serves, self._served = False, []
+            for engine, ranks in zip(engines, engine_ranks(cfg), strict=True):
+                self._take(engine, list(ranks))
 
-    def _take(self, url: str, ranks: list[int]) -> None:
-        """Collective: the engine at `url` gets its weights from `ranks`."""
+    def _take(self, engine: Endpoint, ranks: list[int]) -> None:
+        """Collective: `engine` gets its weights from `ranks`."""
         peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
         if dist.get_rank() in ranks:
             self._serves, self._peers = True, peers
-            self._urls = [url] if dist.get_rank() == ranks[0] else []
+            self._served = [engine] if dist.get_rank() == ranks[0] else []
 
     def publish(self, version: int, bucket_mb: int) -> Receipt | None:
         """Collective: hand the trainer's weights over as `version`. None on ranks that serve no engine.
@@ -74,7 +74,7 @@ class Publisher:
         if not self._serves:
             drain(tensors)
             return None
-        links = [EngineLink(url, version, self._cfg.rollout.request_timeout_s) for url in self._urls]
+        links = [EngineLink(engine, version, self._cfg.rollout.request_timeout_s) for engine in self._served]
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
             transport = self._transport(links, pool)
             return publish_over(transport, tensors, version, bucket_bytes)
@@ -84,10 +84,10 @@ class Publisher:
         if transport_of(self._cfg) is Transport.ipc:
             kind = CudaBucket if self._cfg.cluster.device is Device.cuda else SharedBucket
             return SharedMemory(links, pool, partial(kind, device=device), self._peers)
-        if self._engines is None:
+        if self._stream is None:
             results([pool.submit(link.connect) for link in links])
             backend = "nccl" if device.type == "cuda" else "gloo"
-            group = join_engines(links, pool, _GROUP, (self._host, free_port(self._host)), backend)
-            self._engines = group, open_store(self._host)
-        group, store = self._engines
+            store = serve_store(self._host, timeout=timedelta(seconds=self._cfg.rollout.request_timeout_s))
+            self._stream = join_engines(links, pool, _GROUP, store, backend), store
+        group, store = self._stream
         return Broadcast(links, pool, (_GROUP, group), device, store)

@@ -17,19 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from slime.net import join_store
 from slime.weights.bucket import Bucket
 from slime.weights.receipt import NOTE_KEY, BucketNote
 
 
-def open_store(host: str) -> TCPStore:
-    """The publisher's end, at a free port of `host`."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
-
-
 @functools.lru_cache(maxsize=1)
-def join_store(host: str, port: int, timeout_s: float) -> TCPStore:
-    """An engine's end, the same for every stream of a publisher."""
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+def publishers_store(host: str, port: int, timeout_s: float) -> TCPStore:
+    """An engine's end of the publisher's store, the same for every stream."""
+    return join_store(host, port, timedelta(seconds=timeout_s))
 
 
 def part_of(store: TCPStore, name: str) -> Store:

@@ -118,7 +118,7 @@ class Broadcast:
         pool: a thread for each.
         group: process group of this process (rank 0) and the engines' ranks, and its name there.
         device: where buckets lie.
-        store: of `open_store`; any number of publishes may have it, one after the other.
+        store: of `serve_store`; any number of publishes may have it, one after the other.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class Broadcast:
 
 
 def join_engines(
-    links: Sequence[EngineLink], pool: ThreadPoolExecutor, name: str, master: tuple[str, int], backend: str
+    links: Sequence[EngineLink], pool: ThreadPoolExecutor, name: str, store: TCPStore, backend: str
 ) -> dist.ProcessGroup:
-    """The process group `name` of this process (rank 0, which listens at `master`) and every rank of every engine.
+    """The process group `name` of this process (rank 0, which serves `store`) and every rank of every engine.
 
     Made by SGLang's own function, as the engines' ends are.
     """
@@ -197,13 +197,11 @@ def join_engines(
     starts = [1 + sum(link.num_ranks for link in links[:index]) for index in range(len(links))]
     world_size = 1 + sum(link.num_ranks for link in links)
     joining = [
-        pool.submit(link.join, master, start, world_size, name, backend)
+        pool.submit(link.join, (store.host, store.port), start, world_size, name, backend)
         for link, start in zip(links, starts, strict=True)
     ]
-    address, port = master
-    group = init_custom_process_group(
-        backend=backend, init_method=f"tcp://{address}:{port}", world_size=world_size, rank=0, group_name=name
-    )
+    ours = part_of(store, name)  # as the function itself does with a store that it opens, on the engines' side
+    group = init_custom_process_group(backend=backend, store=ours, world_size=world_size, rank=0, group_name=name)
     results(joining)
     assert isinstance(group, dist.ProcessGroup)
     return group
