@@ -69,6 +69,13 @@ def test_nothing_behind_the_first_end_token_stays(reason):
     assert (sample.status, sample.response_tokens, sample.response) == (Status.COMPLETED, [5, 6, END], "ef")
 
 
+@pytest.mark.parametrize("tokens", [[1] * 12, [1] * 10 + [END]])
+def test_a_response_has_no_more_tokens_than_its_limit(tokens):
+    """Of an aborted request SGLang returns all that the last step brought; it could not be continued."""
+    sample = response(([1] * 4, "abort"), (tokens, "abort"), limit=9)
+    assert (sample.status, sample.response_tokens) == (Status.TRUNCATED, [1] * 9)
+
+
 def test_an_end_token_behind_the_limit_of_a_step_still_ends():
     sample = response(([5, END, 7], "length"), limit=3)
     assert (sample.status, sample.response_tokens) == (Status.COMPLETED, [5, END])

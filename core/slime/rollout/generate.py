@@ -100,12 +100,13 @@ class Generator:
     def _append(self, sample: Sample, generation: Generation) -> bool:
         """Add what was generated up to and with the first token that ends the response; whether there is one.
 
-        SGLang notices an abort and the last token allowed before it looks for an end. So a step that brought several
-        tokens (of a drafting model) may have some behind the end, and be called `abort` or `length`. And it looks for
-        stop strings in the tokens of one request only, not in those before an abort.
+        SGLang notices an abort, and then the last token allowed, before it looks for an end. So a step that brought
+        several tokens (of a drafting model) may have some behind the end or the limit, and be called `abort` or
+        `length`. And it looks for stop strings in the tokens of one request only, not in those before an abort.
         """
         begun = len(sample.response_tokens)
         sample.response_tokens.extend(generation.tokens)
+        del sample.response_tokens[self._limit(sample) :]
         end = self._first_end(sample.response_tokens, begun)
         if end is not None:
             del sample.response_tokens[end:]
