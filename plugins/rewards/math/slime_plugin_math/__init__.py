@@ -1,4 +1,4 @@
-"""Math for slime: the rewards `math` and `arithmetic`, and a small arithmetic prompt set."""
+"""Math for slime: the rewards `math`, `deepscaler`, `dapo` and `arithmetic`, and a small arithmetic prompt set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime.hookspecs import hookimpl
 
 @hookimpl
 def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
-    return {"math": _math, "arithmetic": _arithmetic}
+    return {"math": _math, "deepscaler": _deepscaler, "dapo": _dapo, "arithmetic": _arithmetic}
 
 
 @hookimpl
@@ -21,9 +21,14 @@ def slime_config_paths() -> Sequence[str]:
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime_plugin_math.options import ArithmeticOptions, MathOptions
+    from slime_plugin_math.options import ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
 
-    return {"reward/math": MathOptions, "reward/arithmetic": ArithmeticOptions}
+    return {
+        "reward/math": MathOptions,
+        "reward/deepscaler": DeepscalerOptions,
+        "reward/dapo": DapoOptions,
+        "reward/arithmetic": ArithmeticOptions,
+    }
 
 
 def _math(**options: Any) -> RewardModel:
@@ -31,6 +36,20 @@ def _math(**options: Any) -> RewardModel:
     from slime_plugin_math.rewards import MathReward
 
     return MathReward(MathOptions(**options))
+
+
+def _deepscaler(**options: Any) -> RewardModel:
+    from slime_plugin_math.options import DeepscalerOptions
+    from slime_plugin_math.rewards import DeepscalerReward
+
+    return DeepscalerReward(DeepscalerOptions(**options))
+
+
+def _dapo(**options: Any) -> RewardModel:
+    from slime_plugin_math.options import DapoOptions
+    from slime_plugin_math.rewards import DapoReward
+
+    return DapoReward(DapoOptions(**options))
 
 
 def _arithmetic(**options: Any) -> RewardModel:

@@ -20,7 +20,19 @@ class MathOptions:
     answer: AnswerForm = AnswerForm.auto
     """Where the answer is read: auto, boxed, line or number."""
     wrong_value: float = 0.0
-    """Value of a wrong or missing answer (DAPO uses -1); a right one is 1."""
+    """Value of a wrong or missing answer; a right one is 1."""
+
+
+@dataclass
+class DeepscalerOptions:
+    wrong_value: float = 0.0
+    """Value of a wrong answer, of one that is in no box, and of a response that does not end its thinking."""
+
+
+@dataclass
+class DapoOptions:
+    wrong_value: float = -1.0
+    """Value of a wrong or missing answer; a right one is 1."""
 
 
 @dataclass

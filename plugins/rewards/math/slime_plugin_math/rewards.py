@@ -1,17 +1,20 @@
-"""The two rewards: both judge text alone, and both give 1 for a right answer."""
+"""The rewards: all judge text alone, and all give 1 for a right answer."""
 
 from __future__ import annotations
 
-from slime.types import Sample, Verdict
+from slime.types import Sample, Status, Verdict
 from slime_plugin_math.answers import find_answer
 from slime_plugin_math.compare import label_text, same
 from slime_plugin_math.data.arithmetic import final_number
-from slime_plugin_math.options import AnswerForm, ArithmeticOptions, MathOptions
+from slime_plugin_math.options import AnswerForm, ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
+
+END_OF_THINKING = "</think>"
 
 
 class MathReward:
     """1 where the stated answer equals the label, else `wrong_value`.
 
+    A response that was cut off at its length limit earns only by a complete answer, see `find_answer`.
     Parts: `correct` (0 or 1), `format` (1 if the answer stands in a box or on an "Answer:" line).
     """
 
@@ -19,12 +22,28 @@ class MathReward:
         self._form, self._wrong_value = AnswerForm(options.answer), options.wrong_value
 
     def score(self, sample: Sample) -> Verdict:
-        label = label_text(sample.prompt.label)
-        if label is None:
-            return _no_label(sample)
-        answer, marked = find_answer(sample.response, self._form)
-        correct = answer is not None and same(answer, label)
-        return Verdict.of(1.0 if correct else self._wrong_value, correct=float(correct), format=float(marked))
+        return _graded(sample, sample.response, self._form, self._wrong_value)
+
+
+class DeepscalerReward:
+    """1 where the box behind the last `</think>` holds the label, else `wrong_value`. Parts as of `MathReward`."""
+
+    def __init__(self, options: DeepscalerOptions) -> None:
+        self._wrong_value = options.wrong_value
+
+    def score(self, sample: Sample) -> Verdict:
+        _, end, answer = sample.response.rpartition(END_OF_THINKING)
+        return _graded(sample, answer if end else "", AnswerForm.boxed, self._wrong_value)
+
+
+class DapoReward:
+    """1 where the last line "Answer: ..." has the label, else `wrong_value`. Parts as of `MathReward`."""
+
+    def __init__(self, options: DapoOptions) -> None:
+        self._wrong_value = options.wrong_value
+
+    def score(self, sample: Sample) -> Verdict:
+        return _graded(sample, sample.response, AnswerForm.line, self._wrong_value)
 
 
 class ArithmeticReward:
@@ -40,8 +59,17 @@ class ArithmeticReward:
         return Verdict.of(1.0 if final_number(sample.response) == label else self._wrong_value)
 
 
+def _graded(sample: Sample, text: str, form: AnswerForm, wrong_value: float) -> Verdict:
+    label = label_text(sample.prompt.label)
+    if label is None:
+        return _no_label(sample)
+    answer, marked = find_answer(text, form, is_cut=sample.status is Status.TRUNCATED)
+    correct = answer is not None and same(answer, label)
+    return Verdict.of(1.0 if correct else wrong_value, correct=float(correct), format=float(marked))
+
+
 def _no_label(sample: Sample) -> Verdict:
     label = sample.prompt.label
     return Verdict.invalid(
-        f"row {sample.prompt.id}: label {label!r:.80} is a {type(label).__name__}, not a number or text"
+        f"row {sample.prompt.id}: label {label!r:.80} is a {type(label).__name__}, not a finite number or text"
     )

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from slime_plugin_math.answers import find_answer
+from slime_plugin_math import answers
+from slime_plugin_math.answers import find_answer, last_number
 from slime_plugin_math.options import AnswerForm
 
 
@@ -14,15 +17,25 @@ from slime_plugin_math.options import AnswerForm
         (AnswerForm.boxed, "\\boxed{}", ("", True)),
         (AnswerForm.boxed, "\\boxed{\\frac{1}{2}", (None, False)),
         (AnswerForm.boxed, "Answer: 5", (None, False)),
+        (AnswerForm.boxed, "\\boxed{6}, or \\boxed{", ("6", True)),
+        (AnswerForm.boxed, "\\boxed{5}, \\boxed{6}, \\boxed{x \\boxed{", ("6", True)),
+        (AnswerForm.boxed, "\\boxed{the inner \\boxed{6} counts", ("6", True)),
+        (AnswerForm.boxed, "\\boxed{\\left\\{1\\right.} or \\boxed{\\}", ("\\left\\{1\\right.", True)),
         (AnswerForm.line, "Answer: 4\nNo.\nAnswer: 5", ("5", True)),
         (AnswerForm.line, "**Answer:** 5\n", ("5", True)),
         (AnswerForm.line, "the answer is: $x$", ("$x$", True)),
         (AnswerForm.line, "5", (None, False)),
+        (AnswerForm.line, "İ ANSWER: 5\nan answering machine", ("5", True)),
+        (AnswerForm.line, "Answer:\n5\nTo answer:", ("5", True)),
         (AnswerForm.number, "3-5", ("5", False)),
         (AnswerForm.number, "x=-5", ("-5", False)),
         (AnswerForm.number, "about 1,234.5 in x2", ("1,234.5", False)),
         (AnswerForm.number, "3/4.", ("3/4", False)),
         (AnswerForm.number, "Answer: none", (None, False)),
+        (AnswerForm.number, "12 " + "x" * 1000, ("12", False)),
+        (AnswerForm.number, "3" * 300, ("3" * 300, False)),
+        (AnswerForm.number, "-" + "3" * 256, ("-" + "3" * 256, False)),
+        (AnswerForm.number, "12" + ",345" * 64, ("12" + ",345" * 64, False)),
         (AnswerForm.auto, "Answer: 5, or \\boxed{6}, or 7", ("6", True)),
         (AnswerForm.auto, "Answer: 5\nor 7", ("5", True)),
         (AnswerForm.auto, "it is 7", ("7", False)),
@@ -31,3 +44,36 @@ from slime_plugin_math.options import AnswerForm
 )
 def test_where_the_answer_is_read(form: AnswerForm, response: str, found: tuple[str | None, bool]) -> None:
     assert find_answer(response, form) == found
+
+
+@pytest.mark.parametrize(
+    ("form", "response", "found"),
+    [
+        (AnswerForm.auto, "Step 2: we try", (None, False)),
+        (AnswerForm.number, "so it is 12", (None, False)),
+        (AnswerForm.auto, "\\boxed{6} is wrong, so try 5 and continue with \\boxed{", (None, False)),
+        (AnswerForm.auto, "Answer: 5\nIn short: \\boxed{", (None, False)),
+        (AnswerForm.boxed, "\\boxed{6} is wrong: \\boxed{5", (None, False)),
+        (AnswerForm.auto, "\\boxed{6}. To see wh", ("6", True)),
+        (AnswerForm.line, "Answer: 5\nTo see wh", ("5", True)),
+        (AnswerForm.line, "Answer: 5\nNo. Answer: 1", (None, False)),
+        (AnswerForm.auto, "Answer: 1", (None, False)),
+    ],
+)
+def test_a_response_that_was_cut_off_states_only_what_is_complete(
+    form: AnswerForm, response: str, found: tuple[str | None, bool]
+) -> None:
+    assert find_answer(response, form, is_cut=True) == found
+
+
+def test_lower_case_changes_the_length_of_one_letter_only() -> None:
+    """Positions found in the lower-case text are used in the text itself."""
+    assert [char for char in map(chr, range(0x110000)) if len(char.lower()) != 1] == ["İ"]
+
+
+def test_searching_from_the_end_finds_the_last_number_of_all() -> None:
+    rng = random.Random(0)
+    for _ in range(2000):
+        text = "".join(rng.choices(["1", "23", ",456", "-", "/", ".", "x", " ", "a" * 250], k=rng.randrange(12)))
+        matches = answers._NUMBER.findall(text)
+        assert last_number(text) == (matches[-1] if matches else None)

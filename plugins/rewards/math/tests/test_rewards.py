@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 
 from slime.testing.plugins import RewardCase, check_reward, sample
-from slime.types import Verdict, VerdictKind
-from slime_plugin_math.options import AnswerForm, ArithmeticOptions, MathOptions
-from slime_plugin_math.rewards import ArithmeticReward, MathReward
+from slime.types import Status, Verdict, VerdictKind
+from slime_plugin_math.options import AnswerForm, ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
+from slime_plugin_math.rewards import ArithmeticReward, DapoReward, DeepscalerReward, MathReward
 
 RIGHT = Verdict.of(1.0, correct=1.0, format=1.0)
 
@@ -23,8 +24,8 @@ def test_math_keeps_the_contract() -> None:
             RewardCase("it is 5", 5, Verdict.of(1.0, correct=1.0, format=0.0)),
             RewardCase("\\boxed{6}", "5", Verdict.of(0.0, correct=0.0, format=1.0)),
             RewardCase("", "5", Verdict.of(0.0, correct=0.0, format=0.0)),
-            RewardCase("5", None, Verdict.invalid("row 0/0: label None is a NoneType, not a number or text")),
-            RewardCase("5", ["5"], Verdict.invalid("row 0/0: label ['5'] is a list, not a number or text")),
+            RewardCase("5", None, Verdict.invalid("row 0/0: label None is a NoneType, not a finite number or text")),
+            RewardCase("5", ["5"], Verdict.invalid("row 0/0: label ['5'] is a list, not a finite number or text")),
         ],
     )
 
@@ -40,6 +41,51 @@ def test_math_with_a_strict_box_and_a_penalty() -> None:
     )
 
 
+def test_deepscaler_keeps_the_contract() -> None:
+    check_reward(
+        "deepscaler",
+        [
+            RewardCase("is it 6?</think> It is \\boxed{5}.", "5", RIGHT),
+            RewardCase("<think>a</think> \\boxed{6} <think>b</think> \\boxed{5}", 5, RIGHT),
+            RewardCase("</think>\\boxed{5}", "\\boxed{5}", RIGHT),
+            RewardCase("\\boxed{5}</think> Answer: 5", "5", Verdict.of(0.0, correct=0.0, format=0.0)),
+            RewardCase("\\boxed{5}", "5", Verdict.of(0.0, correct=0.0, format=0.0)),
+            RewardCase("</think>\\boxed{6}", "5", Verdict.of(0.0, correct=0.0, format=1.0)),
+            RewardCase(
+                "\\boxed{5}", None, Verdict.invalid("row 0/0: label None is a NoneType, not a finite number or text")
+            ),
+        ],
+    )
+
+
+def test_dapo_keeps_the_contract() -> None:
+    check_reward(
+        "dapo",
+        [
+            RewardCase("Answer: 6\nNo.\nAnswer: $5$", "5", RIGHT),
+            RewardCase("Answer: \\boxed{5}", 5, RIGHT),
+            RewardCase("Answer: 6", "5", Verdict.of(-1.0, correct=0.0, format=1.0)),
+            RewardCase("\\boxed{5}", "5", Verdict.of(-1.0, correct=0.0, format=0.0)),
+            RewardCase("Answer: 5", [], Verdict.invalid("row 0/0: label [] is a list, not a finite number or text")),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("reward", "cut", "complete"),
+    [
+        (MathReward(MathOptions()), "it is 5", "it is \\boxed{5} as"),
+        (DeepscalerReward(DeepscalerOptions()), "</think> \\boxed{5} or \\boxed{", "</think> \\boxed{5} as"),
+        (DapoReward(DapoOptions()), "Answer: 5", "Answer: 5\nas"),
+    ],
+)
+def test_a_response_that_was_cut_off_earns_by_a_complete_answer_alone(reward: Any, cut: str, complete: str) -> None:
+    for text, earns in ((cut, False), (complete, True)):
+        truncated = dataclasses.replace(sample(text, "5"), status=Status.TRUNCATED)
+        assert reward.score(truncated).parts["correct"] == earns
+    assert reward.score(dataclasses.replace(sample(cut, "5"), status=Status.COMPLETED)).parts["correct"] == 1.0
+
+
 def test_arithmetic_keeps_the_contract() -> None:
     check_reward(
         "arithmetic",
@@ -50,7 +96,7 @@ def test_arithmetic_keeps_the_contract() -> None:
             RewardCase("75", "85", Verdict.of(0.0)),
             RewardCase("70+15=", "85", Verdict.of(0.0)),
             RewardCase("the sum is 85", "85", Verdict.of(0.0)),
-            RewardCase("85", {}, Verdict.invalid("row 0/0: label {} is a dict, not a number or text")),
+            RewardCase("85", {}, Verdict.invalid("row 0/0: label {} is a dict, not a finite number or text")),
         ],
     )
 
