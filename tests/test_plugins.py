@@ -3,6 +3,7 @@
 import pytest
 
 from slime import plugins
+from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.testing.site import Site
 
@@ -94,9 +95,9 @@ def test_builtin_is_never_blamed_for_a_duplicate(site: Site) -> None:
 
 
 def test_check_hook_names_its_distribution(site: Site) -> None:
-    site.add("acme-check", "@hookimpl\ndef slime_check(cfg): return [f'{cfg} is too long.']")
-    (problem,) = plugins.load().check("the name")  # type: ignore[arg-type]
-    assert str(problem) == "acme-check: the name is too long. Change the keys it names."
+    site.add("acme-check", "@hookimpl\ndef slime_check(cfg): return [f'{cfg.run.dir} is too long.']")
+    (problem,) = plugins.load().check(SlimeConfig())
+    assert str(problem) == "acme-check: runs is too long. Change the keys it names."
 
 
 def test_provenance_tells_where_a_used_name_came_from(site: Site) -> None:

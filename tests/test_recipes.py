@@ -207,6 +207,7 @@ def test_algorithm(recipe: str) -> None:
     algo = plan(recipe).cfg.algo
     assert (algo.clip_low, algo.clip_high, algo.kl_coef or 0, algo.entropy_coef) == (0.2, 0.28, 0, 0)
     assert algo.kl_estimator.name == "low_var_kl"
+    assert plan(recipe).cfg.reward.name == "deepscaler"
 
 
 def test_glm5_2_weighs_old_tokens_from_a_half_to_two() -> None:
