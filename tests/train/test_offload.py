@@ -110,11 +110,12 @@ def leave_and_return(rank: Rank, model: Path, device: str) -> dict[str, Any]:
     trainer.offload()  # twice is once
     trainer.onload()
     trainer.onload()
-    after = held()
+    after, without = held(), sum(buffer.untyped_storage().nbytes() for buffer in offload.gradients(trainer.model))
+    trainer._offload.take_gradients()
     return {
         "same": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
         "bytes away": away,
-        "gradients": (before_gradients, gradients()),
+        "gradients": (before_gradients, without, gradients()),
         "residue": reserved,
         "next step": step(trainer, 1)["loss"],
     }
@@ -125,8 +126,9 @@ def test_everything_returns_but_the_gradients(model: Path, device: str) -> None:
     [found] = run_ranks(leave_and_return, 1, model, device)
     assert found["same"]
     assert found["bytes away"] == 0
-    before, after = found["gradients"]
+    before, bytes_until_the_next_step, after = found["gradients"]
     assert before > 0
+    assert bytes_until_the_next_step == 0
     assert after == 0
     assert abs(found["next step"]) < 10
     assert set(found["residue"]) == (

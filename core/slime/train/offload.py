@@ -23,8 +23,8 @@ _ALIGN = 512  # bytes: full-speed copies start at such borders
 class Offload:
     """What one trainer rank keeps on its device, and where it is while another process uses the device.
 
-    Parameters, master weights and Adam's moments are kept bit for bit. Gradients are not: they come back as zeros.
-    Host memory is taken at the first offload and used again at every other.
+    Parameters, master weights and Adam's moments are kept bit for bit. Gradients are not: `take_gradients`
+    makes them anew, zero. Host memory is taken at the first offload and used again at every other.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, device: torch.device) -> None:
@@ -37,24 +37,41 @@ class Offload:
         """Free the device; returns the bytes that moved to the host. Nothing happens if it is free already."""
         if self._away:
             return 0
-        for param in optimizer_params(self._optimizer):
-            param.grad = None
-        dropped = pieces(gradients(self._model), self._device)
+        self.drop_gradients()
         away = pieces(kept(self._model, self._optimizer), self._device)
         num_bytes = away[-1].end
         host = self._host.of_size(num_bytes)
         for piece in away:
             host[piece.start : piece.end].copy_(piece.bytes(), non_blocking=True)
         _synchronize(self._device)
-        for piece in (*away, *dropped):
+        for piece in away:
             piece.storage.resize_(0)
-        self._away, self._dropped = away, dropped
+        self._away = away
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return num_bytes
 
+    def drop_gradients(self) -> None:
+        """Free their memory, until `take_gradients`; nothing happens if it is free already. Nobody needs gradients
+        while weights are published or saved."""
+        if self._dropped:
+            return
+        for param in optimizer_params(self._optimizer):
+            param.grad = None
+        self._dropped = pieces(gradients(self._model), self._device)
+        for piece in self._dropped:
+            piece.storage.resize_(0)
+
+    def take_gradients(self) -> None:
+        """Their memory again, as zeros, unless it is there."""
+        for piece in self._dropped:
+            piece.storage.resize_(piece.num_bytes)
+            piece.bytes().zero_()
+        self._dropped = []
+
     def onload(self) -> int:
-        """Fill the device again; returns the bytes that came from the host. Nothing happens if it is filled."""
+        """Fill the device again but for gradients; returns the bytes that came from the host. Nothing happens if it is
+        filled."""
         if not self._away:
             return 0
         num_bytes = self._away[-1].end
@@ -62,11 +79,8 @@ class Offload:
         for piece in self._away:
             piece.storage.resize_(piece.num_bytes)
             piece.bytes().copy_(host[piece.start : piece.end], non_blocking=True)
-        for piece in self._dropped:
-            piece.storage.resize_(piece.num_bytes)
-            piece.bytes().zero_()
         _synchronize(self._device)
-        self._away, self._dropped = [], []
+        self._away = []
         return num_bytes
 
 

@@ -159,6 +159,7 @@ class Trainer:
     def _enter(self, stage: str) -> None:
         """Reinforcement learning is about the distribution that the engines sample from: policy, old policy and
         reference are all taken at the sampling temperature."""
+        self._offload.take_gradients()
         self.optimizer.enter(stage)
         temperature = self.cfg.rollout.sampling.temperature if stage == "rl" else 1.0
         for module in self.model.modules:
@@ -275,7 +276,8 @@ class Trainer:
         return take_inventory(self.model.modules, self.mapping)
 
     def trim(self) -> None:
-        """Return the device memory that torch keeps for the next activations."""
+        """Return the device memory of gradients, until the next step, and what torch keeps for the next activations."""
+        self._offload.drop_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -286,7 +288,7 @@ class Trainer:
         return residue(self.device)
 
     def onload(self) -> None:
-        """Take the device back: weights and optimizer state as they were, gradients zero."""
+        """Take the device back: weights and optimizer state as they were; gradients come with the next step."""
         self._offload.onload()
 
     def save(self, path: Path) -> dict[str, FileFacts]:
