@@ -15,6 +15,7 @@ from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
 from slime.contracts import ModelBridge, PlanBridge
 from slime.errors import SlimeError, did_you_mean
+from slime.plan.memory import memory_problems, plan_memory
 from slime.plan.rules import batch_problems, layout_problems
 from slime.plugins import Plugins, Registry
 from slime.rollout.limits import longest_sequence, num_drafted, room
@@ -171,7 +172,11 @@ def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
     yield from batch_problems(cfg, grid)
     if generates(cfg):
         yield from _context(cfg, hf)
-    if isinstance(bridge, PlanBridge) and not layout:  # it computes with the sizes
+    if layout:  # the others compute with the sizes
+        return
+    if memory := plan_memory(cfg, bridge, hf):
+        yield from memory_problems(memory)
+    if isinstance(bridge, PlanBridge):
         for sentence in bridge.plan_problems(hf, cfg.train.megatron):
             yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
 
