@@ -61,7 +61,7 @@ for part in "${parts[@]}"; do
     cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 ;;
     tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" ;;
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
-    split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" --buckets 2048,1024,512 ;;
+    split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" train.optimizer.optimizer_cpu_offload=true --buckets 2048,1024,512 ;;
     colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
     trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
     layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
