@@ -197,7 +197,10 @@ class Session:
     def train(self, method: str, batches: Batch | list[Batch], step: int) -> dict[str, float]:
         """One step on every trainer rank; metrics `train/...`, and `seconds/...` as the ranks measured them."""
         values = self._residency.for_training() | self.cluster.train(method, batches, step)
-        return {name if name.startswith("seconds/") else f"train/{name}": value for name, value in values.items()}
+        return {
+            name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value
+            for name, value in values.items()
+        }
 
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""

@@ -137,7 +137,7 @@ class Trainer:
               importance_truncated_share or importance_masked_share: over loss tokens.
 
             What was measured on no token is left out. Besides num_tokens (padding left out), seconds/logprobs,
-            seconds/train.
+            seconds/train, on GPUs memory/logprobs_gib and memory/train_gib of this rank.
 
         Raises:
             SlimeError: a metric or gradient is not finite.
@@ -314,11 +314,15 @@ class Trainer:
 
     @contextmanager
     def _timed(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
-        """Wall time of the block, device work included, as `seconds/<name>`."""
-        start = time.perf_counter()
+        """Wall time of the block, device work included, as `seconds/<name>`; on GPUs also what this rank had allocated
+        at most, GiB, as `memory/<name>_gib`."""
+        on_gpu, start = self.device.type == "cuda", time.perf_counter()
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
         yield
-        if self.device.type == "cuda":
+        if on_gpu:
             torch.cuda.synchronize()
+            seconds[f"memory/{name}_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         seconds[f"seconds/{name}"] = time.perf_counter() - start
 
 
