@@ -163,3 +163,19 @@ def test_weights_found_before_are_the_ones_exported_after(tmp_path: Path) -> Non
     assert all(torch.equal(after[name], expected[name]) for name in expected)
     experts = [name for name in expected if ".experts." in name]
     assert sum(not torch.equal(before[name], after[name]) for name in experts) > len(experts) / 2
+
+
+def save_without_gradients(rank: Rank, model: Path, folder: Path) -> tuple[float, float]:
+    """The loss of the step after a checkpoint that was saved with the gradients freed, and again after loading it."""
+    trainer = start(rank, model, "cpu", {"bf16": True})
+    step(trainer, 0)
+    trainer.trim()
+    trainer.save(folder)
+    after = step(trainer, 1)["loss"]
+    trainer.load(folder)
+    return after, step(trainer, 1)["loss"]
+
+
+def test_a_checkpoint_needs_no_gradients(model: Path, tmp_path: Path) -> None:
+    [(after, again)] = run_ranks(save_without_gradients, 1, model, tmp_path)
+    assert again == after
