@@ -96,6 +96,20 @@ def test_a_run_notices_that_its_directory_is_another_one(path):
             assert not run.summary.exists()
 
 
+def test_what_fails_because_the_directory_is_gone_says_so(path):
+    gone = pytest.raises(SlimeError, match=f"^{path}: it was deleted or replaced")
+    with gone as raised, RunDir.open(path) as run:
+        shutil.rmtree(path)
+        (run.checkpoints / "new").mkdir()
+    assert isinstance(raised.value.__context__, FileNotFoundError)
+    RunDir.open(path).close()
+
+
+def test_other_errors_pass_through(path):
+    with pytest.raises(FileNotFoundError), RunDir.open(path) as run:
+        (run.checkpoints / "missing" / "new").mkdir()
+
+
 def test_config_and_plugins_are_written_and_read_back(path):
     with RunDir.open(path) as run:
         run.write_config(config("train.optimizer.lr=1e-5", "algo.kl_estimator=k3"))

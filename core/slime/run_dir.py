@@ -139,7 +139,11 @@ class RunDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if isinstance(error, Exception):
+                self.require_intact()  # else whatever was raised follows from that
+        finally:
+            self.close()
 
 
 def _make(path: Path) -> None:
