@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from slime.cluster.reaper import left
-from slime.observe.hang import dump
+from slime.observe.hang import look
 from slime.observe.metrics import read_rows
 
 SILENCE_S = 60.0
@@ -55,6 +55,7 @@ class Run:
         self.path = self.folder / "runs/it"
         self.output = self.folder / "output.txt"
         self.family: list[psutil.Process] = []
+        self.temporary: set[Path] = set()
 
     def start(self) -> Run:
         settings = {**self.shortened, "run.name": "it", **self.settings}
@@ -94,18 +95,33 @@ class Run:
             if (now := self._traces()) != heard:
                 heard, last = now, time.monotonic()
             if time.monotonic() - last > self.silence_s:
-                stacks = dump([self.process.pid], self.path / "logs")
+                stacks = "\n\n".join(map(str, look([self.process.pid], self.path / "logs")))
                 self.kill()
                 raise AssertionError(f"nothing happened for {self.silence_s:g} s\n{self.text()}\n{stacks}")
 
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the driver alone, remembering every process it has started so far."""
+    def remember(self) -> None:
+        """Every process that it has started so far, and what these keep outside of its directory: the scratch folders
+        of engines, and shared memory."""
         self.family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in self.family[1:]:
+            with suppress(psutil.NoSuchProcess):
+                scratch = process.environ().get("SLIME_ENGINE_SCRATCH")
+                shared = [entry.path.removesuffix(" (deleted)") for entry in process.memory_maps()]
+                kept = [scratch, *(path for path in shared if path.startswith("/dev/shm/"))]
+                self.temporary |= {Path(path) for path in kept if path}
+
+    def litter(self) -> list[Path]:
+        """What is left of all that."""
+        return [path for path in self.temporary if path.exists()]
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Signal the driver alone, after `remember`."""
+        self.remember()
         self.process.send_signal(how)
         self.process.wait(timeout=SILENCE_S)
 
     def strays(self) -> list[str]:
-        """What is left of the processes that lived at `kill`, after the time they get to go."""
+        """What is left of the processes that lived at `remember`, after the time they get to go."""
         alive = left({process for process in self.family if isinstance(process, psutil.Process)}, GONE_S)
         return [" ".join(process.cmdline()) for process in alive]
 

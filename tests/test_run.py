@@ -57,7 +57,12 @@ def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run,
     run.until(lambda: (run.path / "checkpoints/step-000006").exists())
     run.kill(signal.SIGKILL)
     assert run.strays() == []
-    run.start().succeed()
+    assert len(run.temporary) >= 2
+    assert run.litter() == []
+    run.start().until(lambda: run.has_step("rl", 3))
+    run.remember()
+    run.succeed()
+    assert run.litter() == []
     assert run.weights() == finished.weights()
     assert run.losses() == finished.losses()
 
@@ -85,6 +90,7 @@ def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
     assert last.startswith("slime: engine http://")
     assert "was killed by SIGKILL" in last
     assert "engine-0.log" in last
+    assert "batch" not in last
 
 
 def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> None:

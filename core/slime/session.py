@@ -119,7 +119,7 @@ class Session:
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
-        stack.enter_context(cluster.naming_dead_engines())
+        stack.enter_context(cluster.naming_causes())
         checkpoint = session._restore()
         if log_metrics:
             resumed = session.position.stage if checkpoint else None
@@ -189,9 +189,8 @@ class Session:
     def collect(self, version: int, bar: Progress) -> Collected:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
         moved = self._residency.for_generation()
-        collected = self._runner.run(
-            self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
-        )
+        collecting = self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
+        collected = self._runner.run(self.cluster.watched(collecting, "generating"))
         return dataclasses.replace(collected, stats=collected.stats | moved)
 
     def train(self, method: str, batches: Batch | list[Batch], step: int) -> dict[str, float]:
@@ -219,22 +218,21 @@ class Session:
         """Metrics on the held-out prompts under the published weights."""
         self._residency.for_generation()
         cfg = self.cfg
-        values = self._runner.run(
-            evaluate(
-                cfg.eval,
-                cfg.reward,
-                cfg.run.seed,
-                self.position.rl_step,
-                prompts=self.held_out,
-                tokenizer=self.tokenizer,
-                scorer=self._rewards,
-                engines=self._engines,
-                router=self._router,
-                max_in_flight=cfg.rollout.max_requests_per_engine * len(self._engines),
-                patience_s=cfg.rollout.request_timeout_s,
-                progress=lambda done, total: bar.status("evaluate", done, total),
-            )
+        evaluating = evaluate(
+            cfg.eval,
+            cfg.reward,
+            cfg.run.seed,
+            self.position.rl_step,
+            prompts=self.held_out,
+            tokenizer=self.tokenizer,
+            scorer=self._rewards,
+            engines=self._engines,
+            router=self._router,
+            max_in_flight=cfg.rollout.max_requests_per_engine * len(self._engines),
+            patience_s=cfg.rollout.request_timeout_s,
+            progress=lambda done, total: bar.status("evaluate", done, total),
         )
+        values = self._runner.run(self.cluster.watched(evaluating, "evaluating"))
         bar.values(values)
         return values
 

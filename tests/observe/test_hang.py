@@ -1,7 +1,9 @@
 """Stacks of real processes that hang in different ways."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,6 +42,10 @@ globals()[sys.argv[2]]()
 """
 
 
+def told(pids, folder, **options):
+    return "\n\n".join(str(seen) for seen in hang.look(pids, folder, **options))
+
+
 @pytest.fixture
 def start():
     """Start a child and wait for its first line; all are killed at the end."""
@@ -67,8 +73,8 @@ def hung(start, tmp_path):
 def test_a_hung_process_says_where_every_thread_stands_and_lives_on(hung, tmp_path, how):
     child = hung("trainer-0", how)
     for _ in range(2):
-        text = hang.dump([child.pid], tmp_path)
-        assert text.startswith(f"trainer-0 (pid {child.pid}): ")
+        text = told([child.pid], tmp_path)
+        assert text.startswith(f"trainer-0 (pid {child.pid} on {socket.gethostname()}): ")
         assert text.count("Current thread") == 1
         assert f"in {how}" in text
         assert "in sleeps" in text
@@ -82,26 +88,33 @@ def test_processes_that_cannot_answer_are_described_and_left_unharmed(start, hun
     dead.kill()
     dead.wait()
     started = time.monotonic()
-    text = hang.dump([dead.pid, stranger.pid], tmp_path, answer_s=1.0)  # the other two are found by their files
+    text = told([dead.pid, stranger.pid], tmp_path, answer_s=1.0)  # the other two are found by their files
     assert time.monotonic() - started < 3
-    parts = {int(part.split("pid ")[1].split(")")[0]): part for part in text.split("\n\n") if "pid " in part}
+    parts = {int(part.split("pid ")[1].split(" ")[0]): part for part in text.split("\n\n") if "pid " in part}
     assert "engine-1" in parts[stopped.pid]
-    assert "no stack; stopped: " in parts[stopped.pid]
+    assert "no stack; stopped (T)" in parts[stopped.pid]
     assert "in sleeps" in parts[sleeping.pid]
-    assert parts[dead.pid] == f"(pid {dead.pid}): gone"
-    assert "no stack; sleeping: sh -c echo ready" in parts[stranger.pid]
+    assert parts[dead.pid] == f"(pid {dead.pid} on {socket.gethostname()}): no stack; gone"
+    assert "no stack; sleeping" in parts[stranger.pid]
     assert stranger.poll() is None, "a process that never registered gets no signal"
+
+
+@pytest.mark.skipif(not shutil.which("py-spy"), reason="py-spy is not installed")
+def test_py_spy_reads_the_stack_of_one_that_is_stopped(hung, tmp_path):
+    stopped = hung("engine-1", "sleeps")
+    stopped.send_signal(signal.SIGSTOP)
+    assert "sleeps (<string>:" in told([], tmp_path, answer_s=1.0)
 
 
 def test_a_reused_process_number_gets_no_signal(start, tmp_path):
     stranger = start("sh", "-c", "echo ready; sleep 600; true")
     (tmp_path / "trainer-0.stack").write_text(f"{stranger.pid} 12345.0\n")
-    assert "no stack" in hang.dump([stranger.pid], tmp_path, answer_s=0.5)
+    assert "no stack" in told([stranger.pid], tmp_path, answer_s=0.5)
     assert stranger.poll() is None
 
 
 def test_registering_in_this_process(tmp_path):
     before = signal.getsignal(signal.SIGUSR1)
     hang.register(tmp_path / "logs" / "driver.stack")
-    assert "test_registering_in_this_process" in hang.dump([os.getpid()], tmp_path / "logs")
+    assert "test_registering_in_this_process" in told([os.getpid()], tmp_path / "logs")
     assert signal.getsignal(signal.SIGUSR1) == before  # faulthandler's handler lies below Python's

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
+from slime.observe.hang import look
 from slime.rollout import engine as engine_module
 from slime.rollout.engine import EngineProcess, reserved_port, server_args
 from slime.rollout.launcher import parse
@@ -76,24 +78,65 @@ def test_nothing_outlives_a_killed_parent(tiny_model, tmp_path, monkeypatch):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         engine = int(parent.stdout.readline())
         assert len(group(engine)) >= 3, "launcher, scheduler, detokenizer"
-        assert list(tmp_path.glob("slime-engine-*"))
+        (scratch,) = tmp_path.glob("slime-engine-*")
+        assert named_like(scratch, shared_memory(engine))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
     deadline = time.monotonic() + 10
     while group(engine) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert group(engine) == []
-    assert not list(tmp_path.glob("slime-engine-*"))
+    assert not scratch.exists()
+    assert not list(Path("/dev/shm").glob(f"{scratch.name}*"))
 
 
 @pytest.mark.slow
-def test_stop_leaves_no_process_and_no_file(tiny_model, tmp_path, monkeypatch):
+def test_stop_leaves_no_process_and_nothing_but_logs(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with running_engine(tiny_model, tmp_path / "engine.log") as engine:
-        assert list(tmp_path.glob("slime-engine-*"))
+        (scratch,) = tmp_path.glob("slime-engine-*")
+        assert named_like(scratch, shared_memory(engine.pid))
     assert group(engine.pid) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["engine.log"]
+    logs = {"engine.log", "engine-server.stack", "engine-scheduler-tp0.stack"}
+    assert logs <= {path.name for path in tmp_path.iterdir()} <= {*logs, "engine-detokenizer.stack"}
+    assert not list(Path("/dev/shm").glob(f"{scratch.name}*"))
     engine.stop()  # a second time is nothing
+
+
+def shared_memory(leader):
+    """Files of /dev/shm that processes of the group have open, mapped or not."""
+    found = set()
+    for process in psutil.process_iter():
+        if name_in_group(process, leader):
+            found |= {Path(entry.path) for entry in process.memory_maps() if entry.path.startswith("/dev/shm/")}
+    return found
+
+
+def named_like(scratch, segments):
+    """There are some, and all bear the scratch folder's name."""
+    return segments and all(segment.name.startswith(f"{scratch.name}-") for segment in segments)
+
+
+@pytest.mark.slow
+def test_its_processes_say_where_they_stand(engine):
+    seen = {each.name: each for each in look([], engine.log.parent)}
+    assert "in run_event_loop" in seen["engine-scheduler-tp0"].stack
+    assert "in launch_server" in seen["engine-server"].stack
+    scheduler = seen["engine-scheduler-tp0"].pid
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        (stopped,) = (each for each in look([], engine.log.parent, answer_s=1.0) if each.pid == scheduler)
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+    assert (stopped.standing, stopped.stack) == ("stopped (T)", "")
+
+
+def test_the_end_of_a_log_leaves_statistics_out():
+    statistics = "[2026-11-22 10:33:18] Decode batch, #running-req: 16, #token: 777, token usage: 0.04"
+    crash = ["Traceback (most recent call last):", '  File "scheduler.py", line 1', "ValueError: too many"]
+    assert engine_module._tail("\n".join([*crash, *[statistics] * 20])) == " | ".join(map(str.strip, crash))
+    assert engine_module._tail(statistics) == "(with nothing but statistics)"
+    assert len(engine_module._tail("x" * 5000)) < 500
 
 
 def group(leader):

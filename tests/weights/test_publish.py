@@ -152,6 +152,13 @@ class LostBucket(SharedBucket):
         return super().payload(dataclasses.replace(note, index=note.index + 1) if note.index == 1 else note)
 
 
+class EarlyEnd(SharedBucket):
+    """The second bucket says that it is the last."""
+
+    def payload(self, note):
+        return super().payload(dataclasses.replace(note, last=note.last or note.index == 1))
+
+
 def without_victim(tensors):
     return {name: tensor for name, tensor in tensors.items() if name != VICTIM}
 
@@ -179,6 +186,11 @@ FAULTS = {
     "too long": (with_long_victim, SharedBucket, rf"'{VICTIM}'"),
     "more precise than the engine": (with_double_victim, SharedBucket, rf"'{VICTIM}' \(torch\.float64\)"),
     "flipped bit": (dict, FlippedBit, rf"'{VICTIM}' arrived with digest"),
+    "last too early": (
+        dict,
+        EarlyEnd,
+        r"ended after \d+ tensors, with digests of 0: bucket 1 was not the last",
+    ),
     "lost bucket": (dict, LostBucket, r"bucket 1 of version 2 never arrived"),
 }
 

@@ -6,6 +6,7 @@ in the run directory, and SIGUSR1 makes it write its stacks beside it.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import socket
@@ -38,6 +39,7 @@ class RunInfo:
         logs: folder of the run directory.
         fingerprint: of the driver's plugins.
         key: what the run's engines ask of requests.
+        mark: of the run, in the names of everything temporary that it leaves on a host.
         on_one_host: nobody outside this host has to reach the actor or its engine.
     """
 
@@ -45,6 +47,7 @@ class RunInfo:
     logs: Path
     fingerprint: Fingerprint
     key: Secret
+    mark: str
     on_one_host: bool
 
 
@@ -67,8 +70,8 @@ class _Actor:
         os.dup2(descriptor, 2)
         os.close(descriptor)
 
-    def check_in(self) -> tuple[str, int]:
-        """Ray node id and process id, for stack dumps from outside; or a SlimeError if this node has other plugins.
+    def check_in(self) -> tuple[str, str, int]:
+        """Ray's node id, host and process id; or a SlimeError if this host has other plugins.
 
         Not in the constructor: Ray would report what it raises as a dead actor.
         """
@@ -77,9 +80,13 @@ class _Actor:
         from slime import plugins
         from slime.observe.hang import register
 
+        faulthandler.enable()  # a crash is told in the log, with its signal and its stack
         register(self.run.logs / f"{self.name}.stack")
         plugins.load().require_same(self.run.fingerprint, f"{socket.gethostname()} ({self.name})")
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        return ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid()
+
+    def ping(self) -> None:
+        """Answers as soon as the actor is free; to the caller it fails at once when the actor has died."""
 
     def host(self) -> str:
         """Address at which the run's other processes reach this one."""
@@ -99,8 +106,10 @@ class TrainerActor(_Actor):
         self.trainer: Trainer
         self.publisher: Publisher | None = None
 
-    def free_port(self) -> int:
-        return free_port(self.host())
+    def free_port(self) -> tuple[str, int]:
+        """Where rank 0 may listen for the others."""
+        host = self.host()
+        return host, free_port(host)
 
     def device(self) -> str:
         """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
@@ -193,6 +202,7 @@ class EngineActor(_Actor):
             log=self.log,
             devices=devices,
             key=self.run.key,
+            mark=self.run.mark,
         )
         return self.process.start()
 

@@ -1,7 +1,8 @@
 """Takes care that nothing outlives the driver on this host, however the driver ends.
 
 Most processes notice by themselves; after a `kill -9` Ray's agents, for one, keep talking to a dead server for minutes.
-So a small process remembers whom the driver has started, waits for the driver's end and then kills who is left.
+So a small process remembers whom the driver has started, waits for the driver's end, then kills who is left and removes
+what engines would have removed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 
 import psutil
 
+from slime.rollout.lifeline import clear_all
+
 LOOK_S = 1.0
 """How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""
 GRACE_S = 3.0
@@ -26,10 +29,14 @@ _END = b"."
 
 
 @contextlib.contextmanager
-def reaped() -> Iterator[None]:
-    """Have all that this process starts in the block gone soon after the block or the process ends."""
+def reaped(mark: str) -> Iterator[None]:
+    """Have all that this process starts in the block gone soon after the block or the process ends.
+
+    Args:
+        mark: in the names of its engines' scratch folders and shared memory.
+    """
     before = [str(child.pid) for child in _descendants(os.getpid())]
-    command = [sys.executable, "-m", "slime.cluster.reaper", str(os.getpid()), *before]
+    command = [sys.executable, "-m", "slime.cluster.reaper", mark, str(os.getpid()), *before]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
@@ -37,10 +44,11 @@ def reaped() -> Iterator[None]:
         reaper.communicate(_END)
 
 
-def main(driver: int, *before: int) -> None:
-    """Watch until standard input ends, then kill what is left of the family.
+def main(mark: str, driver: int, *before: int) -> None:
+    """Watch until standard input ends, then kill what is left of the family, and remove what it has left.
 
     Args:
+        mark: as for `reaped`.
         driver: process id.
         before: of those that the driver had started before the block. They are its own business, unless it is gone.
     """
@@ -54,6 +62,7 @@ def main(driver: int, *before: int) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     left(alive, GRACE_S)
+    clear_all(mark)
 
 
 def left(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
@@ -81,4 +90,4 @@ def _descendants(driver: int) -> set[psutil.Process]:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,16 +1,23 @@
-"""What was seen last: make processes of this node, hung ones included, say where each of their threads stands.
+"""What was seen last: make processes of this host, hung ones included, say where each of their threads stands.
 
-A process calls `register` once. When something hangs, the driver calls `dump`, which sends SIGUSR1; the stack is
-written by faulthandler's C handler, so it comes also from a process that is stuck in C code or holds the GIL.
+A process calls `register` once. When something hangs, the driver calls `look`, which sends SIGUSR1; the stack is
+written by faulthandler's C handler, so it comes also from a process that is stuck in C code or holds the GIL. Of one
+that writes nothing, the kernel says what state it is in; where py-spy is installed, it reads the stack from outside.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import re
+import shutil
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +25,15 @@ import psutil
 
 QUIET_S = 0.2
 """A stack is whole once its file has not grown for this long."""
+OUTSIDE_S = 10.0
+"""Seconds that py-spy gets for one process."""
+_STATES = {
+    psutil.STATUS_STOPPED: "stopped (T)",
+    psutil.STATUS_TRACING_STOP: "stopped by a debugger (t)",
+    psutil.STATUS_DISK_SLEEP: "in uninterruptible sleep (D)",
+}
+"""The kernel's letter beside psutil's word, where the state is what is wrong."""
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
 _registered: list[IO[str]] = []  # faulthandler keeps the descriptor only; the file must stay open
 
@@ -25,7 +41,7 @@ _registered: list[IO[str]] = []  # faulthandler keeps the descriptor only; the f
 def register(stack_file: Path) -> None:
     """On SIGUSR1, append the stack of every thread of this process to `stack_file` (`<run>/logs/<name>.stack`).
 
-    The first line names the process and its start time: a signal nobody waits for is deadly, so `dump` must never
+    The first line names the process and its start time: a signal nobody waits for is deadly, so `look` must never
     send one to a stranger that got the number of a dead process.
     """
     stack_file.parent.mkdir(parents=True, exist_ok=True)
@@ -36,24 +52,56 @@ def register(stack_file: Path) -> None:
     _registered.append(file)
 
 
-def dump(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> str:
-    """The stacks of processes of this node, one paragraph each, whatever state they are in.
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of one process.
+
+    Attributes:
+        name: under which it registered; empty if it never did.
+        stack: of each of its threads, as it wrote it; empty if it did not answer.
+        state: what the kernel says of one that did not answer.
+        more: its command line, and its stack if py-spy could read it.
+    """
+
+    name: str
+    pid: int
+    host: str
+    stack: str
+    state: str = ""
+    more: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.stack or f'no stack; {self.state}{self.more}'}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} (pid {self.pid} on {self.host})".lstrip()
+
+    @property
+    def standing(self) -> str:
+        """Where it stands, in a few words: the function of slime's, or else any, that its main thread is in."""
+        if not self.stack:
+            return self.state
+        _, _, current = self.stack.rpartition("Current thread")
+        frames = list(_FRAME.finditer(current.partition("\n\n")[0]))
+        frame = next((frame for frame in frames if "/slime/" in frame["file"]), frames[0] if frames else None)
+        return f"in {frame['name']} ({Path(frame['file']).name}:{frame['line']})" if frame else "outside of Python"
+
+
+def look(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> list[Seen]:
+    """The stacks of processes of this host, whatever state they are in.
 
     Args:
-        pids: processes to ask, beside every living one that registered in `folder` on this node.
+        pids: processes to ask, beside every living one that registered in `folder` on this host.
         folder: where the stack files lie (`<run>/logs`).
         answer_s: seconds that all of them together get to write their stacks.
-
-    Returns:
-        For each process its name and its stack; or its state and command line if it never registered, is gone or
-        does not answer.
     """
     files = _stack_files(folder)
     before = {pid: path.stat().st_size for pid, path in files.items()}
     asked = {pid: size for pid, size in before.items() if _ask(pid)}
     _wait_for(asked, files, answer_s)
     everyone = dict.fromkeys([*pids, *files])
-    return "\n\n".join(_paragraph(pid, files.get(pid), before.get(pid, 0)) for pid in everyone)
+    return [_seen(pid, files.get(pid), before.get(pid, 0)) for pid in everyone]
 
 
 def _ask(pid: int) -> bool:
@@ -68,7 +116,8 @@ def _ask(pid: int) -> bool:
 def _stack_files(folder: Path) -> dict[int, Path]:
     """The stack file of each registered process that is still alive."""
     headers = {path: path.open().readline().split() for path in folder.glob("*.stack")}
-    return {int(pid): path for path, (pid, started) in headers.items() if _is_alive(int(pid), float(started))}
+    whole = {path: header for path, header in headers.items() if len(header) == 2}  # not one that registers just now
+    return {int(pid): path for path, (pid, started) in whole.items() if _is_alive(int(pid), float(started))}
 
 
 def _is_alive(pid: int, started: float) -> bool:
@@ -90,16 +139,38 @@ def _wait_for(before: dict[int, int], files: dict[int, Path], answer_s: float) -
             return
 
 
-def _paragraph(pid: int, file: Path | None, offset: int) -> str:
-    text = file.read_bytes()[offset:].decode(errors="replace").strip() if file else ""
-    name = f"{file.stem} " if file else ""
-    return f"{name}(pid {pid}): {text or _state(pid)}"
+def _seen(pid: int, file: Path | None, offset: int) -> Seen:
+    stack = file.read_bytes()[offset:].decode(errors="replace").strip() if file else ""
+    state, more = ("", "") if stack else _state(pid)
+    return Seen(file.stem if file else "", pid, socket.gethostname(), stack, state, more)
 
 
-def _state(pid: int) -> str:
-    """What the kernel knows of a process that said nothing."""
+def _state(pid: int) -> tuple[str, str]:
+    """What can be learnt of a process that said nothing: its state, and more."""
     try:
         process = psutil.Process(pid)
-        return f"no stack; {process.status()}: {' '.join(process.cmdline())}"
+        status = process.status()
+        waits = "" if status == psutil.STATUS_STOPPED else _waits_in(pid)
+        return f"{_STATES.get(status, status)}{waits}", f": {' '.join(process.cmdline())}{_from_outside(pid)}"
     except psutil.NoSuchProcess:
-        return "gone"
+        return "gone", ""
+
+
+def _waits_in(pid: int) -> str:
+    """The kernel's function that it sleeps in, where the kernel tells."""
+    with suppress(OSError):
+        waits = Path(f"/proc/{pid}/wchan").read_text()
+        return f" in the kernel's {waits}" if waits not in ("", "0") else ""
+    return ""
+
+
+def _from_outside(pid: int) -> str:
+    """Its Python stack as py-spy reads it: without stopping the process, which may be stopped for good."""
+    spy = shutil.which("py-spy")
+    if not spy:
+        return ""
+    try:
+        told = subprocess.run([spy, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, timeout=OUTSIDE_S)
+    except subprocess.TimeoutExpired:
+        return f"\n(py-spy did not come back within {OUTSIDE_S:g} s)"
+    return f"\n{(told.stdout or told.stderr).decode(errors='replace').strip()}"

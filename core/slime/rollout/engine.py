@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,8 +25,10 @@ from typing import Any
 import psutil
 
 from slime.config.schema import SlimeConfig
-from slime.errors import SlimeError
+from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key
+from slime.observe.hang import look
+from slime.rollout.lifeline import clear, scratch_prefix
 from slime.topology.environment import engine_environment
 from slime.topology.server_fields import group_of, server_fields
 
@@ -33,7 +36,9 @@ POLL_S = 0.1
 PORT_ATTEMPTS = 3
 PORT_TAKEN = "address already in use"
 """What uvicorn writes; SGLang then neither serves nor ends."""
-TAIL_LINES = 5
+TAIL_LINES, TAIL_CHARACTERS = 5, 400
+_STATISTICS = re.compile(r"(Prefill|Decode) batch|Bucket \d+ of|went known ways|Cache flushed|HTTP/1")
+"""What a log says of work that goes well."""
 DYING_S = 3.0
 """From the death of one of SGLang's processes to the end of the server."""
 
@@ -57,6 +62,7 @@ class EngineProcess:
         log: file its output is appended to.
         devices: CUDA devices it uses, as CUDA_VISIBLE_DEVICES names them; empty: those of this process.
         key: what requests must carry; None: one of its own.
+        mark: of the run, in the names of everything temporary that it leaves on the host.
     """
 
     def __init__(
@@ -69,12 +75,13 @@ class EngineProcess:
         log: Path,
         devices: Sequence[str] = (),
         key: Secret | None = None,
+        mark: str = "",
     ) -> None:
         self.cfg, self.index, self.model_path, self.host, self.log = cfg, index, model_path, host, log
-        self.devices = devices
+        self.devices, self.mark = devices, mark
         self.endpoint = Endpoint("", key or new_key())
         self._process: subprocess.Popen[bytes]
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch = ""
         self._log_start = 0
 
     def start(self) -> Endpoint:
@@ -97,7 +104,7 @@ class EngineProcess:
 
     def _spawn(self, port: int) -> None:
         self.endpoint = replace(self.endpoint, url=f"http://{self.host}:{port}")
-        self._scratch = tempfile.TemporaryDirectory(prefix="slime-engine-")
+        self._scratch = tempfile.mkdtemp(prefix=scratch_prefix(self.mark))
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         fields = server_fields(self.cfg, self.index, model_path=self.model_path)
         arguments = server_args(fields | {"host": self.host, "port": port})
@@ -107,7 +114,7 @@ class EngineProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(self._scratch.name),
+                env=self._environment(self._scratch),
                 start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
             )
         hand_over(self.endpoint.key, self._process)
@@ -116,6 +123,7 @@ class EngineProcess:
         """With SGLang's sockets in a folder that we remove."""
         ours = engine_environment(self.cfg, group_of(self.cfg, self.index))
         settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
+        settings["SLIME_ENGINE_STACKS"] = str(self.log.absolute().with_suffix(""))
         if self.devices:
             settings["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         if self.host != LOOPBACK:
@@ -131,13 +139,19 @@ class EngineProcess:
                 return True
             if time.monotonic() > deadline:
                 output = self._output()
+                self._log_stacks()
                 self.stop()
                 raise self._error(
                     f"not up after {self.cfg.cluster.start_timeout_s:g} s; its log ends: {_tail(output)}",
-                    f"Read {self.log}, or raise cluster.start_timeout_s.",
+                    f"Read {self.log}, which ends with its stacks, or raise cluster.start_timeout_s.",
                 )
             time.sleep(POLL_S)
         return False
+
+    def _log_stacks(self) -> None:
+        seen = look([self.pid], self.log.parent)
+        with self.log.open("a") as log:
+            log.write("\n\n".join(str(each) for each in seen if each.name.startswith(self.log.stem)) + "\n")
 
     def check_alive(self) -> None:
         """Find out why an engine failed: one that is about to end gets the time to.
@@ -168,7 +182,9 @@ class EngineProcess:
             with urllib.request.urlopen(request, timeout=self.cfg.rollout.request_timeout_s):
                 return
         except OSError as error:
-            raise self._error(f"no answer to {path}: {error}", f"Read {self.log}.") from error
+            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+            kind = NoAnswer if late else SlimeError
+            raise self._error(f"no answer to {path}: {error}", f"Read {self.log}.", kind) from error
 
     @property
     def pid(self) -> int:
@@ -177,11 +193,11 @@ class EngineProcess:
 
     def stop(self) -> None:
         """Kill the server and all its workers: it holds nothing worth a goodbye."""
-        if self._scratch is None:
+        if not self._scratch:
             return
         _kill_group(self._process)
-        self._scratch.cleanup()
-        self._scratch = None
+        clear(self._scratch)
+        self._scratch = ""
 
     def _output(self) -> str:
         """What this attempt has written to the log."""
@@ -193,8 +209,8 @@ class EngineProcess:
         what = f"ended before it answered; its log ends: {_tail(output)}"
         return self._error(what, f"Read {self.log}; `rollout.sglang` holds SGLang's arguments.")
 
-    def _error(self, what: str, todo: str) -> SlimeError:
-        return SlimeError(what, where=f"engine {self.endpoint}", todo=todo)
+    def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
+        return kind(what, where=f"engine {self.endpoint}", todo=todo)
 
 
 def _kill_group(leader: subprocess.Popen[bytes]) -> None:
@@ -238,5 +254,7 @@ def _answers(endpoint: Endpoint) -> bool:
 
 
 def _tail(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return " | ".join(lines[-TAIL_LINES:]) or "(it wrote nothing)"
+    """The end of a log, in a line that can be read."""
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not _STATISTICS.search(line)]
+    tail = " | ".join(lines[-TAIL_LINES:]) or "(with nothing but statistics)"
+    return tail if len(tail) <= TAIL_CHARACTERS else f"... {tail[-TAIL_CHARACTERS:]}"

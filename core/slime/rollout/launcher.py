@@ -2,18 +2,22 @@
 
 Its key comes through standard input.
 
-SGLang spawns its workers from the main module, so what this module does at import happens in all of them.
+SGLang spawns its workers from the main module, so what this module does at import happens in all of them; forked ones
+inherit it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from slime.net import take_key
+from slime.observe.hang import register
 from slime.rollout.lifeline import die_with_parent
 
 
@@ -40,6 +44,50 @@ def fork_workers() -> None:
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", set_fork, HookType.AFTER)
 
 
+def hook() -> None:
+    """Have the server and its schedulers tell their stacks when they are asked (`slime.observe.hang`), and find
+    everything that they leave in /dev/shm under the name of the engine's scratch folder (`lifeline.clear`)."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", register_scheduler, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.utils.stale_shm_cleanup.make_shm_name", shm_name, HookType.REPLACE)
+    HookRegistry.register("sglang.srt.managers.load_snapshot.shm_path_for", shm_path, HookType.REPLACE)
+
+
+def register_scheduler(
+    scheduler: Any,
+    server_args: Any,
+    port_args: Any,
+    gpu_id: int,
+    tp_rank: int,
+    moe_ep_rank: int,
+    pp_rank: int,
+    attn_cp_rank: int,
+    moe_dp_rank: int,
+    dp_rank: int | None,
+) -> None:
+    """Before a scheduler is built, in its process."""
+    ranks = {"pp": pp_rank, "dp": dp_rank or 0}
+    named = "".join(f"-{kind}{rank}" for kind, rank in ranks.items() if rank)
+    register_as(f"scheduler-tp{tp_rank}{named}")
+
+
+def register_as(name: str) -> None:
+    """Let this process tell its stacks, into a file beside the engine's log."""
+    if stacks := os.environ.get("SLIME_ENGINE_STACKS"):
+        register(Path(f"{stacks}-{name}.stack"))
+
+
+def shm_name(kind: str) -> str:
+    """Name of a segment of shared memory, instead of SGLang's."""
+    return f"{Path(os.environ['SLIME_ENGINE_SCRATCH']).name}-{kind}-{secrets.token_hex(4)}"
+
+
+def shm_path(instance: str) -> str:
+    """Of the file through which schedulers tell their load, instead of SGLang's."""
+    return f"/dev/shm/{Path(os.environ['SLIME_ENGINE_SCRATCH']).name}-loads-{instance}"
+
+
 def main() -> None:
     import logging
 
@@ -53,6 +101,9 @@ def main() -> None:
     launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
 
 
+if __name__ in ("__main__", "__mp_main__"):
+    hook()
 if __name__ == "__main__":
-    die_with_parent(os.environ.get("SLIME_ENGINE_SCRATCH", ""))
+    register_as("server")
+    die_with_parent(os.environ["SLIME_ENGINE_SCRATCH"])
     main()

@@ -5,14 +5,35 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 PARENT_POLL_S = 0.2
 
 
+def scratch_prefix(mark: str) -> str:
+    """How the names of engines' scratch folders begin; `mark` tells those of a run."""
+    return f"slime-engine-{mark}-" if mark else "slime-engine-"
+
+
+def clear(scratch: str) -> None:
+    """Remove an engine's scratch folder, and the shared memory that bears the folder's name."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    for segment in Path("/dev/shm").glob(f"{Path(scratch).name}-*"):
+        segment.unlink(missing_ok=True)
+
+
+def clear_all(mark: str) -> None:
+    """`clear` after every engine of the run whose mark this is."""
+    for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        for left in place.glob(f"{scratch_prefix(mark)}*"):
+            clear(str(left)) if left.is_dir() else left.unlink(missing_ok=True)
+
+
 def die_with_parent(scratch: str = "") -> None:
-    """Kill this process group as soon as the parent is gone, however it went; remove the folder `scratch` first.
+    """Kill this process group as soon as the parent is gone, however it went; `clear` the folder `scratch` first.
 
     Polling the parent's id holds in every case: a pipe would stay open in forked siblings, and PR_SET_PDEATHSIG
     already fires when the *thread* that started us ends, which in a Ray actor or a thread pool is no death at all.
@@ -24,5 +45,5 @@ def _watch_parent(parent: int, scratch: str) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
     if scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
+        clear(scratch)
     os.killpg(0, signal.SIGKILL)

@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from slime.errors import SlimeError
+from slime.errors import NoAnswer, SlimeError
 from slime.net import Endpoint
 from slime.weights.receipt import NOTE_KEY
 
@@ -126,7 +126,7 @@ class EngineLink:
         try:
             yield
         except TimeoutError as error:
-            raise self._error(f"did not answer {self._path} within {self.timeout_s:g} s") from error
+            raise self._error(f"did not answer {self._path} within {self.timeout_s:g} s", NoAnswer) from error
         except (OSError, HTTPException) as error:  # refused, reset, or gone in the middle of an answer
             raise self._error(f"is not reachable at {self._path}: {error}") from error
 
@@ -140,8 +140,8 @@ class EngineLink:
     def _where(self) -> str:
         return f"publish of weight version {self.version} to engine {self.url}"
 
-    def _error(self, what: str) -> SlimeError:
-        return SlimeError(what, where=self._where, todo=_READ_LOG)
+    def _error(self, what: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
+        return kind(what, where=self._where, todo=_READ_LOG)
 
 
 def _reason(body: str) -> str:

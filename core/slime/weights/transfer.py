@@ -118,6 +118,11 @@ class Transfer:
         """
         gaps = self._gaps()  # while the device is still busy
         digests = self._fingerprint.digests()
+        if len(digests) != len(published):
+            raise TransferFault(
+                f"version {self.version} ended after {len(digests)} tensors, with digests of {len(published)}: "
+                f"bucket {self._next_index - 1} was not the last"
+            )
         for name, received, sent in zip(self._fingerprint.names, digests, published, strict=True):
             if received != sent:
                 raise TransferFault(

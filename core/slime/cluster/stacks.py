@@ -1,0 +1,76 @@
+"""Where every process of a run stands when something gave no answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime.cluster.placement import this_node
+from slime.observe.hang import Seen, look
+
+if TYPE_CHECKING:
+    from slime.cluster.watch import Member
+
+REMOTE_S = 30.0
+"""Seconds that the other hosts get to send their stacks."""
+FILE = "hang.txt"
+MAX_NAMED = 3
+
+
+def take(members: Sequence[Member], logs: Path, why: str) -> list[Seen]:
+    """What every process of the run stands in, on every host; written to `hang.txt` as well, behind what is there.
+
+    This host is asked without Ray, which may be what hangs.
+
+    Args:
+        why: first line in the file.
+    """
+    pids: dict[str, list[int]] = {}
+    for member in members:
+        pids.setdefault(member.node, []).append(member.pid)
+    here = this_node()
+    seen = [*look([os.getpid(), *pids.pop(here, [])], logs), *_elsewhere(pids, logs)]
+    seen = list({(each.host, each.pid): each for each in seen}.values())  # "hosts" of a test may be one
+    with (logs / FILE).open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {why}\n\n")
+        file.write("\n\n".join(map(str, seen)) + "\n\n\n")
+    return seen
+
+
+def _elsewhere(pids: dict[str, list[int]], logs: Path) -> list[Seen]:
+    """By a task on each node (Ray's id) of `pids`; a host that does not answer is left out."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    asked = [
+        ray.remote(look)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False))
+        .remote(of_node, logs)
+        for node, of_node in pids.items()
+    ]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=REMOTE_S) if asked else ([], [])
+    return [each for answer in answered for each in _result(answer)]
+
+
+def _result(answer: object) -> list[Seen]:
+    import ray
+
+    try:
+        found: list[Seen] = ray.get(answer)
+    except ray.exceptions.RayError:  # the host is gone
+        return []
+    return found
+
+
+def suspects(seen: Sequence[Seen], pending: Collection[Member]) -> str:
+    """Who may be to blame, in one line: first who did not answer the signal, then those of whom an answer is due."""
+    due = {(member.host, member.pid): member for member in pending}
+    unseen = [f"{member} cannot be asked" for key, member in due.items() if key not in {(x.host, x.pid) for x in seen}]
+    silent = [f"{each.label} is {each.standing} and writes no stack" for each in seen if each.name and not each.stack]
+    late = [f"{each.label} is {each.standing}" for each in seen if each.stack and (each.host, each.pid) in due]
+    told = [*unseen, *silent, *late]
+    more = f" and {len(told) - MAX_NAMED} more" if len(told) > MAX_NAMED else ""
+    return "; ".join(told[:MAX_NAMED]) + more

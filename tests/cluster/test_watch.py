@@ -1,0 +1,207 @@
+"""Real Ray, real actors, and what is said when one of either dies or hangs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slime.run_dir import RunDir
+
+pytestmark = pytest.mark.slow
+
+DRIVER = """
+import asyncio, json, os, signal, sys, threading, time
+from pathlib import Path
+
+import psutil
+
+from slime import plugins
+from slime.cluster.actors import RunInfo, _Actor, remote
+from slime.cluster.group import Cluster
+from slime.cluster.launch import ray_cluster
+from slime.cluster.reaper import reaped
+from slime.cluster.watch import Member
+from slime.config.schema import ClusterConfig, SlimeConfig
+from slime.errors import NoAnswer, SlimeError
+from slime.net import new_key
+from slime.run_dir import RunDir
+
+class Idle(_Actor):
+    def sleep(self, seconds):
+        time.sleep(seconds)
+    def check_alive(self):
+        pass
+
+run = RunDir.open(Path(sys.argv[1]))
+cfg = SlimeConfig(cluster=ClusterConfig(name="local", start_timeout_s=60, hang_timeout_s=4))
+
+def outcome(title, act):
+    started = time.monotonic()
+    try:
+        act()
+    except SlimeError as error:
+        said = [title, str(error), str(error.__cause__), time.monotonic() - started]
+        print(json.dumps(said), flush=True)
+
+def kill_later(name, number):
+    threading.Timer(0.5, os.kill, (pids[name], number)).start()
+
+def fails(error):
+    with cluster.naming_causes():
+        raise error
+
+def forget(member):
+    cluster.trainers.remove(member)
+    check_in()
+
+def check_in():  # with nobody watched who is known to be dead
+    cluster._watch = None
+    cluster.check_in()
+
+def sleep(member):
+    cluster.wait({member.actor.sleep.remote(60): member}, "sleep", limit_s=30)
+
+def generate():
+    asyncio.run(cluster.watched(asyncio.sleep(60), "generating"))
+
+with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
+    import ray
+
+    told = RunInfo(cfg, run.logs, plugins.load().fingerprint(), new_key(), "test", True)
+    members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
+    engine = Member("engine-0", remote(Idle, num_cpus=1).remote(told, "engine-0"))
+    cluster = Cluster(cfg, list(members), [engine], run.logs)
+    cluster.check_in()
+    pids = {member.name: member.pid for member in [*members, engine]}
+    print(json.dumps(pids), flush=True)
+
+    cluster.train("sleep", 1.5)  # longer than a look: nobody has died
+    os.kill(pids["trainer-3"], signal.SIGSTOP)
+    outcome("hang", lambda: cluster.train("sleep", 0))
+    outcome("engine hangs", lambda: fails(NoAnswer("no answer", where="engine", todo="Wait.")))
+    os.kill(pids["trainer-3"], signal.SIGCONT)
+    outcome("nobody", lambda: fails(SlimeError("odd", where="data", todo="Look.")))
+
+    kill_later("trainer-3", signal.SIGKILL)
+    outcome("killed while engines generate", generate)
+    forget(members[3])
+    kill_later("trainer-2", signal.SIGKILL)
+    outcome("killed at work", lambda: sleep(members[2]))
+    forget(members[2])
+    kill_later("trainer-1", signal.SIGSEGV)
+    outcome("crashed", lambda: sleep(members[1]))
+    forget(members[1])
+    os.kill(pids["engine-0"], signal.SIGKILL)
+    outcome("keeper", lambda: fails(SlimeError("no answer to /generate", where="engine", todo="See.")))
+    cluster.engines.clear()
+    check_in()
+
+    ray_own = {child.name(): child for child in psutil.Process().children()}
+    ray_own["gcs_server"].kill()
+    outcome("gcs", lambda: sleep(members[0]))
+    ray_own["raylet"].kill()
+    outcome("raylet", generate)
+    print(json.dumps(None), flush=True)
+    time.sleep(600)
+"""
+
+
+@dataclass
+class Told:
+    """What the driver said.
+
+    Attributes:
+        folder: of the run.
+        pids: by name.
+        errors: by what was done: the message, the message of its cause, and the seconds it took.
+    """
+
+    folder: Path
+    pids: dict[str, int]
+    errors: dict[str, tuple[str, str, float]]
+
+    def label(self, name: str) -> str:
+        return f"{name} (pid {self.pids[name]} on {socket.gethostname()})"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    folder = tmp_path_factory.mktemp("run")
+    command = [sys.executable, "-c", DRIVER, str(folder)]
+    (folder / "home").mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    environment["HOME"] = str(folder / "home")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as driver:
+        assert driver.stdout
+        lines = itertools.takewhile(lambda line: line != "null\n", driver.stdout)
+        said = [json.loads(line) for line in lines if line[:1] in ("[", "{")]
+        driver.kill()
+    pids, *errors = said
+    return Told(folder, pids, {title: (message, cause, seconds) for title, message, cause, seconds in errors})
+
+
+def test_who_gives_no_answer_is_named_with_its_state(told: Told) -> None:
+    message, _, _ = told.errors["hang"]
+    late = f"trainer-3: no answer within 4 s while sleep: {told.label('trainer-3')} is stopped (T)"
+    assert message.startswith(late)
+    assert str(told.folder / "logs/hang.txt") in message
+
+
+def test_the_stacks_of_all_lie_in_one_file(told: Told) -> None:
+    text = (told.folder / "logs/hang.txt").read_text()
+    assert f"{told.label('trainer-3')}: no stack; stopped (T)" in text
+    for name in ("trainer-0", "trainer-1", "trainer-2", "engine-0"):
+        (stack, _) = (part for part in text.split("\n\n") if part.startswith(f"{told.label(name)}: "))
+        assert "default_worker.py" in text.partition(stack)[2] + stack
+
+
+def test_an_engine_that_gives_no_answer_has_the_stacks_taken(told: Told) -> None:
+    message, cause, _ = told.errors["engine hangs"]
+    assert message.startswith(f"engine: no answer; {told.label('trainer-3')} is stopped (T)")
+    assert cause == "engine: no answer. Wait."
+
+
+def test_an_error_that_nobody_caused_stays_as_it_is(told: Told) -> None:
+    assert told.errors["nobody"][0] == "data: odd. Look."
+
+
+@pytest.mark.parametrize(
+    ("done", "name", "what"),
+    [
+        ("killed while engines generate", "trainer-3", "was killed by SIGKILL, it seems, as it left no word"),
+        ("killed at work", "trainer-2", "was killed by SIGKILL, it seems, as it left no word"),
+        ("crashed", "trainer-1", "was killed by SIGSEGV in sleep (<string>:"),
+        ("keeper", "engine-0", "was killed by SIGKILL, it seems, as it left no word"),
+    ],
+)
+def test_who_died_is_named_within_seconds(told: Told, done: str, name: str, what: str) -> None:
+    message, _, seconds = told.errors[done]
+    assert message.startswith(f"{told.label(name)}: {what}")
+    assert f"{name}.log" in message
+    assert seconds < 10
+
+
+@pytest.mark.parametrize(("done", "name"), [("gcs", "gcs_server at "), ("raylet", "raylet on ")])
+def test_a_death_among_rays_own_is_named_within_seconds(told: Told, done: str, name: str) -> None:
+    message, _, seconds = told.errors[done]
+    assert message.startswith(f"Ray's {name}")
+    assert "was killed by SIGKILL while" in message
+    assert seconds < 10
+
+
+def test_rays_token_is_for_nobody_else(told: Told) -> None:
+    assert stat.S_IMODE((told.folder / "home/.ray/auth_token").stat().st_mode) == 0o600
+    assert list((told.folder / "home/.ray").iterdir()) == [told.folder / "home/.ray/auth_token"]
+
+
+def test_a_killed_driver_leaves_nothing_held(told: Told) -> None:
+    RunDir.open(told.folder).close()  # Ray's processes inherited no lock, even while they end
