@@ -11,10 +11,12 @@ from slime.config.check import check
 from slime.config.compose import compose
 from slime.config.derive import derive
 from slime.config.keys import own_keys, value_of
-from slime.config.schema import Device, EngineGroupConfig, Init, Placement, SlimeConfig
+from slime.config.schema import Device, EngineGroupConfig, Init, LrDecay, Placement, SlimeConfig
 
 DRAFTING = {"rollout.sglang.speculative_algorithm": "NEXTN", "rollout.sglang.enable_deterministic_inference": False}
 LAYOUT = "train.megatron.pipeline_model_parallel_layout"
+BALANCED = {"train.megatron.moe_router_load_balancing_type": "aux_loss", "train.megatron.moe_aux_loss_coeff": 1e-3}
+PARTS = {"train.megatron.recompute_granularity": "selective"}
 SIZES = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16", "rollout.prompts_per_step=32"]
 DENSE = ["+model=glm4-tiny", "+cluster=local", "rollout.samples_per_prompt=8", *SIZES]
 MIXTURE = [
@@ -115,11 +117,28 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ),
         ({"train.optimizer.lr": -1e-3}, "train.optimizer.lr: must be at least 0, got -0.001"),
         (
-            {"train.optimizer.lr": 1e-3, "train.optimizer.min_lr": 1e-2},
+            {"train.optimizer.lr": 1e-3, "train.optimizer.min_lr": 1e-2, "train.lr_decay": LrDecay.cosine},
             "min_lr: is 0.01, above train.optimizer.lr=0.001",
         ),
-        ({"train.optimizer.use_precision_aware_optimizer": True}, "is not supported: it needs Transformer Engine"),
-        ({"train.ddp.use_distributed_optimizer": False}, "differs from train.optimizer.use_distributed_optimizer"),
+        ({"train.optimizer.min_lr": 1e-7}, "min_lr: does nothing without train.lr_decay other than constant. Set that"),
+        ({"train.optimizer.optimizer_cpu_offload": True}, "does nothing without cluster.device=cuda. Set that too"),
+        ({"train.optimizer.overlap_cpu_optimizer_d2h_h2d": True}, "does nothing without train.optimizer.optimizer_cpu"),
+        ({"train.optimizer.use_precision_aware_optimizer": True}, "does nothing without train.optimizer.optimizer_cpu"),
+        ({"train.optimizer.optimizer_cpu_offload": False, "train.optimizer.overlap_cpu_optimizer_d2h_h2d": False}, ""),
+        ({"train.ddp.bucket_size": 1000}, "does nothing without train.ddp.overlap_grad_reduce"),
+        ({"train.ddp.bucket_size": 1000, "train.ddp.overlap_grad_reduce": True}, ""),
+        (
+            {"train.megatron.moe_z_loss_coeff": 1e-3},
+            "moe_z_loss_coeff: does nothing without a model with experts. Remov",
+        ),
+        ({"train.megatron.dsa_indexer_loss_coeff": 0.1}, "does nothing without a model with sparse attention. Remove"),
+        ({"train.megatron.sequence_parallel": True}, "nothing without train.megatron.tensor_model_parallel_size above"),
+        ({"train.megatron.recompute_method": "block"}, "nothing without train.megatron.recompute_granularity=full"),
+        ({"train.megatron.recompute_granularity": "full"}, ""),
+        ({"train.megatron.num_layers_in_first_pipeline_stage": 4}, "without train.megatron.pipeline_model_parallel_si"),
+        ({"train.megatron.fp32_residual_connection": True}, "is not supported: slime's layers do not compute it. Remo"),
+        ({"train.megatron.moe_per_layer_logging": True}, "nothing in slime is known to heed it"),
+        ({"train.megatron.recompute_granularty": "full"}, "no such field. Did you mean 'recompute_granularity'?"),
         (
             {"train.megatron.mtp_num_layers": 1},
             "mtp_num_layers: is not yours to set. Remove it: it comes from config.json",
@@ -198,6 +217,18 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
         (ranks(8, tensor=4, expert=2), "2 key/value heads cannot be divided by 4"),  # experts follow: no problem
         ({"train.megatron.moe_token_dispatcher_type": "allgather"}, "is allgather, but this layout needs alltoall"),
         ({"train.megatron.moe_router_bias_update_rate": 0.001}, ""),
+        ({"train.megatron.moe_router_dtype": "fp32"}, ""),  # as config.json has it
+        ({"train.megatron.moe_router_dtype": "fp64"}, "moe_router_dtype: is not yours to set. Remove it: config.json"),
+        ({"train.megatron.moe_aux_loss_coeff": 1e-3}, "without train.megatron.moe_router_load_balancing_type=aux_loss"),
+        ({"train.megatron.moe_router_load_balancing_type": "aux_loss"}, "without train.megatron.moe_aux_loss_coeff"),
+        (BALANCED, ""),
+        ({"train.megatron.moe_flex_dispatcher_backend": "deepep"}, "without train.megatron.moe_token_dispatcher_type="),
+        ({"train.megatron.moe_grouped_gemm": True}, "moe_grouped_gemm: does nothing without train.megatron.bf16"),
+        ({"train.megatron.moe_grouped_gemm": True, "train.megatron.bf16": True}, ""),
+        ({"train.megatron.moe_router_num_groups": 2}, "nothing in slime is known to heed it. Remove it"),
+        (PARTS | {"train.megatron.recompute_modules": ["moe", "shared_experts", "core_attn", "mlp"]}, ""),
+        (PARTS | {"train.megatron.recompute_modules": ["mla_up_proj"]}, "names mla_up_proj, which this model does not"),
+        (PARTS | {"train.megatron.recompute_modules": ["moe_act"]}, "mlp or moe or shared_experts, got moe_act"),
         ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
         (DRAFTING, ""),
         (ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL"}, ""),
@@ -240,3 +271,22 @@ def test_supervised_run_needs_no_reward_no_prompts_and_no_room_for_responses() -
     assert problems(cfg, {"eval.path": cfg.sft.path})[0].startswith("rollout.max_prompt_tokens, eval.sampling")
     assert problems(cfg, {"reward.name": "none"}) == []
     assert "nothing to do" in problems(cfg, {"sft.num_steps": 0})[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"train.optimizer.use_precision_aware_optimizer": True, "train.optimizer.optimizer_offload_fraction": 1.0},
+            "",
+        ),
+        ({"train.optimizer.optimizer_offload_fraction": 0.5}, "optimizer_offload_fraction: must be 1.0, got 0.5"),
+        ({"train.optimizer.use_precision_aware_optimizer": False}, "use_precision_aware_optimizer other than false"),
+        ({"train.megatron.bf16": False}, "optimizer_cpu_offload: does nothing without train.megatron.bf16. Set that"),
+    ],
+)
+def test_adam_on_the_cpu(composed: dict[str, SlimeConfig], changes: dict[str, Any], says: str) -> None:
+    on_gpu = {"cluster.device": Device.cuda, "cluster.devices_per_node": 2, "train.megatron.bf16": True}
+    found = problems(composed["dense"], on_gpu | {"train.optimizer.optimizer_cpu_offload": True} | changes)
+    assert len(found) == (1 if says else 0), found
+    assert says in "".join(found)

@@ -17,7 +17,7 @@ class Bridge:
     def model_kwargs(self, hf): return {}
     def block_spec(self, config, vp_stage): ...
     def weight_mapping(self, hf): ...
-    def plan_problems(self, hf, megatron): return ["Acme dislikes it."] if "moe_layer_freq" in megatron else []
+    def plan_problems(self, hf, megatron): return ["Acme dislikes it."] if "recompute_modules" in megatron else []
 
 @hookimpl
 def slime_models(): return {"acme": Bridge}
@@ -106,6 +106,7 @@ def test_group_of_a_plugin_comes_after_the_recipe(acme: Site, plus: str) -> None
 def test_foreign_keys_need_no_plus(acme: Site, plus: str) -> None:
     cfg = compose([*RUN, f"{plus}train.megatron.recompute_granularity=full", f"{plus}rollout.sglang.log_level=info"])
     assert cfg.train.megatron["recompute_granularity"] == "full"
+    assert (cfg.train.megatron["recompute_method"], cfg.train.megatron["recompute_num_layers"]) == ("uniform", 1)
     assert cfg.rollout.sglang["log_level"] == "info"
 
 
@@ -186,8 +187,11 @@ def test_broken_plugin_stops_the_run_by_name(acme: Site) -> None:
         compose(RUN)
 
 
+SELECTIVE = ["train.megatron.recompute_granularity=selective", "train.megatron.recompute_modules=[mlp]"]
+
+
 def test_family_rules_are_asked(acme: Site) -> None:
-    (problem,) = examine([*RUN, "train.megatron.moe_layer_freq=2"]).problems
+    (problem,) = examine([*RUN, *SELECTIVE]).problems
     assert str(problem) == "model family acme: Acme dislikes it. Change train.megatron."
 
 

@@ -2,13 +2,16 @@
 
 import ast
 import dataclasses
+import fnmatch
 import importlib
 from typing import Any
 
 import pytest
 
 from slime.config.annotations import accepts, in_words
-from slime.config.passthrough import SET_BY_SLIME, SOURCES, check_section, fields_of, sections_with
+from slime.config.keys import own_keys
+from slime.config.megatron_fields import ACCEPTED, RENAMED, UNSUPPORTED, reason_against
+from slime.config.passthrough import SET_BY_SLIME, SOURCES, check_section, fields_of, homes_of
 from slime.errors import SlimeError
 
 
@@ -61,11 +64,38 @@ def test_right_keys_are_silent() -> None:
         ("train.megatron", "init_method", "normal", "takes code (Optional[Callable])"),
         ("train.megatron", "calculate_per_token_loss", True, "is not yours to set. Remove it: losses carry"),
         ("train.optimizer", "lr", "fast", "must be float or null, got 'fast'"),
+        ("train.megatron", "window_size", [1, 2], "is not supported: slime's layers do not compute it. Remove it."),
+        ("train.megatron", "softmax_type", "off-by-one", "slime's layers do not compute it"),
+        ("train.megatron", "qk_l2_norm", True, "slime's layers do not compute it"),
+        ("train.megatron", "layernorm_zero_centered_gamma", True, "slime's layers do not compute it"),
+        ("train.megatron", "fp8", "hybrid", "is not supported: it needs Transformer Engine"),
+        ("train.megatron", "cuda_graph_impl", "local", "is not supported: it needs Transformer Engine"),
+        ("train.megatron", "moe_router_load_balancing_type", "sinkhorn", "must be none or aux_loss, got sinkhorn"),
+        ("train.megatron", "moe_router_load_balancing_type", "seq_aux_loss", "must be none or aux_loss"),
+        ("train.megatron", "moe_aux_loss_coeff", [0.1], "must be one number, got [0.1]"),
+        ("train.megatron", "moe_z_loss_coeff", -1.0, "must be at least 0, got -1.0. It is: weight of the routers'"),
+        ("train.megatron", "recompute_modules", ["mlp", "all"], "shared_experts, got all"),
+        ("train.megatron", "recompute_num_layers", 0, "must be at least 1, got 0"),
+        ("train.megatron", "init_method_std", 0, "must be above 0, got 0"),
+        ("train.megatron", "moe_enable_deepep", True, "another name today. Use train.megatron.moe_token_dispatcher_ty"),
+        ("train.megatron", "decoder_last_pipeline_num_layers", 2, "Use train.megatron.num_layers_in_last_pipeline_st"),
+        ("train.megatron", "--decoder-first-pipeline-num-layers", 2, "Use train.megatron.num_layers_in_first_pipel"),
+        ("train.optimizer", "decoupled_lr", 1e-5, "every part of the model has the learning rate of its stage"),
+        ("train.optimizer", "optimizer", "sgd", "must be adam, got sgd"),
+        ("train.optimizer", "adam_beta1", 1.5, "must be at least 0 and below 1, got 1.5"),
+        ("train.optimizer", "adam_eps", 0.0, "must be above 0, got 0.0"),
+        ("train.optimizer", "lr", float("inf"), "must be at least 0, got inf"),
+        ("train.optimizer", "use_distributed_optimizer", False, "must be true, got false"),
+        ("train.optimizer", "log_num_zeros_in_grad", True, "nothing in slime is known to heed it. Remove it"),
+        ("train.ddp", "overlap_param_gather", True, "still be on their way when they are published"),
+        ("train.ddp", "average_in_collective", True, "is not supported: nothing in slime is known to heed it"),
         ("train.ddp", "zzz", 1, "Its fields are in DistributedDataParallelConfig of the installed megatron-core"),
         ("rollout.sglang", "attention_backend", "tritn", "(did you mean 'triton'?)"),
         ("rollout.sglang", "quantization", "fp7", "must be one of awq, fp8"),
         ("rollout.sglang", "tp_size", 2.0, "must be int, got 2.0"),
         ("rollout.sglang", "port", 30000, "is not yours to set. Remove it: slime sets it for every engine it starts"),
+        ("rollout.sglang", "nsa_decode_backend", "fa3", "another name today. Use rollout.sglang.dsa_decode_backend."),
+        ("rollout.sglang", "server_concurrency", 512, "another name today. Use rollout.max_requests_per_engine."),
         ("rollout.sglang", "custom_sigquit_handler", "x", "takes code"),
     ],
 )
@@ -76,8 +106,10 @@ def test_wrong_key_or_value(section: str, key: str, value: Any, says: str) -> No
 
 
 def test_home_of_a_key_without_its_section() -> None:
-    assert sections_with("clip_grad") == ["train.optimizer"]
-    assert sections_with("attention_backend") == ["train.megatron", "rollout.sglang"]
+    assert homes_of("clip_grad") == ["train.optimizer.clip_grad"]
+    assert homes_of("attention_backend") == ["rollout.sglang.attention_backend"]  # the trainer has no choice of it
+    assert homes_of("--decoder-last-pipeline-num-layers") == ["train.megatron.num_layers_in_last_pipeline_stage"]
+    assert homes_of("port") == []
 
 
 @pytest.mark.parametrize("section", SOURCES)
@@ -105,3 +137,27 @@ def test_without_sglang_it_says_where_the_installation_is_described(monkeypatch:
     fields_of.cache_clear()
     with pytest.raises(SlimeError, match=r"sglang is not installed\. docs/install\.md says how"):
         fields_of("rollout.sglang")
+
+
+@pytest.mark.parametrize("section", ACCEPTED)
+def test_what_is_accepted_exists_in_the_installed_version_and_is_settled_once(section: str) -> None:
+    accepted = ACCEPTED[section].keys()
+    assert accepted <= fields_of(section).keys() - SET_BY_SLIME[section].keys()
+    assert [name for name in accepted if reason_against(name)] == []
+
+
+def test_every_reason_is_against_a_field_of_the_installed_version() -> None:
+    names = {name for section in ACCEPTED for name in fields_of(section)}
+    patterns = [pattern for listed in UNSUPPORTED.values() for pattern in listed.split()]
+    assert [pattern for pattern in patterns if not fnmatch.filter(names, pattern)] == []
+
+
+def test_a_name_of_today_is_one() -> None:
+    for old, today in RENAMED.items():
+        section, _, name = today.partition("=")[0].rpartition(".")
+        assert name in (fields_of(section) if section in SOURCES else own_keys_of(section)), old
+        assert not any(old in ACCEPTED[section] for section in ACCEPTED), old
+
+
+def own_keys_of(section: str) -> set[str]:
+    return {key.removeprefix(f"{section}.") for key in own_keys() if key.startswith(f"{section}.")}

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.config import passthrough
-from slime.config.bounds import AT_LEAST_0, number_problems
+from slime.config.bounds import number_problems
 from slime.config.hf import read_hf_config
 from slime.config.keys import FOREIGN, value_of
+from slime.config.megatron_fields import ACCEPTED
 from slime.config.needs import config_folder, is_awaited
 from slime.config.options import check_options
 from slime.config.paths import resolve
@@ -25,10 +26,6 @@ from slime.topology.placement import placement_problems
 from slime.topology.transport import transport_problems
 
 ALGORITHMS = ("grpo", "sft")
-
-
-OVER_THE_MODEL = frozenset({"moe_router_bias_update_rate", "moe_router_load_balancing_type", "init_method_std"})
-"""Keywords a bridge gives that say how the model is trained, not what it is: `train.megatron` may change them."""
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
 
@@ -53,16 +50,8 @@ def _follows(cfg: SlimeConfig, key: str) -> bool:
 
 
 def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    for key in ("lr", "min_lr", "weight_decay", "clip_grad"):
-        value = cfg.train.optimizer.get(key)
-        if value is not None and not AT_LEAST_0.holds(value):
-            yield SlimeError(f"must be at least 0, got {value}", where=f"train.optimizer.{key}", todo="Raise it.")
-    distributed = [section.get("use_distributed_optimizer", False) for section in (cfg.train.ddp, cfg.train.optimizer)]
-    if distributed[0] != distributed[1]:
-        where, todo = "train.ddp.use_distributed_optimizer", "Set both alike, or remove one."
-        yield SlimeError("differs from train.optimizer.use_distributed_optimizer", where=where, todo=todo)
     lr, min_lr = cfg.train.optimizer.get("lr"), cfg.train.optimizer.get("min_lr") or 0
-    if lr is not None and 0 <= lr < min_lr:
+    if lr is not None and lr < min_lr:
         where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
         yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
 
@@ -209,12 +198,15 @@ def _weights(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Fields that say what the model is: config.json's, and nobody else's."""
     for key, value in cfg.train.megatron.items():
-        if key in architecture and key not in OVER_THE_MODEL and value != architecture[key]:
-            where, todo = (
-                f"train.megatron.{key}",
-                f"Remove it: config.json of {cfg.model.path} says {architecture[key]}.",
-            )
+        where = f"train.megatron.{key}"
+        if key in ACCEPTED["train.megatron"]:
+            continue
+        if key not in architecture:
+            yield passthrough.not_accepted("train.megatron", key, where)
+        elif value != architecture[key]:
+            todo = f"Remove it: config.json of {cfg.model.path} says {architecture[key]}."
             yield SlimeError("is not yours to set", where=where, todo=todo)
 
 

@@ -21,12 +21,11 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
     if _size(megatron, "ep") > 1:
         tp = _size(megatron, "tp")
         megatron.setdefault(SIZE_KEYS["etp"], 1 if _size(megatron, "ep") >= tp else tp)
+    if megatron.get("recompute_granularity") == "full":
+        megatron.setdefault("recompute_method", "uniform")
+        megatron.setdefault("recompute_num_layers", 1)
     with contextlib.suppress(SlimeError):  # `check` finds it again
         cfg.rollout.engines = with_sizes(cfg)
-    distributed = "use_distributed_optimizer"
-    for one, other in ((cfg.train.ddp, cfg.train.optimizer), (cfg.train.optimizer, cfg.train.ddp)):
-        if distributed in one:
-            other.setdefault(distributed, one[distributed])
     for kind, section in (("reward", cfg.reward), ("filter", cfg.filter), ("buffer", cfg.buffer)):
         section.options = _schema_defaults(plugins.schemas.get(f"{kind}/{section.name}")) | section.options
 

@@ -107,9 +107,9 @@ def _unknown_key(key: str) -> SlimeError:
 
 def _foreign_home(key: str) -> str:
     """Where a key of Megatron-core or SGLang belongs that was given without its section."""
-    from slime.config.passthrough import sections_with
+    from slime.config.passthrough import homes_of
 
-    homes = [f"{section}.{key}" for section in sections_with(key)]
+    homes = homes_of(key)
     return f"Did you mean '{homes[0]}'?" if homes else ""
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.config import megatron_fields
 from slime.config.annotations import accepts, in_words, is_value
 from slime.config.keys import FOREIGN
+from slime.config.megatron_fields import ACCEPTED
 from slime.errors import SlimeError, did_you_mean, nearest
 
 _TRANSFORMER = "core/transformer/transformer_config.py"
@@ -38,26 +40,11 @@ SOURCES: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
 
 DISTRIBUTION = {"megatron": "megatron-core", "sglang": "sglang"}
 
-_FROM_SCHEDULE = "slime passes it from the schedule keys beside `train.optimizer`"
 _BY_LAUNCHER = "slime sets it for every engine it starts"
 _BY_KEY = "engines take requests from their run alone, by a key that slime makes"
 _BY_MODEL = "it comes from `model.path`"
 SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
-    "train.megatron": {
-        "variable_seq_lengths": "sequences are always packed",
-        "calculate_per_token_loss": "losses carry their denominators",
-        "mtp_num_layers": "it comes from config.json, and the layer learns with `train.mtp_loss_scale`",
-        "mtp_loss_scaling_factor": "it is `train.mtp_loss_scale`",
-        "fine_grained_activation_offloading": "activations stay on the device; recomputation saves memory",
-        "finalize_model_grads_func": "the trainer installs it",
-        "grad_scale_func": "the trainer installs it",
-        "no_sync_func": "the trainer installs it",
-        "grad_sync_func": "the trainer installs it",
-        "param_sync_func": "the trainer installs it",
-        "timers": "the trainer installs it",
-    },
-    "train.optimizer": {},
-    "train.ddp": {},
+    **megatron_fields.SET_BY_SLIME,
     "rollout.sglang": {
         "model_path": _BY_MODEL,
         "tokenizer_path": "it comes from `model.tokenizer`",
@@ -133,10 +120,36 @@ def check_section(section: str, values: Mapping[str, Any], home: str = "") -> It
         where = f"{home or section}.{key}"
         if key in SET_BY_SLIME[section]:
             yield SlimeError("is not yours to set", where=where, todo=f"Remove it: {SET_BY_SLIME[section][key]}.")
+        elif today := _renamed(key):
+            yield SlimeError("has another name today", where=where, todo=f"Use {today}.")
         elif key not in fields_of(section):
             yield SlimeError(f"{_classes(section)} has no such field", where=where, todo=_elsewhere(section, key))
         elif fault := fields_of(section)[key].fault(value):
             yield SlimeError(fault, where=where, todo=f"The field is {_classes(section)}'s.")
+        elif section in ACCEPTED:
+            yield from _check_accepted(section, key, value, where)
+
+
+def _check_accepted(section: str, key: str, value: Any, where: str) -> Iterator[SlimeError]:
+    """Whether a field of Megatron-core's is one that does something here, at this value.
+
+    Without a reason against it a field of `train.megatron` may still be the model's own, see `slime.config.check`.
+    """
+    field = ACCEPTED[section].get(key)
+    if field is None:
+        if reason := megatron_fields.reason_against(key):
+            yield SlimeError(f"is not supported: {reason}", where=where, todo="Remove it.")
+        elif section != "train.megatron":
+            yield not_accepted(section, key, where)
+    elif fault := field.fault(value):
+        yield SlimeError(fault, where=where, todo=f"It is: {field.effect}.")
+
+
+def not_accepted(section: str, key: str, where: str) -> SlimeError:
+    """The refusal of a field that nothing here is known to heed."""
+    near = nearest(key, ACCEPTED[section])
+    todo = f"Remove it, or did you mean '{near}'?" if near else "Remove it; docs/config.md lists what may be set."
+    return SlimeError("is not supported: nothing in slime is known to heed it", where=where, todo=todo)
 
 
 def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]:
@@ -144,20 +157,30 @@ def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]
         yield from check_section(section, values)
 
 
-def sections_with(key: str) -> list[str]:
-    """The pass-through sections that have a field of this name."""
-    return [section for section in FOREIGN if key in fields_of(section)]
+def homes_of(key: str) -> list[str]:
+    """Dotted keys that a key without its section may be meant for: its name of today, or the sections that take it."""
+    today = _renamed(key)
+    return [today] if today else [f"{section}.{key}" for section in FOREIGN if key in _names(section)]
+
+
+def _renamed(key: str) -> str | None:
+    """Today's name of an old one; command lines write it with dashes."""
+    return megatron_fields.RENAMED.get(key.strip("-").replace("-", "_"))
+
+
+def _names(section: str) -> Set[str]:
+    """The fields of a section that a run may set."""
+    return ACCEPTED[section].keys() if section in ACCEPTED else fields_of(section).keys() - SET_BY_SLIME[section].keys()
 
 
 def _elsewhere(section: str, key: str) -> str:
-    others = [other for other in sections_with(key) if other != section]
-    return f"Did you mean '{others[0]}.{key}'?" if others else _nearest_field(section, key)
+    others = [other for other in homes_of(key) if other != f"{section}.{key}"]
+    return f"Did you mean '{others[0]}'?" if others else _nearest_field(section, key)
 
 
 def _nearest_field(section: str, key: str) -> str:
-    names = fields_of(section).keys() - SET_BY_SLIME[section].keys()
-    if nearest(key, names):
-        return did_you_mean(key, names)
+    if nearest(key, _names(section)):
+        return did_you_mean(key, _names(section))
     return f"Its fields are in {_classes(section)} of the installed {DISTRIBUTION[SOURCES[section][0]]}."
 
 

@@ -105,8 +105,8 @@ class ClusterConfig:
 
 @dataclass
 class CheckpointConfig:
-    interval: int | None = 0
-    """Save every this many steps; 0 saves only at the end, empty never."""
+    interval: int | None = 20
+    """Save every this many steps and at the end of each stage; 0 saves only there, empty never."""
     keep: int = 2
     """How many checkpoints stay on disk."""
     export_hf: bool = True

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.config.compose import Composed
 from slime.config.keys import own_keys, value_of
-from slime.config.schema import Device, Importance, SlimeConfig
+from slime.config.schema import CheckpointConfig, Device, Importance, SlimeConfig
 from slime.plan.commands import commands
 from slime.plan.memory import memory_sections
 from slime.plan.model import PlannedModel, read_model
@@ -55,6 +55,7 @@ def _run(composed: Composed, hf: Mapping[str, Any], plugins: Plugins) -> Iterato
     yield _row("model", model)
     yield _row("recipe", f"{choices['recipe']}, task {choices['task']}")
     yield from (_row(stage, text) for stage, text in _stages(cfg))
+    yield _row("checkpoints", _checkpoints(cfg.train.checkpoint))
     for kind, item in plugins.provenance(used)["used"].items():
         yield _row(kind, f"{item['name']} ({item['distribution']} {item['version']})")
 
@@ -75,6 +76,15 @@ def _stages(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
     if cfg.eval.path:
         when = "after the last step" if cfg.algo.name == "sft" else f"every {cfg.eval.interval} steps"
         yield "evaluation", f"{when} on {cfg.eval.path}"
+
+
+def _checkpoints(checkpoint: CheckpointConfig) -> str:
+    kept = f"the last {checkpoint.keep} are kept"
+    if checkpoint.interval is None:
+        return "none: a run that stops begins anew"
+    if checkpoint.interval == 0:
+        return f"after each stage alone: a run that stops before loses what the stage did; {kept}"
+    return f"every {checkpoint.interval} steps and after each stage; {kept}"
 
 
 def _correction(cfg: SlimeConfig) -> str:

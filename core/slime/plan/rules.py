@@ -7,11 +7,14 @@ gradients of replicated norms are wrong under TP; with ETP < TP and EP < TP expe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.config.derive import required_megatron
-from slime.config.schema import SlimeConfig
+from slime.config.keys import value_of
+from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
+from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
 from slime.rollout.limits import longest_of
 from slime.topology.engines import engine_groups, home_of
@@ -28,9 +31,10 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     Args:
         architecture: keywords of Megatron's TransformerConfig that the model's bridge gives.
     """
-    model = {**architecture, **cfg.train.megatron}
+    model = {"bf16": cfg.cluster.device is Device.cuda, **architecture, **cfg.train.megatron}
     yield from _required(cfg)
-    yield from _unsupported(cfg)
+    yield from _needed(cfg, model)
+    yield from _recomputed(model)
     yield from _heads(model, grid)
     yield from _experts(model, grid)
     yield from _stages(model, grid)
@@ -48,22 +52,44 @@ def _required(cfg: SlimeConfig) -> Iterator[SlimeError]:
             yield SlimeError(f"is {megatron[key]}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
 
 
-UNSUPPORTED = {
-    f"{MEGATRON}.cross_entropy_loss_fusion": "it takes the gradient through bf16",
-    f"{MEGATRON}.gradient_accumulation_fusion": "it needs apex",
-    f"{MEGATRON}.fp8": "it needs Transformer Engine",
-    f"{MEGATRON}.fp4": "it needs Transformer Engine",
-    "train.optimizer.use_precision_aware_optimizer": "it needs Transformer Engine or optimizer_cpu_offload",
-}
-"""Fields that Megatron-core would take and this trainer cannot honour, with the reason."""
+def _needed(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Fields that ask for something without what they need for it."""
+    for section, fields in ACCEPTED.items():
+        for key, value in value_of(cfg, section).items():
+            field = fields.get(key)
+            if field and field.asks(value) and (missing := _missing(field.needs, cfg, model)):
+                words = OF_THE_MODEL.get(missing, missing.replace("!=", " other than ").replace(">", " above "))
+                todo = "Remove it." if missing in OF_THE_MODEL else "Set that too, or remove this."
+                yield SlimeError(f"does nothing without {words}", where=f"{section}.{key}", todo=todo)
 
 
-def _unsupported(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    for where, reason in UNSUPPORTED.items():
-        _, section, key = where.split(".")
-        offloads = key == "use_precision_aware_optimizer" and cfg.train.optimizer.get("optimizer_cpu_offload")
-        if getattr(cfg.train, section).get(key) and not offloads:
-            yield SlimeError(f"is not supported: {reason}", where=where, todo="Remove it.")
+def _missing(needs: str, cfg: SlimeConfig, model: Mapping[str, Any]) -> str | None:
+    """The first condition of `Accepted.needs` that does not hold."""
+    return next((need for need in needs.split() if not _holds(need, cfg, model)), None)
+
+
+def _holds(need: str, cfg: SlimeConfig, model: Mapping[str, Any]) -> bool:
+    key, sign, wanted = re.split("(!=|=|>|$)", need, maxsplit=1)
+    section, _, name = key.rpartition(".")
+    holder = model if section == MEGATRON else value_of(cfg, section)
+    value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
+    if sign == ">":
+        return (value or 0) > int(wanted)
+    written = str(getattr(value, "name", value)).lower()
+    return {"=": written == wanted, "!=": written != wanted}.get(sign, bool(value))
+
+
+def _recomputed(model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether the model has the parts that are to be computed again."""
+    has = {
+        "mla_up_proj": model.get("multi_latent_attention"),
+        "moe": model.get("num_moe_experts"),
+        "shared_experts": model.get("moe_shared_expert_intermediate_size"),
+    }
+    for part in model.get("recompute_modules") or ():
+        if not has.get(part, True):
+            where = f"{MEGATRON}.recompute_modules"
+            yield SlimeError(f"names {part}, which this model does not have", where=where, todo="Leave it out.")
 
 
 def _heads(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:

@@ -63,39 +63,16 @@ def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
     precision = _precision(cfg)
     defaults: dict[str, Any] = {**OPTIMIZER_DEFAULTS, "use_distributed_optimizer": True}
     if cfg.train.optimizer.get("optimizer_cpu_offload"):
-        _check_cpu_offload(cfg)
         # Megatron-core's way to leave master weights to the inner optimizer; it has no other for this one.
         defaults |= {"use_precision_aware_optimizer": True, "optimizer_offload_fraction": 1.0}
     kept = {key: value for key, value in precision.items() if key in ("bf16", "params_dtype")}
     return _construct(OptimizerConfig, defaults | kept | dict(cfg.train.optimizer), "train.optimizer")
 
 
-def _check_cpu_offload(cfg: SlimeConfig) -> None:
-    problems = {
-        "on cluster.device=cpu: Adam runs there anyway": cfg.cluster.device is Device.cpu,
-        "with bf16=false": not _precision(cfg)["bf16"],
-        "with use_precision_aware_optimizer=false": not cfg.train.optimizer.get("use_precision_aware_optimizer", True),
-    }
-    for problem, has_it in problems.items():
-        if has_it:
-            raise SlimeError(
-                f"optimizer_cpu_offload=true does not work {problem}",
-                where="train.optimizer.optimizer_cpu_offload",
-                todo="Leave one of them out.",
-            )
-
-
 def ddp_config(cfg: SlimeConfig) -> DistributedDataParallelConfig:
     """Megatron's DistributedDataParallelConfig: gradients are summed in fp32."""
     defaults = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": True}
-    config = _construct(DistributedDataParallelConfig, defaults | dict(cfg.train.ddp), "train.ddp")
-    if config.overlap_param_gather:
-        raise SlimeError(
-            "overlap_param_gather=true is not supported",
-            where="train.ddp",
-            todo="Leave it out: parameters would still be on their way when they are published to the engines.",
-        )
-    return config
+    return _construct(DistributedDataParallelConfig, defaults | dict(cfg.train.ddp), "train.ddp")
 
 
 def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
@@ -170,11 +147,7 @@ def _check(config: TransformerConfig) -> None:
         "expert_tensor_parallel_size < tensor_model_parallel_size with expert_model_parallel_size=1": (
             bool(config.num_moe_experts) and ep == 1 and etp < tp
         ),
-        "calculate_per_token_loss=false": not config.calculate_per_token_loss,
-        "variable_seq_lengths=false": not config.variable_seq_lengths,
-        "cross_entropy_loss_fusion=true": config.cross_entropy_loss_fusion,
         "a multi-token prediction layer before the last pipeline stage": config.mtp_standalone,
-        "fp16=true": config.fp16,
     }
     for setting, broken in rules.items():
         if broken:
