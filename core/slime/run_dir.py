@@ -10,6 +10,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -20,13 +21,15 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from slime import files
-from slime.checkpoints import published
+from slime.checkpoints import Examine, published
 from slime.config.schema import Resume, SlimeConfig
+from slime.digest import facts_of
 from slime.errors import SlimeError
 
 log = logging.getLogger(__name__)
 
 FOLDERS = ("checkpoints", "logs", "tensorboard")
+LOCK = "lock"
 
 MAY_CHANGE = (
     "run.name", "run.dir", "run.num_steps", "run.resume", "run.progress",
@@ -46,7 +49,7 @@ class RunDir:
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
         self.path, self._lock = path, lock
-        self._held: list[tuple[IO[Any], Path]] = [(lock, path / "lock")] if lock else []
+        self._held: list[tuple[IO[Any], Path]] = [(lock, path / LOCK)] if lock else []
         self.config, self.plugins = path / "config.yaml", path / "plugins.json"
         self.metrics, self.summary, self.reward_plot = (
             path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
@@ -67,7 +70,7 @@ class RunDir:
             raise SlimeError("there is no checkpoint to resume from", where=str(path), todo="Use `run.resume=auto`.")
         _make(path)
         with files.disk_errors(path):
-            run = cls(path, _lock(path / "lock"))
+            run = cls(path, _lock(path / LOCK))
             run._enter(resume)
         return run
 
@@ -128,6 +131,24 @@ class RunDir:
                     todo="Put the directory back and start again to resume, or start anew.",
                 )
 
+    def require_shared(self, examine: Examine, num_ranks: int) -> None:
+        """Stop if a trainer rank finds another directory under this path, as where every host has a disk of its own.
+
+        Args:
+            examine: has its n-th path read by trainer rank n.
+
+        Raises:
+            SlimeError: the rank that does not see what this process wrote here.
+        """
+        here = facts_of(self.path / LOCK)
+        for rank, there in enumerate(examine(num_ranks * [self.path / LOCK])):
+            if there != here:
+                raise SlimeError(
+                    f"trainer rank {rank} finds another directory there, or none",
+                    where=str(self.path),
+                    todo="Put run.dir on a file system that every host of the run shares.",
+                )
+
     def close(self) -> None:
         """Let another process have the directory."""
         if self._lock:
@@ -162,7 +183,7 @@ def _lock(path: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
-        holder = file.read().strip() or "another process"
+        holder = file.readline().strip() or "another process"
         file.close()
         raise SlimeError(
             f"another run is using this directory ({holder})",
@@ -170,7 +191,7 @@ def _lock(path: Path) -> IO[str]:
             todo="Wait for it, stop it, or set another `run.name`.",
         ) from error
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex()}\n")  # like no other lock
     file.flush()
     return file
 

@@ -120,6 +120,7 @@ class Session:
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
         stack.enter_context(cluster.naming_causes())
+        run.require_shared(session._examine, cfg.cluster.num_trainers)
         checkpoint = session._restore()
         if log_metrics:
             resumed = session.position.stage if checkpoint else None
