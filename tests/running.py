@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,13 +41,15 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 @dataclass
 class Run:
-    """One `slime` command, running in `folder`; its run directory is `folder/runs/<name>`."""
+    """One `slime` command, running in `folder`, by way of the command `through`; its run directory is
+    `folder/runs/<name>`."""
 
     folder: Path
     model: str = "glm4-tiny"
     cluster: str = "local"
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    through: Sequence[str] = ()
     silence_s: float = SILENCE_S
     shortened: Mapping[str, Any] = field(default_factory=lambda: TINY)
 
@@ -62,7 +64,7 @@ class Run:
         words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "slime", *words],
+                [*self.through, sys.executable, "-m", "slime", *words],
                 cwd=self.folder,
                 stdout=output,
                 stderr=output,
