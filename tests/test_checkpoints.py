@@ -52,6 +52,11 @@ def flipped(path):
     (path / "model/shard-0.bin").write_bytes(data)
 
 
+def said(caplog):
+    """What the store said, and nobody else: the collector may find a connection of an earlier test meanwhile."""
+    return [record.getMessage() for record in caplog.records if record.name == "slime.checkpoints"]
+
+
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -80,7 +85,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(folder, caplog
     save(store, 20)
     damage(folder / "step-000020")
     assert_holds(store.latest(), 10)
-    [message] = caplog.messages
+    [message] = said(caplog)
     assert message.startswith(f"skipping damaged checkpoint {store.all()[-1].path}: {problem}")
     save(store, 20)
     assert_holds(CheckpointStore(folder, keep=2).all()[1], 20)
@@ -155,9 +160,7 @@ def test_a_folder_of_another_name_is_ignored_with_a_word(folder, caplog, name):
     assert store.latest() is None
     save(store, 10)
     assert_holds(store.latest(), 10)
-    assert caplog.messages == 2 * [
-        f"ignoring {folder / name}: it has not the name of a checkpoint, such as step-000010"
-    ]
+    assert said(caplog) == 2 * [f"ignoring {folder / name}: it has not the name of a checkpoint, such as step-000010"]
     assert (folder / name).exists()
 
 
@@ -167,7 +170,7 @@ def test_a_checkpoint_of_another_version_is_taken_with_a_word(folder, caplog, mo
         patch.setattr(slime, "__version__", "0.0.7")
         save(store, 10)
     assert_holds(store.latest(), 10)
-    assert caplog.messages == [f"{folder / 'step-000010'} was saved by slime 0.0.7, this is {slime.__version__}"]
+    assert said(caplog) == [f"{folder / 'step-000010'} was saved by slime 0.0.7, this is {slime.__version__}"]
 
 
 @pytest.mark.parametrize("found", [None, b"half"])
