@@ -208,7 +208,7 @@ def deleted() -> list[str]:
         shutil.rmtree(run.path)
         code = run.finish()
         left = sorted(entry.name for entry in run.path.glob("*"))
-        return [str(code), quoted(run.last_line()), f"made anew: {' '.join(left) or 'nothing'}"]
+        return [str(code), quoted(run.last_line()), f"made again: {' '.join(left) or 'nothing'}"]
 
 
 # --- damaged checkpoints

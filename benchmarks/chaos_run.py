@@ -74,7 +74,7 @@ class Chaos(Run):
         return self.marks.read_text().splitlines()
 
     def reach(self, verb: str, times: int = 1) -> None:
-        """Wait until `verb` has begun so many times more."""
+        """Wait until `verb` has begun `times` more times."""
         line, deadline = f"{verb} begin", time.monotonic() + PATIENCE_S
         wanted = self.lines().count(line) + times
         while self.lines().count(line) < wanted:

@@ -128,7 +128,7 @@ class RunDir:
                 raise SlimeError(
                     "it was deleted or replaced while the run was using it",
                     where=str(path if self.path.exists() else self.path),
-                    todo="Put the directory back and start again to resume, or start anew.",
+                    todo="Put the directory back and start again to resume, or start another run.",
                 )
 
     def require_shared(self, examine: Examine, num_ranks: int) -> None:

@@ -126,7 +126,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def naming_causes(self) -> Iterator[None]:
-        """Turn a failure into that of the process which died or hangs, wherever it showed first."""
+        """Replace an error by the one of the process that died or hangs, if that caused it."""
         try:
             yield
         except Death:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""
 RETURN_S = 30.0
-"""Seconds that the GCS of a cluster that was there before may be gone: some clusters start it anew."""
+"""Seconds that the GCS of a cluster that was there before may be gone: some clusters restart it."""
 LOG_BYTES = 1 << 16
 """Of the end of a dead process's log, where its crash would be told."""
 _CRASHES = {

@@ -13,7 +13,7 @@ from slime.errors import SlimeError
 from slime.types import Message
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "observation", "ipython"})
-"""Roles in use. A template that writes any role's name as it stands knows no others."""
+"""The roles that are accepted where the template prints the name of any role unchanged."""
 STRANGER = "stranger"
 """A role that no template knows: what it makes of this one shows whether it looks at names at all."""
 

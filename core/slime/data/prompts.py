@@ -162,7 +162,7 @@ def report(
     left_out: Mapping[str, int],
     tokens: Sequence[array[int] | NDArray[np.int64]],
 ) -> None:
-    """Say in one line what of a file is not as it stands there: rows left out, rows that repeat, unknown characters."""
+    """Log in one line what differs from the file: rows left out, repeated rows, unknown characters."""
     notes = [f"{count} of {num_rows} rows left out ({reason})" for reason, count in left_out.items() if count]
     if repeated := len(tokens) - len({ids.tobytes() for ids in tokens}):
         notes.append(f"{repeated} rows repeat an earlier one")

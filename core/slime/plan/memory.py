@@ -277,9 +277,9 @@ def _gib(num_bytes: float | None) -> str:
 def _pool(name: str, rank: EngineRank) -> str:
     if rank.pool_tokens is None:
         return f"  {name}: not known without cluster.device_memory_mb"
-    ranks = f" in {rank.dp} data-parallel ranks" if rank.dp > 1 else ""
+    ranks = f" in {rank.group.dp} data-parallel ranks" if rank.group.dp > 1 else ""
     return (
-        f"  {name}: {rank.pool_tokens * rank.dp:,} tokens an engine{ranks}, "
+        f"  {name}: {rank.pool_tokens * rank.group.dp:,} tokens an engine{ranks}, "
         f"{rank.sequences:,} sequences of {rank.longest:,} at once"
     )
 

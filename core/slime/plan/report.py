@@ -81,7 +81,7 @@ def _stages(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
 def _checkpoints(checkpoint: CheckpointConfig) -> str:
     kept = f"the last {checkpoint.keep} are kept"
     if checkpoint.interval is None:
-        return "none: a run that stops begins anew"
+        return "none: a run that stops starts again from step 0"
     if checkpoint.interval == 0:
         return f"after each stage alone: a run that stops before loses what the stage did; {kept}"
     return f"every {checkpoint.interval} steps and after each stage; {kept}"

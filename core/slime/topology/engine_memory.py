@@ -17,12 +17,10 @@ from slime.topology.engines import EngineGroup
 from slime.topology.memory import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
 from slime.topology.parameters import Block, Cut, Model, Weight
 from slime.topology.server_fields import (
-    data_parallel_size,
     dispatch_tokens,
     drafts_with_own_layer,
     num_draft_tokens,
     requests_per_rank,
-    spreads_experts,
     uses_deepep,
 )
 
@@ -64,18 +62,6 @@ class EngineRank:
         return self.group.sglang.get(key, default)
 
     @property
-    def tp(self) -> int:
-        return int(self.group.sglang["tp_size"])
-
-    @property
-    def dp(self) -> int:
-        return data_parallel_size(self.group.sglang)
-
-    @property
-    def attention_tp(self) -> int:
-        return max(1, self.tp // self.dp)
-
-    @property
     def drafts(self) -> bool:
         return drafts_with_own_layer(self.group.sglang)
 
@@ -86,24 +72,24 @@ class EngineRank:
     def share(self, weight: Weight) -> float:
         """Parameters that this rank holds of a weight."""
         if weight.block is Block.experts:
-            ep = self.tp if spreads_experts(self.group.sglang) else int(self.get("ep_size") or 1)
+            ep = self.group.ep
             experts = (weight.count + (self.get("ep_num_redundant_experts") or 0)) / ep
-            return weight.numel / weight.count * experts / (self.tp / ep)
+            return weight.numel / weight.count * experts / (self.group.tp / ep)
         if weight.cut is Cut.whole or weight.block is Block.projection:
             return weight.numel
         if weight.block is Block.mlp:
-            return weight.numel / (self.get("moe_dense_tp_size") or self.tp)
+            return weight.numel / (self.get("moe_dense_tp_size") or self.group.tp)
         if weight.block is Block.shared:
-            return weight.numel / (1 if spreads_experts(self.group.sglang) else self.tp)
+            return weight.numel / (1 if self.group.spreads_experts else self.group.tp)
         if weight.block is Block.output:
-            return weight.numel / (self.attention_tp if self.get("enable_dp_lm_head") else self.tp)
+            return weight.numel / (self.group.attention_tp if self.get("enable_dp_lm_head") else self.group.tp)
         if weight.name.startswith("self_attention.linear_qkv"):
             return self._grouped(weight)
-        return weight.numel / self.attention_tp
+        return weight.numel / self.group.attention_tp
 
     def _grouped(self, weight: Weight) -> float:
         """A key/value head lies on every rank whose queries it serves."""
-        heads, groups, tp = self.model["num_attention_heads"], self.model["num_query_groups"], self.attention_tp
+        heads, groups, tp = self.model["num_attention_heads"], self.model["num_query_groups"], self.group.attention_tp
         return float(weight.numel / (heads + 2 * groups) * (heads / tp + 2 * max(1, groups / tp)))
 
     def bytes_of(self, weight: Weight) -> float:
@@ -128,7 +114,7 @@ class EngineRank:
         """Bytes of a token and layer: as SGLang sizes the pool, and as it then allocates it."""
         fp8 = str(self.get("kv_cache_dtype", "auto")).startswith("fp8")
         if not self.model.get("multi_latent_attention"):
-            heads = max(1.0, self.model["num_query_groups"] / self.attention_tp)
+            heads = max(1.0, self.model["num_query_groups"] / self.group.attention_tp)
             cell = heads * 2 * self.model["kv_channels"] * (1 if fp8 else 2)
             return cell, cell
         latent = (self.model["kv_lora_rank"] + self.model["qk_pos_emb_head_dim"]) * (1 if fp8 else 2)
@@ -143,7 +129,7 @@ class EngineRank:
 
     @property
     def context(self) -> float:
-        return CONTEXT + NCCL * (self.tp > 1)
+        return CONTEXT + NCCL * (self.group.tp > 1)
 
     @property
     def fraction(self) -> float | None:
@@ -152,8 +138,8 @@ class EngineRank:
         given: float | None = self.get("mem_fraction_static")
         if given is not None or self.device_bytes is None:
             return given
-        graphs = 2 * self.largest_batch + (3 * self.largest_batch * self.dp if self.dp > 1 else 0)
-        kept = 512 + 1.5 * max(self.get("chunked_prefill_size", 8192), 2048) + 128 * self.tp + graphs
+        graphs = 2 * self.largest_batch + (3 * self.largest_batch * self.group.dp if self.group.dp > 1 else 0)
+        kept = 512 + 1.5 * max(self.get("chunked_prefill_size", 8192), 2048) + 128 * self.group.tp + graphs
         if self.device_bytes > 60e9:
             kept = max(kept, 10 * 1024)
         kept += 2048 * uses_deepep(self.group.sglang)
@@ -186,13 +172,13 @@ class EngineRank:
         """Of the longest length that the whole engine's pools hold at once; at most `max_running_requests`."""
         if self.pool_tokens is None:
             return None
-        fit = self.pool_tokens // self.longest * self.dp
+        fit = self.pool_tokens // self.longest * self.group.dp
         running = self.get("max_running_requests")
         return min(fit, running) if running else fit
 
     @property
     def largest_batch(self) -> int:
-        return requests_per_rank(self.cfg, self.group.sglang)
+        return requests_per_rank(self.cfg, self.group)
 
     @property
     def graphs(self) -> float:
@@ -217,10 +203,10 @@ class EngineRank:
     def workspace(self) -> float:
         """Activations of a chunk of prompts (four hidden states, one MLP), and two fp32 copies of a batch's logits."""
         model = self.model
-        tokens = self.get("chunked_prefill_size", 8192) / self.dp
-        width = model["ffn_hidden_size"] / (self.get("moe_dense_tp_size") or self.tp)
+        tokens = self.get("chunked_prefill_size", 8192) / self.group.dp
+        width = model["ffn_hidden_size"] / (self.get("moe_dense_tp_size") or self.group.tp)
         if model.get("num_moe_experts"):
-            width = max(width, model["moe_router_topk"] * model["moe_ffn_hidden_size"] / self.tp * self.dp)
+            width = max(width, model["moe_router_topk"] * model["moe_ffn_hidden_size"] / self.group.tp * self.group.dp)
         vocabulary = model["vocab_size"]
         return float(2 * tokens * (4 * model["hidden_size"] + 3 * width) + 8 * self.largest_batch * vocabulary)
 

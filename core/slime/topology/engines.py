@@ -36,6 +36,31 @@ class EngineGroup:
     def num_engines(self) -> int:
         return self.devices // self.devices_per_engine
 
+    @property
+    def tp(self) -> int:
+        return int(self.sglang["tp_size"])
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel attention ranks that share an engine's requests; their graphs count requests a rank."""
+        return int(self.sglang.get("dp_size", 1)) if self.sglang.get("enable_dp_attention") else 1
+
+    @property
+    def ep(self) -> int:
+        """Ranks that an engine's experts are spread over."""
+        return self.tp if self.spreads_experts else int(self.sglang.get("ep_size") or 1)
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share the heads of one data-parallel attention rank."""
+        return max(1, self.tp // self.dp)
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether an all-to-all exchanges tokens, for which SGLang makes `ep_size` equal to `tp_size`."""
+        backends = ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe")
+        return self.sglang.get("moe_a2a_backend") in backends
+
 
 def in_words(variables: Mapping[str, Any]) -> dict[str, str]:
     """Values of YAML as an environment has them."""

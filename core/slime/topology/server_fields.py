@@ -66,10 +66,9 @@ def _has_stop_strings(cfg: SlimeConfig) -> bool:
 def _device_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     if cfg.cluster.device is Device.cpu:  # an idle scheduler that polls would take a core from the trainer
         return {"sleep_on_idle": True}
-    ranks = data_parallel_size(group.sglang)
     fields: dict[str, Any] = {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
     if group.role is not Role.prefill and not group.sglang.get("cuda_graph_bs_decode"):
-        fields["cuda_graph_max_bs_decode"] = -(-_most_requests(cfg) // ranks)
+        fields["cuda_graph_max_bs_decode"] = -(-_most_requests(cfg) // group.dp)
     return fields
 
 
@@ -81,23 +80,17 @@ def _most_running(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     """
     if not (uses_deepep(group.sglang) or group.sglang.get("speculative_algorithm")):
         return {}
-    return {"max_running_requests": requests_per_rank(cfg, group.sglang) * data_parallel_size(group.sglang)}
-
-
-def spreads_experts(sglang: Mapping[str, Any]) -> bool:
-    """Whether an all-to-all exchanges tokens, for which SGLang makes `ep_size` equal to `tp_size`."""
-    backend = sglang.get("moe_a2a_backend")
-    return backend in ("deepep", "mooncake", "nixl", "mori", "flashinfer", "megamoe")
+    return {"max_running_requests": requests_per_rank(cfg, group) * group.dp}
 
 
 def uses_deepep(sglang: Mapping[str, Any]) -> bool:
     return sglang.get("moe_a2a_backend") == "deepep"
 
 
-def requests_per_rank(cfg: SlimeConfig, sglang: Mapping[str, Any]) -> int:
+def requests_per_rank(cfg: SlimeConfig, group: EngineGroup) -> int:
     """Requests that the CUDA graphs of one data-parallel attention rank cover."""
-    sizes = sglang.get("cuda_graph_bs_decode") or [
-        sglang.get("cuda_graph_max_bs_decode") or -(-_most_requests(cfg) // data_parallel_size(sglang))
+    sizes = group.sglang.get("cuda_graph_bs_decode") or [
+        group.sglang.get("cuda_graph_max_bs_decode") or -(-_most_requests(cfg) // group.dp)
     ]
     return int(max(sizes))
 
@@ -112,18 +105,11 @@ def dispatch_tokens(cfg: SlimeConfig, group: EngineGroup) -> int:
 
     A data-parallel attention group scatters its batch over its tensor-parallel ranks.
     """
-    ranks = data_parallel_size(group.sglang)
-    attention_tp = int(group.sglang["tp_size"]) // ranks
     running = int(group.sglang.get("max_running_requests") or 0)
-    graphs = 0 if group.role is Role.prefill and running else requests_per_rank(cfg, group.sglang)
-    requests = max(graphs, -(-running // ranks))
-    tokens = -(-requests * num_draft_tokens(group.sglang) // attention_tp)
+    graphs = 0 if group.role is Role.prefill and running else requests_per_rank(cfg, group)
+    requests = max(graphs, -(-running // group.dp))
+    tokens = -(-requests * num_draft_tokens(group.sglang) // group.attention_tp)
     return -(-tokens // 8) * 8
-
-
-def data_parallel_size(sglang: Mapping[str, Any]) -> int:
-    """Data-parallel attention ranks that share an engine's requests; their graphs count requests a rank."""
-    return int(sglang.get("dp_size", 1)) if sglang.get("enable_dp_attention") else 1
 
 
 def _role_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from slime.config.schema import Device, Role, SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.engines import EngineGroup, engine_groups, home_of
-from slime.topology.server_fields import data_parallel_size, dispatch_tokens, spreads_experts
+from slime.topology.server_fields import dispatch_tokens
 
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
@@ -33,19 +33,6 @@ class Asked:
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.group.sglang.get(key, default)
-
-    @property
-    def tp(self) -> int:
-        return int(self.group.sglang["tp_size"])
-
-    @property
-    def ep(self) -> int:
-        return self.tp if spreads_experts(self.group.sglang) else int(self.get("ep_size") or 1)
-
-    @property
-    def attention_tp(self) -> int:
-        """Ranks that share the heads of one data-parallel attention group."""
-        return self.tp // data_parallel_size(self.group.sglang)
 
     def problem(self, key: str, what: str, todo: str) -> SlimeError:
         return SlimeError(what, where=home_of(self.cfg, self.group.name, key), todo=todo)
@@ -81,10 +68,10 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
         yield asked.problem("dp_size", what, "Set enable_dp_attention=true, or give the group more devices instead.")
     elif attention and dp == 1:
         what = "needs dp_size above 1: SGLang switches it off without a word"
-        yield asked.problem("enable_dp_attention", what, f"Set dp_size to a divisor of {asked.tp}, or remove it.")
-    elif asked.tp % dp:
-        what = f"is {dp}, which does not divide tp_size {asked.tp}"
-        yield asked.problem("dp_size", what, f"Choose one of {_listed(_divisors(asked.tp)[1:])}.")
+        yield asked.problem("enable_dp_attention", what, f"Set dp_size to a divisor of {asked.group.tp}, or remove it.")
+    elif asked.group.tp % dp:
+        what = f"is {dp}, which does not divide tp_size {asked.group.tp}"
+        yield asked.problem("dp_size", what, f"Choose one of {_listed(_divisors(asked.group.tp)[1:])}.")
     if asked.get("enable_dp_lm_head") and not attention:
         what = "needs enable_dp_attention: SGLang switches it off without a word"
         yield asked.problem("enable_dp_lm_head", what, "Remove it.")
@@ -92,11 +79,11 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
 
 def _heads(asked: Asked) -> Iterator[SlimeError]:
     heads = asked.model.get("num_attention_heads")
-    if heads is None or heads % asked.attention_tp == 0:
+    if heads is None or heads % asked.group.attention_tp == 0:
         return
-    what = f"{heads} attention heads cannot be divided by {asked.attention_tp} ranks"
+    what = f"{heads} attention heads cannot be divided by {asked.group.attention_tp} ranks"
     if asked.get("enable_dp_attention"):
-        fits = [dp for dp in _divisors(asked.tp)[1:] if heads % (asked.tp // dp) == 0]
+        fits = [dp for dp in _divisors(asked.group.tp)[1:] if heads % (asked.group.tp // dp) == 0]
         yield asked.problem("dp_size", f"is {asked.get('dp_size')}: {what}", f"Choose one of {_listed(fits)}.")
     else:
         yield asked.problem("tp_size", what, "Change it, or use enable_dp_attention with a fitting dp_size.")
@@ -104,8 +91,8 @@ def _heads(asked: Asked) -> Iterator[SlimeError]:
 
 def _dense(asked: Asked) -> Iterator[SlimeError]:
     size = asked.get("moe_dense_tp_size")
-    if size not in (None, 1, asked.tp):
-        yield asked.problem("moe_dense_tp_size", f"is {size}", f"SGLang takes 1 or tp_size={asked.tp}.")
+    if size not in (None, 1, asked.group.tp):
+        yield asked.problem("moe_dense_tp_size", f"is {size}", f"SGLang takes 1 or tp_size={asked.group.tp}.")
 
 
 def _experts(asked: Asked) -> Iterator[SlimeError]:
@@ -116,17 +103,17 @@ def _experts(asked: Asked) -> Iterator[SlimeError]:
             if asked.get(key) not in (None, 0, 1, "none"):
                 yield asked.problem(key, f"is {asked.get(key)}, but the model has no experts", "Remove it.")
         return
-    if spreads_experts(asked.group.sglang) and ep not in (1, asked.tp):
-        what = f"is {ep}, but moe_a2a_backend={asked.get('moe_a2a_backend')} makes it tp_size={asked.tp}"
-        yield asked.problem("ep_size", what, f"Set it to {asked.tp}, or remove it.")
-    elif asked.tp % asked.ep:
-        what = f"is {ep}, which does not divide tp_size {asked.tp}"
-        yield asked.problem("ep_size", what, f"Choose one of {_listed(_divisors(asked.tp))}.")
-    elif (experts + redundant) % asked.ep:
-        fits = next(count for count in range(asked.ep) if (experts + count) % asked.ep == 0)
+    if asked.group.spreads_experts and ep not in (1, asked.group.tp):
+        what = f"is {ep}, but moe_a2a_backend={asked.get('moe_a2a_backend')} makes it tp_size={asked.group.tp}"
+        yield asked.problem("ep_size", what, f"Set it to {asked.group.tp}, or remove it.")
+    elif asked.group.tp % asked.group.ep:
+        what = f"is {ep}, which does not divide tp_size {asked.group.tp}"
+        yield asked.problem("ep_size", what, f"Choose one of {_listed(_divisors(asked.group.tp))}.")
+    elif (experts + redundant) % asked.group.ep:
+        fits = next(count for count in range(asked.group.ep) if (experts + count) % asked.group.ep == 0)
         total = experts + redundant
-        what = f"{experts} + {redundant} redundant experts make {total}, which {asked.ep} ranks do not divide"
-        todo = f"Set it to {fits} ({experts + fits} experts) or {fits + asked.ep}."
+        what = f"{experts} + {redundant} redundant experts make {total}, which {asked.group.ep} ranks do not divide"
+        todo = f"Set it to {fits} ({experts + fits} experts) or {fits + asked.group.ep}."
         yield asked.problem("ep_num_redundant_experts", what, todo)
 
 
@@ -145,8 +132,8 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
     if mode == "low_latency" and asked.group.role is not Role.decode:
         what = f"is low_latency, which cannot take the prefill of {asked.group.role.name} engines"
         yield asked.problem("deepep_mode", what, "Use auto.")
-    if mode != "low_latency" and asked.tp not in DEEPEP_RANKS and not asked.get("deepep_config"):
-        what = f"deepep has no settings for {asked.tp} ranks"
+    if mode != "low_latency" and asked.group.tp not in DEEPEP_RANKS and not asked.get("deepep_config"):
+        what = f"deepep has no settings for {asked.group.tp} ranks"
         todo = f"Use {_listed(DEEPEP_RANKS)} devices an engine, or give deepep_config."
         yield asked.problem("moe_a2a_backend", what, todo)
     if asked.cfg.rollout.fp8 is None and (mode != "low_latency" or asked.get("moe_runner_backend") != "deep_gemm"):
@@ -165,11 +152,11 @@ def _fp8(asked: Asked) -> Iterator[SlimeError]:
     """Every rank's slice of a matrix has whole blocks."""
     if asked.cfg.rollout.fp8 is None:
         return
-    whole = spreads_experts(asked.group.sglang)
+    whole = asked.group.spreads_experts
     slices = {
-        "experts": ("moe_ffn_hidden_size", asked.tp // asked.ep, "ep_size"),
-        "the shared expert": ("moe_shared_expert_intermediate_size", 1 if whole else asked.tp, "moe_a2a_backend"),
-        "dense layers": ("ffn_hidden_size", asked.get("moe_dense_tp_size") or asked.tp, "moe_dense_tp_size"),
+        "experts": ("moe_ffn_hidden_size", asked.group.tp // asked.group.ep, "ep_size"),
+        "the shared expert": ("moe_shared_expert_intermediate_size", 1 if whole else asked.group.tp, "moe_a2a_backend"),
+        "dense layers": ("ffn_hidden_size", asked.get("moe_dense_tp_size") or asked.group.tp, "moe_dense_tp_size"),
     }
     for name, (size, ranks, key) in slices.items():
         columns = asked.model.get(size)
@@ -177,7 +164,7 @@ def _fp8(asked: Asked) -> Iterator[SlimeError]:
             continue
         if columns and (columns % ranks or columns // ranks % FP8_BLOCK):
             todo = {
-                "ep_size": f"Set ep_size={asked.tp}.",
+                "ep_size": f"Set ep_size={asked.group.tp}.",
                 "moe_a2a_backend": "Use moe_a2a_backend=deepep, which keeps the shared expert whole.",
                 "moe_dense_tp_size": "Set moe_dense_tp_size=1.",
             }[key]
@@ -203,7 +190,7 @@ def _sparse_attention(asked: Asked) -> Iterator[SlimeError]:
 def _speculation(asked: Asked) -> Iterator[SlimeError]:
     if asked.get("speculative_algorithm") is None:
         return
-    dp = data_parallel_size(asked.group.sglang)
+    dp = asked.group.dp
     requests = asked.get("max_running_requests")
     if requests is not None and (requests % dp or requests < dp):
         above = -(-max(requests, 1) // dp) * dp
