@@ -1,0 +1,100 @@
+"""Quantising bf16 weights to FP8 in blocks: the share of the memory's rate, and that every byte is right.
+
+    python benchmarks/fp8.py                        # the experts of a layer of GLM-5.2 and of DeepSeek-R1, one GPU
+    python benchmarks/fp8.py --device cpu --tiny    # a second, to see that it runs
+
+The rate counts what must move: two bytes read and one written an element, and the scales. The yardstick is
+`Tensor.copy_` of as many bytes. "host" is the time until the launch returns. Bytes are compared with what a CPU makes
+of the same matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from machine import conditions
+from torch import Tensor
+
+from slime.weights import fp8
+
+PROMISED_SHARE = 0.85
+NUM_MEASURED = 10
+Shape = tuple[int, int]
+REAL: dict[str, Sequence[Shape]] = {
+    "GLM-5.2, 64 experts": [(2048, 6144), (2048, 6144), (6144, 2048)] * 64,
+    "DeepSeek-R1, 32 experts": [(2048, 7168), (2048, 7168), (7168, 2048)] * 32,
+    "one matrix 16384 x 6144": [(16384, 6144)],
+}
+TINY: dict[str, Sequence[Shape]] = {"4 small ones": [(256, 384), (130, 64)] * 2}
+
+
+def measure(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Median seconds until the device is done, and until the host is."""
+    done, returned = [], []
+    for _ in range(3 + NUM_MEASURED):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        returned.append(time.perf_counter() - start)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        done.append(time.perf_counter() - start)
+    return statistics.median(done[3:]), statistics.median(returned[3:])
+
+
+def num_bytes(matrices: Sequence[Tensor]) -> int:
+    """That must move to quantise these."""
+    return sum(each.nbytes + weight.nbytes + scales.nbytes for each, (weight, scales) in quantized(matrices))
+
+
+def quantized(matrices: Sequence[Tensor]) -> list[tuple[Tensor, fp8.Quantized]]:
+    return list(zip(matrices, fp8.quantize(matrices), strict=True))
+
+
+def is_exact(matrices: Sequence[Tensor]) -> bool:
+    """Of the first three: their bytes are those that a CPU makes."""
+    for (_, (weight, scales)), each in zip(quantized(matrices[:3]), matrices, strict=False):
+        [(other, other_scales)] = fp8.quantize([each.cpu()])
+        same = torch.equal(weight.cpu().view(torch.uint8), other.view(torch.uint8))
+        if not (same and torch.equal(scales.cpu(), other_scales)):
+            return False
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    print(
+        f"{conditions()}\n\n| weights | GB moved | ms | host, ms | GB/s | copy, GB/s | share | bytes |\n|{'---|' * 8}"
+    )
+    shares = []
+    for name, shapes in (TINY if options.tiny else REAL).items():
+        generator = torch.Generator(device).manual_seed(0)
+        matrices = [torch.randn(shape, device=device, generator=generator).bfloat16() for shape in shapes]
+        moved = num_bytes(matrices)
+        source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        seconds, host = measure(lambda matrices=matrices: fp8.quantize(matrices), device)  # type: ignore[misc]
+        copying, _ = measure(lambda source=source, target=target: target.copy_(source), device)  # type: ignore[misc]
+        shares.append(copying / seconds)
+        exact = "equal" if is_exact(matrices) else "DIFFER"
+        rates = f"{moved / seconds / 1e9:.0f} | {moved / copying / 1e9:.0f} | {shares[-1]:.2f}"
+        print(
+            f"| {name} | {moved / 1e9:.2f} | {1e3 * seconds:.2f} | {1e3 * host:.2f} | {rates} | {exact} |", flush=True
+        )
+        del matrices, source, target
+    if device.type == "cuda" and not options.tiny:
+        verdict = "kept" if min(shares) >= PROMISED_SHARE else "MISSED"
+        print(f"\nleast share {min(shares):.2f}, promised {PROMISED_SHARE}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()
