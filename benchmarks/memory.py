@@ -21,12 +21,8 @@ from machine import conditions
 from train import CPU_ADAM, DATA, RECOMPUTE, random_samples
 from train import Case as Packs
 
-from slime.config.compose import compose
-from slime.config.hf import read_hf_config
-from slime.config.needs import config_folder
+from slime.config.compose import compose, examine
 from slime.config.schema import LossMean
-from slime.plan.memory import plan_memory
-from slime.plugins import load
 from slime.testing.ranks import Rank, run_ranks
 from slime.topology.memory import GIB, Phase
 
@@ -115,12 +111,10 @@ CASES = {
 
 def predict(words: Sequence[str]) -> list[dict[str, float]]:
     """GiB by phase, of a rank of each pipeline stage."""
-    cfg = compose(words)
-    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-    plan = plan_memory(cfg, load().models.create(cfg.model.family), hf)
-    assert plan is not None, "a run on GPUs"
+    memory = examine(words).memory
+    assert memory is not None, "a run on GPUs"
     stages = []
-    for trainer in plan.trainers:
+    for trainer in memory.trainers:
         rows = [row for item, row in trainer.on_device().rows.items() if item not in BESIDE]
         train = sum(row.get(Phase.train, 0.0) for row in rows)
         whole = trainer.weights + trainer.optimizer + 3 * trainer.bucket

@@ -42,7 +42,7 @@ def problems(cfg: SlimeConfig, changes: dict[str, Any]) -> list[str]:
         holder = value_of(changed, section)
         holder.__setitem__(name, value) if isinstance(holder, dict) else setattr(holder, name, value)
     derive(changed, plugins.load())
-    return [str(problem) for problem in check(changed, plugins.load())]
+    return [str(problem) for problem in check(changed, plugins.load()).problems]
 
 
 def ranks(count: int, **sizes: int) -> dict[str, Any]:
@@ -88,6 +88,9 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"data.path": "nowhere.jsonl"}, "data.path: there is no 'nowhere.jsonl'"),
         ({"data.path": "pkg://slime_plugin_math/data"}, "data.path: 'pkg://slime_plugin_math/data' is a folder"),
         ({"eval.path": "/nowhere/x"}, "eval.path, folder /nowhere is missing: there is no '/nowhere/x'"),
+        ({"data.prompt_key": "question", "eval.path": None}, "line 1: the row has no key 'question'"),
+        ({"eval.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl"}, "line 1: the row has no key 'prompt'"),
+        ({"sft.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl"}, "line 1: the row has no key 'messages'"),
         ({"sft.path": None}, "supervised steps without demonstrations"),
         ({"run.num_steps": 0}, "run.num_steps: there is no step to run"),
         ({"rollout.samples_per_prompt": 1}, "need at least 2 samples a prompt"),
@@ -268,7 +271,7 @@ def test_supervised_run_needs_no_reward_no_prompts_and_no_room_for_responses() -
     too_much = ["train.max_tokens_per_micro_batch=32", "rollout.max_prompt_tokens=5000", "rollout.sampling.top_p=0.5"]
     cfg = compose([*DENSE, "algo=sft", "eval.path=null", *too_much])
     assert (cfg.algo.name, cfg.reward.name) == ("sft", "arithmetic")
-    assert problems(cfg, {"eval.path": cfg.sft.path})[0].startswith("rollout.max_prompt_tokens, eval.sampling")
+    assert problems(cfg, {"eval.path": cfg.data.path})[0].startswith("rollout.max_prompt_tokens, eval.sampling")
     assert problems(cfg, {"reward.name": "none"}) == []
     assert "nothing to do" in problems(cfg, {"sft.num_steps": 0})[0]
 

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from slime.config.schema import ControlTokens, DataConfig
-from slime.data.prompts import PromptSource, check
+from slime.data.prompts import PromptSource
 from slime.errors import SlimeError
 
 GOOD = [{"prompt": [{"role": "user", "content": f"{n}+{n}="}], "label": str(2 * n), "level": n} for n in range(1, 8)]
@@ -150,87 +150,7 @@ def test_no_label_key_leaves_the_label_out(source):
     assert prompt.label is None
 
 
-def one(**changes):
-    """A good row, then the same with changes (None in `drop` leaves a key out)."""
-    row = {**GOOD[0], **changes}
-    return jsonl([GOOD[1], {key: value for key, value in row.items() if value is not ...}])
-
-
-BAD_ROWS = {
-    "empty file": ("", r"rows\.jsonl: the file has no rows"),
-    "only blank lines": ("\n \n", "the file has no rows"),
-    "torn last line": (
-        jsonl(GOOD[:2]) + '{"prompt": "1+',
-        r"line 3: not valid JSON: .* column \d+\. The last line seems",
-    ),
-    "torn inner line": ('{"prompt": \n' + jsonl(GOOD), r"line 1: not valid JSON: .*\. Mend or delete the line"),
-    "not UTF-8": (b'{"prompt": "\xff"}\n', "line 1: not UTF-8 text at byte 13"),
-    "not an object": (jsonl(GOOD[:1]) + "[1]\n", "line 2: a row is a JSON object, this one is a list"),
-    "missing prompt key": (jsonl([{"promt": "1"}]), "line 1: the row has no key 'prompt'. Did you mean 'promt'"),
-    "prompt null": (one(prompt=None), "line 2: 'prompt' is null, not text or a list of messages"),
-    "prompt a number": (one(prompt=3), "line 2: 'prompt' is a number"),
-    "prompt empty text": (one(prompt="  "), "line 2: 'prompt' message 1 has an empty content"),
-    "prompt empty list": (one(prompt=[]), "line 2: 'prompt' holds no message"),
-    "message not an object": (one(prompt=["1+1="]), "line 2: 'prompt' message 1 is text"),
-    "message without role": (one(prompt=[{"content": "1"}]), "line 2: 'prompt' message 1 has no role"),
-    "message without content": (one(prompt=[{"role": "user"}]), "line 2: 'prompt' message 1 has no content"),
-    "content a list": (one(prompt=[{"role": "user", "content": [1]}]), "message 1 has a list as its content"),
-    "missing label": (one(label=...), "line 2: the row has no key 'label'"),
-    "label null": (one(label=None), r"line 2: 'label' is null\. Give every row a label"),
-    "label NaN": (jsonl([{"prompt": "1", "label": float("nan")}]), r"line 1: 'label' is nan\. Give every row a label"),
-    "label empty": (one(label=" "), r"line 2: 'label' is empty\. Give every row a label"),
-    "a key twice": (
-        jsonl(GOOD[:1]) + '{"label": "1", "prompt": "1", "label": "2"}',
-        "line 2: the key 'label' stands in",
-    ),
-    "half a character": ('{"prompt": "\\ud83d", "label": "1"}\n', r"line 1: holds half of a character, \\ud83d"),
-    "half a character in a key": ('{"prompt": "1", "\\uDC00": "1"}\n', r"line 1: holds half of a character, \\udc00"),
-    "nested deeply": ('{"label": ' + "[" * 100 + "]" * 100 + "}\n", "line 1: nested more than 100 levels deep"),
-    "nested too deep to read": ("[" * 100_000 + "]" * 100_000, "line 1: nested more than 100 levels deep"),
-    "a number without end": ('{"label": 1' + "0" * 5000 + "}\n", r"line 1: Exceeds the limit \(4300 digits\)"),
-    "an answered prompt": (
-        one(prompt=[*GOOD[0]["prompt"], {"role": "assistant", "content": "2"}]),
-        "line 2: 'prompt' ends with the assistant's turn, which is to be generated",
-    ),
-    "label of another kind": (one(label=["2"]), r"line 2: 'label' is a list, but text in .*rows\.jsonl line 1"),
-    "label a number among texts": (one(label=2), "line 2: 'label' is a number, but text in"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_bad_rows_are_named(name, write):
-    content, message = BAD_ROWS[name]
-    with pytest.raises(SlimeError, match=message) as caught:
-        check(write(content), DataConfig())
-    assert "\n" not in str(caught.value)
-
-
-def test_a_whole_character_in_two_escapes_is_text(write):
-    file = check(write('{"prompt": "\\ud83d\\ude00", "label": "1"}\n'), DataConfig())
-    assert file.rows[0]["prompt"] == "\U0001f600"
-
-
-def test_brackets_in_a_text_are_no_nesting(write):
-    check(write(jsonl([{"prompt": "[{(" * 1000, "label": "1"}])), DataConfig())
-
-
-def test_a_call_of_a_tool_needs_no_content(write):
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
-    turns = [*GOOD[0]["prompt"], call, {"role": "tool", "content": "2"}]
-    check(write(jsonl([{"prompt": turns, "label": "2"}])), DataConfig())
-
-
 def test_a_missing_file_names_the_nearest(write, tmp_path, tokenizer):
     write(jsonl(GOOD), "train.jsonl")
     with pytest.raises(SlimeError, match=r"trian\.jsonl'\. Did you mean 'train\.jsonl'\?"):
         PromptSource(DataConfig(path=str(tmp_path / "trian.jsonl")), tokenizer, 5, 64)
-
-
-def test_another_suffix_is_refused(write):
-    with pytest.raises(SlimeError, match=r"rows\.csv: not a jsonl or parquet file"):
-        check(write("a,b\n", "rows.csv"), DataConfig())
-
-
-def test_a_damaged_parquet_file_is_refused(write):
-    with pytest.raises(SlimeError, match=r"rows\.parquet: not a readable parquet file"):
-        check(write("PAR1 and no more", "rows.parquet"), DataConfig())

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.config.compose import examine
-from slime.config.hf import read_hf_config
-from slime.config.needs import config_folder
-from slime.plan.memory import MemoryPlan, plan_memory
-from slime.plugins import load
+from slime.plan.memory import MemoryPlan
 from slime.topology.layout import Grid
 from slime.topology.memory import GIB, Phase, in_flight
 
@@ -32,11 +29,8 @@ TP2, PP2 = (
 def plan_of(*arguments: str) -> MemoryPlan:
     composed = examine(arguments)
     assert composed.problems == []
-    cfg = composed.cfg
-    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-    plan = plan_memory(cfg, load().models.create(cfg.model.family), hf)
-    assert plan is not None
-    return plan
+    assert composed.memory is not None
+    return composed.memory
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from slime.plugins import load
 from slime.testing.ranks import Rank, run_ranks
 from slime.topology.layout import read_grid
+from slime.topology.links import owned_bytes
 from slime.topology.parameters import Block, Weight, held_by_stage, unknown_parameter, weights_of
 from slime.weights.blocks import embeddings
 from slime.weights.mapping import Rule, WeightMapping
@@ -69,15 +70,17 @@ def test_a_block_of_somebody_elses_is_named() -> None:
     assert unknown_parameter(WeightMapping(rules[:1], 1)) is None
 
 
-def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[int, int, int, int]]:
-    """By layout: pipeline stage, parameters of this rank that learn, dense and of experts, and those that do not."""
+def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """By layout: pipeline stage, parameters of this rank that learn, dense and of experts, and those that do not; bytes
+    that it exports, in all and of what not every rank holds."""
     from megatron.core import parallel_state
 
     from slime.config.compose import compose
     from slime.config.hf import read_hf_config
     from slime.train import megatron
+    from slime.weights.export import take_inventory
 
-    counts = []
+    counts: list[tuple[int, ...]] = []
     for number, layout in enumerate(layouts):
         keys = [f"train.megatron.{key}={value}" for key, value in layout.items() if key != "mtp"]
         keys += [f"train.mtp_loss_scale={0.2 if layout.get('mtp') else 'null'}"]
@@ -90,11 +93,15 @@ def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[i
         hf = read_hf_config(cfg.model.path)
         bridge = load().models.create(cfg.model.family)
         numbers = [0, 0, 0]
-        for module in megatron.build(cfg, bridge, hf).modules:
+        modules = megatron.build(cfg, bridge, hf).modules
+        for module in modules:
             for name, parameter in module.named_parameters():
                 numbers[2 if not parameter.requires_grad else ".experts." in name] += parameter.numel()
             numbers[2] += sum(value.numel() for name, value in module.named_buffers() if "expert_bias" in name)
-        counts.append((parallel_state.get_pipeline_model_parallel_rank(), *numbers))
+        owners = take_inventory(modules, bridge.weight_mapping(hf)).owners
+        mine = [part for parts in owners.values() for part in parts if part.rank == rank.rank]
+        exported = sum(part.num_bytes for part in mine), sum(part.num_bytes for part in mine if not part.everywhere)
+        counts.append((parallel_state.get_pipeline_model_parallel_rank(), *numbers, *exported))
     return counts
 
 
@@ -117,6 +124,10 @@ def test_ranks_hold_what_megatron_builds(package: str, model: str, layouts: list
     for number, layout in enumerate(layouts):
         grid = read_grid(4, layout if layout.get(EP, 1) == 1 else {ETP: 1, **layout})
         held = held_by_stage(weights, grid, {**keywords, **layout}, trains_mtp=bool(layout.get("mtp")))
-        for of_rank in found:
-            stage, dense, experts, frozen = of_rank[number]
-            assert (held[stage].dense, held[stage].experts, held[stage].frozen) == (dense, experts, frozen), layout
+        everything, unshared = (
+            owned_bytes(weights, grid, {**keywords, **layout}, 4, replicas=replicas) for replicas in (True, False)
+        )
+        for rank, of_rank in enumerate(found):
+            stage, *numbers = of_rank[number]
+            expected = [held[stage].dense, held[stage].experts, held[stage].frozen, everything[rank], unshared[rank]]
+            assert numbers == expected, layout

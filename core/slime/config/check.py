@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slime.config import passthrough
@@ -15,8 +17,10 @@ from slime.config.options import check_options
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
 from slime.contracts import ModelBridge, PlanBridge
+from slime.data.prompt_rows import check_prompts, conversation
+from slime.data.rows import Row, first_rows
 from slime.errors import SlimeError, did_you_mean
-from slime.plan.memory import memory_problems, plan_memory
+from slime.plan.memory import MemoryPlan, memory_problems, plan_memory
 from slime.plan.rules import batch_problems, layout_problems
 from slime.plugins import Plugins, Registry
 from slime.rollout.limits import longest_sequence, num_drafted, room
@@ -26,21 +30,38 @@ from slime.topology.placement import placement_problems
 from slime.topology.transport import transport_problems
 
 ALGORITHMS = ("grpo", "sft")
+FIRST_ROWS = 100
+"""Rows of a file that are read before a run, of which an average one takes 20 microseconds."""
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
 
 
-def check(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
-    """Every rule that the run breaks, the most basic first."""
+@dataclass
+class Checked:
+    """A config's problems, and what was computed to find them.
+
+    Attributes:
+        problems: every rule that the run breaks, the most basic first.
+        memory: None where it is not known, and of a layout that cannot be.
+    """
+
+    problems: list[SlimeError]
+    memory: MemoryPlan | None = None
+
+
+def check(cfg: SlimeConfig, plugins: Plugins) -> Checked:
+    """Hold a config against every rule that can be known before a process is started."""
     problems = [*(problem for problem in number_problems(cfg) if not _follows(cfg, problem.where)), *_foreign(cfg)]
     if problems:  # the other rules compute with these values
-        return problems
+        return Checked(problems)
     problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg), *_sequences(cfg)]
     groups = list(group_problems(cfg))  # whatever asks for engines needs them right
     if groups:
-        return problems + groups
-    problems += [*placement_problems(cfg), *transport_problems(cfg), *_model(cfg, plugins)]
-    return problems + plugins.check(cfg)
+        return Checked(problems + groups)
+    checked = Checked([*problems, *placement_problems(cfg), *transport_problems(cfg)])
+    _model(cfg, plugins, checked)
+    checked.problems += plugins.check(cfg)
+    return checked
 
 
 def _follows(cfg: SlimeConfig, key: str) -> bool:
@@ -80,21 +101,31 @@ def _names(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
 
 
 def _paths(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Files that are there hold rows, of which the first ones are right; a run reads them all before it starts."""
     for key in ("data.path", "eval.path", "sft.path"):
         path = value_of(cfg, key)
         if path is not None and not is_awaited(path, getattr(value_of(cfg, key.partition(".")[0]), "source", None)):
             try:
-                _require_rows(key, path)
+                _check_rows(cfg, key, first_rows(_file_of_rows(path), FIRST_ROWS))
             except SlimeError as problem:
                 yield SlimeError(problem.what, where=", ".join(filter(None, (key, problem.where))), todo=problem.todo)
 
 
-def _require_rows(key: str, path: str) -> None:
+def _file_of_rows(path: str) -> Path:
     file = resolve(path)
     if not file.is_file():
         raise SlimeError(f"'{path}' is a folder", todo="Name a jsonl or parquet file.")
     if file.stat().st_size == 0:
         raise SlimeError(f"'{path}' is empty", todo="Name a file with rows.")
+    return file
+
+
+def _check_rows(cfg: SlimeConfig, key: str, rows: Sequence[Row]) -> None:
+    if key == "sft.path":
+        for row in rows if cfg.sft.num_steps else ():
+            conversation(row)
+    elif rows and (key == "eval.path" or cfg.algo.name != "sft"):
+        check_prompts(rows, cfg.data)
 
 
 def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
@@ -144,30 +175,29 @@ def _sampled_policy(cfg: SlimeConfig) -> Iterator[SlimeError]:
             yield SlimeError(what, where=f"rollout.sampling.{key}", todo=todo)
 
 
-def _model(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
+def _model(cfg: SlimeConfig, plugins: Plugins, checked: Checked) -> None:
     """The model's own facts, and the rules that need them; nothing more is said about a model that cannot be read."""
+    problems = checked.problems
     try:
         hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
         bridge = plugins.models.create(_family(cfg, hf, plugins))
         architecture = _architecture(bridge, hf)
         grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
     except SlimeError as problem:
-        yield problem
+        problems.append(problem)
         return
-    yield from _weights(cfg)
-    yield from _owned_by_model(cfg, architecture)
     layout = list(layout_problems(cfg, grid, architecture))
-    yield from layout
-    yield from batch_problems(cfg, grid)
+    problems += [*_weights(cfg), *_owned_by_model(cfg, architecture), *layout, *batch_problems(cfg, grid)]
     if generates(cfg):
-        yield from _context(cfg, hf)
+        problems += _context(cfg, hf)
     if layout:  # the others compute with the sizes
         return
-    if memory := plan_memory(cfg, bridge, hf):
-        yield from memory_problems(memory)
+    checked.memory = plan_memory(cfg, bridge, hf)
+    problems += memory_problems(checked.memory) if checked.memory else ()
     if isinstance(bridge, PlanBridge):
-        for sentence in bridge.plan_problems(hf, cfg.train.megatron):
-            yield SlimeError(sentence.rstrip("."), where=f"model family {bridge.family}", todo="Change train.megatron.")
+        where, todo = f"model family {bridge.family}", "Change train.megatron."
+        sentences = bridge.plan_problems(hf, cfg.train.megatron)
+        problems += [SlimeError(sentence.rstrip("."), where=where, todo=todo) for sentence in sentences]
 
 
 def _architecture(bridge: ModelBridge, hf: Mapping[str, Any]) -> dict[str, Any]:

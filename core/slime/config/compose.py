@@ -27,17 +27,25 @@ from slime.config.needs import needs
 from slime.config.overrides import CommandLine, read_command_line
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError, did_you_mean
+from slime.plan.memory import MemoryPlan
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A composed config, what is wrong with it, what a run of it needs that is not here, and what was chosen (group ->
-    option)."""
+    """A composed config.
+
+    Attributes:
+        problems: what is wrong with it.
+        needs: what a run of it needs that is not here.
+        choices: group -> option.
+        memory: what its devices and hosts will hold, where that is known.
+    """
 
     cfg: SlimeConfig
     problems: Sequence[SlimeError]
     needs: Sequence[SlimeError]
     choices: dict[str, str]
+    memory: MemoryPlan | None = None
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -75,8 +83,8 @@ def examine(argv: Sequence[str]) -> Composed:
     line = read_command_line(argv, groups)
     cfg = _merge(line, groups)
     derive(cfg, plugins)
-    problems = check(cfg, plugins)
-    return Composed(cfg, problems, [] if problems else needs(cfg), line.choices)
+    checked = check(cfg, plugins)
+    return Composed(cfg, checked.problems, [] if checked.problems else needs(cfg), line.choices, checked.memory)
 
 
 def to_yaml(cfg: SlimeConfig) -> str:

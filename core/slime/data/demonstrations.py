@@ -11,13 +11,12 @@ import numpy as np
 from slime.config.schema import DataConfig
 from slime.data.chat import Chat
 from slime.data.order import EpochOrder
-from slime.data.prompts import prompt_messages, refuse_changed_file, report
+from slime.data.prompt_rows import conversation
+from slime.data.prompts import refuse_changed_file, report
 from slime.data.rows import Row, read_rows
 from slime.data.tokenize import Tokenizer, encode
 from slime.errors import SlimeError
 from slime.types import TrainSample
-
-MESSAGES_KEY = "messages"
 
 
 class DemonstrationSource:
@@ -47,7 +46,7 @@ class DemonstrationSource:
         self.path, self._content_hash = path, file.content_hash
         rows, prompts, wholes = [], [], []
         for row in file.rows:
-            messages = _conversation(row)
+            messages = conversation(row)
             whole = chat.render(messages, row.where, prompt=False)
             if len(whole) > chat.max_chars:  # else encoding it may take all memory
                 raise _too_long(row, f"{len(whole)} characters, more than the tokens of", max_tokens)
@@ -78,14 +77,6 @@ class DemonstrationSource:
         """Continue where `state_dict` was taken; raises SlimeError if the file changed since."""
         refuse_changed_file(self.path, self._content_hash, state)
         self._order.load_state_dict(state)
-
-
-def _conversation(row: Row) -> tuple[Mapping[str, Any], ...]:
-    messages = prompt_messages(row, MESSAGES_KEY)
-    if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        todo = "A demonstration is a conversation whose last message has the role 'assistant'."
-        raise SlimeError(f"'{MESSAGES_KEY}' does not end with an assistant's answer", where=row.where, todo=todo)
-    return messages
 
 
 def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_tokens: int) -> TrainSample:

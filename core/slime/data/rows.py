@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,27 @@ def read_rows(path: Path) -> RowFile:
     Raises:
         SlimeError: another suffix than `.jsonl` or `.parquet`, no rows, or a row that does not parse.
     """
-    if path.suffix not in SUFFIXES:
-        raise SlimeError("not a jsonl or parquet file", where=str(path), todo=f"Use a {' or '.join(SUFFIXES)} file.")
+    _require_suffix(path)
     content_hash = hashlib.blake2b(digest_size=16)
     rows = tuple((_parquet_rows if path.suffix == ".parquet" else _jsonl_rows)(path, content_hash.update))
     if not rows:
         raise SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
     return RowFile(path, content_hash.hexdigest(), rows)
+
+
+def first_rows(path: Path, count: int) -> list[Row]:
+    """The first rows of a jsonl file; none of a parquet file, whose library takes longer to import than a plan may.
+
+    Raises:
+        SlimeError: as `read_rows`, of these rows.
+    """
+    _require_suffix(path)
+    return [] if path.suffix == ".parquet" else list(islice(_jsonl_rows(path, lambda _: None), count))
+
+
+def _require_suffix(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise SlimeError("not a jsonl or parquet file", where=str(path), todo=f"Use a {' or '.join(SUFFIXES)} file.")
 
 
 def _jsonl_rows(path: Path, update_hash: Callable[[bytes], None]) -> Iterator[Row]:

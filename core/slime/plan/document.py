@@ -10,8 +10,11 @@ from typing import Any
 from slime.config.compose import Composed
 from slime.errors import SlimeError
 from slime.plan.commands import commands
+from slime.plan.memory import MemoryPlan, Place
 from slime.plan.model import PlannedModel, read_model
 from slime.plugins import Plugins
+from slime.topology.engine_memory import EngineRank
+from slime.topology.links import Link
 from slime.topology.topology import Engine, Topology, Trainer
 
 SCHEMA = 1
@@ -29,6 +32,9 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         "needs": [_error(need) for need in composed.needs],
         "run": {"name": composed.cfg.run.name, "model": composed.cfg.model.name, **composed.choices},
         **_topology(model.topology, model),
+        "publish": None if model.links is None else [_link(link) for link in model.links],
+        "memory": _memory(composed.memory) if composed.memory else None,
+        "pools": {name: _pool(rank) for name, rank in composed.memory.engines.items()} if composed.memory else {},
         "commands": commands(composed.cfg),
     }
 
@@ -48,6 +54,44 @@ def _topology(topology: Topology, model: PlannedModel) -> dict[str, Any]:
         "engines": [_engine(engine) for engine in topology.engines],
         "shares_gpus": topology.shares_gpus,
         "transport": topology.transport.name,
+    }
+
+
+def _link(link: Link) -> dict[str, Any]:
+    ends = {"from": link.source, "to": link.target}
+    return {"does": link.verb.name, **ends, "over": link.over.name, "bytes": link.num_bytes}
+
+
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    return {
+        "device_bytes": plan.device_bytes,
+        "host_bytes": plan.host_bytes,
+        "devices": [_place(place) for place in plan.devices],
+        "hosts": [_place(place) for place in plan.hosts],
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    table = place.table
+    return {
+        "name": place.name,
+        "stage": place.stage,
+        "group": place.group and place.group.name,
+        "peak": table.peak.name,
+        "totals": {phase.name: round(table.total(phase)) for phase in table.phases},
+        "items": {
+            item: {phase.name: round(num_bytes) for phase, num_bytes in row.items()} for item, row in table.rows.items()
+        },
+    }
+
+
+def _pool(rank: EngineRank) -> dict[str, Any]:
+    tokens = rank.pool_tokens
+    return {
+        "tokens": tokens and tokens * rank.group.dp,
+        "data_parallel_ranks": rank.group.dp,
+        "longest": rank.longest,
+        "sequences": rank.sequences,
     }
 
 

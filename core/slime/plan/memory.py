@@ -1,4 +1,4 @@
-"""The memory part of `slime plan`: what the fullest devices and hosts hold, phase by phase, and whether it fits."""
+"""What the fullest devices and hosts of a run hold, phase by phase, and whether it fits."""
 
 from __future__ import annotations
 
@@ -228,60 +228,18 @@ def plan_memory(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> MemoryPl
     """None on cpu, and of a family with blocks of its own, whose sizes are not known."""
     if cfg.cluster.device is not Device.cuda or unknown_parameter(bridge.weight_mapping(hf)):
         return None
+    return MemoryPlan(cfg, keywords_of(cfg, bridge, hf), bridge, hf)
+
+
+def keywords_of(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:
+    """Megatron's keywords of the model and of its layout, with `vocab_size`."""
     model = {**bridge.transformer_config(hf), **bridge.model_kwargs(hf), **cfg.train.megatron}
-    return MemoryPlan(cfg, {**model, "vocab_size": hf["vocab_size"]}, bridge, hf)
+    return {**model, "vocab_size": hf["vocab_size"]}
 
 
-def memory_sections(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Iterator[tuple[str, list[str]]]:
-    """Title and lines of each section; none on cpu."""
-    if plan := plan_memory(cfg, bridge, hf):
-        yield from _sections(plan)
-    elif cfg.cluster.device is Device.cuda:
-        what = f"not known: nobody told the size of '{unknown_parameter(bridge.weight_mapping(hf))}'"
-        yield "memory a device", [f"  {what}"]
-
-
-def _sections(plan: MemoryPlan) -> Iterator[tuple[str, list[str]]]:
-    trained = max((p for p in plan.devices if p.stage is not None), key=_fullest)
-    yield _title("memory a device", trained, plan.device_bytes), [*_table(trained.table)]
-    for place in plan.devices:
-        if place.stage is None:
-            yield _title("memory a device", place, plan.device_bytes), [*_table(place.table)]
-    if engines := plan.engines:
-        yield "token pools", [_pool(name, rank) for name, rank in engines.items()]
-    host = max(plan.hosts, key=_fullest)
-    yield _title("memory a host", host, plan.host_bytes), [*_table(host.table)]
-
-
-def _fullest(place: Place) -> float:
+def most(place: Place) -> float:
+    """Bytes held at the peak."""
     return place.table.total(place.table.peak)
-
-
-def _title(what: str, place: Place, capacity: float | None) -> str:
-    size = f"of {capacity / GIB:.1f} " if capacity else ""
-    return f"{what}: GiB {size}on the fullest, {place.name}; most while '{place.table.peak.value}'"
-
-
-def _table(table: Table) -> Iterator[str]:
-    phases = table.phases
-    yield f"  {'':<22}" + "".join(f"{phase.value:>10}" for phase in phases)
-    for item, row in table.rows.items():
-        yield f"  {item:<22}" + "".join(_gib(row.get(phase)) for phase in phases)
-    yield f"  {'total':<22}" + "".join(_gib(table.total(phase)) for phase in phases)
-
-
-def _gib(num_bytes: float | None) -> str:
-    return f"{'-':>10}" if not num_bytes else f"{num_bytes / GIB:>10.1f}"
-
-
-def _pool(name: str, rank: EngineRank) -> str:
-    if rank.pool_tokens is None:
-        return f"  {name}: not known without cluster.device_memory_mb"
-    ranks = f" in {rank.group.dp} data-parallel ranks" if rank.group.dp > 1 else ""
-    return (
-        f"  {name}: {rank.pool_tokens * rank.group.dp:,} tokens an engine{ranks}, "
-        f"{rank.sequences:,} sequences of {rank.longest:,} at once"
-    )
 
 
 def memory_problems(plan: MemoryPlan) -> Iterator[SlimeError]:
@@ -289,12 +247,12 @@ def memory_problems(plan: MemoryPlan) -> Iterator[SlimeError]:
     for rank in plan.engines.values():
         yield from _pool_problems(plan, rank)
     if plan.device_bytes is not None:
-        fullest = max(plan.devices, key=_fullest)
-        if _fullest(fullest) > plan.device_bytes:
+        fullest = max(plan.devices, key=most)
+        if most(fullest) > plan.device_bytes:
             yield _too_much(plan, fullest)
     if plan.host_bytes is not None:
-        host = max(plan.hosts, key=_fullest)
-        if _fullest(host) > plan.host_bytes:
+        host = max(plan.hosts, key=most)
+        if most(host) > plan.host_bytes:
             item = max(host.table.rows, key=lambda name: host.table.rows[name].get(host.table.peak, 0.0))
             what = f"{_in(host, plan.host_bytes)}, {item} most of it"
             todo = "Use more hosts, or set cluster.host_memory_gb if it is wrong."
@@ -328,7 +286,7 @@ def _too_much(plan: MemoryPlan, place: Place) -> SlimeError:
 def _remedy(plan: MemoryPlan, place: Place) -> str:
     """The nearest setting with which the phase fits."""
     assert plan.device_bytes is not None, "compared with it"
-    table, over = place.table, _fullest(place) - plan.device_bytes
+    table, over = place.table, most(place) - plan.device_bytes
     if table.peak in (Phase.generate, Phase.start) and place.group is not None:
         fraction = plan.engines[place.group.name].fraction or 0.0
         lower = int((fraction - over / plan.device_bytes) * 100) / 100

@@ -11,8 +11,11 @@ from slime.config.compose import Composed
 from slime.config.hf import read_hf_config
 from slime.config.needs import config_folder, is_awaited
 from slime.config.paths import located, resolve
+from slime.plan.memory import keywords_of
 from slime.plugins import Plugins
 from slime.topology.layout import split_layers
+from slime.topology.links import Link, publish_links
+from slime.topology.parameters import unknown_parameter, weights_of
 from slime.topology.topology import Topology, read_topology
 
 
@@ -25,6 +28,8 @@ class PlannedModel:
         architecture: keywords of Megatron's TransformerConfig.
         stages: layers by [pipeline stage][model chunk].
         dimensions: parallel dimensions, those of experts only where there are some.
+        links: what carries a published version; None of a family with blocks of its own, whose sizes are not known.
+        unknown: the first such parameter.
     """
 
     hf: Mapping[str, Any]
@@ -32,6 +37,8 @@ class PlannedModel:
     topology: Topology
     stages: Sequence[Sequence[range]]
     dimensions: Sequence[str]
+    links: Sequence[Link] | None
+    unknown: str | None
 
 
 def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
@@ -40,8 +47,14 @@ def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
     hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     awaited = is_awaited(cfg.model.path, cfg.model.source)
     folder = located(cfg.model.path) if awaited else resolve(cfg.model.path)
-    architecture = plugins.models.create(cfg.model.family).transformer_config(hf)
+    bridge = plugins.models.create(cfg.model.family)
+    architecture, mapping = bridge.transformer_config(hf), bridge.weight_mapping(hf)
     topology = read_topology(cfg, model_path=Path(folder))
     stages = split_layers(hf["num_hidden_layers"], topology.grid, cfg.train.megatron)
     expert = ("etp", "ep", "edp") if architecture.get("num_moe_experts") else ()
-    return PlannedModel(hf, architecture, topology, stages, ("tp", "cp", "dp", "pp", *expert))
+    unknown, links = unknown_parameter(mapping), None
+    if unknown is None:
+        model = keywords_of(cfg, bridge, hf)
+        weights = composed.memory.weights if composed.memory else weights_of(model, mapping)
+        links = publish_links(cfg, topology, weights, model)
+    return PlannedModel(hf, architecture, topology, stages, ("tp", "cp", "dp", "pp", *expert), links, unknown)

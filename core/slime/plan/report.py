@@ -11,7 +11,7 @@ from slime.config.compose import Composed
 from slime.config.keys import own_keys, value_of
 from slime.config.schema import CheckpointConfig, Device, Importance, SlimeConfig
 from slime.plan.commands import commands
-from slime.plan.memory import memory_sections
+from slime.plan.memory_text import memory_sections, publish_lines
 from slime.plan.model import PlannedModel, read_model
 from slime.plugins import Plugins
 from slime.topology.layout import Grid
@@ -37,8 +37,12 @@ def report(composed: Composed, plugins: Plugins) -> str:
     if model.topology.engines:
         sections.append(["", "engines", *_engines(model.topology)])
         sections += _told(model.topology)
-    bridge = plugins.models.create(cfg.model.family)
-    sections += [["", title, *lines] for title, lines in memory_sections(cfg, bridge, model.hf)]
+    if composed.memory:
+        sections += [["", title, *lines] for title, lines in memory_sections(composed.memory)]
+    elif model.unknown and cfg.cluster.device is Device.cuda:
+        sections.append(["", "memory a device", f"  not known: nobody told the size of '{model.unknown}'"])
+    if model.links:
+        sections.append(["", "a published version", *publish_lines(model.links)])
     if typed := commands(cfg):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)

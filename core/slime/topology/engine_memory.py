@@ -32,12 +32,20 @@ MIB = 2**20
 GRAPH_BYTES = 2 * MIB
 """Of CUDA graphs, a request of the largest batch: what SGLang itself reserves, and what an H200 showed."""
 FP8_BLOCK = 128
+FP8_BYTES = 1 + 4 / FP8_BLOCK**2
+"""Of a parameter in FP8, with its part of its block's fp32 scale."""
 INDEX_HEAD = 132
 """Bytes of a token and layer that sparse attention's index keys take: 128 in FP8 and a scale."""
 FP8_LATENT = 656
 """Bytes of a token and layer of latents in FP8 as FlashMLA stores them, where the pool is sized with one an entry."""
 
 _UNQUANTIZED = ("wk.weight", "weights_proj.weight", "eh_proj.weight")
+
+
+def in_fp8_blocks(cfg: SlimeConfig, weight: Weight) -> bool:
+    """Whether engines hold a weight in FP8."""
+    plain = weight.block in (Block.embedding, Block.output, Block.norm, Block.router) or len(weight.shape) == 1
+    return cfg.rollout.fp8 is not None and not plain and not weight.name.endswith(_UNQUANTIZED)
 
 
 @dataclass(frozen=True)
@@ -94,10 +102,7 @@ class EngineRank:
 
     def bytes_of(self, weight: Weight) -> float:
         """2 a parameter; under `rollout.fp8` 1, with an fp32 scale for each block, of the matrices inside layers."""
-        plain = weight.block in (Block.embedding, Block.output, Block.norm, Block.router) or len(weight.shape) == 1
-        if self.cfg.rollout.fp8 is None or plain or weight.name.endswith(_UNQUANTIZED):
-            return 2 * self.share(weight)
-        return (1 + 4 / FP8_BLOCK**2) * self.share(weight)
+        return (FP8_BYTES if in_fp8_blocks(self.cfg, weight) else 2) * self.share(weight)
 
     @cached_property
     def weight_bytes(self) -> float:

@@ -243,20 +243,24 @@ def held_by_stage(
         trains_mtp: the multi-token prediction layer learns, for which the last of several stages has a copy of the
             embeddings.
     """
-    stages = split_layers(megatron["num_layers"], grid, megatron)
-    stage_of = {layer: stage for stage, chunks in enumerate(stages) for chunk in chunks for layer in chunk}
-    held = [Held() for _ in stages]
-    last = len(stages) - 1
-    for weight in weights:
-        stage = last if weight.layer is None else stage_of[weight.layer]
-        if weight.block is Block.embedding:
-            stage = 0
-            if last and (tied or trains_mtp):
-                held[last] = _added(held[last], weight, weight.on_rank(grid), learns=True)
+    held, last = [Held() for _ in range(grid.pp)], grid.pp - 1
+    for weight, stage in zip(weights, stages_of(weights, grid, megatron), strict=True):
+        if weight.block is Block.embedding and last and (tied or trains_mtp):
+            held[last] = _added(held[last], weight, weight.on_rank(grid), learns=True)
         learns = trains_mtp or not weight.is_mtp
         learns &= weight.block is not Block.correction and (trains_indexer or weight.block is not Block.indexer)
         held[stage] = _added(held[stage], weight, weight.on_rank(grid), learns=learns)
     return [replace(of_stage, largest_experts=_most_experts(weights, grid)) for of_stage in held]
+
+
+def stages_of(weights: Sequence[Weight], grid: Grid, megatron: Model) -> list[int]:
+    """The pipeline stage of each weight: the embeddings' is the first, that of all else outside layers the last."""
+    stages = split_layers(megatron["num_layers"], grid, megatron)
+    by_layer = {layer: stage for stage, chunks in enumerate(stages) for chunk in chunks for layer in chunk}
+    outside = {Block.embedding: 0}
+    return [
+        outside.get(weight.block, grid.pp - 1) if weight.layer is None else by_layer[weight.layer] for weight in weights
+    ]
 
 
 def _added(held: Held, weight: Weight, count: int, *, learns: bool) -> Held:
