@@ -57,6 +57,7 @@ def test_open_makes_the_folders(path):
         assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
             "checkpoints",
             "logs",
+            "samples",
             "tensorboard",
         }
         assert run.export == path / "export"

@@ -23,6 +23,7 @@ slime post-trains large language models with reinforcement learning: generate, r
   slime plan    ...same...   what would run where, and what is wrong; starts nothing
   slime eval    ...same...   score the model on eval.path
   slime plugins              what is installed and what each plugin brings
+  slime samples --help       what the model answered, step by step
   slime convert --help       HF folders from a run's checkpoints
 
   slime plan ... --config    print the resolved config as YAML
@@ -70,7 +71,7 @@ def _report_errors(argv: list[str]) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     verb = argv.pop(0) if argv and argv[0] in VERBS else None
-    if verb == "convert":
+    if verb in ("convert", "samples"):
         return VERBS[verb](argv)
     if "--help" in argv or "-h" in argv or (verb is None and not argv):
         return _help()
@@ -180,12 +181,20 @@ def _convert(argv: Sequence[str]) -> int:
     return 0
 
 
+def _samples(argv: Sequence[str]) -> int:
+    from slime.tools.samples import main as show
+
+    show(argv)
+    return 0
+
+
 VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "plan": _plan,
     "plugins": _plugins,
     "convert": _convert,
+    "samples": _samples,
 }
 
 if __name__ == "__main__":

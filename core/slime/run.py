@@ -85,6 +85,7 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     cfg, watch = session.cfg, Stopwatch()
     collected = session.collect(step - 1, bar)
     watch.add_all(collected.stats)
+    bar.samples([sample for group in collected.groups for sample in group.samples])
     with watch("pack"):
         samples = to_train_samples(collected.groups, cfg.algo, step - 1, cfg.rollout.max_weight_lag)
         batches = session.pack(samples, cfg.train.steps_per_rollout)

@@ -1,7 +1,7 @@
 """The run directory: made after validation, held by one process, and what lies where in it.
 
 config.yaml  plugins.json  metrics.jsonl  reward.png  summary.txt  lock
-checkpoints/  logs/  tensorboard/  export/
+checkpoints/  logs/  samples/  tensorboard/  export/
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slime.errors import SlimeError
 
 log = logging.getLogger(__name__)
 
-FOLDERS = ("checkpoints", "logs", "tensorboard")
+FOLDERS = ("checkpoints", "logs", "tensorboard", "samples")
 LOCK = "lock"
 
 MAY_CHANGE = (
@@ -54,7 +54,7 @@ class RunDir:
         self.metrics, self.summary, self.reward_plot = (
             path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
         )
-        self.checkpoints, self.logs, self.tensorboard = (path / name for name in FOLDERS)
+        self.checkpoints, self.logs, self.tensorboard, self.samples = (path / name for name in FOLDERS)
         self.export = path / "export"  # appears whole, at the end
 
     @classmethod

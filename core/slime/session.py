@@ -24,6 +24,7 @@ from slime.digest import FileFacts
 from slime.observe import hang
 from slime.observe.metrics import TOKENS_PER_S, MetricsLog, read_rows
 from slime.observe.progress import Progress
+from slime.observe.samples import SampleLog
 from slime.observe.stopwatch import Stopwatch
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
@@ -90,6 +91,7 @@ class Session:
         self.position = Position()
         self._store = CheckpointStore(run.checkpoints, cfg.train.checkpoint.keep)
         self._metrics: MetricsLog | None = None
+        self._samples = SampleLog(run.samples, cfg.observe.samples_mb)
         self._runner: asyncio.Runner
         self._rewards: RewardService
         self._engines: list[EngineClient] = []
@@ -192,6 +194,7 @@ class Session:
         moved = self._residency.for_generation()
         collecting = self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
         collected = self._runner.run(self.cluster.watched(collecting, "generating"))
+        self._samples.step(version + 1, collected.judged)
         return dataclasses.replace(collected, stats=collected.stats | moved)
 
     def train(self, method: str, batches: Batch | list[Batch], step: int) -> dict[str, float]:
@@ -233,9 +236,10 @@ class Session:
             patience_s=cfg.rollout.request_timeout_s,
             progress=lambda done, total: bar.status("evaluate", done, total),
         )
-        values = self._runner.run(self.cluster.watched(evaluating, "evaluating"))
-        bar.values(values)
-        return values
+        found = self._runner.run(self.cluster.watched(evaluating, "evaluating"))
+        self._samples.evaluation(self.position.rl_step, found.groups)
+        bar.values(found.stats)
+        return found.stats
 
     def log(
         self, stage: str, step: int, values: Mapping[str, float], watch: Stopwatch, num_tokens: float

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from slime.observe import progress
 from slime.observe.progress import Progress, duration
+from slime.types import Prompt, Sample, Verdict
 
 VALUES = {"rollout/reward_mean": 0.5, "train/loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0}
 
@@ -128,3 +129,21 @@ def test_the_bar_on_a_terminal_leaves_others_lines_whole():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75.4, "1:15"), (59.6, "1:00"), (4000, "1:06:40")])
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_best_and_the_worst_sample_are_on_a_terminal_in_a_line_each():
+    def sample(reward, response):
+        prompt = Prompt("0/0", ({"role": "user", "content": "how\nmuch?"},), (1,))
+        verdict = Verdict.invalid("no label") if reward is None else Verdict.of(reward)
+        return Sample(prompt, 0, response=response, verdict=verdict)
+
+    console = plain(terminal=True)
+    with Progress("rl", 3, console=console) as bar:
+        bar.samples([sample(0.5, "middle"), sample(1.0, "a\nb"), sample(None, "unjudged"), sample(-1.0, "x" * 99)])
+    shown = console.file.getvalue()
+    assert "+1.000  how much?  ->  a b" in shown
+    assert "-1.000  how much?  ->  ..." in shown
+    assert "middle" not in shown
+    assert "unjudged" not in shown
+    with Progress("rl", 3, console=plain(terminal=True)) as bar:
+        bar.samples([sample(None, "unjudged")])

@@ -17,7 +17,7 @@ PROMPTS = [Prompt(f"eval/{number}", (), (number,), label=number) for number in r
 def run(engine, scorer=None, version=3, max_in_flight=64, **cfg):
     async def main():
         async with engine, connected(engine.endpoint) as client:
-            return await evaluate(
+            found = await evaluate(
                 EvalConfig(sampling=EvalSamplingConfig(0.0, 1.0, -1, 9, None, []), **cfg),
                 RewardConfig(name="scripted", max_failed_share=0.3),
                 5,
@@ -29,6 +29,7 @@ def run(engine, scorer=None, version=3, max_in_flight=64, **cfg):
                 max_in_flight=max_in_flight,
                 patience_s=60,
             )
+            return found.stats
 
     return asyncio.run(main())
 

@@ -114,7 +114,7 @@ class Bench:
 
     async def _evaluate(self, clients, router, version) -> dict[str, float]:
         seen: list[tuple[int, int]] = []
-        metrics = await evaluate(
+        found = await evaluate(
             self.cfg.eval,
             self.cfg.reward,
             self.cfg.run.seed,
@@ -129,7 +129,7 @@ class Bench:
             progress=lambda done, total: seen.append((done, total)),
         )
         assert seen == [(done, 20) for done in range(1, 21)]
-        return metrics
+        return found.stats
 
     def _client(self, stack: AsyncExitStack, client: EngineClient) -> EngineClient:
         stack.push_async_callback(client.close)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slime.rollout.stats import zero_variance
+from slime.rollout.stats import pass_at_k, zero_variance
 from slime.types import Group, Prompt, Sample, Verdict
 
 PROMPT = Prompt("0/0", (), (1,))
@@ -25,3 +25,10 @@ def test_groups_of_equal_rewards_are_counted_with_their_tokens() -> None:
         "rollout/zero_variance_share": pytest.approx(2 / 3),
         "rollout/zero_variance_token_share": (30 + 20 + 5) / 80,
     }
+
+
+def test_pass_at_k_is_the_chance_over_all_choices_of_k_samples() -> None:
+    """Counted: of the 6 pairs of (1, 0, 0, 0) 3 hold the 1; of a prompt with 3 values there is no choice of 4."""
+    groups = [group((1.0, 1), (0.0, 1), (0.0, 1), (0.0, 1)), group((0.0, 1), (-1.0, 1), (0.0, 1), (None, 1))]
+    assert pass_at_k(groups) == {"rollout/pass_at_2": (3 / 6 + 0) / 2, "rollout/pass_at_4": 1.0}
+    assert pass_at_k([group((1.0, 1))]) == {}

@@ -40,6 +40,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "rollout.sampling.temperature",
         "eval.sampling.temperature",
         "reward.max_failed_share",
+        "observe.samples_mb",
         "observe.logprob_alarm",
     ),
     AT_LEAST_1: (

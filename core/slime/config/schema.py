@@ -318,6 +318,8 @@ class WeightsConfig:
 class ObserveConfig:
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
+    samples_mb: float = 2.0
+    """Megabytes a step, and an evaluation, of what the model answered, in `samples/`; 0 keeps none."""
     logprob_alarm: float = 0.05
     """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
     same tokens above which the run stops; 0 only measures."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slime.observe.metrics import HELD_OUT, LOSS, REWARD, TOKENS_PER_S
+from slime.types import Sample
 
 LINE_INTERVAL_S = 2.0
 """Without a terminal, steps shorter than this share a line."""
@@ -25,6 +26,8 @@ REFRESH_INTERVAL_S = 0.1
 """A status that changes faster than this is not drawn each time: thousands of samples finish in a step."""
 ETA_STEPS = 20
 """The ETA is the mean wall time of this many latest steps, times the steps left."""
+SAMPLE_CHARACTERS = 60
+"""Of a prompt and of a response that are shown."""
 SHOWN = {
     REWARD: ("reward", "{:.3f}"),
     HELD_OUT: ("held-out", "{:.3f}"),
@@ -53,6 +56,7 @@ class Progress:
         self._live = Live(console=self._console, auto_refresh=False) if live else None
         self._values: dict[str, float] = {}
         self._status = ""
+        self._samples: list[Sample] = []
         self._ends = deque([time.monotonic()], maxlen=ETA_STEPS + 1)
         self._printed = self._drawn = float("-inf")
 
@@ -75,6 +79,14 @@ class Progress:
         self.values(values)
         if not self._live:
             self._print_line()
+
+    def samples(self, samples: Sequence[Sample]) -> None:
+        """Show the best and the worst of them on a terminal."""
+        judged = [sample for sample in samples if sample.reward is not None]
+        best = max(judged, key=lambda sample: sample.reward or 0.0, default=None)
+        worst = min(judged, key=lambda sample: sample.reward or 0.0, default=None)
+        self._samples = [sample for sample in (best, worst) if sample is not None]
+        self._show()
 
     def values(self, values: Mapping[str, float]) -> None:
         """Show metrics that belong to no finished step, an evaluation before the first for instance."""
@@ -104,7 +116,8 @@ class Progress:
             Text(f"eta {self._eta()}", style="cyan"),
             Text(self._status, style="dim"),
         )
-        return Group(bar, Text(f"     {self._shown()}", overflow="ellipsis", no_wrap=True))
+        lines = [f"     {self._shown()}", *(f"     {_line(sample)}" for sample in self._samples)]
+        return Group(bar, *(Text(line, overflow="ellipsis", no_wrap=True) for line in lines))
 
     def _print_line(self) -> None:
         now = time.monotonic()
@@ -124,6 +137,17 @@ class Progress:
             return "-"
         seconds_per_step = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
         return duration(seconds_per_step * (self._total - self._done))
+
+
+def _line(sample: Sample) -> str:
+    asked = sample.prompt.messages[-1]["content"] if sample.prompt.messages else ""
+    return f"{sample.reward:+.3f}  {_short(asked)}  ->  {_short(sample.response)}"
+
+
+def _short(text: object) -> str:
+    """In a line: its end is where an answer stands, and where a question is asked."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= SAMPLE_CHARACTERS else f"...{line[-SAMPLE_CHARACTERS:]}"
 
 
 def duration(seconds: float) -> str:

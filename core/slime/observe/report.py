@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONTENTS = {
     "reward.png": "the reward, in training and on held-out prompts",
     "metrics.jsonl": "every metric of every step, a JSON object a line",
+    "samples": "what the model answered: slime samples <this folder>",
     "tensorboard": "the same as TensorBoard events",
     "checkpoints": "to resume from: start the same command again",
     "export": "the final model as a Hugging Face folder",

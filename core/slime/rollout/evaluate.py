@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from slime.config.schema import EvalConfig, RewardConfig
 from slime.data.tokenize import Tokenizer
 from slime.rollout.generate import Engine, Generator
 from slime.rollout.pipeline import Failures, Pipeline, Scorer
-from slime.rollout.stats import group_stats
+from slime.rollout.stats import group_stats, pass_at_k
 from slime.types import Group, Prompt, Sample
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the model answered on the held-out set.
+
+    Attributes:
+        groups: one a prompt, in the order they finished.
+        stats: metrics `eval/...`, and wall time under `seconds/eval`.
+    """
+
+    groups: tuple[Group, ...]
+    stats: dict[str, float]
 
 
 async def evaluate(
@@ -27,8 +41,8 @@ async def evaluate(
     max_in_flight: int,
     patience_s: float,
     progress: Callable[[int, int], None] = lambda finished, total: None,
-) -> dict[str, float]:
-    """Mean reward and response lengths over every held-out prompt, as metrics `eval/...`.
+) -> Evaluation:
+    """Every held-out prompt, generated and scored.
 
     Args:
         cfg: samples a prompt, and their sampling.
@@ -61,7 +75,8 @@ async def evaluate(
     finally:
         await pipeline.cancel()
     await _separate(engines)
-    return _metrics(group_stats(groups) | failures.stats(), pipeline)
+    stats = group_stats(groups) | failures.stats() | pass_at_k(groups)
+    return Evaluation(tuple(groups), _metrics(stats, pipeline))
 
 
 async def _separate(engines: Sequence[Engine]) -> None:

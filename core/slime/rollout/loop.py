@@ -15,7 +15,7 @@ from slime.errors import SlimeError
 from slime.rollout.generate import Engine, Generator
 from slime.rollout.pipeline import Failures, Pipeline, Scorer
 from slime.rollout.stats import group_stats, lag_stats, zero_variance
-from slime.types import Group, Prompt, Sample
+from slime.types import Decision, Group, Prompt, Sample
 
 MAX_FRUITLESS = 20
 """The run stops when the filter has dropped this many times `prompts_per_step` groups in a row."""
@@ -36,10 +36,12 @@ class Collected:
 
     Attributes:
         groups: `prompts_per_step` of them, in the order they were begun (not the order they finished).
+        judged: every group that finished, in that order, with what the filter said of it.
         stats: metrics by name; the two under `seconds/` are wall time.
     """
 
     groups: tuple[Group, ...]
+    judged: tuple[tuple[Group, Decision], ...]
     stats: dict[str, float]
 
 
@@ -102,7 +104,7 @@ class Rollout:
         )
         step = _Step(self._cfg, version, pipeline, self._prompts, self._buffer, self._filter)
         await step.run(progress)
-        return Collected(tuple(step.kept), step.stats() | failures.stats())
+        return Collected(tuple(step.kept), tuple(step.judged), step.stats() | failures.stats())
 
 
 class _Step:
@@ -120,10 +122,10 @@ class _Step:
         self._cfg, self._version, self._pipeline = cfg, version, pipeline
         self._prompts, self._buffer, self._filter = prompts, buffer, sample_filter
         self._started: list[str] = []
-        self._settled: list[Group] = []
         self._dropped: Counter[str] = Counter()
         self._num_continued = self._num_fruitless = 0
         self.kept: list[Group] = []
+        self.judged: list[tuple[Group, Decision]] = []
 
     async def run(self, progress: Progress) -> None:
         """Fill `kept`; every other group that was begun ends up in the buffer."""
@@ -155,7 +157,8 @@ class _Step:
         if self._pipeline.num_drafted:
             counts["rollout/draft_accept_rate"] = self._pipeline.num_accepted / self._pipeline.num_drafted
         lags = lag_stats(self.kept, self._version, self._cfg.max_weight_lag)
-        return {**group_stats(self._settled), **zero_variance(self.kept), **lags, **counts, **drops, **seconds}
+        settled = [group for group, _ in self.judged]
+        return {**group_stats(settled), **zero_variance(self.kept), **lags, **counts, **drops, **seconds}
 
     def _start_groups(self) -> None:
         wanted = math.ceil(self._cfg.prompts_per_step * self._cfg.over_sampling)
@@ -171,8 +174,8 @@ class _Step:
         return Group(prompt, [Sample(prompt, index) for index in range(self._cfg.samples_per_prompt)])
 
     def _settle(self, group: Group) -> None:
-        self._settled.append(group)
         decision = self._filter.decide(group)
+        self.judged.append((group, decision))
         if decision.keep:
             self.kept.append(group)
             self._num_fruitless = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -44,6 +45,22 @@ def zero_variance(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/zero_variance_share": sum(equal) / len(groups),
         "rollout/zero_variance_token_share": in_equal / max(sum(tokens), 1),
     }
+
+
+def pass_at_k(groups: Sequence[Group]) -> dict[str, float]:
+    """`rollout/pass_at_<k>`: the chance that one of k responses to a prompt has a reward above 0, as the mean over
+    prompts, for k = 2, 4, 8, ... up to the samples a prompt.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv:2107.03374): 1 - C(n - c, k) / C(n, k), with c of n rewards
+    above 0. A prompt with fewer than k values is left out.
+    """
+    counted = [(len(group.rewards), sum(value > 0 for value in group.rewards)) for group in groups]
+    most = max((len(group.samples) for group in groups), default=0)
+    found = {}
+    for k in (2**power for power in range(1, most.bit_length())):
+        if chances := [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counted if n >= k]:
+            found[f"rollout/pass_at_{k}"] = statistics.fmean(chances)
+    return found
 
 
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:

@@ -1,0 +1,97 @@
+"""`slime samples RUN`: what the model answered, the best and the worst response to a prompt side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from slime.errors import SlimeError, did_you_mean
+from slime.observe.samples import Row, read_samples
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run `slime samples <argv>`.
+
+    Raises:
+        SlimeError: the run has no samples, or not those.
+    """
+    parser = argparse.ArgumentParser(
+        prog="slime samples", description="Show the best and the worst response to a prompt, side by side."
+    )
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument(
+        "which", nargs="?", help="step-000012, eval-000012, or a number for that step (default: newest step)"
+    )
+    parser.add_argument("--prompts", type=int, default=5, help="how many prompts, those that differ most first")
+    args = parser.parse_args(argv)
+    path = _file(args.run / "samples", args.which)
+    show(read_samples(path), path.stem, args.prompts, Console(highlight=False))
+
+
+def _file(folder: Path, which: str | None) -> Path:
+    names = sorted(path.stem for path in folder.glob("*.jsonl"))
+    if not names:
+        todo = "Name a run directory of a run with observe.samples_mb above 0 that has finished a step."
+        raise SlimeError("there are no samples", where=str(folder), todo=todo)
+    if which is None:
+        wanted = max(names, key=lambda name: (name.startswith("step"), name))
+    else:
+        wanted = f"step-{int(which):06d}" if which.isdecimal() else which
+    if wanted not in names:
+        raise SlimeError(f"there is no '{wanted}'", where=str(folder), todo=did_you_mean(wanted, names))
+    return folder / f"{wanted}.jsonl"
+
+
+def show(rows: Sequence[Row], title: str, num_prompts: int, console: Console) -> None:
+    """Print the prompts whose rewards differ most, each with its best and its worst response."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["prompt"], []).append(row)
+    chosen = sorted(groups.values(), key=_spread, reverse=True)[:num_prompts]
+    console.print(Text(f"{title}: {len(rows)} samples of {len(groups)} prompts; {len(chosen)} shown"))
+    for group in chosen:
+        console.print(_shown(group))
+
+
+def _spread(group: Sequence[Row]) -> float:
+    rewards = [row["reward"] for row in group if row["reward"] is not None]
+    return max(rewards) - min(rewards) if rewards else -1.0
+
+
+def _shown(group: Sequence[Row]) -> Panel:
+    ranked = sorted(group, key=lambda row: (row["reward"] is None, -(row["reward"] or 0.0)))
+    pair = ranked[:1] + ranked[1:][-1:]
+    head = Table.grid(padding=(0, 2))
+    for message in group[0]["messages"]:
+        head.add_row(Text(str(message["role"]), style="bold"), Text(_text(message["content"])))
+    head.add_row(Text("label", style="bold"), Text(_text(group[0]["label"])))
+    table = Table(expand=True)
+    for row in pair:
+        table.add_column(Text(_verdict(row)), ratio=1)
+    table.add_row(*(Text(row["response"]) for row in pair))
+    outer = Table.grid(expand=True)
+    outer.add_row(head)
+    outer.add_row(table)
+    said = group[0].get("filter")
+    return Panel(outer, title=Text(f"prompt {group[0]['prompt']}" + (f", {said}" if said else "")), title_align="left")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _verdict(row: Row) -> str:
+    """`reward 1.000, 37 tokens, completed, weights 3`, and the parts of the reward or why there is none."""
+    reward = row["reward"]
+    parts = [
+        f"{row.get('verdict', 'not scored')}: {row.get('reason', '')}" if reward is None else f"reward {reward:.3f}"
+    ]
+    parts += [f"{name} {value:.3f}" for name, value in row.get("parts", {}).items()]
+    versions = dict.fromkeys(str(version) for version, _ in row["weight_versions"])
+    return ", ".join([*parts, f"{row['num_tokens']} tokens", row["finish"], f"weights {' '.join(versions)}"])
