@@ -105,8 +105,7 @@ def publish(cluster: Cluster, residency: Residency, version: int, size: int) -> 
     """One publish as a run does it, and its parts on the driver's clock."""
     seconds = {"resume weights": sum(residency.for_weights().values())}
     start = time.perf_counter()
-    receipts = cluster.train_all("publish", cluster.endpoints, version, size)
-    receipt = Receipt.merged([receipt for receipt in receipts if receipt])
+    receipt = cluster.trainers.publish(cluster.endpoints, version, size)
     seconds["publish"] = time.perf_counter() - start
     print(f"publish {version}, {size} MiB: {seconds['publish']:.3f} s", file=sys.stderr, flush=True)
     return receipt, seconds | {f"  {phase}": value for phase, value in receipt.seconds.items()}
@@ -117,7 +116,7 @@ def measure(cfg: SlimeConfig, logs: Path, sizes: Sequence[int]) -> list[Measured
     with ExitStack() as stack:
         cluster = stack.enter_context(open_cluster(cfg, logs))
         cluster.start(resolve(cfg.model.path))
-        cluster.train("init_weights")
+        cluster.trainers.init_weights()
         residency = Residency(cluster)
         return [_measure(cluster, residency, size, last_version(number)) for number, size in enumerate(sizes)]
 

@@ -51,7 +51,7 @@ def supervise(session: Session) -> None:
             with watch("pack"):
                 (batch,) = session.pack(session.demonstrations.take(cfg.sft.batch_size))
             with watch("train"):
-                values = session.train("train_sft", batch, step)
+                values = session.train_sft(batch, step)
             position.sft_step = step
             bar.step(step, session.log("sft", step, values, watch, batch.num_loss_tokens))
             if _due(step, cfg.sft.num_steps, cfg.train.checkpoint.interval):
@@ -90,7 +90,7 @@ def _step(session: Session, step: int, bar: Progress) -> None:
         samples = to_train_samples(collected.groups, cfg.algo, step - 1, cfg.rollout.max_weight_lag)
         batches = session.pack(samples, cfg.train.steps_per_rollout)
     bar.status("train")
-    values = session.train("train_rl", batches, step)
+    values = session.train_rl(batches, step)
     watch.add_all(values)
     _check_logprobs(cfg, values, step)
     bar.status("publish")

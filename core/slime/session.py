@@ -20,7 +20,6 @@ from slime.contracts import BufferPolicy
 from slime.data.demonstrations import DemonstrationSource
 from slime.data.prompts import PromptSet, PromptSource
 from slime.data.tokenize import Tokenizer, load_tokenizer
-from slime.digest import FileFacts
 from slime.observe import hang
 from slime.observe.metrics import TOKENS_PER_S, MetricsLog, read_rows
 from slime.observe.progress import Progress
@@ -36,7 +35,7 @@ from slime.run_dir import RunDir
 from slime.topology.engines import generates
 from slime.topology.layout import read_grid
 from slime.train.packing import pack
-from slime.types import Batch, Prompt, Receipt, TrainSample
+from slime.types import Batch, Prompt, TrainSample
 
 
 @dataclass
@@ -121,8 +120,8 @@ class Session:
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
-        stack.enter_context(cluster.naming_causes())
-        run.require_shared(session._examine, cfg.cluster.num_trainers)
+        stack.enter_context(cluster.calls.naming_causes())
+        run.require_shared(cluster.trainers.examine, cfg.cluster.num_trainers)
         checkpoint = session._restore()
         if log_metrics:
             resumed = session.position.stage if checkpoint else None
@@ -174,43 +173,44 @@ class Session:
     def prepare_reinforcement(self) -> None:
         """What reinforcement learning starts from becomes the reference that the KL divergence is taken to."""
         if self.position.rl_step == 0 and self.cfg.algo.kl_coef is not None:
-            self.cluster.train("snapshot_reference")
+            self.cluster.trainers.snapshot_reference()
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps."""
+        trainers = self.cluster.trainers
         return pack(
             samples,
-            num_dp=self.cluster.data_parallel_size,
-            align=self.cluster.packing_align,
+            num_dp=trainers.data_parallel_size,
+            align=trainers.packing_align,
             max_tokens=self.cfg.train.max_tokens_per_micro_batch,
             loss_mean=self.cfg.algo.loss_mean,
             max_response_tokens=self.cfg.rollout.sampling.max_response_tokens,
             num_optimizer_steps=num_steps,
-            micro_batch_multiple=self.cluster.micro_batch_multiple,
+            micro_batch_multiple=trainers.micro_batch_multiple,
         )
 
     def collect(self, version: int, bar: Progress) -> Collected:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
         moved = self._residency.for_generation()
         collecting = self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
-        collected = self._runner.run(self.cluster.watched(collecting, "generating"))
+        collected = self._runner.run(self.cluster.calls.watched(collecting, "generating"))
         self._samples.step(version + 1, collected.judged)
         return dataclasses.replace(collected, stats=collected.stats | moved)
 
-    def train(self, method: str, batches: Batch | list[Batch], step: int) -> dict[str, float]:
-        """One step on every trainer rank; metrics `train/...`, and `seconds/...` as the ranks measured them."""
-        values = self._residency.for_training() | self.cluster.train(method, batches, step)
-        return {
-            name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value
-            for name, value in values.items()
-        }
+    def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
+        """One supervised step; metrics `train/...`, and `seconds/...` as the ranks measured them."""
+        moved = self._residency.for_training()
+        return moved | _as_metrics(self.cluster.trainers.train_sft(batch, step))
+
+    def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
+        """One reinforcement-learning step, an optimizer step a batch; metrics as of `train_sft`."""
+        moved = self._residency.for_training()
+        return moved | _as_metrics(self.cluster.trainers.train_rl(batches, step))
 
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
         self._residency.for_weights()
-        receipts = self.cluster.train_all("publish", self.cluster.endpoints, version)
-        receipt = Receipt.merged([receipt for receipt in receipts if receipt])
-        assert sorted(receipt.engines) == sorted(map(str, self.cluster.endpoints)), "every engine has its publisher"
+        receipt = self.cluster.trainers.publish(self.cluster.endpoints, version)
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
         return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
 
@@ -236,7 +236,7 @@ class Session:
             patience_s=cfg.rollout.request_timeout_s,
             progress=lambda done, total: bar.status("evaluate", done, total),
         )
-        found = self._runner.run(self.cluster.watched(evaluating, "evaluating"))
+        found = self._runner.run(self.cluster.calls.watched(evaluating, "evaluating"))
         self._samples.evaluation(self.position.rl_step, found.groups)
         bar.values(found.stats)
         return found.stats
@@ -261,8 +261,7 @@ class Session:
         self.run.require_intact()
         with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as staging:
             self._residency.for_reading()
-            for written in self.cluster.train_all("save", staging.path):
-                staging.written |= written
+            staging.written |= self.cluster.trainers.save(staging.path)
         self.log_values(stage, step, {"seconds/checkpoint": watch.seconds()["seconds/checkpoint"]})
 
     def _driver_state(self) -> dict[str, Any]:
@@ -273,11 +272,11 @@ class Session:
 
     def _restore(self) -> Checkpoint | None:
         """Continue from the newest good checkpoint, or start from the model's first weights."""
-        checkpoint = self._store.latest(self._examine)
+        checkpoint = self._store.latest(self.cluster.trainers.examine)
         if checkpoint is None:
-            self.cluster.train("init_weights")
+            self.cluster.trainers.init_weights()
             return None
-        self.cluster.train("load", checkpoint.path)
+        self.cluster.trainers.load(checkpoint.path)
         state = checkpoint.driver_state()
         self.position = Position(**state["position"])
         self._buffer.load_state_dict(state["buffer"])
@@ -286,17 +285,19 @@ class Session:
                 source.load_state_dict(state[name])
         return checkpoint
 
-    def _examine(self, paths: Sequence[Path]) -> list[FileFacts]:
-        """Facts of files, which the trainer ranks read in turns."""
-        shares = self.cluster.train_all("examine", paths)
-        return [shares[number % len(shares)][number // len(shares)] for number in range(len(paths))]
-
     def export(self) -> None:
         """Write the model as an HF folder into the run directory."""
         self.run.require_intact()
         if self.cfg.train.checkpoint.export_hf:
             self._residency.for_reading()
-            self.cluster.train("export_hf", resolve(self.cfg.model.path), self.run.export)
+            self.cluster.trainers.export_hf(resolve(self.cfg.model.path), self.run.export)
+
+
+def _as_metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """What trainers return, as metrics.jsonl names it."""
+    return {
+        name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value for name, value in values.items()
+    }
 
 
 def _used(cfg: SlimeConfig) -> dict[str, str]:

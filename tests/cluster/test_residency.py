@@ -25,11 +25,22 @@ class Recorder:
         self.held = self.held - set(tags) if action == "release" else self.held | set(tags)
         assert self.held != {"trainer", "weights", "kv_cache"}, "they do not fit together"
 
-    def train(self, method: str) -> Any:
-        self.calls.append(method)
-        self.held = {"offload": self.held - {"trainer"}, "onload": self.held | {"trainer"}}.get(method, self.held)
+    @property
+    def trainers(self) -> Recorder:
+        return self
+
+    def trim(self) -> None:
+        self.calls.append("trim")
+
+    def offload(self) -> dict[str, float]:
+        self.calls.append("offload")
+        self.held = self.held - {"trainer"}
+        return {"residue/allocated_gib": 0.5}
+
+    def onload(self) -> None:
+        self.calls.append("onload")
+        self.held = self.held | {"trainer"}
         assert self.held != {"trainer", "weights", "kv_cache"}, "they do not fit together"
-        return {"residue/allocated_gib": 0.5} if method == "offload" else None
 
 
 HELD = {

@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from slime import plugins
-from slime.cluster.actors import RunInfo, _Actor, remote
-from slime.cluster.group import Cluster
+from slime.cluster.actors import Actor, RunInfo, remote
+from slime.cluster.calls import Calls
 from slime.cluster.launch import ray_cluster
 from slime.cluster.reaper import reaped
 from slime.cluster.watch import Member
@@ -35,14 +35,14 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import new_key
 from slime.run_dir import RunDir
 
-class Idle(_Actor):
+class Idle(Actor):
     def sleep(self, seconds):
         time.sleep(seconds)
     def check_alive(self):
         pass
 
 run = RunDir.open(Path(sys.argv[1]))
-cfg = SlimeConfig(cluster=ClusterConfig(name="local", start_timeout_s=60, hang_timeout_s=4))
+cfg = SlimeConfig(cluster=ClusterConfig(name="local"))
 
 def outcome(title, act):
     started = time.monotonic()
@@ -56,22 +56,25 @@ def kill_later(name, number):
     threading.Timer(0.5, os.kill, (pids[name], number)).start()
 
 def fails(error):
-    with cluster.naming_causes():
+    with calls.naming_causes():
         raise error
 
 def forget(member):
-    cluster.trainers.remove(member)
+    calls.trainers.remove(member)
     check_in()
 
 def check_in():  # with nobody watched who is known to be dead
-    cluster._watch = None
-    cluster.check_in()
+    calls._watch = None
+    calls.check_in(60)
+
+def all_sleep(seconds):
+    calls.all(calls.trainers, "sleep", 4, Idle.sleep, seconds)
 
 def sleep(member):
-    cluster.wait({member.actor.sleep.remote(60): member}, "sleep", limit_s=30)
+    calls.wait({member.call(Idle.sleep, 60): member}, "sleep", limit_s=30)
 
 def generate():
-    asyncio.run(cluster.watched(asyncio.sleep(60), "generating"))
+    asyncio.run(calls.watched(asyncio.sleep(60), "generating"))
 
 with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     import ray
@@ -79,14 +82,14 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     told = RunInfo(cfg, run.logs, plugins.load().fingerprint(), new_key(), "test", True)
     members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
     engine = Member("engine-0", remote(Idle, num_cpus=1).remote(told, "engine-0"))
-    cluster = Cluster(cfg, list(members), [engine], run.logs)
-    cluster.check_in()
+    calls = Calls(list(members), [engine], run.logs, is_own_ray=True)
+    calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)
 
-    cluster.train("sleep", 1.5)  # longer than a look: nobody has died
+    all_sleep(1.5)  # longer than a look: nobody has died
     os.kill(pids["trainer-3"], signal.SIGSTOP)
-    outcome("hang", lambda: cluster.train("sleep", 0))
+    outcome("hang", lambda: all_sleep(0))
     outcome("engine hangs", lambda: fails(NoAnswer("no answer", where="engine", todo="Wait.")))
     os.kill(pids["trainer-3"], signal.SIGCONT)
     outcome("nobody", lambda: fails(SlimeError("odd", where="data", todo="Look.")))
@@ -102,7 +105,7 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     forget(members[1])
     os.kill(pids["engine-0"], signal.SIGKILL)
     outcome("keeper", lambda: fails(SlimeError("no answer to /generate", where="engine", todo="See.")))
-    cluster.engines.clear()
+    calls.engines.clear()
     check_in()
 
     ray_own = {child.name(): child for child in psutil.Process().children()}

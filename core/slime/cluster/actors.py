@@ -51,7 +51,7 @@ class RunInfo:
     on_one_host: bool
 
 
-class _Actor:
+class Actor:
     """What both actors share: log file, thread settings, and the check that this node has the driver's plugins."""
 
     def __init__(self, run: RunInfo, name: str) -> None:
@@ -97,7 +97,7 @@ class _Actor:
         return str(ray.util.get_node_ip_address())
 
 
-class TrainerActor(_Actor):
+class TrainerActor(Actor):
     """One Megatron rank. Every method but those on its place is collective: call it on all ranks."""
 
     def __init__(self, run: RunInfo, rank: int, world_size: int) -> None:
@@ -182,7 +182,7 @@ class TrainerActor(_Actor):
             pass
 
 
-class EngineActor(_Actor):
+class EngineActor(Actor):
     """Keeps one SGLang server process; generation itself goes over HTTP and never through Ray."""
 
     def __init__(self, run: RunInfo, index: int) -> None:
@@ -220,7 +220,7 @@ class EngineActor(_Actor):
             self.process.stop()
 
 
-def remote(actor: type[_Actor], **options: Any) -> Any:
+def remote(actor: type[Actor], **options: Any) -> Any:
     """The Ray actor class of `actor` with the given options."""
     import ray
 

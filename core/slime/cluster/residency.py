@@ -61,17 +61,17 @@ class Residency:
 
     def _forward(self) -> None:
         if self._turn is Turn.TRAIN:
-            self._cluster.train("trim")
+            self._cluster.trainers.trim()
             self._cluster.engine_memory("resume", WEIGHTS)
         else:
-            self._residue = self._cluster.train("offload")
+            self._residue = self._cluster.trainers.offload()
             self._cluster.engine_memory("resume", KV_CACHE)
         self._turn = Turn(self._turn + 1)
 
     def _back(self) -> None:
         if self._turn is Turn.GENERATE:
             self._cluster.engine_memory("release", KV_CACHE)
-            self._cluster.train("onload")
+            self._cluster.trainers.onload()
         else:
             self._cluster.engine_memory("release", WEIGHTS)
         self._turn = Turn(self._turn - 1)

@@ -7,14 +7,15 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import psutil
 
+from slime.cluster.actors import Actor
 from slime.cluster.placement import this_node
 from slime.errors import SlimeError
 
@@ -37,6 +38,9 @@ _CRASHES = {
 """Signal by the name that faulthandler writes."""
 
 
+P = ParamSpec("P")
+
+
 class Death(SlimeError):
     """A process of the run has ended, and is named."""
 
@@ -56,6 +60,10 @@ class Member:
     host: str = ""
     pid: int = 0
 
+    def call(self, method: Callable[Concatenate[Any, P], Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Begin `method`, one of the actor's class, so that its arguments are type-checked; returns Ray's reference."""
+        return getattr(self.actor, method.__name__).remote(*args, **kwargs)
+
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid} on {self.host})" if self.pid else self.name
 
@@ -72,7 +80,7 @@ class Watch:
     def __init__(self, members: Sequence[Member], logs: Path, *, is_own_ray: bool) -> None:
         nodes = {this_node(), *(member.node for member in members)}
         self._logs, self._ray = logs, _Ray(nodes, 0.0 if is_own_ray else RETURN_S)
-        self._asked: dict[Any, Member] = {member.actor.ping.remote(): member for member in members}
+        self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
     def fault(self, what: str) -> Death | None:
         """The first death that is found, or None. Returns soon, however many are busy.
@@ -93,7 +101,7 @@ class Watch:
             except ray.exceptions.RayError as error:
                 return died(member, error, what, self._logs)
             del self._asked[ref]
-            self._asked[member.actor.ping.remote()] = member
+            self._asked[member.call(Actor.ping)] = member
         return None
 
 

@@ -1,0 +1,169 @@
+"""The one place that calls actors and waits for them: whoever dies or hangs meanwhile is named."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from slime.cluster.actors import Actor, EngineActor
+from slime.cluster.stacks import FILE as HANG_FILE
+from slime.cluster.stacks import suspects
+from slime.cluster.stacks import take as take_stacks
+from slime.cluster.watch import Death, Member, Watch, died
+from slime.errors import NoAnswer, SlimeError
+
+STOP_S = 3.0
+"""How long work that asks engines has to end once it is cancelled."""
+ASK_S = 10.0
+"""How long engines have to say that they live; one that is busy does not answer, and lives."""
+WATCH_S = 1.0
+"""How often it is asked, while something lasts, who still lives."""
+_ASKING = "it was asked who lives"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass
+class Calls:
+    """Calls of the run's actors.
+
+    Attributes:
+        logs: folder of the run directory.
+        is_own_ray: Ray was started for this run, by this process.
+    """
+
+    trainers: list[Member]
+    engines: list[Member]
+    logs: Path
+    is_own_ray: bool
+    _watch: Watch | None = None
+
+    def check_in(self, limit_s: float) -> None:
+        """Learn where the actors are; from now on they are watched."""
+        places = self.all(self._members, "starting", limit_s, Actor.check_in)
+        for member, place in zip(self._members, places, strict=True):
+            member.node, member.host, member.pid = place
+        self._watch = Watch(self._members, self.logs, is_own_ray=self.is_own_ray)
+
+    def all(
+        self,
+        members: Sequence[Member],
+        what: str,
+        limit_s: float,
+        method: Callable[Concatenate[Any, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T]:
+        """What `method` of an actor returns on every one of `members`; see `wait`."""
+        return self.wait({member.call(method, *args, **kwargs): member for member in members}, what, limit_s)
+
+    def wait(self, calls: Mapping[Any, Member], what: str, limit_s: float) -> list[Any]:
+        """Results of remote calls, in order. The first failure is raised at once; silence ends with every stack.
+
+        Args:
+            calls: reference to the actor that was called.
+
+        Raises:
+            SlimeError: naming the process that died, or those that gave no answer within `limit_s` seconds.
+        """
+        import ray
+
+        pending, deadline = list(calls), time.monotonic() + limit_s
+        while pending:
+            limit = min(WATCH_S, max(0.0, deadline - time.monotonic()))
+            ready, pending = ray.wait(pending, num_returns=1, timeout=limit)
+            if ready:
+                self._get(ready[0], calls[ready[0]], what)
+            elif fault := self._fault(what):
+                raise fault
+            elif time.monotonic() >= deadline:
+                raise self._late([calls[ref] for ref in pending], what, limit_s)
+        return [self._get(ref, member, what) for ref, member in calls.items()]
+
+    async def watched(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """The result of `work`, which asks engines; the death of one of the run's processes ends it within seconds.
+
+        Raises:
+            SlimeError: naming the process that died.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=WATCH_S))[0]:
+                if fault := await asyncio.to_thread(self._fault, what):
+                    raise fault
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_S)
+
+    @contextlib.contextmanager
+    def naming_causes(self) -> Iterator[None]:
+        """Replace an error by the one of the process that died or hangs, if that caused it."""
+        try:
+            yield
+        except Death:
+            raise
+        except Exception as error:
+            cause = self._dead() or (self._hanging(error) if isinstance(error, NoAnswer) else None)
+            if cause is None:
+                raise
+            raise cause from error
+
+    def _dead(self) -> SlimeError | None:
+        """Of the run's processes one that has ended: Ray's, actors, and then the engines' servers."""
+        return self._fault(_ASKING) or self._dead_server() or self._fault(_ASKING)
+
+    def _dead_server(self) -> SlimeError | None:
+        import ray
+
+        asked = [engine.call(EngineActor.check_alive) for engine in self.engines]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+        for answer in answered:
+            try:
+                ray.get(answer)
+            except ray.exceptions.RayError as error:  # an actor that has died is `_fault`'s to name
+                if isinstance(cause := getattr(error, "cause", None), SlimeError):
+                    return cause
+        return None
+
+    def _fault(self, what: str) -> SlimeError | None:
+        return self._watch.fault(what) if self._watch else None
+
+    def _get(self, ref: Any, member: Member, what: str) -> Any:
+        import ray
+
+        try:
+            return ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, SlimeError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayError as error:
+            raise self._fault(what) or died(member, error, what, self.logs) from error
+
+    def _late(self, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
+        told = f"no answer within {limit_s:g} s while {what}"
+        return SlimeError(
+            f"{told}: {suspects(take_stacks(self._members, self.logs, told), pending)}",
+            where=pending[0].name,
+            todo=f"{self._stacks} Raise cluster.hang_timeout_s if it was only slow.",
+        )
+
+    def _hanging(self, error: NoAnswer) -> SlimeError:
+        """The error with every stack taken, and those named that give none."""
+        seen = take_stacks(self._members, self.logs, str(error))
+        told = suspects(seen, []) or f"all {len(seen)} processes answer a signal"
+        return SlimeError(f"{error.what}; {told}", where=error.where, todo=f"{self._stacks} {error.todo}")
+
+    @property
+    def _stacks(self) -> str:
+        return f"The stacks of all processes are in {self.logs / HANG_FILE}."
+
+    @property
+    def _members(self) -> list[Member]:
+        return [*self.trainers, *self.engines]

@@ -1,0 +1,90 @@
+"""The trainer ranks of a run as one group, with a method for everything that the driver has them do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from slime.cluster.actors import TrainerActor
+from slime.cluster.calls import Calls
+from slime.config.schema import ClusterConfig
+from slime.digest import FileFacts
+from slime.net import Endpoint
+from slime.types import Batch, Receipt
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TrainerGroup:
+    """Every method calls all ranks and returns when all have answered; see `TrainerActor` for what they do.
+
+    Attributes:
+        data_parallel_size, packing_align, micro_batch_multiple: what the layout asks of packs; set by `start`.
+    """
+
+    def __init__(self, calls: Calls, limits: ClusterConfig) -> None:
+        self._calls, self._limits = calls, limits
+        self.data_parallel_size = self.packing_align = self.micro_batch_multiple = 1
+
+    def devices(self) -> list[str]:
+        """The CUDA device of each rank, as CUDA_VISIBLE_DEVICES names it."""
+        return self._calls.all(self._calls.trainers, "starting", self._limits.start_timeout_s, TrainerActor.device)
+
+    def start(self) -> None:
+        """Join all ranks and build the model on them."""
+        ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
+        (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.free_port)
+        started = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
+        self.data_parallel_size, self.packing_align, self.micro_batch_multiple = started[0]
+
+    def init_weights(self) -> None:
+        self._all(TrainerActor.init_weights)
+
+    def snapshot_reference(self) -> None:
+        self._all(TrainerActor.snapshot_reference)
+
+    def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
+        return self._all(TrainerActor.train_sft, batch, step)[0]
+
+    def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
+        return self._all(TrainerActor.train_rl, batches, step)[0]
+
+    def publish(self, engines: Sequence[Endpoint], version: int, bucket_mb: int | None = None) -> Receipt:
+        """Hand the weights to every engine, in buckets of `bucket_mb` (None: `weights.bucket_mb`)."""
+        receipts = self._all(TrainerActor.publish, engines, version, bucket_mb)
+        receipt = Receipt.merged([receipt for receipt in receipts if receipt])
+        assert sorted(receipt.engines) == sorted(map(str, engines)), "every engine has its publisher"
+        return receipt
+
+    def trim(self) -> None:
+        self._all(TrainerActor.trim)
+
+    def offload(self) -> dict[str, float]:
+        """Returns what stays on the first rank's device, as metrics `residue/..._gib`."""
+        return self._all(TrainerActor.offload)[0]
+
+    def onload(self) -> None:
+        self._all(TrainerActor.onload)
+
+    def save(self, folder: Path) -> dict[str, FileFacts]:
+        """Returns the facts of all files that a rank digested as it wrote them, by name."""
+        written = self._all(TrainerActor.save, folder)
+        return {name: facts for of_rank in written for name, facts in of_rank.items()}
+
+    def load(self, folder: Path) -> None:
+        self._all(TrainerActor.load, folder)
+
+    def examine(self, paths: Sequence[Path]) -> list[FileFacts]:
+        """The facts of files, each of which one rank reads whole."""
+        shares = self._all(TrainerActor.examine, paths)
+        return [shares[number % len(shares)][number // len(shares)] for number in range(len(paths))]
+
+    def export_hf(self, source: Path, destination: Path) -> None:
+        self._all(TrainerActor.export_hf, source, destination)
+
+    def _all(self, method: Callable[Concatenate[TrainerActor, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """What `method` returns, by rank."""
+        ranks, limit_s = self._calls.trainers, self._limits.hang_timeout_s
+        return self._calls.all(ranks, method.__name__, limit_s, method, *args, **kwargs)
