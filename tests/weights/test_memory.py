@@ -5,10 +5,8 @@ Counted is all that is resident: pages of mapped files too, though the kernel ca
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ import pytest
 
 from slime.testing.models import Parallel, run_config
 from slime.testing.ranks import Rank, run_ranks
+from tests.memory import MIB, growth
 
 pytestmark = pytest.mark.slow
 
-MIB = 2**20
 HF: dict[str, Any] = json.loads((Path(__file__).parents[2] / "plugins/models/glm4/tests/configs/moe.json").read_text())
 HF |= {"hidden_size": 512, "vocab_size": 16384, "num_hidden_layers": 3, "num_nextn_predict_layers": 0}
 HF |= {"n_routed_experts": 64, "moe_intermediate_size": 512}
@@ -27,28 +25,10 @@ LARGEST = 16384 * 512 * 2  # the embeddings, in bf16, as large as the output lay
 STACKED = 64 * 2 * 512 * 512 * 2  # gate and up projections of one layer's experts: one parameter if they are grouped
 ALL = 2 * LARGEST + 2 * (STACKED + STACKED // 2)  # and a little more
 FILE, BUCKET = 4 * LARGEST, LARGEST
-M_MMAP_THRESHOLD, MMAP_BYTES = -3, 2**17
-"""Tensors get pages of their own and give them back: what is counted is what is held, not how the heap is cut up."""
 LAYOUTS: dict[str, tuple[int, Parallel]] = {
     "one": (1, {}),
     "tp2-etp2": (2, {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2}),
 }
-
-
-def growth(action: Callable[[], None]) -> int:
-    """Bytes by which the resident memory of this process grows while `action` runs, at its highest."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
-    libc.malloc_trim(0)  # memory freed before must not be there to hide new memory
-    Path("/proc/self/clear_refs").write_text("5")  # the highest is the present
-    before = status("VmRSS")
-    action()
-    return status("VmHWM") - before
-
-
-def status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def write_and_read(rank: Rank, folder: Path, parallel: Parallel) -> tuple[int, int]:

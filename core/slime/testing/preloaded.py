@@ -5,6 +5,6 @@ import transformers  # noqa: F401
 import slime.testing.models
 import slime.testing.training
 import slime.train.trainer  # noqa: F401
-from slime.testing.ranks import end_with_parent
+from slime.lifetime import end_with_parent
 
 end_with_parent()

@@ -7,7 +7,6 @@ helper processes of a checkpoint along. A rank that is late prints the stack of 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib.util
 import multiprocessing
@@ -25,9 +24,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slime.lifetime import end_with_parent
 from slime.net import free_port
 
-_PR_SET_PDEATHSIG = 1
 _SECONDS_TO_PRINT_STACKS = 1.0
 _ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 """Of every rank, where the caller's environment does not say otherwise."""
@@ -152,11 +151,6 @@ def _load(module: str, file: str, qualname: str) -> Callable[..., Any]:
     for part in qualname.split("."):
         found = getattr(found, part)
     return found  # type: ignore[no-any-return]
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(job: Path, rank: Rank) -> None:

@@ -1,13 +1,12 @@
-"""`slime convert`: HF folders from the checkpoints of a run, or from a config.json alone.
-
-One process without a GPU does it: Megatron's checkpoints load in any layout, so also on a single rank.
-"""
+"""`slime convert`: checkpoints into other formats, without a GPU."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from slime.errors import SlimeError
 from slime.net import free_port
 
 if TYPE_CHECKING:
+    from slime.convert.job import Job
     from slime.weights.mapping import WeightMapping
 
 _HOST = "127.0.0.1"
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SlimeError: the run, its checkpoint or the HF folder is missing or bad, or the destination exists.
     """
-    parser = argparse.ArgumentParser(prog="slime convert", description="Write HF folders that transformers loads.")
+    parser = argparse.ArgumentParser(prog="slime convert", description="Turn checkpoints into other formats.")
     verbs = parser.add_subparsers(required=True)
     run = verbs.add_parser("run", help="the weights of a run's checkpoint, as an HF folder")
     run.add_argument("run", type=Path, help="run directory")
@@ -40,10 +40,82 @@ def main(argv: Sequence[str]) -> None:
     random.add_argument("destination", type=Path, help="folder to write; must not exist")
     random.add_argument("--seed", type=int, default=1234)
     random.set_defaults(convert=lambda args: convert_random(args.source, args.destination, args.seed))
+    _add_fp8(verbs)
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
     args.convert(args)
-    print(f"wrote {args.destination}")
+    if hasattr(args, "destination") and not int(os.environ.get("RANK", "0")):
+        print(f"wrote {args.destination}")
+
+
+def _add_fp8(verbs: Any) -> None:
+    wide = verbs.add_parser("fp8-to-bf16", help="an FP8 checkpoint (blocks, channels, tensors) in BF16")
+    _add_folders(wide)
+    wide.set_defaults(convert=_to_bf16)
+    narrow = verbs.add_parser("bf16-to-fp8", help="a checkpoint in FP8 (E4M3)")
+    _add_folders(narrow)
+    narrow.add_argument(
+        "--scales",
+        choices=("block", "channel", "tensor"),
+        help="what shares a scale (default: block of 128 x 128, the only one that live engines take new weights in)",
+    )
+    narrow.add_argument("--ue8m0", action="store_true", help="round the scales of blocks up to powers of two")
+    narrow.add_argument("--ignore", nargs="+", default=[], help="modules that stay as they are, such as 'mlp.gate'")
+    narrow.add_argument("--like", type=Path, help="FP8 folder of the same model: quantise what it does, as it does")
+    narrow.set_defaults(convert=_to_fp8)
+    check = verbs.add_parser("check", help="compare the files of a converted folder with its manifest")
+    check.add_argument("folder", type=Path)
+    _add_processes(check)
+    check.set_defaults(convert=_check)
+
+
+def _add_folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="HF folder with safetensors")
+    parser.add_argument("destination", type=Path, help="folder to write; must not exist")
+    _add_file_size(parser)
+    _add_processes(parser)
+
+
+def _add_file_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--file-gb", type=float, default=5.0, help="largest safetensors file (default: %(default)s)")
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--processes", type=int, default=cores, help="default: one a core (here %(default)s)")
+
+
+def _to_bf16(args: argparse.Namespace) -> None:
+    from slime.convert import fp8
+
+    _run(fp8.to_bf16(args.source, args.destination), args)
+
+
+def _to_fp8(args: argparse.Namespace) -> None:
+    from slime.convert import fp8
+    from slime.convert.schemes import Strategy
+
+    if args.like is None:
+        scheme = fp8.scheme_to_write(Strategy(args.scales or "block"), powers_of_two=args.ue8m0)
+        _run(fp8.to_fp8(args.source, args.destination, scheme, args.ignore), args)
+        return
+    if args.scales or args.ue8m0 or args.ignore:
+        todo = "Leave out --scales, --ue8m0 and --ignore."
+        raise SlimeError("says what is quantised, and how", where="--like", todo=todo)
+    _run(fp8.to_fp8_like(args.source, args.destination, args.like), args)
+
+
+def _run(job: Job, args: argparse.Namespace) -> None:
+    from slime.convert.job import run
+
+    run(replace(job, file_bytes=int(args.file_gb * 10**9)), args.processes)
+
+
+def _check(args: argparse.Namespace) -> None:
+    from slime.convert.staging import check
+
+    count = check(args.folder, args.processes)
+    print(f"{args.folder}: {count} files are as they were written")
 
 
 def convert_run(run: Path, destination: Path, step: int | None = None) -> None:

@@ -48,10 +48,16 @@ def quantize_blocks(matrix: Tensor, block: tuple[int, int], *, powers_of_two: bo
     Besides the result it needs memory for a few rows of blocks.
     """
     scales = find_scales(matrix, block, powers_of_two=powers_of_two)
+    return quantize_by(matrix, scales, block), scales
+
+
+@torch.no_grad()
+def quantize_by(matrix: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """E4M3 [rows, columns] by scales that were found before; memory as `quantize_blocks`."""
     weight = torch.empty(matrix.shape, dtype=E4M3, device=matrix.device)
     for rows, each in _by_rows(matrix.shape, block, scales):
         weight[rows] = (matrix[rows] / each).to(E4M3)  # in fp32, as the scales
-    return weight, scales
+    return weight
 
 
 @torch.no_grad()

@@ -20,6 +20,8 @@ from slime.errors import SlimeError
 from slime.files import disk_errors, sync_tree
 from slime.weights.files import INDEX, SINGLE, HfFiles
 
+MANIFEST = "slime-manifest.json"
+"""What `slime convert` writes last into a folder: every file with its size and digest."""
 SHARD_BYTES = 5 * 10**9
 """Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
 
@@ -56,10 +58,10 @@ def save_hf(
         for name, tensor in _with_copies(tensors, source_folder, copies):
             writer.add(name, tensor)
         writer.finish()
-        _copy_companions(source_folder, aside)
+        copy_companions(source_folder, aside)
         config = dict(hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8")))
         config.pop("torch_dtype", None)  # the older spelling of `dtype`
-        _write_json(aside / "config.json", config | {"dtype": writer.dtype})
+        write_json(aside / "config.json", config | {"dtype": writer.dtype})
         for weights in aside.glob("*.safetensors"):
             shutil.copymode(aside / "config.json", weights)  # safetensors lets nobody but the owner read it
         sync_tree(aside)
@@ -106,7 +108,7 @@ class _Writer:
             self._aside(number).rename(self.folder / name)
         if count > 1:
             weight_map = {tensor: name for name, shard in zip(names, self.shards, strict=True) for tensor in shard}
-            _write_json(self.folder / INDEX, {"metadata": {"total_size": self.total}, "weight_map": weight_map})
+            write_json(self.folder / INDEX, {"metadata": {"total_size": self.total}, "weight_map": weight_map})
 
     def _flush(self) -> None:
         try:
@@ -126,15 +128,17 @@ def _os_error(error: SafetensorError) -> OSError:
     return OSError(int(number[1]) if number else errno.EIO, str(error))
 
 
-def _copy_companions(source: Path, destination: Path) -> None:
+def copy_companions(source: Path, destination: Path) -> None:
     """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.suffix in _COMPANIONS and not file.name.endswith(".index.json"):
+        is_ours = file.name.endswith(".index.json") or file.name == MANIFEST
+        if file.is_file() and file.suffix in _COMPANIONS and not is_ours:
             shutil.copyfile(file, destination / file.name)
 
 
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"}
 
 
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """As config.json is written by transformers: indented, keys sorted."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

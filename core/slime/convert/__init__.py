@@ -1,0 +1,1 @@
+"""Checkpoints from one format into another, tensor by tensor, at any size: what `slime convert` does."""
