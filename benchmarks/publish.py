@@ -105,7 +105,7 @@ def publish(cluster: Cluster, residency: Residency, version: int, size: int) -> 
     """One publish as a run does it, and its parts on the driver's clock."""
     seconds = {"resume weights": sum(residency.for_weights().values())}
     start = time.perf_counter()
-    receipt = cluster.trainers.publish(cluster.endpoints, version, size)
+    receipt = cluster.trainers.publish(cluster.engines.endpoints, version, size)
     seconds["publish"] = time.perf_counter() - start
     print(f"publish {version}, {size} MiB: {seconds['publish']:.3f} s", file=sys.stderr, flush=True)
     return receipt, seconds | {f"  {phase}": value for phase, value in receipt.seconds.items()}

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from slime.cluster.launch import make_token
+from slime.net import free_port
 from tests.running import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -61,3 +70,52 @@ def test_run_that_drafts(tmp_path: Path) -> None:
     assert all(row["train/logprob_diff_mean"] < GAP for row in steps)
     # A layer that is not the policy's, or a random one, guesses one token of 128.
     assert all(row["rollout/draft_accept_rate"] > 0.2 for row in steps)
+
+
+def node_address() -> str:
+    """As Ray finds it."""
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())
+
+
+@contextmanager
+def two_raylets(folder: Path) -> Iterator[str]:
+    """The address of a Ray cluster of two nodes that are both this host, with a GPU each."""
+    ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", "--num-cpus=8"]
+    ray += ["--num-gpus=1", "--object-store-memory=1000000000", f"--temp-dir={folder}"]
+    environment = os.environ | {"RAY_AUTH_MODE": "token"}
+    make_token()
+    nodes: list[psutil.Popen] = []
+    address = f"{node_address()}:{free_port(node_address())}"
+    try:
+        for gpu, more in enumerate((["--head", f"--port={address.partition(':')[2]}"], [f"--address={address}"])):
+            with (folder / f"node{gpu}.log").open("wb") as log:
+                visible = environment | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+                nodes.append(psutil.Popen([*ray, *more], env=visible, stdout=log, stderr=log))
+            while "Ray runtime started" not in (folder / f"node{gpu}.log").read_text():
+                assert nodes[gpu].poll() is None, (folder / f"node{gpu}.log").read_text()
+                time.sleep(0.5)
+        yield address
+    finally:
+        family = [process for node in nodes for process in (node, *node.children(recursive=True))]
+        for process in family:
+            process.kill()
+        psutil.wait_procs(family, timeout=10)
+
+
+@pytest.mark.gpu(2)
+def test_an_engine_over_two_hosts(tmp_path: Path) -> None:
+    """Its processes have a GPU each; trainer rank 1 hands its weights to tensor-parallel rank 1 of the second host."""
+    hosts = {
+        "cluster.num_nodes": 2,
+        "cluster.devices_per_node": 1,
+        "rollout.engines.default.devices_per_engine": 2,
+    }
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, two_raylets(Path(folder)) as address:
+        settings = {**SMALL, **hosts, "cluster.ray_address": address}
+        run = Run(tmp_path, cluster="h200x2", settings=settings, silence_s=300).start().succeed()
+    steps = [row for row in run.rows("rl") if row.get("train/loss") is not None]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all(row["train/logprob_diff_mean"] < GAP for row in steps)
+    assert {path.name for path in (run.path / "logs").glob("engine-0*.log")} == {"engine-0.log", "engine-0-node1.log"}

@@ -6,7 +6,8 @@ import secrets
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
@@ -66,6 +67,18 @@ def hand_over(key: Secret, process: subprocess.Popen[bytes]) -> None:
 def take_key() -> Secret:
     """The server's end of `hand_over`."""
     return Secret(sys.stdin.readline().strip())
+
+
+@contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """A TCP port at `host` that nobody is given while the context lasts, but that a server may listen on.
+
+    Linux lets a second socket bind and listen as long as both allow reuse and the first does not listen.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield int(holder.getsockname()[1])
 
 
 def free_port(host: str) -> int:

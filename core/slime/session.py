@@ -136,13 +136,13 @@ class Session:
         self._runner, self._rewards = stack.enter_context(asyncio.Runner()), rewards
         self._engines = [
             EngineClient(endpoint, cfg.rollout.request_timeout_s, log=self.run.logs / f"engine-{index}.log")
-            for index, endpoint in enumerate(self.cluster.endpoints)
+            for index, endpoint in enumerate(self.cluster.engines.endpoints)
         ]
         for engine in self._engines:
             self._close_later(stack, engine)
         self._runner.run(require_room(self._engines, cfg))
         if len(self._engines) > 1:
-            self._router = stack.enter_context(open_router(self.cluster.endpoints, self.run.logs))
+            self._router = stack.enter_context(open_router(self.cluster.engines.endpoints, self.run.logs))
             self._close_later(stack, self._router)
         if self._data.prompts:
             self._rollout = Rollout(
@@ -210,7 +210,7 @@ class Session:
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
         self._residency.for_weights()
-        receipt = self.cluster.trainers.publish(self.cluster.endpoints, version)
+        receipt = self.cluster.trainers.publish(self.cluster.engines.endpoints, version)
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
         return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
 

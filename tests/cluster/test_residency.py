@@ -19,7 +19,11 @@ class Recorder:
         self.calls: list[str] = []
         self.held = {"trainer"}
 
-    def engine_memory(self, action: str, *tags: str) -> None:
+    @property
+    def engines(self) -> Recorder:
+        return self
+
+    def memory(self, action: str, *tags: str) -> None:
         self.calls.append(f"{action} {' '.join(tags)}")
         assert (action == "release") == (set(tags) <= self.held)
         self.held = self.held - set(tags) if action == "release" else self.held | set(tags)

@@ -38,7 +38,7 @@ from slime.run_dir import RunDir
 class Idle(Actor):
     def sleep(self, seconds):
         time.sleep(seconds)
-    def check_alive(self):
+    def end(self):
         pass
 
 run = RunDir.open(Path(sys.argv[1]))

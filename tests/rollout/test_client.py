@@ -6,9 +6,8 @@ import socket
 import pytest
 
 from slime.errors import NoAnswer, SlimeError
-from slime.net import LOOPBACK, Endpoint, Secret
+from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
 from slime.rollout.client import EngineClient, FinishReason
-from slime.rollout.engine import reserved_port
 from slime.testing.engines import hf_tensors
 from slime.weights.publish import publish
 

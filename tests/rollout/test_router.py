@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from slime.errors import SlimeError
-from slime.net import Endpoint, Secret, new_key
+from slime.net import Endpoint, Secret, new_key, reserved_port
 from slime.rollout.client import EngineClient
-from slime.rollout.engine import reserved_port
 from slime.rollout.router import RouterProcess, open_router
 from slime.topology.server_fields import MAX_IMBALANCE
 

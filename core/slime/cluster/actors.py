@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,15 @@ from slime.checkpoints import examine
 from slime.config.schema import SlimeConfig
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, free_port
 from slime.topology.environment import trainer_environment
+from slime.topology.placement import process_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slime.digest import FileFacts
     from slime.plugins import Fingerprint
-    from slime.rollout.engine import EngineProcess
+    from slime.rollout.engine import End, EngineProcess
+    from slime.rollout.rendezvous import Rendezvous
     from slime.train.trainer import Trainer
     from slime.types import Batch, Receipt
     from slime.weights.publisher import Publisher
@@ -85,8 +88,13 @@ class Actor:
         plugins.load().require_same(self.run.fingerprint, f"{socket.gethostname()} ({self.name})")
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid()
 
-    def ping(self) -> None:
-        """Answers as soon as the actor is free; to the caller it fails at once when the actor has died."""
+    def ping(self) -> End | None:
+        """Answers as soon as the actor is free; to the caller it fails at once when the actor has died.
+
+        Returns:
+            How the server that it keeps has ended; None if there is none, or it lives.
+        """
+        return None
 
     def host(self) -> str:
         """Address at which the run's other processes reach this one."""
@@ -183,20 +191,29 @@ class TrainerActor(Actor):
 
 
 class EngineActor(Actor):
-    """Keeps one SGLang server process; generation itself goes over HTTP and never through Ray."""
+    """Keeps one process of an SGLang engine; generation itself goes over HTTP and never through Ray."""
 
-    def __init__(self, run: RunInfo, index: int) -> None:
-        super().__init__(run, f"engine-{index}")
-        self.index = index
-        self.process: EngineProcess
+    def __init__(self, run: RunInfo, index: int, node_rank: int) -> None:
+        super().__init__(run, process_name(index, node_rank))
+        self.index, self.node_rank = index, node_rank
+        self.process: EngineProcess | None = None
+        self._meeting = ExitStack()
 
-    def start(self, model_path: Path, devices: Sequence[str]) -> Endpoint:
+    def meet(self) -> Rendezvous:
+        """Where the engine's other processes find this one, its first."""
+        from slime.rollout.rendezvous import open_rendezvous
+
+        return self._meeting.enter_context(open_rendezvous(self.host(), self.run.mark))
+
+    def start(self, model_path: Path, devices: Sequence[str], rendezvous: Rendezvous | None) -> Endpoint:
         """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
         from slime.rollout.engine import EngineProcess
 
         self.process = EngineProcess(
             self.cfg,
             self.index,
+            self.node_rank,
+            rendezvous,
             model_path=model_path,
             host=self.host(),
             log=self.log,
@@ -207,16 +224,25 @@ class EngineActor(Actor):
         return self.process.start()
 
     def release_memory(self, *tags: str) -> None:
+        assert self.process
         self.process.release_memory(tags)
 
     def resume_memory(self, *tags: str) -> None:
+        assert self.process
         self.process.resume_memory(tags)
 
-    def check_alive(self) -> None:
-        self.process.check_alive()
+    def ping(self) -> End | None:
+        return self.process.end() if self.process else None
+
+    def end(self) -> End | None:
+        """How the server has ended, if it has; one that is about to gets the time to."""
+        from slime.rollout.engine import DYING_S
+
+        return self.process.end(DYING_S) if self.process else None
 
     def stop(self) -> None:
-        if hasattr(self, "process"):  # it was started
+        self._meeting.close()
+        if self.process:
             self.process.stop()
 
 

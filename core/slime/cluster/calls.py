@@ -14,7 +14,7 @@ from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.stacks import FILE as HANG_FILE
 from slime.cluster.stacks import suspects
 from slime.cluster.stacks import take as take_stacks
-from slime.cluster.watch import Death, Member, Watch, died
+from slime.cluster.watch import Death, Member, Watch, died, first_end
 from slime.errors import NoAnswer, SlimeError
 
 STOP_S = 3.0
@@ -121,15 +121,13 @@ class Calls:
     def _dead_server(self) -> SlimeError | None:
         import ray
 
-        asked = [engine.call(EngineActor.check_alive) for engine in self.engines]
+        asked = [engine.call(EngineActor.end) for engine in self.engines]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+        ends = []
         for answer in answered:
-            try:
-                ray.get(answer)
-            except ray.exceptions.RayError as error:  # an actor that has died is `_fault`'s to name
-                if isinstance(cause := getattr(error, "cause", None), SlimeError):
-                    return cause
-        return None
+            with contextlib.suppress(ray.exceptions.RayError):  # an actor that has died is `_fault`'s to name
+                ends.append(ray.get(answer))
+        return first_end(ends)
 
     def _fault(self, what: str) -> SlimeError | None:
         return self._watch.fault(what) if self._watch else None

@@ -7,12 +7,13 @@ import dataclasses
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 from slime import plugins
 from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
+from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
 from slime.cluster.launch import ray_cluster
 from slime.cluster.placement import bundles, reserve, this_node
 from slime.cluster.reaper import reaped
@@ -20,63 +21,31 @@ from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
 from slime.config.paths import located
 from slime.config.schema import Placement, SlimeConfig
-from slime.net import Endpoint, new_key
-from slime.topology.placement import engine_ranks, shares_gpus
-
-WEIGHTS, KV_CACHE = "weights", "kv_cache"
-"""SGLang's tags of what an engine can release."""
-STOP_S = 3.0
-"""How long engines have to end by themselves; one that is still starting is killed with its actor instead."""
+from slime.net import new_key
+from slime.topology.placement import process_name, shares_gpus
 
 
 @dataclass
 class Cluster:
-    """The run's actors, and what is known of them once they are up."""
+    """The run's actors."""
 
     cfg: SlimeConfig
     calls: Calls
     trainers: TrainerGroup
-    endpoints: tuple[Endpoint, ...] = ()
+    engines: Engines
 
     def start(self, model_path: Path) -> None:
         """Bring trainers and engines up at the same time; engines hold no weights until the first publish.
 
         Colocated engines come first, because they measure the free memory of their devices, and release it again.
         """
-        self.calls.check_in(self._start_limit)
-        starting = {
-            engine.call(EngineActor.start, model_path, devices): engine
-            for engine, devices in zip(self.calls.engines, self._engine_devices(), strict=True)
-        }
+        self.calls.check_in(self.cfg.cluster.start_timeout_s)
+        self.engines.begin(model_path, self.trainers.devices() if shares_gpus(self.cfg) else ())
         if self.cfg.cluster.placement is Placement.colocated:
-            self.endpoints = tuple(self.calls.wait(starting, "starting engines", self._start_limit))
-            self.engine_memory("release", KV_CACHE, WEIGHTS)
+            self.engines.finish()
+            self.engines.memory("release", KV_CACHE, WEIGHTS)
         self.trainers.start()
-        self.endpoints = tuple(self.calls.wait(starting, "starting engines", self._start_limit))
-
-    def _engine_devices(self) -> list[list[str]]:
-        """The devices of the trainer ranks beside each engine; none where Ray gives an engine its own."""
-        if not shares_gpus(self.cfg):
-            return [[] for _ in self.calls.engines]
-        devices = self.trainers.devices()
-        return [[devices[rank] for rank in ranks] for ranks in engine_ranks(self.cfg)]
-
-    def engine_memory(self, action: Literal["release", "resume"], *tags: str) -> None:
-        """Have every engine release or resume the device memory behind SGLang's `tags`."""
-        what, limit_s = f"{action} {' and '.join(tags)} of engines", self.cfg.cluster.hang_timeout_s
-        method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
-        self.calls.all(self.calls.engines, what, limit_s, method, *tags)
-
-    def stop_engines(self) -> None:
-        """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""
-        import ray
-
-        if stopping := [engine.call(EngineActor.stop) for engine in self.calls.engines]:
-            ray.wait(stopping, num_returns=len(stopping), timeout=STOP_S)
-
-    @property
-    def _start_limit(self) -> float:
-        return self.cfg.cluster.start_timeout_s
+        self.engines.finish()
 
 
 def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
@@ -100,13 +69,16 @@ def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
             )
             for rank, slot in enumerate(slots.trainers)
         ]
-        engines = [
-            Member(f"engine-{index}", remote(EngineActor, **slots.options(nodes[0])).remote(run, index))
+        processes = [
+            [
+                Member(process_name(index, rank), remote(EngineActor, **slots.options(slot)).remote(run, index, rank))
+                for rank, slot in enumerate(nodes)
+            ]
             for index, nodes in enumerate(slots.engines)
         ]
-        calls = Calls(trainers, engines, logs, is_own_ray=not cfg.cluster.ray_address)
-        cluster = Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster))
+        calls = Calls(trainers, [*chain(*processes)], logs, is_own_ray=not cfg.cluster.ray_address)
+        engines = Engines(calls, cfg, processes)
         try:
-            yield cluster
+            yield Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster), engines)
         finally:
-            cluster.stop_engines()
+            engines.stop()

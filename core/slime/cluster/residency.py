@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 import time
 
-from slime.cluster.group import KV_CACHE, WEIGHTS, Cluster
+from slime.cluster.engines import KV_CACHE, WEIGHTS
+from slime.cluster.group import Cluster
 from slime.config.schema import Placement
 
 
@@ -62,16 +63,16 @@ class Residency:
     def _forward(self) -> None:
         if self._turn is Turn.TRAIN:
             self._cluster.trainers.trim()
-            self._cluster.engine_memory("resume", WEIGHTS)
+            self._cluster.engines.memory("resume", WEIGHTS)
         else:
             self._residue = self._cluster.trainers.offload()
-            self._cluster.engine_memory("resume", KV_CACHE)
+            self._cluster.engines.memory("resume", KV_CACHE)
         self._turn = Turn(self._turn + 1)
 
     def _back(self) -> None:
         if self._turn is Turn.GENERATE:
-            self._cluster.engine_memory("release", KV_CACHE)
+            self._cluster.engines.memory("release", KV_CACHE)
             self._cluster.trainers.onload()
         else:
-            self._cluster.engine_memory("release", WEIGHTS)
+            self._cluster.engines.memory("release", WEIGHTS)
         self._turn = Turn(self._turn - 1)

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from slime.errors import SlimeError
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
+
+    from slime.rollout.engine import End
 
 CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""
@@ -93,16 +95,17 @@ class Watch:
     def _dead_actor(self, what: str) -> Death | None:
         import ray
 
+        ends = []
         answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         for ref in answered:
             member = self._asked[ref]
             try:
-                ray.get(ref)
+                ends.append(ray.get(ref))
             except ray.exceptions.RayError as error:
                 return died(member, error, what, self._logs)
             del self._asked[ref]
             self._asked[member.call(Actor.ping)] = member
-        return None
+        return first_end(ends)
 
 
 class _Ray:
@@ -163,6 +166,15 @@ def _end_of_child(name: str) -> str:
                     return f"(pid {child.pid}) ended with exit code {result.si_status}"
                 return f"(pid {child.pid}) was killed by {signal.Signals(result.si_status).name}"
     return "has ended"
+
+
+def first_end(ends: Iterable[End | None]) -> Death | None:
+    """The death of the server that ended first: one that loses a rank on another host dies of that, soon after."""
+    known = [end for end in ends if end]
+    if not known:
+        return None
+    first = min(known, key=lambda end: end.at).error
+    return Death(first.what, where=first.where, todo=first.todo)
 
 
 def died(member: Member, error: RayError, what: str, logs: Path) -> Death:

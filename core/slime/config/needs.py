@@ -9,7 +9,6 @@ from slime.config.paths import exists
 from slime.config.schema import ClusterConfig, Device, ModelConfig, Role, SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.engines import engine_groups
-from slime.topology.placement import engine_places
 
 
 def config_folder(model: ModelConfig) -> str:
@@ -53,9 +52,6 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 def _unbuilt(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """What can be planned and not be run yet."""
-    if any(len(nodes) > 1 for nodes in engine_places(cfg)):
-        todo = f"Use at most {cfg.cluster.devices_per_node} devices an engine."
-        yield SlimeError("engines over several hosts can be planned, not run yet", where="rollout.engines", todo=todo)
     if cfg.rollout.fp8 is not None:
         yield SlimeError("FP8 engines can be planned, not run yet", where="rollout.fp8", todo="Set rollout.fp8=null.")
     if any(group.role is not Role.regular for group in engine_groups(cfg)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.config.schema import SlimeConfig
+from slime.config.schema import Device, SlimeConfig
 
 RAY_PORT = 6379
 FIRST_HOST = "HOST0"
@@ -10,8 +10,9 @@ FIRST_HOST = "HOST0"
 
 
 def commands(cfg: SlimeConfig) -> list[dict[str, str]]:
-    """`{"host": ..., "command": ...}` in order; none where the run starts Ray itself or joins one that is there."""
-    if cfg.cluster.num_nodes == 1 or cfg.cluster.ray_address:
+    """`{"host": ..., "command": ...}` in order; none where the run joins a Ray that is there, or starts its own: on one
+    host, and on cpu, where that host stands for all."""
+    if cfg.cluster.num_nodes == 1 or cfg.cluster.ray_address or cfg.cluster.device is Device.cpu:
         return []
     address, last = f"{FIRST_HOST}:{RAY_PORT}", cfg.cluster.num_nodes - 1
     options = f"--num-gpus={cfg.cluster.devices_per_node} --disable-usage-stats"

@@ -1,6 +1,7 @@
 """An SGLang server as a process of its own: what it is told, how it starts, how it ends.
 
-Engines start from `config.json` alone with dummy weights; real ones always arrive by `slime.weights.publish`.
+Engines start from `config.json` alone with dummy weights; real ones always arrive by `slime.weights.publish`. One over
+several hosts is such a process on each of them: the first answers requests, the others only say that they are up.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ import psutil
 
 from slime.config.schema import SlimeConfig
 from slime.errors import NoAnswer, SlimeError
-from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key
+from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.observe.hang import look
 from slime.rollout.lifeline import clear, scratch_prefix
+from slime.rollout.rendezvous import Rendezvous
 from slime.topology.environment import engine_environment
+from slime.topology.placement import process_name
 from slime.topology.server_fields import group_of, server_fields
 
 POLL_S = 0.1
@@ -51,12 +55,27 @@ def server_args(fields: Mapping[str, Any]) -> list[str]:
     return [f"{name}={json.dumps(value)}" for name, value in fields.items()]
 
 
+@dataclass(frozen=True)
+class End:
+    """Of a server that nobody stopped.
+
+    Attributes:
+        at: seconds since the epoch, by the clock of its host.
+        error: how, with the end of its log.
+    """
+
+    at: float
+    error: SlimeError
+
+
 class EngineProcess:
     """One SGLang server, from start to stop. It ends with the process that started it, however that ends.
 
     Args:
         cfg: the run.
         index: which engine of it, counted over all groups.
+        node_rank: which process of the engine, one a host.
+        rendezvous: of an engine over several hosts.
         model_path: HF folder; config.json is read, weights are not.
         host: address it listens on.
         log: file its output is appended to.
@@ -69,6 +88,8 @@ class EngineProcess:
         self,
         cfg: SlimeConfig,
         index: int = 0,
+        node_rank: int = 0,
+        rendezvous: Rendezvous | None = None,
         *,
         model_path: Path,
         host: str,
@@ -79,10 +100,13 @@ class EngineProcess:
     ) -> None:
         self.cfg, self.index, self.model_path, self.host, self.log = cfg, index, model_path, host, log
         self.devices, self.mark = devices, mark
+        self.node_rank, self.rendezvous = node_rank, rendezvous
         self.endpoint = Endpoint("", key or new_key())
         self._process: subprocess.Popen[bytes]
+        self._waiting: threading.Thread
         self._scratch = ""
         self._log_start = 0
+        self._ended_at: float | None = None
 
     def start(self) -> Endpoint:
         """Start the server and wait until it answers.
@@ -91,14 +115,15 @@ class EngineProcess:
             SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
         """
         deadline = time.monotonic() + self.cfg.cluster.start_timeout_s
-        for attempt in range(PORT_ATTEMPTS):
+        num_attempts = 1 if self.rendezvous else PORT_ATTEMPTS  # the others would have to start again, too
+        for attempt in range(num_attempts):
             with reserved_port(self.host) as port:
                 self._spawn(port)
                 if self._is_ready(deadline):
                     return self.endpoint
             output = self._output()
             self.stop()
-            if PORT_TAKEN not in output.lower() or attempt == PORT_ATTEMPTS - 1:
+            if PORT_TAKEN not in output.lower() or attempt == num_attempts - 1:
                 raise self._died(output)
         raise AssertionError("the last attempt returns or raises")
 
@@ -106,36 +131,51 @@ class EngineProcess:
         self.endpoint = replace(self.endpoint, url=f"http://{self.host}:{port}")
         self._scratch = tempfile.mkdtemp(prefix=scratch_prefix(self.mark))
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        fields = server_fields(self.cfg, self.index, model_path=self.model_path)
-        arguments = server_args(fields | {"host": self.host, "port": port})
+        self._ended_at = None
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "slime.rollout.launcher", *arguments],
+                [sys.executable, "-m", "slime.rollout.launcher", *server_args(self.fields(port))],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(self._scratch),
+                env=self.environment(self._scratch),
                 start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
             )
         hand_over(self.endpoint.key, self._process)
+        self._waiting = threading.Thread(target=self._await_end, args=(self._process,), daemon=True)
+        self._waiting.start()
 
-    def _environment(self, scratch: str) -> dict[str, str]:
-        """With SGLang's sockets in a folder that we remove."""
+    def _await_end(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        if process is self._process:  # and not one that was replaced, for a port that was taken
+            self._ended_at = time.time()
+
+    def fields(self, port: int) -> dict[str, Any]:
+        """What the server is told, the topology's fields and the addresses; it answers at `port`."""
+        fields = server_fields(self.cfg, self.index, model_path=self.model_path) | {"host": self.host, "port": port}
+        if self.rendezvous:
+            fields |= {"node_rank": self.node_rank, "dist_init_addr": self.rendezvous.address}
+        return fields
+
+    def environment(self, scratch: str) -> dict[str, str]:
+        """The topology's, and what has SGLang's sockets in `scratch`, a folder that we remove."""
         ours = engine_environment(self.cfg, group_of(self.cfg, self.index))
         settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
         settings["SLIME_ENGINE_STACKS"] = str(self.log.absolute().with_suffix(""))
+        settings["SGLANG_HOST_IP"] = self.host  # where its ranks look for each other
         if self.devices:
             settings["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         if self.host != LOOPBACK:
             return {**os.environ, **ours, **settings}
-        # Its ranks find each other in that folder, too: a port would be open to everybody, on every interface.
-        settings["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{scratch}/ranks"
+        # Its ranks find each other in a file, too: a port would be open to everybody, on every interface.
+        file = self.rendezvous.file if self.rendezvous else f"{scratch}/ranks"
+        settings["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{file}"
         return {**LOOPBACK_SETTINGS, **os.environ, **ours, **settings}
 
     def _is_ready(self, deadline: float) -> bool:
         """True once it answers, False if it ended before or found its port taken."""
         while self._process.poll() is None and PORT_TAKEN not in self._output().lower():
-            if _answers(self.endpoint):
+            if _answers(self.endpoint, "/health" if self.node_rank else "/model_info"):
                 return True
             if time.monotonic() > deadline:
                 output = self._output()
@@ -153,17 +193,21 @@ class EngineProcess:
         with self.log.open("a") as log:
             log.write("\n\n".join(str(each) for each in seen if each.name.startswith(self.log.stem)) + "\n")
 
-    def check_alive(self) -> None:
-        """Find out why an engine failed: one that is about to end gets the time to.
+    def end(self, dying_s: float = 0.0) -> End | None:
+        """How it has ended; None if it lives.
 
-        Raises:
-            SlimeError: it has ended, with how and the end of its log.
+        Args:
+            dying_s: seconds to wait for the end of one that is about to.
         """
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it lives
-            code = self._process.wait(timeout=DYING_S)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
-            raise self._error(f"{how}; its log ends: {_tail(self._output())}", todo)
+        if not self._scratch:  # not started, or stopped
+            return None
+        self._waiting.join(dying_s)
+        if self._ended_at is None:
+            return None
+        code = self._process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
+        return End(self._ended_at, self._error(f"{how}; its log ends: {_tail(self._output())}", todo))
 
     def release_memory(self, tags: Sequence[str]) -> None:
         """Give the device memory behind SGLang's `tags` back, once the last request has left the engine."""
@@ -210,7 +254,15 @@ class EngineProcess:
         return self._error(what, f"Read {self.log}; `rollout.sglang` holds SGLang's arguments.")
 
     def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
-        return kind(what, where=f"engine {self.endpoint}", todo=todo)
+        return kind(what, where=self._where, todo=todo)
+
+    @property
+    def _where(self) -> str:
+        """One of several processes is named as its log is; of them only the first has an address that others know."""
+        if not self.rendezvous:
+            return f"engine {self.endpoint}"
+        name = process_name(self.index, self.node_rank)
+        return f"{name} (node_rank {self.node_rank}, pid {self.pid} on {socket.gethostname()})"
 
 
 def _kill_group(leader: subprocess.Popen[bytes]) -> None:
@@ -232,20 +284,8 @@ def _lives(group: int) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def reserved_port(host: str) -> Iterator[int]:
-    """A TCP port at `host` that nobody is given while the context lasts, but that a server may listen on.
-
-    Linux lets a second socket bind and listen as long as both allow reuse and the first does not listen.
-    """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((host, 0))
-        yield int(holder.getsockname()[1])
-
-
-def _answers(endpoint: Endpoint) -> bool:
-    request = urllib.request.Request(f"{endpoint}/model_info", headers=endpoint.headers)
+def _answers(endpoint: Endpoint, path: str) -> bool:
+    request = urllib.request.Request(f"{endpoint}{path}", headers=endpoint.headers)
     try:
         with urllib.request.urlopen(request, timeout=5):
             return True

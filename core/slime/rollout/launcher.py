@@ -11,14 +11,22 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from slime.net import take_key
 from slime.observe.hang import register
 from slime.rollout.lifeline import die_with_parent
+
+OWN_END_S = 0.02
+"""How long a server that ends itself may take between its children's end and its own."""
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -45,11 +53,17 @@ def fork_workers() -> None:
 
 
 def hook() -> None:
-    """Have the server and its schedulers tell their stacks when they are asked (`slime.observe.hang`), and find
-    everything that they leave in /dev/shm under the name of the engine's scratch folder (`lifeline.clear`)."""
+    """Have the server and its schedulers tell their stacks when they are asked (`slime.observe.hang`), end when one of
+    them is killed, and find everything that they leave in /dev/shm under the name of the engine's scratch folder
+    (`lifeline.clear`)."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", register_scheduler, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", watch, HookType.AFTER)
+    controller = "sglang.srt.managers.data_parallel_controller.DataParallelController"
+    HookRegistry.register(f"{controller}.__init__", watch_controlled, HookType.AFTER)
+    if parse(sys.argv[1:]).get("node_rank"):
+        HookRegistry.register("sglang.srt.utils.network.wait_port_available", port_of_the_first, HookType.REPLACE)
     HookRegistry.register("sglang.srt.utils.stale_shm_cleanup.make_shm_name", shm_name, HookType.REPLACE)
     HookRegistry.register("sglang.srt.managers.load_snapshot.shm_path_for", shm_path, HookType.REPLACE)
 
@@ -70,6 +84,38 @@ def register_scheduler(
     ranks = {"pp": pp_rank, "dp": dp_rank or 0}
     named = "".join(f"-{kind}{rank}" for kind, rank in ranks.items() if rank)
     register_as(f"scheduler-tp{tp_rank}{named}")
+
+
+def watch(started: tuple[Any, Sequence[BaseProcess]], *arguments: Any) -> None:
+    """After a server has started its schedulers, or the process that starts them for data-parallel attention.
+
+    SGLang looks after them on the first host only, once a second, and never after those of data-parallel attention. A
+    rank of another host then fails first, in a collective, and would be taken for the cause.
+    """
+    threading.Thread(target=end_with, args=(started[1],), daemon=True).start()
+
+
+def watch_controlled(built: None, controller: Any, *arguments: Any) -> None:
+    """The same in the process that has started the schedulers."""
+    watch((None, controller.scheduler_procs))
+
+
+def end_with(processes: Sequence[BaseProcess]) -> None:
+    """End this process as soon as one of its children is killed; what ends by itself tells SGLang before it does."""
+    wait([process.sentinel for process in processes])
+    time.sleep(OWN_END_S)
+    killed = [process for process in processes if (process.exitcode or 0) < 0]
+    if not killed:
+        return
+    told = [f"{process.pid} was killed by {signal.Signals(-(process.exitcode or 0)).name}" for process in killed]
+    sys.stderr.write(f"scheduler {', '.join(told)}\n")
+    os._exit(1)
+
+
+def port_of_the_first(*arguments: Any) -> bool:
+    """Instead of looking, on every host, whether the ports are free that only the first process listens on: where hosts
+    are one, it may have taken them by now."""
+    return True
 
 
 def register_as(name: str) -> None:

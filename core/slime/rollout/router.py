@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
-from slime.net import LOOPBACK, Endpoint, hand_over, take_key
-from slime.rollout.engine import reserved_port
+from slime.net import LOOPBACK, Endpoint, hand_over, reserved_port, take_key
 from slime.rollout.lifeline import die_with_parent
 from slime.topology.server_fields import MAX_IMBALANCE
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config.schema import Device, SlimeConfig
 from slime.net import LOOPBACK
 from slime.rollout.engine import EngineProcess
+from slime.rollout.rendezvous import open_rendezvous
+from slime.topology.placement import process_name
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +35,24 @@ def cpu_config(**sglang: Any) -> SlimeConfig:
         **sglang,
     }
     return cfg
+
+
+@contextmanager
+def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: Any) -> Iterator[list[EngineProcess]]:
+    """An engine with a process of one rank on each of `hosts` hosts, all of which are this one; logs in `folder`."""
+    cfg = cpu_config(tp_size=hosts, **sglang)
+    cfg.cluster.num_nodes = hosts
+    with open_rendezvous(LOOPBACK, "") as rendezvous, ExitStack() as stack, ThreadPoolExecutor(hosts) as pool:
+        logs = [folder / f"{process_name(0, rank)}.log" for rank in range(hosts)]
+        processes = [
+            EngineProcess(cfg, 0, rank, rendezvous, model_path=model_path, host=LOOPBACK, log=log)
+            for rank, log in enumerate(logs)
+        ]
+        for process in processes:
+            stack.callback(process.stop)
+        for starting in [pool.submit(process.start) for process in processes]:
+            starting.result()
+        yield processes
 
 
 @contextmanager

@@ -22,6 +22,11 @@ class Place:
         return f"node {self.node}" + (f" device {self.devices[0]}{last}" if self.devices else "")
 
 
+def process_name(engine: int, node_rank: int) -> str:
+    """As an engine's process is called, its log and its stacks: `engine-0`, and `engine-0-node1` on a second host."""
+    return f"engine-{engine}-node{node_rank}" if node_rank else f"engine-{engine}"
+
+
 def shares_gpus(cfg: SlimeConfig) -> bool:
     """Whether a GPU holds a trainer rank and an engine; on cpu and without engines there is nothing to share."""
     colocated = cfg.cluster.device is Device.cuda and cfg.cluster.placement is Placement.colocated
@@ -43,6 +48,11 @@ def engine_places(cfg: SlimeConfig) -> list[tuple[Place, ...]]:
         return list(_cpu_places(cfg, sizes))
     first = 0 if cfg.cluster.placement is Placement.colocated else cfg.cluster.num_trainers
     return [_over_hosts(cfg, start, size) for start, size in zip(_starts(cfg, first, sizes), sizes, strict=True)]
+
+
+def num_hosts(cfg: SlimeConfig, devices_per_engine: int) -> int:
+    """Hosts that an engine of this size takes, and processes that it has."""
+    return -(-devices_per_engine // cfg.cluster.devices_per_node)
 
 
 def engine_ranks(cfg: SlimeConfig) -> list[range]:
@@ -75,9 +85,9 @@ def _cpu_places(cfg: SlimeConfig, sizes: list[int]) -> Iterator[tuple[Place, ...
     """Engines take hosts in turn; one with more ranks than a host has slots takes several."""
     node = 0
     for size in sizes:
-        num_hosts = -(-size // cfg.cluster.devices_per_node)
-        yield tuple(Place((node + rank) % cfg.cluster.num_nodes, range(0)) for rank in range(num_hosts))
-        node += num_hosts
+        hosts = num_hosts(cfg, size)
+        yield tuple(Place((node + rank) % cfg.cluster.num_nodes, range(0)) for rank in range(hosts))
+        node += hosts
 
 
 def _place(cfg: SlimeConfig, first: int, count: int) -> Place:
@@ -107,7 +117,7 @@ def placement_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 def _spans_whole_hosts(cfg: SlimeConfig, group: EngineGroup) -> Iterator[SlimeError]:
     per_node, size = cfg.cluster.devices_per_node, group.devices_per_engine
-    hosts = -(-size // per_node)
+    hosts = num_hosts(cfg, size)
     where = f"rollout.engines.{group.name}.devices_per_engine"
     if hosts > cfg.cluster.num_nodes:
         todo = f"Use at most {per_node * cfg.cluster.num_nodes}."

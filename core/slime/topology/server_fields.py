@@ -10,6 +10,7 @@ from typing import Any
 from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, Role, SlimeConfig
 from slime.topology.engines import EngineGroup, engine_groups, num_engines
+from slime.topology.placement import num_hosts
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
@@ -32,6 +33,7 @@ def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str
         **_most_running(cfg, group),
         **_device_fields(cfg, group),
         **_role_fields(cfg, group),
+        **_host_fields(cfg, group),
         **group.sglang,
     }
     if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
@@ -119,6 +121,11 @@ def _role_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     if cfg.cluster.ib_devices:
         fields["disaggregation_ib_device"] = ",".join(cfg.cluster.ib_devices)
     return fields
+
+
+def _host_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
+    hosts = num_hosts(cfg, group.devices_per_engine)
+    return {"nnodes": hosts} if hosts > 1 else {}
 
 
 def _most_requests(cfg: SlimeConfig) -> int:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.config.schema import Placement, Role, SlimeConfig, Transport
+from slime.config.schema import Role, SlimeConfig, Transport
 from slime.topology.engines import engine_groups
 from slime.topology.environment import engine_environment, trainer_environment
 from slime.topology.layout import Grid, read_grid
-from slime.topology.placement import Place, engine_places, engine_ranks, shares_gpus, trainer_places
+from slime.topology.placement import Place, engine_places, shares_gpus, trainer_places
 from slime.topology.server_fields import server_fields
-from slime.topology.transport import transport_of
+from slime.topology.transport import publishers, transport_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Engine:
         nodes: the places of its processes, in the order of SGLang's `node_rank`; the first one serves requests.
         fields: fields of `ServerArgs`, less addresses and `node_rank`.
         environment: variables that slime sets for each of its processes.
-        publishers: trainer ranks that hand it weights; colocated: rank i of them to its tensor-parallel rank i.
+        publishers: trainer ranks that hand it weights, as `slime.topology.transport.publishers` says.
     """
 
     index: int
@@ -76,8 +76,6 @@ def read_topology(cfg: SlimeConfig, *, model_path: Path) -> Topology:
         model_path: the HF folder that engines are told to read `config.json` from.
     """
     grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
-    colocated = cfg.cluster.placement is Placement.colocated
-    beside = engine_ranks(cfg) if colocated else [range(1)] * len(engine_places(cfg))
     names = [(group, number) for group in engine_groups(cfg) for number in range(group.num_engines)]
     engines = tuple(
         Engine(
@@ -87,10 +85,10 @@ def read_topology(cfg: SlimeConfig, *, model_path: Path) -> Topology:
             nodes=nodes,
             fields=server_fields(cfg, index, model_path=model_path),
             environment=engine_environment(cfg, group),
-            publishers=publishers,
+            publishers=ranks,
         )
-        for index, ((group, number), nodes, publishers) in enumerate(
-            zip(names, engine_places(cfg), beside, strict=True)
+        for index, ((group, number), nodes, ranks) in enumerate(
+            zip(names, engine_places(cfg), publishers(cfg), strict=True)
         )
     )
     trainers = tuple(

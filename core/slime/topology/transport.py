@@ -1,4 +1,4 @@
-"""How weights reach the engines."""
+"""How weights reach the engines, and from whom."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.errors import SlimeError
+from slime.topology.engines import num_engines
+from slime.topology.placement import engine_ranks
 
 
 def transport_of(cfg: SlimeConfig) -> Transport:
@@ -13,6 +15,18 @@ def transport_of(cfg: SlimeConfig) -> Transport:
     if cfg.weights.transport is not Transport.auto:
         return cfg.weights.transport
     return Transport.ipc if _can_share_memory(cfg) else Transport.broadcast
+
+
+def publishers(cfg: SlimeConfig) -> list[range]:
+    """The trainer ranks that hand each engine its weights.
+
+    Those on its own devices, rank i of them to its tensor-parallel rank i on whichever host these are; or else rank 0.
+    """
+    if cfg.cluster.placement is Placement.colocated and transport_of(cfg) is Transport.ipc:
+        ranks = engine_ranks(cfg)
+        if ranks and ranks[-1].stop <= cfg.cluster.num_trainers:  # on cpu engines may have more ranks than that
+            return ranks
+    return [range(1)] * num_engines(cfg)
 
 
 def _can_share_memory(cfg: SlimeConfig) -> bool:

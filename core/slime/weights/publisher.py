@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from slime.config.schema import Device, Placement, SlimeConfig, Transport
+from slime.config.schema import Device, SlimeConfig, Transport
 from slime.net import Endpoint, serve_store
 from slime.topology.engines import engine_groups
-from slime.topology.placement import engine_ranks
 from slime.topology.server_fields import drafts_with_own_layer
-from slime.topology.transport import transport_of
+from slime.topology.transport import publishers, transport_of
 from slime.types import Receipt
 from slime.weights.bucket import CudaBucket, SharedBucket
 from slime.weights.engine_link import EngineLink
@@ -33,8 +32,8 @@ _GROUP = "slime-weights"
 class Publisher:
     """Made once on every rank of the trainer, at the same time: it makes process groups.
 
-    Colocated, every engine takes its weights from the ranks on its own devices, and every rank has all of them.
-    Otherwise rank 0 serves every engine.
+    Who serves whom is `slime.topology.transport.publishers`; where that is not rank 0 alone, every rank gathers all
+    weights.
 
     Args:
         host: address at which the engines' hosts reach this one.
@@ -42,22 +41,21 @@ class Publisher:
 
     def __init__(self, cfg: SlimeConfig, trainer: Trainer, host: str, engines: Sequence[Endpoint]) -> None:
         self._cfg, self._trainer, self._host = cfg, trainer, host
-        self._colocated = cfg.cluster.placement is Placement.colocated and transport_of(cfg) is Transport.ipc
-        self._serves = dist.get_rank() == 0
-        self._served = list(engines) if self._serves else []
+        self._serves, self._served = False, list[Endpoint]()
         self._peers: dist.ProcessGroup | None = None
         self._stream: tuple[dist.ProcessGroup, TCPStore] | None = None
-        if self._colocated:
-            self._serves, self._served = False, []
-            for engine, ranks in zip(engines, engine_ranks(cfg), strict=True):
-                self._take(engine, list(ranks))
+        self._everywhere = False
+        for engine, ranks in zip(engines, publishers(cfg), strict=True):
+            self._take(engine, list(ranks))
 
     def _take(self, engine: Endpoint, ranks: list[int]) -> None:
         """Collective: `engine` gets its weights from `ranks`."""
+        self._everywhere |= ranks != [0]
         peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
         if dist.get_rank() in ranks:
             self._serves, self._peers = True, peers
-            self._served = [engine] if dist.get_rank() == ranks[0] else []
+        if dist.get_rank() == ranks[0]:
+            self._served.append(engine)
 
     def publish(self, version: int, bucket_mb: int) -> Receipt | None:
         """Collective: hand the trainer's weights over as `version`. None on ranks that serve no engine.
@@ -70,7 +68,7 @@ class Publisher:
         """
         with_mtp = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
         bucket_bytes = bucket_mb * 2**20
-        tensors = self._trainer.export(bucket_bytes, everywhere=self._colocated, with_mtp=with_mtp)
+        tensors = self._trainer.export(bucket_bytes, everywhere=self._everywhere, with_mtp=with_mtp)
         if not self._serves:
             drain(tensors)
             return None

@@ -1,0 +1,89 @@
+"""The engines of a run, each a process of SGLang's on every host that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from slime.cluster.actors import EngineActor
+from slime.cluster.calls import Calls
+from slime.cluster.watch import Member
+from slime.config.schema import SlimeConfig
+from slime.net import Endpoint
+from slime.rollout.rendezvous import Rendezvous
+from slime.topology.placement import engine_places, engine_ranks, shares_gpus
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+"""SGLang's tags of what an engine can release."""
+STOP_S = 3.0
+"""How long engines have to end by themselves; one that is still starting is killed with its actor instead."""
+
+
+class Engines:
+    """Starts all processes; asks the first of each engine, which speaks for its others.
+
+    Args:
+        processes: of each engine, the actors that keep them, by `node_rank`.
+
+    Attributes:
+        endpoints: of each engine, once it is up.
+    """
+
+    def __init__(self, calls: Calls, cfg: SlimeConfig, processes: Sequence[Sequence[Member]]) -> None:
+        self._calls, self._cfg, self._processes = calls, cfg, processes
+        self._starting: dict[Any, Member] = {}
+        self.endpoints: tuple[Endpoint, ...] = ()
+
+    def begin(self, model_path: Path, devices: Sequence[str] = ()) -> None:
+        """Start every process; they hold no weights until the first publish.
+
+        Args:
+            devices: colocated: the CUDA device of each trainer rank. Otherwise Ray has given a process its own.
+        """
+        shares = devices_beside(self._cfg, devices)
+        for nodes, meeting, of_engine in zip(self._processes, self._meetings(), shares, strict=True):
+            for process, of_process in zip(nodes, of_engine, strict=True):
+                self._starting[process.call(EngineActor.start, model_path, of_process, meeting)] = process
+
+    def _meetings(self) -> list[Rendezvous | None]:
+        """Where the processes of each engine find each other, if it has several."""
+        firsts = [nodes[0] for nodes in self._processes if len(nodes) > 1]
+        limit_s = self._cfg.cluster.start_timeout_s
+        met = iter(self._calls.all(firsts, "finding a port", limit_s, EngineActor.meet))
+        return [next(met) if len(nodes) > 1 else None for nodes in self._processes]
+
+    def finish(self) -> None:
+        """Wait until every process is up."""
+        limit_s = self._cfg.cluster.start_timeout_s
+        answers = iter(self._calls.wait(self._starting, "starting engines", limit_s))
+        by_engine = [[next(answers) for _ in nodes] for nodes in self._processes]
+        self.endpoints = tuple(of_processes[0] for of_processes in by_engine)
+
+    def memory(self, action: Literal["release", "resume"], *tags: str) -> None:
+        """Have every rank of every engine release or resume the device memory behind SGLang's `tags`."""
+        what, limit_s = f"{action} {' and '.join(tags)} of engines", self._cfg.cluster.hang_timeout_s
+        method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
+        self._calls.all([nodes[0] for nodes in self._processes], what, limit_s, method, *tags)
+
+    def stop(self) -> None:
+        """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""
+        import ray
+
+        if stopping := [process.call(EngineActor.stop) for nodes in self._processes for process in nodes]:
+            ray.wait(stopping, num_returns=len(stopping), timeout=STOP_S)
+
+
+def devices_beside(cfg: SlimeConfig, devices: Sequence[str]) -> list[list[list[str]]]:
+    """Of each engine's processes the devices of the trainer ranks beside it; empty where they share none.
+
+    Args:
+        devices: of each trainer rank.
+    """
+    if not shares_gpus(cfg):
+        return [[[] for _ in nodes] for nodes in engine_places(cfg)]
+    beside = [iter([devices[rank] for rank in ranks]) for ranks in engine_ranks(cfg)]
+    return [
+        [[next(of_engine) for _ in place.devices] for place in nodes]
+        for of_engine, nodes in zip(beside, engine_places(cfg), strict=True)
+    ]

@@ -1,0 +1,104 @@
+"""What is planned for engines is what is started, and who of those that have ended is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.cluster.engines import devices_beside
+from slime.cluster.placement import bundles, slots
+from slime.cluster.watch import first_end
+from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
+from slime.errors import SlimeError
+from slime.net import LOOPBACK
+from slime.rollout.engine import End, EngineProcess
+from slime.rollout.rendezvous import Rendezvous
+from slime.topology.topology import read_topology
+
+MODEL = Path("/models/tiny")
+FOUND_AT_START = {"host", "port", "node_rank", "dist_init_addr"}
+
+
+def over_hosts(device: str, placement: str, devices_per_node: int) -> SlimeConfig:
+    """Four hosts and two groups: engines of one host, and one of two."""
+    cfg = SlimeConfig()
+    cluster = cfg.cluster
+    cluster.device, cluster.placement = Device(device), Placement(placement)
+    cluster.num_nodes, cluster.devices_per_node, cluster.num_trainers = 4, devices_per_node, 4 * devices_per_node
+    if placement == "disaggregated":
+        cluster.num_nodes *= 2
+    cfg.rollout.engines = {
+        "small": EngineGroupConfig(devices=2 * devices_per_node, devices_per_engine=devices_per_node),
+        "wide": EngineGroupConfig(
+            devices=2 * devices_per_node,
+            devices_per_engine=2 * devices_per_node,
+            sglang={"schedule_policy": "lpm"},
+            environment={"WHOSE": "wide"},
+        ),
+    }
+    return cfg
+
+
+LAYOUTS = {
+    "cuda, colocated": ("cuda", "colocated", 4),
+    "cuda, disaggregated": ("cuda", "disaggregated", 4),
+    "cpu": ("cpu", "disaggregated", 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_process_is_told_what_the_plan_says(layout: tuple[str, str, int], tmp_path: Path) -> None:
+    cfg = over_hosts(*layout)
+    engines = read_topology(cfg, model_path=MODEL).engines
+    started = slots(cfg, object(), range(len(bundles(cfg)))).engines  # type: ignore[arg-type]
+    assert [len(nodes) for nodes in started] == [len(engine.nodes) for engine in engines] == [1, 1, 2]
+    for engine in engines:
+        for rank in range(len(engine.nodes)):
+            several = Rendezvous("10.0.0.1:4000", "/the/ranks") if len(engine.nodes) > 1 else None
+            process = EngineProcess(
+                cfg, engine.index, rank, several, model_path=MODEL, host=LOOPBACK, log=tmp_path / "engine.log"
+            )
+            told = process.fields(port=30000)
+            assert {name: told[name] for name in told.keys() - FOUND_AT_START} == engine.fields
+            assert (told.get("node_rank"), told.get("nnodes")) == ((rank, 2) if several else (None, None))
+            assert told["random_seed"] == cfg.run.seed + engine.index
+            environment = process.environment("/the/scratch")
+            assert environment.items() >= engine.environment.items()
+            meet_in = "/the/ranks" if several else "/the/scratch/ranks"
+            assert environment["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == f"file://{meet_in}"
+
+
+def test_processes_of_several_hosts_meet_at_the_first_ones_port(tmp_path: Path) -> None:
+    cfg = over_hosts("cuda", "colocated", 4)
+    meeting = Rendezvous("10.0.0.1:4000")
+    process = EngineProcess(cfg, 2, 1, meeting, model_path=MODEL, host="10.0.0.2", log=tmp_path / "engine.log")
+    assert process.fields(port=30000)["dist_init_addr"] == "10.0.0.1:4000"
+    environment = process.environment("/the/scratch")
+    assert "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE" not in environment
+    assert environment["SGLANG_HOST_IP"] == "10.0.0.2"
+
+
+def test_colocated_processes_get_the_devices_of_the_trainers_at_their_places() -> None:
+    cfg = over_hosts("cuda", "colocated", 4)
+    topology = read_topology(cfg, model_path=MODEL)
+    devices = [f"GPU-{trainer.place.node}-{trainer.place.devices[0]}" for trainer in topology.trainers]
+    given = devices_beside(cfg, devices)
+    for engine, of_engine in zip(topology.engines, given, strict=True):
+        for place, of_process in zip(engine.nodes, of_engine, strict=True):
+            assert of_process == [f"GPU-{place.node}-{device}" for device in place.devices]
+        beside = [devices[rank] for rank in engine.publishers]
+        assert [device for of_process in of_engine for device in of_process] == beside, "rank i publishes to rank i"
+
+
+def test_engines_with_devices_of_their_own_are_told_none() -> None:
+    assert devices_beside(over_hosts("cuda", "disaggregated", 4), []) == [[[]], [[]], [[], []]]
+
+
+def test_of_several_ends_the_first_is_named() -> None:
+    """The others are of ranks that lost it."""
+    assert first_end([None, None]) is None
+    ends = [End(at, SlimeError(f"ended at {at}", where="engine", todo="Read.")) for at in (7.0, 3.0, 5.0)]
+    named = first_end([ends[0], None, *ends[1:]])
+    assert named
+    assert str(named) == str(ends[1].error)

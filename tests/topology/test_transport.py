@@ -1,0 +1,54 @@
+"""From whom engines get their weights, and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig, Transport
+from slime.topology.transport import publishers, transport_of, transport_problems
+
+
+def config(device: str, placement: str, num_nodes: int = 1, num_trainers: int = 8) -> SlimeConfig:
+    """An engine of a host, and one of all hosts."""
+    cfg = SlimeConfig()
+    cfg.cluster.device, cfg.cluster.placement = Device(device), Placement(placement)
+    cfg.cluster.num_nodes, cfg.cluster.devices_per_node, cfg.cluster.num_trainers = num_nodes, 4, num_trainers
+    cfg.rollout.engines = {
+        "small": EngineGroupConfig(devices=4, devices_per_engine=4),
+        "wide": EngineGroupConfig(devices=4 * num_nodes, devices_per_engine=4 * num_nodes),
+    }
+    return cfg
+
+
+def test_colocated_engines_are_served_rank_by_rank_over_hosts() -> None:
+    cfg = config("cuda", "colocated", num_nodes=2, num_trainers=12)
+    assert transport_of(cfg) is Transport.ipc
+    assert publishers(cfg) == [range(4), range(4, 12)]
+
+
+@pytest.mark.parametrize(
+    ("device", "placement", "num_nodes", "transport"),
+    [
+        ("cuda", "disaggregated", 1, Transport.broadcast),
+        ("cuda", "disaggregated", 2, Transport.broadcast),
+        ("cpu", "disaggregated", 1, Transport.ipc),
+        ("cpu", "disaggregated", 2, Transport.broadcast),
+        ("cpu", "colocated", 2, Transport.broadcast),
+    ],
+)
+def test_elsewhere_the_first_rank_serves_all(device: str, placement: str, num_nodes: int, transport: Transport) -> None:
+    cfg = config(device, placement, num_nodes)
+    assert (transport_of(cfg), publishers(cfg)) == (transport, [range(1)] * 2)
+    assert list(transport_problems(cfg)) == []
+
+
+@pytest.mark.parametrize(("num_trainers", "expected"), [(8, [range(4), range(4, 8)]), (7, [range(1)] * 2)])
+def test_colocated_on_cpu_by_rank_where_there_are_as_many(num_trainers: int, expected: list[range]) -> None:
+    assert publishers(config("cpu", "colocated", num_trainers=num_trainers)) == expected
+
+
+def test_memory_of_another_host_is_refused() -> None:
+    cfg = config("cpu", "disaggregated", num_nodes=2)
+    cfg.weights.transport = Transport.ipc
+    (problem,) = transport_problems(cfg)
+    assert str(problem) == "weights.transport: is ipc, but engines and trainers share no memory. Leave it out."
