@@ -10,9 +10,13 @@ import os
 import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import slime
 from slime.errors import SlimeError, did_you_mean
+
+if TYPE_CHECKING:
+    from slime.config.compose import Composed
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # the last two as shells count death by SIGINT and SIGPIPE
 
@@ -28,12 +32,13 @@ slime post-trains large language models with reinforcement learning: generate, r
 
   slime plan ... --config    print the resolved config as YAML
   slime plan ... --json      the plan for programs (docs/plan.md)
+  slime plan ... --fit       layouts that fit the cluster, the fastest first
   slime --help, --version
 
 Keys are in docs/config.md. Keys under train.megatron, train.optimizer, train.ddp and rollout.sglang are the installed
 Megatron-core's and SGLang's own. What can be chosen here:
 """
-PLAN_FLAGS = ("--config", "--json")
+PLAN_FLAGS = ("--config", "--json", "--fit")
 SWEEP_FLAGS = ("--multirun", "-m")
 CONFIG_FLAGS = ("--cfg", "-c", "--config-name", "--config-path", "--config-dir", "--info", "--resolve")
 
@@ -141,6 +146,8 @@ def _plan(argv: Sequence[str]) -> int:
     from slime.plan.report import report
 
     composed = examine([word for word in argv if word not in PLAN_FLAGS])
+    if "--fit" in argv:
+        return _fit(composed, as_json="--json" in argv)
     if "--json" in argv:
         print(json.dumps(document(composed, plugins.load()), indent=1))
         return EXIT_ERROR if composed.problems else 0
@@ -153,6 +160,16 @@ def _plan(argv: Sequence[str]) -> int:
     for need in composed.needs:
         print(f"slime: before it can run: {need}", file=sys.stderr)
     return EXIT_ERROR if composed.problems else 0
+
+
+def _fit(composed: Composed, *, as_json: bool) -> int:
+    from slime import plugins
+    from slime.plan.fit import fit
+    from slime.plan.fit_text import fit_document, fit_report
+
+    fitted = fit(composed, plugins.load())
+    print(json.dumps(fit_document(composed, fitted), indent=1) if as_json else fit_report(composed, fitted))
+    return 0
 
 
 def _plugins(argv: Sequence[str]) -> int:

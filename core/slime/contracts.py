@@ -61,6 +61,14 @@ class PlanBridge(ModelBridge, Protocol):
 
 
 @runtime_checkable
+class EngineBridge(ModelBridge, Protocol):
+    """A family whose model in SGLang lacks something; what all models need is in `slime.topology.sglang_rules`."""
+
+    def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
+        """What an engine group's fields of `ServerArgs` ask of the model that it does not do, a sentence each."""
+
+
+@runtime_checkable
 class RewardModel(Protocol):
     """Scores one sample. Runs in a worker process that may be killed at its time or memory limit."""
 

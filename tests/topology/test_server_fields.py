@@ -7,7 +7,8 @@ import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role
 from slime.testing.engines import cpu_config
-from slime.topology.server_fields import MAX_IMBALANCE, server_fields
+from slime.topology.engines import engine_groups
+from slime.topology.server_fields import MAX_IMBALANCE, graph_step, server_fields
 
 MODEL = Path("/models/tiny")
 
@@ -65,7 +66,31 @@ def test_graphs_count_requests_a_data_parallel_rank():
     cfg = cpu_config(tp_size=8, dp_size=4, enable_dp_attention=True)
     cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 42
     cfg.rollout.engines["default"] = EngineGroupConfig(devices=8)
-    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == 11
+    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == 12, "two ranks share a batch"
+
+
+def test_drafts_have_the_shape_that_sglang_would_choose():
+    def shape(**sglang):
+        fields = server_fields(cpu_config(speculative_algorithm="EAGLE", **sglang), 0, model_path=MODEL)
+        return [fields[f"speculative_{key}"] for key in ("num_steps", "eagle_topk", "num_draft_tokens")]
+
+    assert shape() == [3, 1, 4]
+    assert shape(speculative_num_steps=2, speculative_eagle_topk=1) == [2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("sglang", "step"),
+    [
+        ({"tp_size": 8}, 1),
+        ({"tp_size": 8, "moe_dense_tp_size": 1}, 8),
+        ({"tp_size": 8, "dp_size": 2, "enable_dp_attention": True}, 4),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 1),
+        ({"tp_size": 8, "moe_dense_tp_size": 1, "speculative_algorithm": "EAGLE"}, 2),
+    ],
+)
+def test_batches_for_which_graphs_are_captured(sglang, step):
+    (group,) = engine_groups(cpu_config(**sglang))
+    assert graph_step(group) == step
 
 
 def test_every_engine_draws_with_a_seed_of_its_own():

@@ -70,13 +70,10 @@ def problems(
             "64 . 16 redundant experts make 80, which 24 ranks do not divide. Set it to 8 .72 experts. or 32",
         ),
         ({"tp_size": 8, "deepep_mode": "auto"}, MOE, "deepep_mode: does nothing without moe_a2a_backend=deepep"),
+        ({"tp_size": 8, "moe_a2a_backend": "mooncake"}, MOE, "moe_a2a_backend: is mooncake, which was never tried"),
+        ({"tp_size": 128, "dp_size": 128, **ATTENTION}, MOE, "makes 128 ranks, more than the 64 experts"),
         ({"page_size": 16}, SPARSE, "page_size: is 16, sparse attention has pages of 64"),
         ({"kv_cache_dtype": "fp8_e5m2"}, SPARSE, "kv_cache_dtype: is fp8_e5m2, which sparse attention does not take"),
-        (
-            {**EAGLE, "tp_size": 8, "dp_size": 8, "max_running_requests": 100, **ATTENTION},
-            MOE,
-            "max_running_requests: is 100, of which SGLang gives each of 8 data-parallel ranks 12. Set it to 104",
-        ),
         (
             {**EAGLE, "max_running_requests": 8, "speculative_num_draft_tokens": 5},
             DENSE,
@@ -102,6 +99,7 @@ def test_fields(base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any]
             "block",
             "ep_size: is 8, but moe_a2a_backend=deepep makes it tp_size=16",
         ),
+        ({"tp_size": 16, "ep_size": 1, **DEEPEP}, "block", "ep_size: is 1, but moe_a2a_backend=deepep makes it"),
         (
             {"tp_size": 16, "deepep_mode": "normal", **DEEPEP},
             "block",
@@ -124,6 +122,17 @@ def test_fields(base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any]
 def test_wide_experts(base: SlimeConfig, fields: dict[str, Any], fp8: str | None, says: str) -> None:
     found = problems(base, fields, MOE, fp8=fp8)
     assert any(re.search(says, problem) for problem in found), found
+
+
+def test_room_for_dispatched_tokens_that_the_user_cuts_down(base: SlimeConfig) -> None:
+    cfg = copy.deepcopy(base)
+    cfg.rollout.fp8 = "block"
+    cfg.cluster.environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 4}
+    cfg.rollout.engines = {"it": EngineGroupConfig(devices=16, sglang={"tp_size": 16, **DEEPEP})}
+    [problem] = sglang_problems(cfg, MOE)
+    assert "is 4, but a decode batch may bring 8 tokens a rank" in str(problem)
+    cfg.cluster.environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 128}
+    assert list(sglang_problems(cfg, MOE)) == []
 
 
 def test_a_pair_needs_one_transfer_and_one_cache(base: SlimeConfig) -> None:
@@ -164,7 +173,7 @@ def test_room_for_dispatched_tokens(recipe: str, group: int, tokens: int | None)
 def test_an_engine_takes_no_more_requests_than_deepep_has_room_for() -> None:
     cfg = examine(["+model=deepseek-r1", "+cluster=h100x128"]).cfg
     fields = server_fields(cfg, 0, model_path=Path("/models/r1"))
-    assert fields["max_running_requests"] == fields["cuda_graph_max_bs_decode"] * fields["dp_size"] == 1032
+    assert fields["max_running_requests"] == fields["cuda_graph_max_bs_decode"] * fields["dp_size"] == 1088
 
 
 def test_an_engine_that_speculates_has_requests_for_every_rank(base: SlimeConfig) -> None:

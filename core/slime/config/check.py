@@ -16,7 +16,7 @@ from slime.config.needs import config_folder, is_awaited
 from slime.config.options import check_options
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
-from slime.contracts import ModelBridge, PlanBridge
+from slime.contracts import EngineBridge, ModelBridge, PlanBridge
 from slime.data.prompt_rows import check_prompts, conversation
 from slime.data.rows import Row, first_rows
 from slime.errors import SlimeError, did_you_mean
@@ -190,6 +190,11 @@ def _model(cfg: SlimeConfig, plugins: Plugins, checked: Checked) -> None:
     problems += [*_weights(cfg), *_owned_by_model(cfg, architecture), *layout, *batch_problems(cfg, grid)]
     if generates(cfg):
         problems += _context(cfg, hf)
+    if isinstance(bridge, EngineBridge):
+        for group in engine_groups(cfg):
+            where, todo = f"engine group {group.name}", "Change its SGLang fields."
+            sentences = bridge.engine_problems(hf, group.sglang)
+            problems += [SlimeError(sentence.rstrip("."), where=where, todo=todo) for sentence in sentences]
     if layout:  # the others compute with the sizes
         return
     checked.memory = plan_memory(cfg, bridge, hf)

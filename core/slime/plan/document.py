@@ -23,13 +23,13 @@ SCHEMA = 1
 
 def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
     """The plan as plain values; of a config with problems only those."""
-    head = {"schema": SCHEMA, "problems": [_error(problem) for problem in composed.problems]}
+    head = {"schema": SCHEMA, "problems": [error_document(problem) for problem in composed.problems]}
     if composed.problems:
         return head
     model = read_model(composed, plugins)
     return {
         **head,
-        "needs": [_error(need) for need in composed.needs],
+        "needs": [error_document(need) for need in composed.needs],
         "run": {"name": composed.cfg.run.name, "model": composed.cfg.model.name, **composed.choices},
         **_topology(model.topology, model),
         "publish": None if model.links is None else [_link(link) for link in model.links],
@@ -39,7 +39,8 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
     }
 
 
-def _error(error: SlimeError) -> dict[str, str]:
+def error_document(error: SlimeError) -> dict[str, str]:
+    """What is wrong, where, and what to do."""
     return {"what": error.what, "where": error.where, "todo": error.todo}
 
 

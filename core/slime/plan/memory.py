@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from slime.topology.engine_memory import EngineRank
 from slime.topology.engines import EngineGroup, engine_groups, generates, home_of
 from slime.topology.layout import Grid, read_grid, split_layers
 from slime.topology.memory import GIB, Phase, Table, TrainerRank
-from slime.topology.parameters import Block, held_by_stage, unknown_parameter, weights_of
+from slime.topology.parameters import Block, Held, Weight, held_by_stage, unknown_parameter, weights_of
 from slime.topology.placement import engine_ranks
 
 MIB = 2**20
@@ -43,13 +43,18 @@ class Place:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Of a run on GPUs."""
+    """Of a run on GPUs.
+
+    Attributes:
+        model: Megatron's keywords of the model and its layout, with `vocab_size`.
+        weights: every tensor of the model.
+        held: of a rank of each stage, if that is known already.
+    """
 
     cfg: SlimeConfig
     model: Mapping[str, Any]
-    bridge: ModelBridge
-    hf: HfConfig
-    max_tokens: int | None = field(default=None)
+    weights: Sequence[Weight]
+    held: Sequence[Held] | None = None
 
     @cached_property
     def grid(self) -> Grid:
@@ -69,28 +74,17 @@ class MemoryPlan:
         size = self.cfg.cluster.host_memory_gb
         return None if size is None else size * GIB
 
-    @cached_property
-    def weights(self) -> list[Any]:
-        return weights_of(self.model, self.bridge.weight_mapping(self.hf))
-
     @property
     def tokens(self) -> int:
         """Of a full micro-batch."""
-        return self.max_tokens or self.cfg.train.max_tokens_per_micro_batch
+        return self.cfg.train.max_tokens_per_micro_batch
 
     @cached_property
     def trainers(self) -> list[TrainerRank]:
         """A rank of every pipeline stage."""
-        cfg, grid, tied = self.cfg, self.grid, bool(self.model.get("share_embeddings_and_output_weights"))
-        trains_mtp = bool(cfg.train.mtp_loss_scale)
-        held = held_by_stage(
-            self.weights,
-            grid,
-            self.model,
-            tied=tied,
-            trains_mtp=trains_mtp,
-            trains_indexer=bool(self.model.get("dsa_indexer_loss_coeff")),
-        )
+        cfg, grid = self.cfg, self.grid
+        tied, trains_mtp = bool(self.model.get("share_embeddings_and_output_weights")), bool(cfg.train.mtp_loss_scale)
+        held = self.held or self.held_of(grid, self.model)
         longest = min(self.tokens, longest_sequence(cfg)[0]) if generates(cfg) else self.tokens
         activations = Activations(self.model, grid, self.tokens, longest)
         layers, last = self._layers(activations), grid.pp - 1
@@ -130,6 +124,17 @@ class MemoryPlan:
                 )
             )
         return ranks
+
+    def held_of(self, grid: Grid, model: Mapping[str, Any]) -> list[Held]:
+        """What a rank of every stage of a layout holds."""
+        return held_by_stage(
+            self.weights,
+            grid,
+            model,
+            tied=bool(self.model.get("share_embeddings_and_output_weights")),
+            trains_mtp=bool(self.cfg.train.mtp_loss_scale),
+            trains_indexer=bool(self.model.get("dsa_indexer_loss_coeff")),
+        )
 
     def _layers(self, activations: Activations) -> list[Layer]:
         """By decoder layer; those of one kind are computed once."""
@@ -226,9 +231,11 @@ def _stage(stage: int, grid: Grid) -> str:
 
 def plan_memory(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> MemoryPlan | None:
     """None on cpu, and of a family with blocks of its own, whose sizes are not known."""
-    if cfg.cluster.device is not Device.cuda or unknown_parameter(bridge.weight_mapping(hf)):
+    mapping = bridge.weight_mapping(hf)
+    if cfg.cluster.device is not Device.cuda or unknown_parameter(mapping):
         return None
-    return MemoryPlan(cfg, keywords_of(cfg, bridge, hf), bridge, hf)
+    model = keywords_of(cfg, bridge, hf)
+    return MemoryPlan(cfg, model, weights_of(model, mapping))
 
 
 def keywords_of(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:

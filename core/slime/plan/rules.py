@@ -20,7 +20,7 @@ from slime.rollout.limits import longest_of
 from slime.topology.engines import engine_groups, home_of
 from slime.topology.layout import Grid, split_layers
 from slime.topology.server_fields import drafts_with_own_layer
-from slime.topology.sglang_rules import sglang_problems
+from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
 
 MEGATRON = "train.megatron"
 
@@ -37,6 +37,7 @@ def layout_problems(cfg: SlimeConfig, grid: Grid, architecture: Mapping[str, Any
     yield from _recomputed(model)
     yield from _heads(model, grid)
     yield from _experts(model, grid)
+    yield from _flex(cfg, model, grid)
     yield from _stages(model, grid)
     yield from _speculation(cfg, model)
     yield from _expert_order(cfg)
@@ -119,6 +120,20 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
             where=f"{MEGATRON}.expert_tensor_parallel_size",
             todo=f"Set it to {grid.tp}, or {where} to {grid.tp} or more.",
         )
+
+
+def _flex(cfg: SlimeConfig, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    """Whether DeepEP can exchange the tokens of so many ranks."""
+    if model.get("moe_token_dispatcher_type") != "flex":
+        return
+    where, ranks = f"{MEGATRON}.moe_token_dispatcher_type", grid.etp * grid.ep
+    if cfg.cluster.device is Device.cpu:
+        yield SlimeError("is flex, whose DeepEP needs GPUs", where=where, todo="Remove it.")
+    elif ranks not in DEEPEP_RANKS:
+        near = min(DEEPEP_RANKS, key=lambda size: abs(size - ranks))
+        what = f"is flex, but DeepEP has no settings for {ranks} ranks that share experts"
+        todo = f"Use alltoall, or expert parallel x expert tensor parallel of {near}."
+        yield SlimeError(what, where=where, todo=todo)
 
 
 def _stages(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:

@@ -6,7 +6,7 @@ import os
 
 from slime.config.schema import Device, SlimeConfig
 from slime.topology.engines import EngineGroup, in_words
-from slime.topology.server_fields import dispatch_tokens, uses_deepep
+from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens, uses_deepep
 
 
 def trainer_environment(cfg: SlimeConfig) -> dict[str, str]:
@@ -22,7 +22,7 @@ def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
     if uses_deepep(group.sglang):  # SGLang compares it with nothing; a batch beyond it dies inside deepep
-        settings["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(dispatch_tokens(cfg, group))
+        settings[DISPATCH_TOKENS] = str(dispatch_tokens(cfg, group))
         settings["NVSHMEM_DISABLE_NCCL"] = "1"
     cores = _cores(group) if cfg.cluster.device is Device.cpu else {}
     return {**settings, **cores, **_of_device(cfg), **_network(cfg), **group.environment}

@@ -250,7 +250,8 @@ def held_by_stage(
         learns = trains_mtp or not weight.is_mtp
         learns &= weight.block is not Block.correction and (trains_indexer or weight.block is not Block.indexer)
         held[stage] = _added(held[stage], weight, weight.on_rank(grid), learns=learns)
-    return [replace(of_stage, largest_experts=_most_experts(weights, grid)) for of_stage in held]
+    largest = _most_experts(weights, grid)
+    return [replace(of_stage, largest_experts=largest) for of_stage in held]
 
 
 def stages_of(weights: Sequence[Weight], grid: Grid, megatron: Model) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from slime.topology.placement import num_hosts
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
+DISPATCH_TOKENS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 MAX_IMBALANCE = 8
 """Requests one of several engines may have more than another; the router keeps to it."""
 
@@ -34,6 +36,7 @@ def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str
         **_device_fields(cfg, group),
         **_role_fields(cfg, group),
         **_host_fields(cfg, group),
+        **draft_fields(group.sglang),
         **group.sglang,
     }
     if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
@@ -70,7 +73,7 @@ def _device_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
         return {"sleep_on_idle": True}
     fields: dict[str, Any] = {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
     if group.role is not Role.prefill and not group.sglang.get("cuda_graph_bs_decode"):
-        fields["cuda_graph_max_bs_decode"] = -(-_most_requests(cfg) // group.dp)
+        fields["cuda_graph_max_bs_decode"] = _largest_graph(cfg, group)
     return fields
 
 
@@ -92,14 +95,42 @@ def uses_deepep(sglang: Mapping[str, Any]) -> bool:
 def requests_per_rank(cfg: SlimeConfig, group: EngineGroup) -> int:
     """Requests that the CUDA graphs of one data-parallel attention rank cover."""
     sizes = group.sglang.get("cuda_graph_bs_decode") or [
-        group.sglang.get("cuda_graph_max_bs_decode") or -(-_most_requests(cfg) // group.dp)
+        group.sglang.get("cuda_graph_max_bs_decode") or _largest_graph(cfg, group)
     ]
     return int(max(sizes))
 
 
+def _largest_graph(cfg: SlimeConfig, group: EngineGroup) -> int:
+    """Requests of one data-parallel rank, rounded up to a batch for which SGLang captures a graph."""
+    step = graph_step(group)
+    return -(-_most_requests(cfg) // (group.dp * step)) * step
+
+
+def graph_step(group: EngineGroup) -> int:
+    """SGLang captures graphs of multiples of this many requests (`get_batch_sizes_to_capture`): where tensor-parallel
+    ranks share out a batch's tokens, each needs as many."""
+    shared = group.dp > 1 or group.spreads_experts or group.sglang.get("moe_dense_tp_size") is not None
+    return group.attention_tp // math.gcd(group.attention_tp, num_draft_tokens(group.sglang)) if shared else 1
+
+
+DRAFT_SHAPE = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+"""What SGLang takes for the served families where none of the three is set."""
+
+
+def draft_fields(sglang: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape of EAGLE's drafts, with what SGLang would derive; empty without them."""
+    if str(sglang.get("speculative_algorithm")).upper() not in ("EAGLE", "EAGLE3", "NEXTN"):
+        return {}
+    given = {key: sglang[key] for key in DRAFT_SHAPE if sglang.get(key) is not None}
+    if given.get("speculative_eagle_topk") == 1 and "speculative_num_steps" in given:
+        given.setdefault("speculative_num_draft_tokens", given["speculative_num_steps"] + 1)
+    return given or dict(DRAFT_SHAPE)
+
+
 def num_draft_tokens(sglang: Mapping[str, Any]) -> int:
     """Tokens that a decode step brings for each request."""
-    return int(sglang.get("speculative_num_draft_tokens") or 1) if sglang.get("speculative_algorithm") else 1
+    shape = {**sglang, **draft_fields(sglang)}
+    return int(shape.get("speculative_num_draft_tokens") or 1) if sglang.get("speculative_algorithm") else 1
 
 
 def dispatch_tokens(cfg: SlimeConfig, group: EngineGroup) -> int:

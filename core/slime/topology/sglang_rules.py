@@ -8,34 +8,20 @@ where that needs no GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slime.config.schema import Device, Role, SlimeConfig
 from slime.errors import SlimeError
-from slime.topology.engines import EngineGroup, engine_groups, home_of
-from slime.topology.server_fields import dispatch_tokens
+from slime.topology.engines import engine_groups
+from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens
+from slime.topology.sglang_asked import Asked, divisors, listed
+from slime.topology.sglang_serving import serving_problems
 
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
 build). Low-latency kernels take any size that divides the experts."""
 MOST_DISPATCH_TOKENS = 1024
 FP8_BLOCK = 128
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the rules look at: one group's fields and the model's sizes, by Megatron's names."""
-
-    cfg: SlimeConfig
-    group: EngineGroup
-    model: Mapping[str, Any]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.group.sglang.get(key, default)
-
-    def problem(self, key: str, what: str, todo: str) -> SlimeError:
-        return SlimeError(what, where=home_of(self.cfg, self.group.name, key), todo=todo)
 
 
 def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
@@ -50,7 +36,7 @@ def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[Slim
         yield from sizes
         if sizes:  # the other rules divide by them
             continue
-        for rule in (_heads, _dense, _experts, _dispatch, _fp8, _sparse_attention, _speculation, _transfer):
+        for rule in (_heads, _dense, _experts, _dispatch, _fp8, _sparse_attention, serving_problems, _transfer):
             yield from rule(asked)
     yield from _pairs(cfg)
 
@@ -71,7 +57,7 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
         yield asked.problem("enable_dp_attention", what, f"Set dp_size to a divisor of {asked.group.tp}, or remove it.")
     elif asked.group.tp % dp:
         what = f"is {dp}, which does not divide tp_size {asked.group.tp}"
-        yield asked.problem("dp_size", what, f"Choose one of {_listed(_divisors(asked.group.tp)[1:])}.")
+        yield asked.problem("dp_size", what, f"Choose one of {listed(divisors(asked.group.tp)[1:])}.")
     if asked.get("enable_dp_lm_head") and not attention:
         what = "needs enable_dp_attention: SGLang switches it off without a word"
         yield asked.problem("enable_dp_lm_head", what, "Remove it.")
@@ -83,8 +69,8 @@ def _heads(asked: Asked) -> Iterator[SlimeError]:
         return
     what = f"{heads} attention heads cannot be divided by {asked.group.attention_tp} ranks"
     if asked.get("enable_dp_attention"):
-        fits = [dp for dp in _divisors(asked.group.tp)[1:] if heads % (asked.group.tp // dp) == 0]
-        yield asked.problem("dp_size", f"is {asked.get('dp_size')}: {what}", f"Choose one of {_listed(fits)}.")
+        fits = [dp for dp in divisors(asked.group.tp)[1:] if heads % (asked.group.tp // dp) == 0]
+        yield asked.problem("dp_size", f"is {asked.get('dp_size')}: {what}", f"Choose one of {listed(fits)}.")
     else:
         yield asked.problem("tp_size", what, "Change it, or use enable_dp_attention with a fitting dp_size.")
 
@@ -97,18 +83,21 @@ def _dense(asked: Asked) -> Iterator[SlimeError]:
 
 def _experts(asked: Asked) -> Iterator[SlimeError]:
     experts, redundant = asked.model.get("num_moe_experts"), asked.get("ep_num_redundant_experts", 0)
-    ep = asked.get("ep_size") or 1
+    ep, backend = asked.get("ep_size"), asked.get("moe_a2a_backend", "none")
     if not experts:
         for key in ("ep_size", "ep_num_redundant_experts", "moe_dense_tp_size", "moe_a2a_backend"):
             if asked.get(key) not in (None, 0, 1, "none"):
                 yield asked.problem(key, f"is {asked.get(key)}, but the model has no experts", "Remove it.")
         return
-    if asked.group.spreads_experts and ep not in (1, asked.group.tp):
-        what = f"is {ep}, but moe_a2a_backend={asked.get('moe_a2a_backend')} makes it tp_size={asked.group.tp}"
+    if asked.group.tp > experts:
+        what = f"makes {asked.group.tp} ranks, more than the {experts} experts that SGLang shares out over them"
+        yield asked.problem("tp_size", what, f"Use at most {experts} devices an engine.")
+    if asked.group.spreads_experts and ep not in (None, asked.group.tp):
+        what = f"is {ep}, but moe_a2a_backend={backend} makes it tp_size={asked.group.tp}"
         yield asked.problem("ep_size", what, f"Set it to {asked.group.tp}, or remove it.")
     elif asked.group.tp % asked.group.ep:
         what = f"is {ep}, which does not divide tp_size {asked.group.tp}"
-        yield asked.problem("ep_size", what, f"Choose one of {_listed(_divisors(asked.group.tp))}.")
+        yield asked.problem("ep_size", what, f"Choose one of {listed(divisors(asked.group.tp))}.")
     elif (experts + redundant) % asked.group.ep:
         fits = next(count for count in range(asked.group.ep) if (experts + count) % asked.group.ep == 0)
         total = experts + redundant
@@ -120,6 +109,8 @@ def _experts(asked: Asked) -> Iterator[SlimeError]:
 def _dispatch(asked: Asked) -> Iterator[SlimeError]:
     """Rules of the all-to-all that SGLang exchanges tokens with."""
     backend, mode = asked.get("moe_a2a_backend", "none"), asked.get("deepep_mode", "auto")
+    if backend not in ("none", "deepep"):
+        yield asked.problem("moe_a2a_backend", f"is {backend}, which was never tried with slime", "Use deepep or none.")
     if backend != "deepep":
         if "deepep_mode" in asked.group.sglang:
             yield asked.problem("deepep_mode", "does nothing without moe_a2a_backend=deepep", "Remove it.")
@@ -134,7 +125,7 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
         yield asked.problem("deepep_mode", what, "Use auto.")
     if mode != "low_latency" and asked.group.tp not in DEEPEP_RANKS and not asked.get("deepep_config"):
         what = f"deepep has no settings for {asked.group.tp} ranks"
-        todo = f"Use {_listed(DEEPEP_RANKS)} devices an engine, or give deepep_config."
+        todo = f"Use {listed(DEEPEP_RANKS)} devices an engine, or give deepep_config."
         yield asked.problem("moe_a2a_backend", what, todo)
     if asked.cfg.rollout.fp8 is None and (mode != "low_latency" or asked.get("moe_runner_backend") != "deep_gemm"):
         what = "is deepep, which takes experts in bf16 only in mode low_latency with moe_runner_backend=deep_gemm"
@@ -143,6 +134,10 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
         what = f"is {asked.get('moe_runner_backend')}, but FP8 experts behind deepep are deep_gemm's"
         yield asked.problem("moe_runner_backend", what, "Use deep_gemm, or remove it.")
     tokens = dispatch_tokens(asked.cfg, asked.group)
+    given = asked.group.environment.get(DISPATCH_TOKENS, str(tokens))
+    if not given.isdecimal() or int(given) < tokens:
+        what = f"is {given}, but a decode batch may bring {tokens} tokens a rank, which SGLang compares with nothing"
+        yield SlimeError(what, where=f"{DISPATCH_TOKENS} in the environment", todo=f"Remove it, or set {tokens}.")
     if tokens > MOST_DISPATCH_TOKENS:
         what = f"a decode batch may bring {tokens} tokens a rank, deepep takes {MOST_DISPATCH_TOKENS}"
         yield asked.problem("max_running_requests", what, "Lower it, or cuda_graph_max_bs_decode.")
@@ -187,25 +182,6 @@ def _sparse_attention(asked: Asked) -> Iterator[SlimeError]:
         yield asked.problem("kv_cache_dtype", what, "Use bfloat16 or fp8_e4m3.")
 
 
-def _speculation(asked: Asked) -> Iterator[SlimeError]:
-    if asked.get("speculative_algorithm") is None:
-        return
-    dp = asked.group.dp
-    requests = asked.get("max_running_requests")
-    if requests is not None and (requests % dp or requests < dp):
-        above = -(-max(requests, 1) // dp) * dp
-        what = f"is {requests}, of which SGLang gives each of {dp} data-parallel ranks {requests // dp}"
-        yield asked.problem("max_running_requests", what, f"Set it to {above}.")
-    steps, topk = asked.get("speculative_num_steps"), asked.get("speculative_eagle_topk")
-    drafted = asked.get("speculative_num_draft_tokens")
-    if topk == 1 and steps is not None and drafted is not None and drafted != steps + 1:
-        what = f"is {drafted}, but with speculative_eagle_topk=1 SGLang makes it {steps + 1}"
-        yield asked.problem("speculative_num_draft_tokens", what, f"Set it to {steps + 1}.")
-    if asked.get("enable_deterministic_inference"):
-        what = "draws with no seed a request while it speculates"
-        yield asked.problem("enable_deterministic_inference", what, "Remove it, or speculative_algorithm.")
-
-
 def _transfer(asked: Asked) -> Iterator[SlimeError]:
     """How prefill engines hand KV caches to decode engines."""
     if asked.group.role is Role.regular:
@@ -244,11 +220,3 @@ def _pairs(cfg: SlimeConfig) -> Iterator[SlimeError]:
             if mine != first:
                 what = f"is {mine} here and {first} in group {groups[0].name}, but both sides of a pair need one value"
                 yield SlimeError(what, where=f"rollout.engines.{group.name}.sglang.{key}", todo="Set them alike.")
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _listed(numbers: Any) -> str:
-    return ", ".join(map(str, numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime import architecture
@@ -73,6 +74,11 @@ class Glm4Moe:
             qk_norm=hf.get("use_qk_norm", False),
         )
         return blocks.moe_decoder(hf, attention)
+
+    def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
+        if sglang.get("ep_num_redundant_experts"):
+            return ["SGLang builds the layers of glm4_moe without room for ep_num_redundant_experts: leave it out"]
+        return []
 
 
 class Glm4MoeLite:

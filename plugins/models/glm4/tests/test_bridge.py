@@ -164,3 +164,12 @@ def test_redundant_experts_are_refused_where_the_engine_would_not_build_them() -
     found = [str(problem) for problem in examine(["+model=glm4.5-air", *redundant]).problems]
     assert any("builds glm4_moe without redundant experts" in problem for problem in found), found
     assert not any("redundant" in str(problem) for problem in examine(["+model=glm4.7-flash", *redundant]).problems)
+
+
+def test_an_engine_of_the_larger_family_has_no_redundant_experts() -> None:
+    """SGLang's `models/glm4_moe.py` counts them and builds its layers without them; the lite one's does."""
+    for recipe, count, expected in (("glm4.5@h100x64", 32, 1), ("glm4.7-flash@h100x24", 8, 0)):
+        model, cluster = recipe.split("@")
+        redundant = f"rollout.sglang.ep_num_redundant_experts={count}"
+        found = [str(problem) for problem in examine([f"+model={model}", f"+cluster={cluster}", redundant]).problems]
+        assert sum("ep_num_redundant_experts: leave it out" in problem for problem in found) == expected

@@ -1,0 +1,108 @@
+"""What `slime plan --fit` prints, for people and for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from slime.config.compose import Composed
+from slime.plan.candidate import Candidate
+from slime.plan.document import SCHEMA, error_document
+from slime.plan.estimate import work_of
+from slime.plan.fit import MARGIN, Fitted
+from slime.plan.memory import most
+from slime.topology.memory import GIB
+
+EXCHANGES = ("tensor parallel", "context parallel", "expert parallel", "pipeline sends")
+COLUMNS = {
+    "compute": ("compute",),
+    "again": ("recomputation",),
+    "bubble": ("pipeline bubble",),
+    "exchange": EXCHANGES,
+    "update": ("gradients", "optimizer", "moves to and from the host"),
+    "generate": ("generation",),
+}
+"""Column -> parts of the estimate."""
+
+
+def fit_report(composed: Composed, fitted: Fitted) -> str:
+    """The candidates, what the first one's time and memory are made of, and what to type for it."""
+    return "\n".join(line.rstrip() for line in _lines(composed, fitted))
+
+
+def _lines(composed: Composed, fitted: Fitted) -> Iterator[str]:
+    cfg, work = composed.cfg, work_of(composed.cfg)
+    first = next(one for one in fitted.candidates if not one.is_given)
+    steps = f"{work.optimizer_steps} optimizer step{'s' if work.optimizer_steps > 1 else ''}"
+    yield f"{cfg.model.name} on {cfg.cluster.name}: the fastest of {fitted.num_tried} layouts, by estimate"
+    yield f"  seconds of {work.sequences:,} sequences of {work.tokens:,.0f} tokens (half of the longest), {steps}"
+    yield f"  each leaves {MARGIN:.0%} of a GPU free; * is the layout that the config has; 'slime probe' measures one"
+    yield ""
+    sizes = "".join(f"{name:>5}" for name in ("TP", "PP", "CP", "EP", "ETP", "DP"))
+    yield f"   {sizes}  tokens a pack  recompute  Adam  {'engines':<16}" + "".join(f"{name:>9}" for name in _heads())
+    for one in fitted.candidates:
+        yield _row(one)
+    given = next((one for one in fitted.candidates if one.is_given), None)
+    for problem in given.problems if given else ():
+        yield f"  * cannot be: {problem}"
+    yield from ["", "the first one's seconds"]
+    for part, seconds in first.seconds.items():
+        yield f"  {part:<28}{seconds:>9.1f}"
+    yield from ["", "the first one's memory", *_memory(first), "", "type behind the same words"]
+    yield from (f"  {word}" for word in first.words)
+
+
+def _heads() -> list[str]:
+    return [*COLUMNS, "total"]
+
+
+def _row(one: Candidate) -> str:
+    grid, train = one.grid, one.cfg.train
+    sizes = "".join(f"{getattr(grid, name):>5}" for name in ("tp", "pp", "cp", "ep", "etp", "dp"))
+    recompute = train.megatron.get("recompute_granularity") or "off"
+    adam = "CPU" if train.optimizer.get("optimizer_cpu_offload") else "GPU"
+    seconds = [sum(one.seconds.get(part, 0.0) for part in parts) for parts in COLUMNS.values()]
+    shown = "".join(f"{value:>9,.1f}" if math.isfinite(value) else f"{'-':>9}" for value in [*seconds, one.total])
+    tokens = f"{train.max_tokens_per_micro_batch:>15,}"
+    return f" {'*' if one.is_given else ' '} {sizes}{tokens}  {recompute:<9}  {adam}   {_engines(one):<16}{shown}"
+
+
+def _engines(one: Candidate) -> str:
+    """Engines x devices, and data-parallel ranks of each, of every group."""
+    groups = [rank.group for rank in one.memory.engines.values()]
+    return ", ".join(
+        f"{group.num_engines}x{group.devices_per_engine}" + (f" DP {group.dp}" if group.dp > 1 else "")
+        for group in groups
+    )
+
+
+def _memory(one: Candidate) -> Iterator[str]:
+    plan = one.memory
+    for what, places, size in (("device", plan.devices, plan.device_bytes), ("host", plan.hosts, plan.host_bytes)):
+        place = max(places, key=most)
+        of = f" of {size / GIB:.1f}" if size else ""
+        yield f"  {what:<8}{most(place) / GIB:>8.1f} GiB{of}, most while '{place.table.peak.value}' ({place.name})"
+
+
+def fit_document(composed: Composed, fitted: Fitted) -> dict[str, Any]:
+    """As plain values; `docs/plan.md` describes them."""
+    work = work_of(composed.cfg)
+    return {
+        "schema": SCHEMA,
+        "work": {"sequences": work.sequences, "tokens": work.tokens, "optimizer_steps": work.optimizer_steps},
+        "candidates": [_candidate(one) for one in fitted.candidates],
+    }
+
+
+def _candidate(one: Candidate) -> dict[str, Any]:
+    devices, hosts = max(one.memory.devices, key=most), max(one.memory.hosts, key=most)
+    return {
+        "given": one.is_given,
+        "problems": [error_document(problem) for problem in one.problems],
+        "words": one.words,
+        "sizes": {name: getattr(one.grid, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")},
+        "seconds": {part: value if math.isfinite(value) else None for part, value in one.seconds.items()},
+        "device_bytes": round(most(devices)),
+        "host_bytes": round(most(hosts)),
+    }
