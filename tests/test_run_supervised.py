@@ -1,4 +1,4 @@
-"""A whole run that never generates: it starts trainers and nothing else."""
+"""Whole runs without reinforcement learning."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def test_supervision_alone_needs_no_engine(tmp_path: Path) -> None:
     assert "trainer-1.log" in logs
     assert not {log for log in logs if log.startswith(("engine", "reward", "router"))}
     assert (run.path / "export/model.safetensors").exists()
+
+
+def test_a_supervised_run_is_scored_before_and_after(tmp_path: Path) -> None:
+    shortened = {"sft.num_steps": 2, "sft.lr_warmup_steps": 1, "sft.batch_size": 8}
+    settings = {"algo": "sft", "train.checkpoint.interval": 1, "eval.samples_per_prompt": 2}
+    run = Run(tmp_path, settings=settings, shortened=shortened).start().succeed()
+    before, first, last = run.rows("sft")
+    assert [row["step"] for row in (before, first, last)] == [0, 1, 2]
+    for row in (before, last):
+        assert {"eval/reward_mean", "eval/pass_at_2"} <= row.keys()
+    assert "eval/reward_mean" not in first
+    assert "seconds/checkpoint" in last
+    assert {path.name for path in (run.path / "samples").iterdir()} == {"eval-000000.jsonl", "eval-000002.jsonl"}

@@ -23,9 +23,7 @@ def train(cfg: SlimeConfig) -> str:
     with ExitStack() as stack:
         session = Session.open(cfg, stack)
         supervise(session)
-        if cfg.algo.name == "sft":
-            score_supervised(session)
-        else:
+        if cfg.algo.name != "sft":
             reinforce(session)
         session.export()
         return report.write(session.run)
@@ -41,29 +39,31 @@ def evaluate(cfg: SlimeConfig) -> dict[str, float]:
 
 
 def supervise(session: Session) -> None:
-    """The supervised stage: next-token loss on demonstrations, until `sft.num_steps`."""
+    """The supervised stage: next-token loss on demonstrations, until `sft.num_steps`. Where it is the whole run, the
+    held-out prompts are scored before the first step and after the last."""
     cfg, position = session.cfg, session.position
-    if position.sft_step == cfg.sft.num_steps:
+    last, scores = cfg.sft.num_steps, cfg.algo.name == "sft" and bool(session.held_out)
+    if position.sft_step == last:
         return
-    with Progress("sft", cfg.sft.num_steps, position.sft_step, live=cfg.run.progress) as bar:
-        for step in range(position.sft_step + 1, cfg.sft.num_steps + 1):
+    with Progress("sft", last, position.sft_step, live=cfg.run.progress) as bar:
+        if position.sft_step == 0 and scores:
+            session.publish(0)
+            session.log_values("sft", 0, session.evaluate(bar))
+        for step in range(position.sft_step + 1, last + 1):
             watch = Stopwatch()
             with watch("pack"):
                 (batch,) = session.pack(session.demonstrations.take(cfg.sft.batch_size))
             with watch("train"):
                 values = session.train_sft(batch, step)
             position.sft_step = step
+            if step == last and scores:
+                with watch("publish"):
+                    values |= session.publish(step)
+                with watch("eval"):
+                    values |= session.evaluate(bar)
             bar.step(step, session.log("sft", step, values, watch, batch.num_loss_tokens))
-            if _due(step, cfg.sft.num_steps, cfg.train.checkpoint.interval):
-                session.checkpoint("sft", step)
-
-
-def score_supervised(session: Session) -> None:
-    """What the supervised stage alone has reached on the held-out prompts, if there are any."""
-    if session.held_out:
-        session.publish(0)
-        with Progress("eval", len(session.held_out), live=session.cfg.run.progress) as bar:
-            session.log_values("sft", session.position.sft_step, session.evaluate(bar))
+            if _due(step, last, cfg.train.checkpoint.interval):
+                session.checkpoint()
 
 
 def reinforce(session: Session) -> None:
@@ -105,7 +105,7 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     num_tokens = collected.stats["rollout/num_tokens"]
     bar.step(step, session.log("rl", step, collected.stats | values | moved, watch, num_tokens))
     if _due(step, cfg.run.num_steps, cfg.train.checkpoint.interval):
-        session.checkpoint("rl", step)
+        session.checkpoint()
 
 
 def _due(step: int, last: int, interval: int | None) -> bool:

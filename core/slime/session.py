@@ -21,7 +21,7 @@ from slime.data.demonstrations import DemonstrationSource
 from slime.data.prompts import PromptSet, PromptSource
 from slime.data.tokenize import Tokenizer, load_tokenizer
 from slime.observe import hang
-from slime.observe.metrics import TOKENS_PER_S, MetricsLog, read_rows
+from slime.observe.metrics import SAVING, TOKENS_PER_S, MetricsLog, read_rows
 from slime.observe.progress import Progress
 from slime.observe.samples import SampleLog
 from slime.observe.stopwatch import Stopwatch
@@ -90,6 +90,8 @@ class Session:
         self.position = Position()
         self._store = CheckpointStore(run.checkpoints, cfg.train.checkpoint.keep)
         self._metrics: MetricsLog | None = None
+        self._saved: dict[str, float] = {}
+        self._version = 0
         self._samples = SampleLog(run.samples, cfg.observe.samples_mb)
         self._runner: asyncio.Runner
         self._rewards: RewardService
@@ -210,6 +212,7 @@ class Session:
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
         self._residency.for_weights()
+        self._version = version
         receipt = self.cluster.trainers.publish(self.cluster.engines.endpoints, version)
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
         return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
@@ -226,7 +229,7 @@ class Session:
             cfg.eval,
             cfg.reward,
             cfg.run.seed,
-            self.position.rl_step,
+            self._version,
             prompts=self.held_out,
             tokenizer=self.tokenizer,
             scorer=self._rewards,
@@ -237,7 +240,7 @@ class Session:
             progress=lambda done, total: bar.status("evaluate", done, total),
         )
         found = self._runner.run(self.cluster.calls.watched(evaluating, "evaluating"))
-        self._samples.evaluation(self.position.rl_step, found.groups)
+        self._samples.evaluation(self._version, found.groups)
         bar.values(found.stats)
         return found.stats
 
@@ -246,7 +249,8 @@ class Session:
     ) -> dict[str, float]:
         """Write one step's row, with where its time went; returns the row."""
         seconds = watch.seconds()
-        row = {**values, **seconds, TOKENS_PER_S: num_tokens / seconds["seconds/step"]}
+        row = {**values, **self._saved, **seconds, TOKENS_PER_S: num_tokens / seconds["seconds/step"]}
+        self._saved = {}
         self.log_values(stage, step, row)
         return row
 
@@ -255,14 +259,14 @@ class Session:
         self.run.require_intact()
         self._metrics.log(stage, step, values)
 
-    def checkpoint(self, stage: str, step: int) -> None:
+    def checkpoint(self) -> None:
         """Save everything a resumed run needs. The step's metrics are on disk by then, so none is lost to a kill."""
         watch = Stopwatch()
         self.run.require_intact()
         with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as staging:
             self._residency.for_reading()
             staging.written |= self.cluster.trainers.save(staging.path)
-        self.log_values(stage, step, {"seconds/checkpoint": watch.seconds()["seconds/checkpoint"]})
+        self._saved = {SAVING: watch.seconds()[SAVING]}
 
     def _driver_state(self) -> dict[str, Any]:
         sources = {"prompts": self._data.prompts, "demonstrations": self._data.demonstrations, "buffer": self._buffer}

@@ -27,7 +27,9 @@ STAGES = ("sft", "rl")
 
 REWARD, HELD_OUT, LOSS = "rollout/reward_mean", "eval/reward_mean", "train/loss"
 TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "train/logprob_diff_mean"
-"""Names that the progress display, the report and the log-prob alarm look for."""
+SAVING = "seconds/checkpoint"
+"""Names that the progress display, the report and the log-prob alarm look for. A checkpoint is saved between two steps;
+its time stands in the row of the later one, and is no part of `seconds/step`."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 

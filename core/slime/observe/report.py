@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from slime import files
-from slime.observe.metrics import HELD_OUT, LOGPROB_DIFF, LOSS, REWARD, STAGES, TOKENS_PER_S, Row, read_rows
+from slime.observe.metrics import HELD_OUT, LOGPROB_DIFF, LOSS, REWARD, SAVING, STAGES, TOKENS_PER_S, Row, read_rows
 from slime.observe.progress import duration
 from slime.run_dir import RunDir
 
@@ -90,7 +90,7 @@ def _before_after(values: Sequence[float]) -> str:
 def _time_split(rows: Sequence[Row]) -> list[str]:
     """Where the wall time of the reinforcement-learning steps went, as a table with bars."""
     rows = [row for row in rows if "seconds/step" in row]  # the evaluation before the first step belongs to none
-    total = sum(_values(rows, "seconds/step"))
+    total = sum(_values(rows, "seconds/step")) + sum(_values(rows, SAVING))
     names = dict.fromkeys(name for row in rows for name in row if name.startswith("seconds/"))
     spent = {name.removeprefix("seconds/"): sum(_values(rows, name)) for name in names if name != "seconds/step"}
     if not total:
