@@ -94,3 +94,19 @@ def test_all_goes_with_the_driver(driver: subprocess.Popen[str], mark: str) -> N
     driver.kill()
     assert left(family, timeout_s=4 * GRACE_S) == set()
     assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
+
+
+ORPHAN = "import subprocess as s, sys; print(s.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "driver", [f"subprocess.run([sys.executable, '-c', {ORPHAN!r}]); sys.stdin.read()"], indirect=True
+)
+def test_an_orphan_goes_with_the_driver_that_nobody_ever_saw_with_its_parent(driver: subprocess.Popen[str]) -> None:
+    """As Ray's agents are, in the seconds in which a cluster starts."""
+    started(driver)
+    assert driver.stdout
+    orphan = psutil.Process(int(driver.stdout.readline()))
+    driver.kill()
+    assert left({orphan}, timeout_s=4 * GRACE_S) == set()

@@ -2,7 +2,8 @@
 
 Most processes notice by themselves; after a `kill -9` Ray's agents, for one, keep talking to a dead server for minutes.
 So a small process remembers whom the driver has started, waits for the driver's end, then kills who is left and removes
-what engines would have removed.
+what engines would have removed. It knows them as the driver's descendants and by a variable in their environment: who
+was started in the last moment, by one that has ended since, is nobody's descendant any more.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LOOK_S = 1.0
 GRACE_S = 3.0
 """Seconds they get to end by themselves."""
 POLL_S = 0.05
+_MARK = "SLIME_RUN_MARK"
+"""Environment variable that what is started in the block inherits."""
 _END = b"."
 """What the driver says at the end of the block; the kernel, which closes its end when it dies, says nothing."""
 
@@ -33,14 +36,16 @@ def reaped(mark: str) -> Iterator[None]:
     """Have all that this process starts in the block gone soon after the block or the process ends.
 
     Args:
-        mark: in the names of its engines' scratch folders and shared memory.
+        mark: of the run; in the names of its engines' scratch folders and shared memory, too.
     """
     before = [str(child.pid) for child in _descendants(os.getpid())]
     command = [sys.executable, "-m", "slime.cluster.reaper", mark, str(os.getpid()), *before]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    os.environ[_MARK] = mark
     try:
         yield
     finally:
+        del os.environ[_MARK]
         reaper.communicate(_END)
 
 
@@ -57,11 +62,12 @@ def main(mark: str, driver: int, *before: int) -> None:
         family = {process for process in family if process.is_running()} | _descendants(driver)
     if os.read(sys.stdin.fileno(), 1) == _END:
         family = {process for process in family if process.pid not in before}
-    alive = left(family, GRACE_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    left(alive, GRACE_S)
+    for _ in range(2):  # one that ends in the first round may have started another meanwhile
+        alive = left(family | _marked(mark), GRACE_S)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        left(alive, GRACE_S)
     clear_all(mark)
 
 
@@ -80,6 +86,16 @@ def _is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def _marked(mark: str) -> set[psutil.Process]:
+    """The processes that were started in the block, whoever their parent is now."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it ended, or is another user's
+            if process.environ().get(_MARK) == mark:
+                found.add(process)
+    return found
 
 
 def _descendants(driver: int) -> set[psutil.Process]:
