@@ -1,21 +1,27 @@
 """Log-probs of sampled tokens, engine against trainer, in bf16 on one GPU: every family, at its real head sizes.
 
     python benchmarks/generation.py [MODEL...]
+    python benchmarks/generation.py GLM-4.5-Air DeepSeek-R1 GLM-5.2 --fp8 block [--engine moe_runner_backend=triton]
 
 Models are cut from published config.json files (see `slime.testing.on_gpu`) and served by stock SGLang, all at once.
 Differences are in nats: mean, 90 % of the tokens, and largest. "Rounding" is what one side's costs: the trainer in bf16
 against itself in fp32, mean and 95 % of the tokens. Both sides' may cost twice that, or the exit code is 1. Where the
 engine chooses `index_topk` keys, by scores in fp8, the trainer does so too; "own keys" is the mean had it chosen by
 scores in bf16, as in training, "control" had it attended to all keys.
+
+With `--fp8` engines hold the weights in FP8, and the trainer's are such that E4M3 loses nothing of them: a row says
+what activations in FP8 cost, and the limit is that of the alarm. `--engine` gives fields of SGLang's ServerArgs.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import yaml
 from machine import conditions
 
 from slime.testing.on_gpu import compare_on_gpu
@@ -23,28 +29,32 @@ from slime_plugin_mimo import hf
 
 FAMILIES = Path(__file__).resolve().parents[1] / "plugins/models"
 MODELS = (
-    "glm4/GLM-4-9B-0414",
-    "glm4/GLM-4.5-Air",
-    "glm4/GLM-4.7-Flash",
-    "deepseek-v3/DeepSeek-R1",
-    "deepseek-v3/DeepSeek-V3.2",
-    "glm5/GLM-5.2",
-    "qwen3/Qwen3-4B",
-    "qwen3/Qwen3-30B-A3B",
-    "mimo/MiMo-7B-RL",
+    "GLM-4-9B-0414",
+    "GLM-4.5-Air",
+    "GLM-4.7-Flash",
+    "DeepSeek-R1",
+    "DeepSeek-V3.2",
+    "GLM-5.2",
+    "Qwen3-4B",
+    "Qwen3-30B-A3B",
+    "MiMo-7B-RL",
 )
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or [model.partition("/")[2] for model in MODELS]
-    models = [model.partition("/") for model in MODELS]
-    published = [FAMILIES / plugin / f"tests/hub/{name}.json" for plugin, _, name in models if name in wanted]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", choices=[*MODELS, []], help=", ".join(MODELS))
+    parser.add_argument("--fp8", help="rollout.fp8: block, or an FP8 folder")
+    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE")
+    options = parser.parse_args()
+    published = [next(FAMILIES.glob(f"*/*/assets/{name}/config.json")) for name in options.models or MODELS]
+    engine = {name: yaml.safe_load(value) for name, _, value in (field.partition("=") for field in options.engine)}
     hf.register()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="generation-") as scratch:
-        found = compare_on_gpu(published, Path(scratch))
+        found = compare_on_gpu(published, Path(scratch), engine=engine, fp8=options.fp8)
     failures = [
-        f"{path.stem}: {error}" for path, one in zip(published, found, strict=True) if (error := one.exception())
+        f"{path.parent.name}: {error}" for path, one in zip(published, found, strict=True) if (error := one.exception())
     ]
     rows = [row for one in found if not one.exception() for row in one.result()]
     print(f"{conditions()}\n")
@@ -56,7 +66,7 @@ def main() -> None:
         apart = f"{row.mean:.4f} | {row.high:.3f} | {row.max:.3f} | {row.rounding:.4f} | {row.high_rounding:.3f}"
         print(f"| {row.family} | {name} | {row.num_tokens} | {apart} | {others} |")
     print(f"{time.perf_counter() - start:.0f} s")
-    problems = [*failures, *(problem for row in rows if (problem := row.problem()))]
+    problems = [*failures, *(problem for row in rows if (problem := row.problem(fp8=bool(options.fp8))))]
     sys.exit("\n".join(problems) or None)
 
 

@@ -119,3 +119,23 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
     assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps)
     assert all(row["train/mtp_loss"] > 0 for row in steps)
     assert "model.layers.4.eh_proj.weight" in run.weights()
+
+
+def test_engines_in_fp8(tmp_path: Path) -> None:
+    """A mixture of experts that trains in fp32 and generates from E4M3, in blocks of 128 x 128."""
+    settings = {
+        "reward": "arithmetic",
+        "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+        "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
+        "run.num_steps": 2,
+        "rollout.fp8": "block",
+        "rollout.max_prompt_tokens": 32,
+        "rollout.sampling.max_response_tokens": 8,
+        "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
+        **NO_CHECKPOINTS,
+    }
+    run = Run(tmp_path, model="glm4-moe-tiny", cluster="local", settings=settings).start().succeed()
+    steps = [row for row in run.rows("rl") if "train/loss" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(1e-3 < row["train/logprob_diff_mean"] < 0.2 for row in steps), "engines compute with rounded weights"
+    assert not any(name.endswith("_scale_inv") for name in run.weights()), "what is trained is exported"

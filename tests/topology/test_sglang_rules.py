@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from slime.config.compose import examine
+from slime.config.fp8 import Fp8Format
+from slime.config.needs import config_folder
+from slime.config.paths import resolve
 from slime.config.schema import EngineGroupConfig, Role, SlimeConfig
 from slime.topology.engines import engine_groups
 from slime.topology.environment import engine_environment
@@ -23,9 +27,20 @@ MOE = {
     "moe_ffn_hidden_size": 1536,
     "moe_shared_expert_intermediate_size": 2048,
     "ffn_hidden_size": 18432,
+    "kv_channels": 128,
+    "num_query_groups": 8,
 }
 DENSE = {"num_attention_heads": 32, "ffn_hidden_size": 13696}
 SPARSE = {**MOE, "dsa_indexer_topk": 2048}
+GROUPED = {"num_attention_heads": 8, "num_query_groups": 2, "kv_channels": 64, "ffn_hidden_size": 1024}
+LATENT = {
+    **GROUPED,
+    "multi_latent_attention": True,
+    "q_lora_rank": 1536,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+}
 ATTENTION = {"enable_dp_attention": True}
 DEEPEP = {"moe_a2a_backend": "deepep"}
 EAGLE = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 2, "speculative_eagle_topk": 1}
@@ -133,6 +148,37 @@ def test_room_for_dispatched_tokens_that_the_user_cuts_down(base: SlimeConfig) -
     assert "is 4, but a decode batch may bring 8 tokens a rank" in str(problem)
     cfg.cluster.environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 128}
     assert list(sglang_problems(cfg, MOE)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "says"),
+    [
+        ({}, GROUPED, None),
+        ({"tp_size": 2}, GROUPED, "keys of 128 rows over 2 ranks have no whole FP8 blocks of 128. Use fewer ranks"),
+        ({}, {**GROUPED, "kv_channels": 16}, "keys of 32 rows have.*leaves out 'self_attn'"),
+        ({}, {**GROUPED, "ffn_hidden_size": 1000}, "dense layers of 1000 columns have.*leaves out 'mlp'"),
+        ({"tp_size": 2}, LATENT, None),
+        ({}, {**LATENT, "q_lora_rank": 48}, "latent queries of 48 rows have no whole FP8 blocks"),
+        ({"tp_size": 8}, {**LATENT, "v_head_dim": 64}, "heads of 512 rows over 8 ranks"),
+    ],
+)
+def test_blocks_are_whole(base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any], says: str | None) -> None:
+    found = problems(base, fields, model, fp8="block")
+    assert any(re.search(says, problem) for problem in found) if says else not found, found
+
+
+def test_what_a_folder_leaves_out_needs_no_blocks(base: SlimeConfig, tmp_path: Path) -> None:
+    config = Fp8Format(ignored=("self_attn",)).to_config()
+    hf = json.loads((resolve(config_folder(base.model)) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"quantization_config": config}))
+    assert not problems(base, {}, {**GROUPED, "kv_channels": 16}, fp8=str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"hidden_size": 1, "quantization_config": config}))
+    assert "'hidden_size: 1', that of the trained model" in problems(base, {}, GROUPED, fp8=str(tmp_path))[0]
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    assert "has no 'quantization_config'. Set rollout.fp8=block" in problems(base, {}, GROUPED, fp8=str(tmp_path))[0]
+    per_channel = {**config, "quant_method": "compressed-tensors"}
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"quantization_config": per_channel}))
+    assert "one scale a channel" in problems(base, {}, GROUPED, fp8=str(tmp_path))[0]
 
 
 def test_a_pair_needs_one_transfer_and_one_cache(base: SlimeConfig) -> None:

@@ -22,6 +22,7 @@ from slime.cluster.watch import Member
 from slime.config.paths import located
 from slime.config.schema import Placement, SlimeConfig
 from slime.net import new_key
+from slime.topology.fp8 import IN_BLOCKS
 from slime.topology.placement import process_name, shares_gpus
 
 
@@ -52,7 +53,8 @@ def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
     """With the paths that actors read made absolute: those of a Ray that was there before work in its own folder."""
     tokenizer = cfg.model.tokenizer and located(cfg.model.tokenizer)
     model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer)
-    return dataclasses.replace(cfg, model=model)
+    fp8 = cfg.rollout.fp8 if cfg.rollout.fp8 in (None, IN_BLOCKS) else located(cfg.rollout.fp8)
+    return dataclasses.replace(cfg, model=model, rollout=dataclasses.replace(cfg.rollout, fp8=fp8))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,11 @@ from slime.plugins import Plugins
 from slime.topology.engines import with_sizes
 from slime.topology.layout import SIZE_KEYS
 
+LOGPROB_ALARM = 0.05
+FP8_LOGPROB_ALARM = 0.2
+"""Nats a token. Weights in E4M3 alone cost 0.07 on the tiny mixture of experts, most of it by tokens that other experts
+take (`benchmarks/fp8_gap.py`); a missing scale or a stale router costs more than 0.5."""
+
 
 def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
     """Complete `cfg` in place; what the user set is never changed (contradictions are found by `check`)."""
@@ -24,6 +29,8 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
     if megatron.get("recompute_granularity") == "full":
         megatron.setdefault("recompute_method", "uniform")
         megatron.setdefault("recompute_num_layers", 1)
+    if cfg.observe.logprob_alarm is None:
+        cfg.observe.logprob_alarm = LOGPROB_ALARM if cfg.rollout.fp8 is None else FP8_LOGPROB_ALARM
     with contextlib.suppress(SlimeError):  # `check` finds it again
         cfg.rollout.engines = with_sizes(cfg)
     for kind, section in (("reward", cfg.reward), ("filter", cfg.filter), ("buffer", cfg.buffer)):

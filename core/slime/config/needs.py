@@ -52,8 +52,6 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 def _unbuilt(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """What can be planned and not be run yet."""
-    if cfg.rollout.fp8 is not None:
-        yield SlimeError("FP8 engines can be planned, not run yet", where="rollout.fp8", todo="Set rollout.fp8=null.")
     if any(group.role is not Role.regular for group in engine_groups(cfg)):
         what = "prefill and decode engines can be planned, not run yet"
         yield SlimeError(what, where="rollout.engines", todo="Use regular engines.")

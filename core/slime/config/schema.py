@@ -200,8 +200,9 @@ class RolloutConfig:
     max_prompt_tokens: int = 1024
     """A longer prompt is an error that names its row, unless `data.skip_long_prompts`."""
     fp8: str | None = None
-    """block: engines hold the weights in FP8 (E4M3) with a scale for each 128 x 128 block; a folder: that HF
-    checkpoint's `quantization_config` says how. Empty: as they are trained."""
+    """block: engines hold the weights in FP8 (E4M3) with a scale for each 128 x 128 block; a folder: as the
+    `quantization_config` of its config.json says, which weights stay as they are and how scales are rounded. It needs
+    no weights: each publish quantises the trained ones. Empty: as they are trained."""
     max_requests_per_engine: int = 256
     """Requests in flight at one engine."""
     over_sampling: float = 1.0
@@ -320,9 +321,9 @@ class ObserveConfig:
     """Write TensorBoard events beside metrics.jsonl."""
     samples_mb: float = 2.0
     """Megabytes a step, and an evaluation, of what the model answered, in `samples/`; 0 keeps none."""
-    logprob_alarm: float = 0.05
+    logprob_alarm: float | None = None
     """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
-    same tokens above which the run stops; 0 only measures."""
+    same tokens above which the run stops; 0 only measures. Empty: 0.05, or 0.2 under `rollout.fp8`."""
 
 
 @dataclass

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slime import plugins
+from slime.config.fp8 import BLOCK, KEY, SCALE, Fp8Format
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.net import Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
+from slime.weights.fp8 import dequantize
 from slime.weights.publish import publish
+from slime.weights.quantized import quantized
 
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""
@@ -24,10 +29,18 @@ PROMPT = [5, 6, 7, 9, 11]
 NUM_TOKENS = 24
 BUCKET_BYTES = 1 << 12
 """Small: most tensors go alone, but what the engine's loader fuses must come together nevertheless."""
+BATCH_BYTES = 1 << 16
+"""Quantised at once."""
 
 
 def check_generation(
-    folder: str, scratch: Path, *, tolerance: float = TOLERANCE, dtype: torch.dtype = torch.float32, **sglang: Any
+    folder: str,
+    scratch: Path,
+    *,
+    tolerance: float = TOLERANCE,
+    dtype: torch.dtype = torch.float32,
+    fp8: Fp8Format | None = None,
+    **sglang: Any,
 ) -> float:
     """Publish random weights twice; after each, log-probs of sampled tokens equal transformers' within `tolerance`.
 
@@ -38,6 +51,7 @@ def check_generation(
         folder: HF folder with config.json and tokenizer; the weights are made here.
         scratch: where the engine's log goes.
         dtype: of the weights and of what the engine computes; transformers computes in fp32 with the same weights.
+        fp8: how the engine holds the weights; transformers then computes with them dequantised.
         sglang: fields of SGLang's `ServerArgs`.
 
     Returns:
@@ -45,12 +59,17 @@ def check_generation(
     """
     hf, path = read_hf_config(folder), resolve(folder)
     differences = []
+    if fp8:
+        sglang["json_model_override_args"] = json.dumps({KEY: fp8.to_config()})
     with running_engine(path, scratch / "engine.log", dtype=str(dtype).removeprefix("torch."), **sglang) as engine:
         for version in (1, 2):
             model = models.random_model(hf, seed=version).eval()
             for name, tensor in model.state_dict(keep_vars=True).items():
                 tensor.data = models.in_checkpoint(name, tensor.data, dtype).float()
             exported = {name: models.in_checkpoint(name, each, dtype) for name, each in _exported(hf, model).items()}
+            if fp8:
+                exported = dict(quantized(iter(exported.items()), fp8, BATCH_BYTES))
+                hold(model, exported)
             receipt = publish(iter(exported.items()), [engine.endpoint], version, BUCKET_BYTES)
             assert receipt.num_tensors == len(exported)
             generation = asyncio.run(_generate(engine.endpoint))
@@ -70,6 +89,14 @@ def _exported(hf: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Ten
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
     assert names.keys() == tensors.keys(), "every tensor is of use to trainer or engine"
     return {name: tensors[name] for name in names if name not in mapping.mtp_names}
+
+
+@torch.no_grad()
+def hold(model: torch.nn.Module, published: Mapping[str, torch.Tensor]) -> None:
+    """Give a transformers model the values of the weights that were published in FP8."""
+    for name, tensor in hf_tensors(model):
+        if (scales := published.get(name + SCALE)) is not None:
+            tensor.copy_(dequantize(published[name], scales, (BLOCK, BLOCK), tensor.dtype))
 
 
 async def _generate(engine: Endpoint) -> Generation:

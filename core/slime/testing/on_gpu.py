@@ -15,36 +15,28 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from slime.config.fp8 import BLOCK, SCALE, Fp8Format
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.contracts import HfConfig
 from slime.net import LOOPBACK, Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.rollout.engine import EngineProcess
+from slime.testing.agreement import FEW, FEWER, Agreement
 from slime.testing.models import write_checkpoint
 from slime.testing.ranks import Rank, run_ranks
+from slime.topology.fp8 import rollout_format
 from slime.types import TrainSample
-
-TWO_SIDES = 2.0
-"""What both sides' rounding may cost, as a multiple of what it costs the trainer: differences from an fp32 trainer of
-the same weights. Were they as large and independent it would be sqrt(2), as measured between transformers and the
-trainer in bf16 (1.3 with 256 experts). The engine rounds a little more, some families' scores of experts too. Most of
-it are experts that score almost the same, of which rounding chooses another: with fp32's choices the means of the
-two largest models, 0.035 and 0.077, become 0.011 and 0.010. So a fixed tolerance would be as loose as the worst
-family; a stale router costs twenty times the rounding."""
-FEW, FEWER = 0.9, 0.95
-"""Quantiles of differences from the engine and from fp32. Either side's rounding changes few tokens much, so that both
-together change twice as many."""
-FLOOR = 1e-4
-"""Nats: what the order of sums costs where nothing is rounded, with fp32 on both sides."""
-CONTROL = 1.5
-"""Attending to all keys instead must cost so many times the rest, or the comparison could not tell."""
+from slime.weights.fp8 import dequantize
+from slime.weights.fused import Named
+from slime.weights.quantized import quantized
 
 NARROW: Mapping[str, int] = {
     "hidden_size": 256,
@@ -70,71 +62,45 @@ LONG_PROMPT_LENGTHS = (2000, 5000)
 """With `NUM_TOKENS` more, the first passes an `index_topk` of 2048 while it is decoded, the second while prefilled."""
 WITHIN, BEYOND = "", "beyond index_topk"
 BUCKET_BYTES = 64 << 20
+VERSION = 2
+"""Of the weights that are compared."""
 _UNUSED = ("auto_map", "quantization_config")
 START_TIMEOUT_S, RANK_TIMEOUT_S = 400.0, 250.0
 
 
-class Agreement(NamedTuple):
-    """One line of the table: absolute differences over `num_tokens` sampled tokens, in nats.
-
-    Where the engine chooses keys, by scores in fp8, the trainer rounds what it scores as the engine does.
-
-    Attributes:
-        mean, high, max: between engine and trainer; `high` is their quantile `FEW`.
-        rounding, high_rounding: between the trainer in its precision and in fp32; mean and quantile `FEWER`.
-        own_keys: the mean between engine and trainer, had the trainer chosen keys as in training.
-        control: the same, had it attended to all keys; both None where it does so anyway.
-    """
-
-    model: str
-    family: str
-    sequences: str
-    num_tokens: int
-    mean: float
-    high: float
-    max: float
-    rounding: float
-    high_rounding: float
-    own_keys: float | None = None
-    control: float | None = None
-
-    def problem(self) -> str:
-        """What is wrong with it, empty if nothing is."""
-        name = f"{self.model} {self.sequences}".strip()
-        pairs = {"mean": (self.mean, self.rounding), f"quantile {FEW}": (self.high, self.high_rounding)}
-        for kind, (value, rounding) in pairs.items():
-            if not value <= (limit := TWO_SIDES * rounding + FLOOR):
-                return f"{name}: log-probs differ by {value:.4f} ({kind}), rounding explains {limit:.4f}"
-        if self.control is not None and self.control < CONTROL * self.mean:
-            return f"{name}: attending to all keys costs {self.control:.4f}, the choice itself {self.mean:.4f}"
-        return ""
-
-
-def check_on_gpu(published: Sequence[Path], scratch: Path) -> None:
+def check_on_gpu(published: Sequence[Path], scratch: Path, *, fp8: str | None = None) -> None:
     """What `compare_on_gpu` finds is within the tolerances."""
-    rows = [row for rows in compare_on_gpu(published, scratch) for row in rows.result()]
-    problems = [problem for row in rows if (problem := row.problem())]
+    rows = [row for rows in compare_on_gpu(published, scratch, fp8=fp8) for row in rows.result()]
+    problems = [problem for row in rows if (problem := row.problem(fp8=fp8 is not None))]
     assert not problems, "; ".join(problems)
 
 
 def compare_on_gpu(
-    published: Sequence[Path], scratch: Path, *, device: Device = Device.cuda, engine: Mapping[str, Any] | None = None
+    published: Sequence[Path],
+    scratch: Path,
+    *,
+    device: Device = Device.cuda,
+    engine: Mapping[str, Any] | None = None,
+    fp8: str | None = None,
 ) -> list[Future[list[Agreement]]]:
     """Serve and train a model cut from each published config.json, all at once.
 
-    Random weights go from a checkpoint to the trainer and from there to the engine. Then the engine samples, and the
-    trainer scores what it sampled, packed.
+    Random weights go from a checkpoint to the trainer and from there to the engine, as its second version: what the
+    engine derived from the first, other weights, it must derive anew. Then the engine samples, and the trainer scores
+    what it sampled, packed.
 
     Args:
         published: config.json files; their folders name the models.
         scratch: for checkpoints and logs.
         engine: fields of SGLang's `ServerArgs` on top of `ENGINE`.
+        fp8: `rollout.fp8`. The trainer's weights are then such that E4M3 loses nothing of them, so that what remains is
+            what the engine computes: GPUs quantise activations too.
 
     Returns:
         What was found of each model, or why nothing was; all have ended.
     """
     with ThreadPoolExecutor(len(published)) as pool:
-        compare = partial(_compare, scratch=scratch, device=device, engine=engine or {})
+        compare = partial(_compare, scratch=scratch, device=device, engine=engine or {}, fp8=fp8)
         compared = [pool.submit(compare, path) for path in published]
         wait(compared)  # no thread ends before: without CUDA one of them has started the server that forks all ranks
         return compared
@@ -162,15 +128,20 @@ def narrowed(published: Path, folder: Path) -> HfConfig:
     return cut
 
 
-def _compare(published: Path, *, scratch: Path, device: Device, engine: Mapping[str, Any]) -> list[Agreement]:
+def _compare(
+    published: Path, *, scratch: Path, device: Device, engine: Mapping[str, Any], fp8: str | None
+) -> list[Agreement]:
     folder = scratch / published.parent.name
     hf = narrowed(published, folder / "config")
     cfg = _config(hf, folder, device, engine)
+    cfg.rollout.fp8 = fp8
     process = EngineProcess(cfg, model_path=folder / "config", host=LOOPBACK, log=folder / "engine.log")
     with ThreadPoolExecutor(1) as starter:  # the checkpoint is written while the engine starts
         started = starter.submit(process.start)
         try:
             write_checkpoint(hf, folder / "weights", dtype=torch.bfloat16)
+            if held := rollout_format(cfg):
+                _round_to_fp8(folder / "weights", held)
             (folder / "weights/config.json").write_text(json.dumps(hf))
             started.result()
             [rows] = run_ranks(agreements, 1, cfg, process.endpoint, published.parent.name, timeout_s=RANK_TIMEOUT_S)
@@ -178,6 +149,17 @@ def _compare(published: Path, *, scratch: Path, device: Device, engine: Mapping[
             started.exception()
             process.stop()
     return [Agreement(*row) for row in rows]
+
+
+def _round_to_fp8(folder: Path, fp8: Fp8Format) -> None:
+    """Make the weights of a checkpoint those that an engine computes with, which quantise to the same again."""
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        rounded = dict(quantized(iter(tensors.items()), fp8, BUCKET_BYTES))
+        for name, tensor in tensors.items():
+            if (scales := rounded.get(name + SCALE)) is not None:
+                tensors[name] = dequantize(rounded[name], scales, (BLOCK, BLOCK), tensor.dtype)
+        save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _config(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any]) -> SlimeConfig:
@@ -198,11 +180,23 @@ def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> li
 
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
-    kind = CudaBucket if cfg.cluster.device is Device.cuda else SharedBucket
-    publish(trainer.export(), [engine], 1, BUCKET_BYTES, bucket_type=partial(kind, device=trainer.device))
+    kind = partial(CudaBucket if cfg.cluster.device is Device.cuda else SharedBucket, device=trainer.device)
+    publish(_for_engine(cfg, _others(trainer.export())), [engine], 1, BUCKET_BYTES, bucket_type=kind)
+    asyncio.run(_sample(engine, [[1, 2, 3]], version=1))
+    publish(_for_engine(cfg, trainer.export()), [engine], VERSION, BUCKET_BYTES, bucket_type=kind)
     exact, prompts = _in_fp32(trainer), _prompts(trainer.hf)
     samples = {sequences: asyncio.run(_sample(engine, of_kind)) for sequences, of_kind in prompts.items()}
     return [(model, cfg.model.family, *_compared(trainer, exact, *of_kind)) for of_kind in samples.items()]
+
+
+def _others(tensors: Iterator[Named]) -> Iterator[Named]:
+    """Weights that a model answers otherwise with."""
+    return ((name, tensor.flip(0)) for name, tensor in tensors)
+
+
+def _for_engine(cfg: SlimeConfig, tensors: Iterator[Named]) -> Iterator[Named]:
+    fp8 = rollout_format(cfg)
+    return quantized(tensors, fp8, BUCKET_BYTES) if fp8 else tensors
 
 
 def _compared(trainer: Any, exact: Any, sequences: str, samples: Sequence[TrainSample]) -> tuple[Any, ...]:
@@ -270,18 +264,18 @@ def _prompts(hf: HfConfig) -> dict[str, list[list[int]]]:
     }
 
 
-async def _sample(engine: Endpoint, prompts: Sequence[list[int]]) -> list[TrainSample]:
+async def _sample(engine: Endpoint, prompts: Sequence[list[int]], version: int = VERSION) -> list[TrainSample]:
     client = EngineClient(engine)
     sampling = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     try:
         answers = await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
     finally:
         await client.close()
+    assert {answer.weight_version for answer in answers} == {version}
     return [_train_sample(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def _train_sample(prompt: list[int], answer: Generation) -> TrainSample:
-    assert answer.weight_version == 1
     assert len(answer.tokens) == NUM_TOKENS
     return TrainSample(
         tokens=np.array([*prompt, *answer.tokens]),

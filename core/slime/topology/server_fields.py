@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime.config.fp8 import KEY
 from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, Role, SlimeConfig
 from slime.topology.engines import EngineGroup, engine_groups, num_engines
+from slime.topology.fp8 import rollout_format
 from slime.topology.placement import num_hosts
 
 UNPUBLISHED = "unpublished"
@@ -43,10 +45,20 @@ def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str
         fields.setdefault("speculative_draft_model_path", str(model_path))
     if cfg.model.tokenizer is not None:
         fields["tokenizer_path"] = str(resolve(cfg.model.tokenizer))
-    if cfg.model.num_layers is not None:
-        overrides = json.loads(fields.get("json_model_override_args", "{}"))
-        fields["json_model_override_args"] = json.dumps(overrides | {"num_hidden_layers": cfg.model.num_layers})
+    if overrides := _overrides(cfg):
+        own = json.loads(fields.get("json_model_override_args", "{}"))
+        fields["json_model_override_args"] = json.dumps(own | overrides)
     return fields
+
+
+def _overrides(cfg: SlimeConfig) -> dict[str, Any]:
+    """What an engine's config.json has otherwise than the trained model's."""
+    overrides: dict[str, Any] = {}
+    if cfg.model.num_layers is not None:
+        overrides["num_hidden_layers"] = cfg.model.num_layers
+    if fp8 := rollout_format(cfg):
+        overrides[KEY] = fp8.to_config()
+    return overrides
 
 
 def group_of(cfg: SlimeConfig, index: int) -> EngineGroup:

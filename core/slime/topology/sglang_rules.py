@@ -15,13 +15,13 @@ from slime.errors import SlimeError
 from slime.topology.engines import engine_groups
 from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens
 from slime.topology.sglang_asked import Asked, divisors, listed
+from slime.topology.sglang_fp8 import fp8_problems
 from slime.topology.sglang_serving import serving_problems
 
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
 build). Low-latency kernels take any size that divides the experts."""
 MOST_DISPATCH_TOKENS = 1024
-FP8_BLOCK = 128
 
 
 def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
@@ -36,7 +36,7 @@ def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[Slim
         yield from sizes
         if sizes:  # the other rules divide by them
             continue
-        for rule in (_heads, _dense, _experts, _dispatch, _fp8, _sparse_attention, serving_problems, _transfer):
+        for rule in (_heads, _dense, _experts, _dispatch, fp8_problems, _sparse_attention, serving_problems, _transfer):
             yield from rule(asked)
     yield from _pairs(cfg)
 
@@ -141,35 +141,6 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
     if tokens > MOST_DISPATCH_TOKENS:
         what = f"a decode batch may bring {tokens} tokens a rank, deepep takes {MOST_DISPATCH_TOKENS}"
         yield asked.problem("max_running_requests", what, "Lower it, or cuda_graph_max_bs_decode.")
-
-
-def _fp8(asked: Asked) -> Iterator[SlimeError]:
-    """Every rank's slice of a matrix has whole blocks."""
-    if asked.cfg.rollout.fp8 is None:
-        return
-    whole = asked.group.spreads_experts
-    slices = {
-        "experts": ("moe_ffn_hidden_size", asked.group.tp // asked.group.ep, "ep_size"),
-        "the shared expert": ("moe_shared_expert_intermediate_size", 1 if whole else asked.group.tp, "moe_a2a_backend"),
-        "dense layers": ("ffn_hidden_size", asked.get("moe_dense_tp_size") or asked.group.tp, "moe_dense_tp_size"),
-    }
-    for name, (size, ranks, key) in slices.items():
-        columns = asked.model.get(size)
-        if size == "ffn_hidden_size" and not _has_dense(asked.model):
-            continue
-        if columns and (columns % ranks or columns // ranks % FP8_BLOCK):
-            todo = {
-                "ep_size": f"Set ep_size={asked.group.tp}.",
-                "moe_a2a_backend": "Use moe_a2a_backend=deepep, which keeps the shared expert whole.",
-                "moe_dense_tp_size": "Set moe_dense_tp_size=1.",
-            }[key]
-            what = f"{name} of {columns} columns over {ranks} ranks have no whole FP8 blocks of {FP8_BLOCK}"
-            yield asked.problem(key, what, todo)
-
-
-def _has_dense(model: Mapping[str, Any]) -> bool:
-    layers = model.get("moe_layer_freq")
-    return not model.get("num_moe_experts") or (isinstance(layers, list) and 0 in layers)
 
 
 def _sparse_attention(asked: Asked) -> Iterator[SlimeError]:

@@ -16,8 +16,8 @@ import torch
 
 from slime.observe.stopwatch import Stopwatch
 from slime.weights import derived
-from slime.weights.receipt import BucketNote
-from slime.weights.routes import Arrived, Route, Routes, kept_beside
+from slime.weights.receipt import BucketNote, tensor_digest
+from slime.weights.routes import Arrived, Route, Routes
 from slime.weights.transfer import Transfer, TransferFault, tensor_in_traceback
 from slime.weights.writes import observed_writes
 
@@ -97,13 +97,15 @@ class Arrival:
         """After the last bucket: what else a loader does, and the receipt.
 
         Raises:
-            TransferFault: as `Transfer.finish`.
+            TransferFault: as `Transfer.finish`; or the model computes with more than what a version brings.
         """
         if self._num_known and (afterwards := _afterwards(self._model)):
             afterwards()
         changed = self._changed_beside()
         derived.refresh(self._model)
         receipt = self.transfer.finish(note.digests)
+        if found := derived.unknown(self._model, self.transfer.parameters):
+            raise TransferFault(f"{found}, and slime does not know how it follows the weights")
         _writers[self._model] = self.transfer.writers
         self._learn(changed)
         logger.info("Version %d: %d of %d buckets went known ways", note.version, self._num_known, len(self._taken))
@@ -117,7 +119,10 @@ class Arrival:
 
     def _kept_beside(self) -> Mapping[str, int]:
         """What loading must leave alone, unless SGLang has a method that makes it anew."""
-        return {} if _afterwards(self._model) else kept_beside(self._model, self.transfer.parameters)
+        if _afterwards(self._model):
+            return {}
+        kept = derived.kept_beside(self._model, self.transfer.parameters)
+        return {name: tensor_digest(tensor) for name, tensor in kept.items()}
 
     def _learn(self, changed: Sequence[str]) -> None:
         if changed:

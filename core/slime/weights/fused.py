@@ -1,4 +1,5 @@
-"""Tensors that SGLang's loaders fuse into one parameter, which they do only when both come in one call."""
+"""Tensors that must come to SGLang's loaders in one call: those they fuse into one parameter, and those of which they
+derive another, which they would do twice."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 import torch
+
+from slime.config.fp8 import SCALE
 
 Named = tuple[str, torch.Tensor]
 
@@ -20,5 +23,6 @@ def in_one_bucket(tensors: Iterable[Named]) -> Iterator[list[Named]]:
 
 
 def _parameter(name: str) -> str:
+    """What the tensor becomes a part of: a matrix and its scales have one name here."""
     found = _DOWN_PROJECTIONS.match(name)
-    return found[1] if found else name
+    return found[1] if found else name.removesuffix(SCALE)

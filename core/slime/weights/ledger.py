@@ -66,6 +66,18 @@ def install() -> None:
     HookRegistry.register("sglang.srt.server_args.ServerArgs.override", keep_number, HookType.AROUND)
     HookRegistry.register(f"{manager}.update_weights_from_tensor", know_draft, HookType.AROUND)
     HookRegistry.register(f"{manager}.update_weights_from_distributed", know_draft, HookType.AROUND)
+    cache = "sglang.srt.layers.quantization.kv_cache.BaseKVCacheMethod"
+    HookRegistry.register(f"{cache}.process_weights_after_loading", unset_scales, HookType.BEFORE)
+
+
+def unset_scales(method: Any, layer: Any) -> None:
+    """Before SGLang takes over the scales of a layer's KV cache, which models in FP8 have as parameters.
+
+    No checkpoint of ours has them, but the dummy weights that engines start from do: numbers near 0, by which a cache
+    in FP8 would lose every value. Below 0 they count as missing and become 1.
+    """
+    layer.k_scale.fill_(-1.0)
+    layer.v_scale.fill_(-1.0)
 
 
 def know_draft(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
@@ -222,11 +234,13 @@ def _stays_in_place(model: torch.nn.Module) -> bool:
 
 def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """What a version must write: less what a drafting model borrows (embeddings and output head of the model it drafts
-    for), and less indexers that never run."""
+    for), less indexers that never run, and less scales of KV caches, which SGLang exempts from its own check too."""
     lenders = [target for target, draft in _drafts.items() if draft.get_model() is model]
     others = [*lenders, *_idle_indexers(model)]
     exempt = {parameter.data_ptr() for other in others for parameter in other.parameters()}
-    return ((name, value) for name, value in model.named_parameters() if value.data_ptr() not in exempt)
+    for name, value in model.named_parameters():
+        if value.data_ptr() not in exempt and not getattr(value, "_skip_weight_check", False):
+            yield name, value
 
 
 def _idle_indexers(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

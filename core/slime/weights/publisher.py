@@ -14,12 +14,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from slime.config.schema import Device, SlimeConfig, Transport
 from slime.net import Endpoint, serve_store
 from slime.topology.engines import engine_groups
+from slime.topology.fp8 import rollout_format
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.transport import publishers, transport_of
 from slime.types import Receipt
 from slime.weights.bucket import CudaBucket, SharedBucket
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import drain, publish_over
+from slime.weights.quantized import check_device, quantized
 from slime.weights.transport import Broadcast, SharedMemory, join_engines, results
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ class Publisher:
     def __init__(self, cfg: SlimeConfig, trainer: Trainer, host: str, engines: Sequence[Endpoint]) -> None:
         self._cfg, self._trainer, self._host = cfg, trainer, host
         self._serves, self._served = False, list[Endpoint]()
+        self._fp8 = rollout_format(cfg)
+        if self._fp8:
+            check_device(trainer.device)
         self._peers: dist.ProcessGroup | None = None
         self._stream: tuple[dist.ProcessGroup, TCPStore] | None = None
         self._everywhere = False
@@ -72,6 +77,8 @@ class Publisher:
         if not self._serves:
             drain(tensors)
             return None
+        if self._fp8:
+            tensors = quantized(tensors, self._fp8, bucket_bytes)
         links = [EngineLink(engine, version, self._cfg.rollout.request_timeout_s) for engine in self._served]
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
             transport = self._transport(links, pool)

@@ -16,7 +16,6 @@ import torch
 
 from slime.weights.bucket import Contents
 from slime.weights.coverage import Intervals
-from slime.weights.receipt import tensor_digest
 from slime.weights.views import Place, copy_all, views
 from slime.weights.writes import Memory
 
@@ -95,15 +94,15 @@ class Route:
 
     @property
     def can_be_taken(self) -> bool:
-        """The order of its writes does not matter, and weights keep their kind: what a loader of quantised ones does
-        besides is not known."""
+        """The order of its writes does not matter, and weights keep their kind. E4M3 in blocks is copied as it is: what
+        a loader of other quantised ones does besides is not known."""
         num_covered = sum(int(np.diff(intervals).sum()) for intervals in self.written.values())
         targets = [copy.target for copy in self.copies] + [fill.target for fill in self.fills]
         plain = all(target.dtype in _PLAIN for target in targets)
         return plain and num_covered == sum(target.nbytes for target in targets)
 
 
-_PLAIN = {torch.float32, torch.bfloat16, torch.float16}
+_PLAIN = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn}
 
 
 class Routes:
@@ -135,14 +134,3 @@ class Routes:
 
 def _places(parameters: Memory) -> list[tuple[str, int, int]]:
     return [(block.name, block.address, block.end) for block in parameters.blocks]
-
-
-def kept_beside(model: torch.nn.Module, parameters: Memory) -> Mapping[str, int]:
-    """Digests of the tensors that modules hold beside their parameters, by name."""
-    kept = {
-        f"{name}.{attribute}": value
-        for name, module in model.named_modules()
-        for attribute, value in (*vars(module).items(), *module._buffers.items())
-        if isinstance(value, torch.Tensor) and value.nbytes and not value.is_meta and parameters.find(value) is None
-    }
-    return {name: tensor_digest(value) for name, value in kept.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slime.config.fp8 import Fp8Format
 from slime.testing.generation import TOLERANCE, check_generation
 from slime.testing.on_gpu import check_on_gpu
 
@@ -31,6 +32,12 @@ def test_router_follows_the_weights_in_bf16(tmp_path: Path) -> None:
     """Below fp32 SGLang keeps a copy of it in fp32."""
     folder = "pkg://slime_plugin_glm4/assets/glm4-moe-tiny"
     check_generation(folder, tmp_path, tolerance=IN_BF16, dtype=torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_engines_in_fp8_follow_the_weights(tmp_path: Path) -> None:
+    """Every matrix inside layers in E4M3: the engine computes with exactly the values that were published."""
+    check_generation("pkg://slime_plugin_glm4/assets/glm4-moe-tiny", tmp_path, fp8=Fp8Format())
 
 
 @pytest.mark.gpu

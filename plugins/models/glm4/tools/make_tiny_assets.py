@@ -38,7 +38,9 @@ MODELS = {
     | SIGMOID_MOE
     | {
         "architectures": ["Glm4MoeForCausalLM"],
+        "head_dim": 64,  # with 2 heads of keys, and experts of 128: whole blocks, where engines hold it in FP8
         "model_type": "glm4_moe",
+        "moe_intermediate_size": 128,
         "partial_rotary_factor": 0.5,
         "use_qk_norm": True,
     },
