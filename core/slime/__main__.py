@@ -69,8 +69,8 @@ def _report_errors(argv: list[str]) -> int:
     except SlimeError as error:
         print(f"slime: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("slime: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print("; ".join(["slime: interrupted", *getattr(interrupt, "__notes__", [])]), file=sys.stderr)
         return EXIT_INTERRUPTED
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from slime.observe import hang
 from slime.observe.metrics import SAVING, TOKENS_PER_S, MetricsLog, read_rows
 from slime.observe.progress import Progress
 from slime.observe.samples import SampleLog
+from slime.observe.startup import Startup
 from slime.observe.stopwatch import Stopwatch
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
@@ -32,7 +33,7 @@ from slime.rollout.limits import require_room
 from slime.rollout.loop import Collected, Rollout
 from slime.rollout.router import open_router
 from slime.run_dir import RunDir
-from slime.topology.engines import generates
+from slime.topology.engines import engine_groups, generates
 from slime.topology.layout import read_grid
 from slime.train.packing import pack
 from slime.types import Batch, Prompt, TrainSample
@@ -73,6 +74,14 @@ class Data:
         if cfg.eval.path:
             self.held_out = _held_out(cfg.data, resolve(cfg.eval.path), tokenizer, cfg.rollout.max_prompt_tokens)
 
+    def __str__(self) -> str:
+        counts = {
+            "demonstrations": self.demonstrations and len(self.demonstrations),
+            "prompts": self.prompts and len(self.prompts.prompts),
+            "held-out prompts": len(self.held_out),
+        }
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+
 
 def _held_out(data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
     prompts = PromptSet(data, path, tokenizer, max_prompt_tokens)
@@ -107,10 +116,13 @@ class Session:
         Data first, then the run directory, the reward workers, the cluster and at last the weights: a mistake in the
         cheap parts is found before the expensive ones start.
         """
+        startup = Startup()
+        startup.say("reading the data")
         model = resolve(cfg.model.path)
         tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
         data, installed = Data(cfg, tokenizer), plugins.load()
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
+        startup.say(f"{data}; run directory {run.path}")
         hang.register(run.logs / "driver.stack")
         read_rows(run.metrics)  # a damaged line is found before the cluster starts
         run.write_config(cfg)
@@ -118,19 +130,33 @@ class Session:
         rewards = RewardService(cfg.reward, run.logs / "reward.log") if generates(cfg) else None
         if rewards:
             stack.enter_context(rewards)
-        cluster = stack.enter_context(open_cluster(cfg, run.logs))
+        startup.say(f"starting Ray, {_processes(cfg)}")
+        cluster = stack.enter_context(open_cluster(cfg, run.logs, startup.waiting))
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
         stack.enter_context(cluster.calls.naming_causes())
+        stack.enter_context(session._saying_how_to_go_on())
         run.require_shared(cluster.trainers.examine, cfg.cluster.num_trainers)
+        startup.say("loading weights")
         checkpoint = session._restore()
         if log_metrics:
             resumed = session.position.stage if checkpoint else None
             session._metrics = stack.enter_context(MetricsLog(run, cfg.observe.tensorboard, resumed))
         if rewards:
             session._connect(stack, rewards, installed)
+        startup.ready(f"ready: continues from {checkpoint.path}" if checkpoint else f"ready: starts from {model}")
         return session
+
+    @contextmanager
+    def _saying_how_to_go_on(self) -> Iterator[None]:
+        """Note at a Ctrl-C what the same command would do next."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            newest = [checkpoint.path.name for checkpoint in self._store.all()][-1:]
+            interrupt.add_note(f"the same command continues from {newest[0]}" if newest else "nothing was saved yet")
+            raise
 
     def _connect(self, stack: ExitStack, rewards: RewardService, installed: plugins.Plugins) -> None:
         """Clients of the engines, and the sampling loop over them, in one event loop."""
@@ -302,6 +328,12 @@ def _as_metrics(values: Mapping[str, float]) -> dict[str, float]:
     return {
         name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value for name, value in values.items()
     }
+
+
+def _processes(cfg: SlimeConfig) -> str:
+    engines = sum(group.num_engines for group in engine_groups(cfg))
+    counts = {"trainer ranks": cfg.cluster.num_trainers, "engines": engines}
+    return " and ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in counts.items() if count)
 
 
 def _used(cfg: SlimeConfig) -> dict[str, str]:

@@ -35,12 +35,14 @@ class Calls:
     Attributes:
         logs: folder of the run directory.
         is_own_ray: Ray was started for this run, by this process.
+        tell: called every second that something lasts, with what, and the names of those who have not answered.
     """
 
     trainers: list[Member]
     engines: list[Member]
     logs: Path
     is_own_ray: bool
+    tell: Callable[[str, list[str]], None] = lambda what, whom: None
     _watch: Watch | None = None
 
     def check_in(self, limit_s: float) -> None:
@@ -83,6 +85,8 @@ class Calls:
                 raise fault
             elif time.monotonic() >= deadline:
                 raise self._late([calls[ref] for ref in pending], what, limit_s)
+            else:
+                self.tell(what, [calls[ref].name for ref in pending])
         return [self._get(ref, member, what) for ref, member in calls.items()]
 
     async def watched(self, work: Coroutine[Any, Any, T], what: str) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -58,8 +58,14 @@ def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
 
 
 @contextlib.contextmanager
-def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
-    """Reserve the devices, create every actor, and take all of it down at the end."""
+def open_cluster(
+    cfg: SlimeConfig, logs: Path, tell: Callable[[str, list[str]], None] = lambda what, whom: None
+) -> Iterator[Cluster]:
+    """Reserve the devices, create every actor, and take all of it down at the end.
+
+    Args:
+        tell: as of `Calls`.
+    """
     cfg = _for_actors(cfg)
     mark = secrets.token_hex(4)
     with reaped(mark), ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
@@ -78,7 +84,7 @@ def open_cluster(cfg: SlimeConfig, logs: Path) -> Iterator[Cluster]:
             ]
             for index, nodes in enumerate(slots.engines)
         ]
-        calls = Calls(trainers, [*chain(*processes)], logs, is_own_ray=not cfg.cluster.ray_address)
+        calls = Calls(trainers, [*chain(*processes)], logs, not cfg.cluster.ray_address, tell)
         engines = Engines(calls, cfg, processes)
         try:
             yield Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster), engines)

@@ -1,0 +1,42 @@
+"""What happens until the first step, told as it happens: a model of some size is up after minutes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+
+WAITING_S = 10.0
+"""How long something may last before it is told who is waited for, and again after each as long."""
+MAX_NAMED = 4
+
+
+class Startup:
+    """Lines with the seconds since the start. Says nothing more after `ready`.
+
+    Args:
+        console: where to; standard output unless given.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._started = self._told = time.monotonic()
+        self._over = False
+
+    def say(self, what: str) -> None:
+        """A line about what begins, or what is known now."""
+        if not self._over:
+            self._told = time.monotonic()
+            self._console.print(f"{self._told - self._started:4.0f} s  {what}", markup=False, soft_wrap=True)
+
+    def waiting(self, what: str, whom: Sequence[str]) -> None:
+        """May be called at any time: something still lasts, because of those."""
+        if time.monotonic() - self._told >= WAITING_S:
+            more = f" and {len(whom) - MAX_NAMED} more" if len(whom) > MAX_NAMED else ""
+            self.say(f"... {what}: waiting for {', '.join(whom[:MAX_NAMED])}{more}")
+
+    def ready(self, what: str) -> None:
+        """The last line."""
+        self.say(what)
+        self._over = True
