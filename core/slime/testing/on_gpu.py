@@ -133,7 +133,7 @@ def _compare(
 ) -> list[Agreement]:
     folder = scratch / published.parent.name
     hf = narrowed(published, folder / "config")
-    cfg = _config(hf, folder, device, engine)
+    cfg = setup(hf, folder, device, engine)
     cfg.rollout.fp8 = fp8
     process = EngineProcess(cfg, model_path=folder / "config", host=LOOPBACK, log=folder / "engine.log")
     with ThreadPoolExecutor(1) as starter:  # the checkpoint is written while the engine starts
@@ -162,12 +162,14 @@ def _round_to_fp8(folder: Path, fp8: Fp8Format) -> None:
         save_file(tensors, file, metadata={"format": "pt"})
 
 
-def _config(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any]) -> SlimeConfig:
+def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any]) -> SlimeConfig:
+    """One trainer rank and one engine with the fields `engine`, for the checkpoint in `folder`/weights."""
     cfg = SlimeConfig()
     cfg.cluster.device, cfg.cluster.placement = device, Placement.disaggregated
     cfg.cluster.start_timeout_s = START_TIMEOUT_S
     cfg.model.family, cfg.model.path = hf["model_type"], str(folder / "weights")
     cfg.rollout.sglang = {**(SPARSE_ENGINE if "index_topk" in hf else ENGINE), **engine}
+    cfg.cluster.devices_per_node = 2  # one for each, as the plan counts them
     cfg.train.megatron = {"bf16": cfg.rollout.sglang["dtype"] == "bfloat16"}
     return cfg
 
