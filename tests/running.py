@@ -36,6 +36,15 @@ TINY = {
 """The laptop recipe, shortened to the seconds that its start takes."""
 NO_CHECKPOINTS = {"train.checkpoint.interval": "null"}
 """For runs that nobody resumes: the first one takes seconds."""
+SPREAD = {
+    "+rollout.sglang.tp_size": 2,
+    "+rollout.sglang.dp_size": 2,
+    "+rollout.sglang.enable_dp_attention": "true",
+    "+rollout.sglang.enable_dp_lm_head": "true",
+    "+rollout.sglang.moe_dense_tp_size": 1,
+    "+rollout.sglang.ep_size": 2,
+}
+"""An engine of two ranks: attention by data, experts over both."""
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 

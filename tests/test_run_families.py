@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import NO_CHECKPOINTS, Run
+from tests.running import NO_CHECKPOINTS, SPREAD, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SHORT = {
@@ -22,8 +22,10 @@ SHORT = {
 
 
 def test_latent_attention_and_grouped_experts(tmp_path: Path) -> None:
-    """Engine and trainer agree, also on weights that were trained and published."""
-    run = Run(tmp_path, model="deepseek-v3-tiny", shortened=SHORT).start().succeed()
+    """Engine and trainer agree, also on weights that were trained and published. The engine's two ranks share requests
+    and experts, of which two lie on both."""
+    settings = {**SPREAD, "+rollout.sglang.ep_num_redundant_experts": 2, "cluster.devices_per_node": 2}
+    run = Run(tmp_path, model="deepseek-v3-tiny", settings=settings, shortened=SHORT).start().succeed()
     assert _steps(run) == [1, 2]
 
 

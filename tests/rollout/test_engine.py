@@ -1,6 +1,7 @@
 """How an engine starts, what it says when it cannot, and that nothing of it outlives its parent."""
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -59,6 +60,14 @@ def test_port_taken_meanwhile_is_replaced(tiny_model, tmp_path, monkeypatch):
         monkeypatch.setattr(engine_module, "reserved_port", lambda host: next(ports, None) or reserved_port(host))
         with running_engine(tiny_model, tmp_path / "engine.log") as engine:
             assert not engine.endpoint.url.endswith(f":{taken}")
+
+
+def test_other_ports_that_sglang_finds_taken_are_known_too():
+    """By its words, which a new version may change."""
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
+    assert 'f"{port_name} at {port} is not available in {timeout_s}' in Path(folder, "srt/utils/network.py").read_text()
+    assert engine_module.PORT_TAKEN.search("ValueError: dist_init_port at 41233 is not available in 30 seconds.")
+    assert engine_module.PORT_TAKEN.search("[Errno 98] error while attempting to bind: address already in use")
 
 
 PARENT = """

@@ -25,6 +25,12 @@ def test_no_hash_is_the_largest_and_the_others_are_as_they_were():
     assert ours[0, COLUMN] == 2**32 - 2
 
 
+def test_positions_of_padding_are_left_out():
+    seeds, columns = torch.tensor([1, 7]), torch.arange(16)
+    hashed = partial(below_one, murmur_hash32)(seeds, torch.tensor([3, 9, 0, 0]), columns)
+    assert torch.equal(hashed, murmur_hash32(seeds, torch.tensor([3, 9]), columns).to(torch.int64))
+
+
 DRAW = """
 import torch
 from sglang.srt.plugins import load_plugins

@@ -5,7 +5,7 @@ engine gets none and is never asked to generate; models, loaders, scheduler and 
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -50,10 +50,18 @@ class Drafter:
     path: str
     tensor: str
     parameter: str
+    experts: dict[str, int] = field(default_factory=dict)
 
 
+TWICE = {"ep_num_redundant_experts": 8}
+"""Every expert, in the layer that drafts too, where SGLang's loader would leave the second one as it was."""
 DRAFTERS = [
-    Drafter("pkg://slime_plugin_glm4/assets/glm4-moe-tiny", "model.layers.4.eh_proj.weight", "model.eh_proj.weight"),
+    Drafter(
+        "pkg://slime_plugin_glm4/assets/glm4-moe-lite-tiny",
+        "model.layers.4.eh_proj.weight",
+        "model.eh_proj.weight",
+        TWICE,
+    ),
     Drafter(
         "pkg://slime_plugin_mimo/assets/mimo-tiny", "model.mtp_layers.0.input_proj.weight", "model.input_proj.weight"
     ),
@@ -83,7 +91,7 @@ def tensors(folder):
 
 
 @pytest.fixture(scope="module")
-def drafting(folder, tmp_path_factory):
+def drafting(folder, drafter, tmp_path_factory):
     """An engine with a drafting model, started with SGLang's own kind of plugin."""
     plugin = tmp_path_factory.mktemp("plugin")
     (plugin / "no_attention.py").write_text(NO_ATTENTION)
@@ -93,7 +101,7 @@ def drafting(folder, tmp_path_factory):
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nno_attention = no_attention:install\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(plugin))
-        with running_engine(folder, plugin / "engine.log", **DRAFTING) as engine:
+        with running_engine(folder, plugin / "engine.log", **DRAFTING, **drafter.experts) as engine:
             yield engine.endpoint
 
 

@@ -38,8 +38,9 @@ from slime.topology.server_fields import group_of, server_fields
 
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
-PORT_TAKEN = "address already in use"
-"""What uvicorn writes; SGLang then neither serves nor ends."""
+PORT_TAKEN = re.compile("address already in use|port.* is not available in", re.IGNORECASE)
+"""What uvicorn writes, after which SGLang neither serves nor ends; and what SGLang writes of the further ports that
+data-parallel attention needs, which it counts from that one."""
 TAIL_LINES, TAIL_CHARACTERS = 5, 400
 _STATISTICS = re.compile(r"(Prefill|Decode) batch|Bucket \d+ of|went known ways|Cache flushed|HTTP/1")
 """What a log says of work that goes well."""
@@ -123,7 +124,7 @@ class EngineProcess:
                     return self.endpoint
             output = self._output()
             self.stop()
-            if PORT_TAKEN not in output.lower() or attempt == num_attempts - 1:
+            if not PORT_TAKEN.search(output) or attempt == num_attempts - 1:
                 raise self._died(output)
         raise AssertionError("the last attempt returns or raises")
 
@@ -174,7 +175,7 @@ class EngineProcess:
 
     def _is_ready(self, deadline: float) -> bool:
         """True once it answers, False if it ended before or found its port taken."""
-        while self._process.poll() is None and PORT_TAKEN not in self._output().lower():
+        while self._process.poll() is None and not PORT_TAKEN.search(self._output()):
             if _answers(self.endpoint, "/health" if self.node_rank else "/model_info"):
                 return True
             if time.monotonic() > deadline:

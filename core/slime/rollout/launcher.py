@@ -27,6 +27,8 @@ from slime.rollout.lifeline import die_with_parent
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
+CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
+"""Of SGLang: hands requests to the data-parallel ranks of an engine, in a process of its own."""
 
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
@@ -34,22 +36,25 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     return {name: json.loads(value) for name, _, value in (argument.partition("=") for argument in arguments)}
 
 
-def fork_workers() -> None:
-    """Let SGLang fork its workers where it would spawn them: they need not import everything a second time.
+def spare_the_cpu() -> None:
+    """Without CUDA, let SGLang fork its workers where it would spawn them (CUDA does not survive a fork): they need not
+    import everything a second time. And let it wait for requests to hand on, where it would take a core by looking.
 
-    Only without CUDA, which does not survive a fork. SGLang sets "spawn" with the rest of its environment, so this
-    comes right behind it.
+    SGLang sets "spawn" with the rest of its environment, so our "fork" comes right behind it.
     """
     import multiprocessing
 
     import torch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from slime.rollout.parallel_cpu import dispatch_when_asked
+
     def set_fork(result: None, *arguments: Any) -> None:
         multiprocessing.set_start_method("fork", force=True)
 
     if not torch.cuda.is_available():
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", set_fork, HookType.AFTER)
+        HookRegistry.register(f"{CONTROLLER}.event_loop", dispatch_when_asked, HookType.REPLACE)
 
 
 def hook() -> None:
@@ -58,10 +63,12 @@ def hook() -> None:
     (`lifeline.clear`)."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", register_scheduler, HookType.BEFORE)
     HookRegistry.register("sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", watch, HookType.AFTER)
-    controller = "sglang.srt.managers.data_parallel_controller.DataParallelController"
-    HookRegistry.register(f"{controller}.__init__", watch_controlled, HookType.AFTER)
+    HookRegistry.register(f"{CONTROLLER}.__init__", register_controller, HookType.BEFORE)
+    HookRegistry.register(f"{CONTROLLER}.__init__", watch_controlled, HookType.AFTER)
+    HookRegistry.register(f"{front}.flush_cache", flush_every_rank, HookType.REPLACE)
     if parse(sys.argv[1:]).get("node_rank"):
         HookRegistry.register("sglang.srt.utils.network.wait_port_available", port_of_the_first, HookType.REPLACE)
     HookRegistry.register("sglang.srt.utils.stale_shm_cleanup.make_shm_name", shm_name, HookType.REPLACE)
@@ -118,6 +125,20 @@ def port_of_the_first(*arguments: Any) -> bool:
     return True
 
 
+def register_controller(controller: Any, *arguments: Any) -> None:
+    """Before the process is built that hands requests to data-parallel ranks."""
+    register_as("controller")
+
+
+async def flush_every_rank(front: Any, timeout_s: float | None = None) -> Any:
+    """Instead of SGLang's flush, which waits for all data-parallel ranks and tells what the first one says."""
+    from sglang.srt.managers.io_struct import FlushCacheReqInput
+
+    front.auto_create_handle_loop()
+    answers = await front.flush_cache_communicator(FlushCacheReqInput(timeout_s=timeout_s))
+    return next((answer for answer in answers if not answer.success), answers[0])
+
+
 def register_as(name: str) -> None:
     """Let this process tell its stacks, into a file beside the engine's log."""
     if stacks := os.environ.get("SLIME_ENGINE_STACKS"):
@@ -142,7 +163,7 @@ def main() -> None:
     from sglang.srt.server_args import ServerArgs
 
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
-    fork_workers()
+    spare_the_cpu()
     load_plugins()
     launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
 

@@ -36,6 +36,7 @@ def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[Slim
         yield from sizes
         if sizes:  # the other rules divide by them
             continue
+        yield from _expert_places(asked)
         for rule in (_heads, _dense, _experts, _dispatch, fp8_problems, _sparse_attention, serving_problems, _transfer):
             yield from rule(asked)
     yield from _pairs(cfg)
@@ -104,6 +105,18 @@ def _experts(asked: Asked) -> Iterator[SlimeError]:
         what = f"{experts} + {redundant} redundant experts make {total}, which {asked.group.ep} ranks do not divide"
         todo = f"Set it to {fits} ({experts + fits} experts) or {fits + asked.group.ep}."
         yield asked.problem("ep_num_redundant_experts", what, todo)
+
+
+def _expert_places(asked: Asked) -> Iterator[SlimeError]:
+    """Where experts are kept, and whether requests find them there."""
+    if asked.get("enable_eplb"):
+        what = "moves experts to other ranks while the engine serves; publishing writes them where they were"
+        yield asked.problem("enable_eplb", what, "Remove it; ep_num_redundant_experts alone is served.")
+    if asked.get("init_expert_location", "trivial") != "trivial" and not asked.group.spreads_experts:
+        what = "does not reach the router of tokens, which SGLang tells of it with moe_a2a_backend alone"
+        yield asked.problem("init_expert_location", what, "Remove it, or set moe_a2a_backend=deepep.")
+    if asked.get("ep_dispatch_algorithm") == "fake":
+        yield asked.problem("ep_dispatch_algorithm", "is fake, which draws experts at random", "Remove it.")
 
 
 def _dispatch(asked: Asked) -> Iterator[SlimeError]:

@@ -8,7 +8,8 @@ it would stay at the weights of the version before.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -30,6 +31,19 @@ def refresh(model: torch.nn.Module) -> None:
             kept = getattr(module, copy, None)
             if kept is not None:
                 kept.copy_(getattr(module, original))
+
+
+def after_dummy_weights(original: Callable[..., None], model: Any) -> None:
+    """Around what SGLang makes of the weights that an engine starts with, which are none yet.
+
+    Some classes that draft with a layer of latent attention inherit the method for whole models, and end the engine
+    (SGLang 0.5.16): they have the layer under another name.
+    """
+    inner = getattr(model, "model", None)
+    if hasattr(model, "post_load_weights") and hasattr(inner, "decoder") and not hasattr(inner, "start_layer"):
+        model.post_load_weights(is_nextn=True)
+    else:
+        original(model)
 
 
 def kept_beside(model: torch.nn.Module, parameters: Memory) -> Mapping[str, torch.Tensor]:

@@ -145,7 +145,8 @@ class EngineLink:
 
 
 def _reason(body: str) -> str:
+    """What the engine says, once: SGLang repeats it for every data-parallel rank."""
     try:
-        return str(json.loads(body)["message"])
+        return " | ".join(dict.fromkeys(str(json.loads(body)["message"]).split(" | ")))
     except (ValueError, KeyError, TypeError):  # a body that is not SGLang's own JSON
         return body

@@ -27,6 +27,8 @@ import torch
 from slime.weights import stream
 from slime.weights.arrival import Arrival
 from slime.weights.bucket import contents
+from slime.weights.derived import after_dummy_weights
+from slime.weights.experts import every_copy
 from slime.weights.receipt import NOTE_KEY, BucketNote
 from slime.weights.routes import Arrived, Partial
 from slime.weights.transfer import TransferFault, unused
@@ -66,6 +68,9 @@ def install() -> None:
     HookRegistry.register("sglang.srt.server_args.ServerArgs.override", keep_number, HookType.AROUND)
     HookRegistry.register(f"{manager}.update_weights_from_tensor", know_draft, HookType.AROUND)
     HookRegistry.register(f"{manager}.update_weights_from_distributed", know_draft, HookType.AROUND)
+    HookRegistry.register("sglang.srt.model_loader.loader._post_load_weights", after_dummy_weights, HookType.AROUND)
+    locations = "sglang.srt.eplb.expert_location.ExpertLocationMetadata"
+    HookRegistry.register(f"{locations}.logical_to_all_physical", every_copy, HookType.REPLACE)
     cache = "sglang.srt.layers.quantization.kv_cache.BaseKVCacheMethod"
     HookRegistry.register(f"{cache}.process_weights_after_loading", unset_scales, HookType.BEFORE)
 
@@ -224,12 +229,8 @@ def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:
 
 
 def _stays_in_place(model: torch.nn.Module) -> bool:
-    """Every version's tensors go where those of the last one went. A drafting model takes few of what it is offered;
-    where SGLang balances the load of experts, these move."""
-    from sglang.srt.server_args import get_global_server_args
-
-    drafts = any(draft.get_model() is model for draft in _drafts.values())
-    return not drafts and not get_global_server_args().enable_eplb
+    """Every version's tensors go where those of the last one went. A drafting model takes few of what it is offered."""
+    return not any(draft.get_model() is model for draft in _drafts.values())
 
 
 def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
