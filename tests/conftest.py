@@ -39,6 +39,21 @@ def memory_folder(tmp_path):
 
 
 @pytest.fixture(scope="session")
+def _mooncake():
+    """What prefill and decode engines need: beside packages, libraries of the system."""
+    import torch
+
+    from slime.config.schema import Device
+    from slime.errors import SlimeError
+    from slime.rollout.kv_transfer import require_mooncake
+
+    try:
+        require_mooncake(Device.cuda if torch.cuda.is_available() else Device.cpu)
+    except SlimeError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Run:
     """The laptop recipe, shortened, from its start to its end: trainer and engine on devices of their own, weights
     through shared memory."""

@@ -162,3 +162,27 @@ def test_run_with_attention_by_data_and_experts_over_ranks(
     steps = [row for row in run.start().succeed().rows("rl") if row.get("train/loss") is not None]
     assert steps
     assert all(row["train/logprob_diff_mean"] < gap for row in steps)
+
+
+PAIR: dict[str, Any] = {
+    "+rollout.engines.prefill.role": "prefill",
+    "+rollout.engines.prefill.devices": 1,
+    "+rollout.engines.decode.role": "decode",
+    "+rollout.engines.decode.devices": 1,
+    "+rollout.sglang.disaggregation_transfer_backend": "mooncake_tcp",
+}
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.usefixtures("_mooncake")
+@pytest.mark.parametrize("drafts", [False, True])
+def test_prefill_and_decode_engines_that_share_gpus_with_trainers(drafts: bool, tmp_path: Path) -> None:
+    """KV caches pass between the GPUs; both roles give their memory back and take it again at every step."""
+    settings = {**SMALL, **PAIR, **(DRAFTING if drafts else {})}
+    run = Run(
+        tmp_path, model="glm4-moe-tiny" if drafts else "glm4-tiny", cluster="h200x2", settings=settings, silence_s=300
+    )
+    steps = [row for row in run.start().succeed().rows("rl") if row.get("train/loss") is not None]
+    assert len(steps) == 4
+    assert all(row["train/logprob_diff_mean"] < GAP for row in steps)
+    assert all(row["rollout/draft_accept_rate"] > 0.2 for row in steps if drafts)

@@ -19,6 +19,18 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("_mooncake")
+def test_a_prefill_and_a_decode_engine_draw_what_one_engine_draws(finished: Run, tmp_path: Path) -> None:
+    """Losses and weights rest on every sample and its log-probs."""
+    run = Run(tmp_path, cluster="local-pd", settings={"eval.interval": 4, **NO_CHECKPOINTS}).start().succeed()
+    assert run.weights() == finished.weights()
+    assert run.losses() == finished.losses()
+    prefill, decode = (run.path / f"logs/engine-{index}.log" for index in range(2))
+    assert "Prefill batch" in prefill.read_text()
+    assert "Decode batch" in decode.read_text()
+    assert "Decode batch" not in prefill.read_text()
+
+
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_placement_changes_no_bit(name: str, finished: Run, tmp_path: Path) -> None:
     run = Run(tmp_path, settings=PLACEMENTS[name]).start().succeed()

@@ -29,11 +29,13 @@ from slime.observe.stopwatch import Stopwatch
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
 from slime.rollout.evaluate import evaluate
+from slime.rollout.generate import Engine
 from slime.rollout.limits import require_room
-from slime.rollout.loop import Collected, Rollout
+from slime.rollout.loop import Collected, Rollout, most_in_flight
+from slime.rollout.pairs import Pairs
 from slime.rollout.router import open_router
 from slime.run_dir import RunDir
-from slime.topology.engines import engine_groups, generates
+from slime.topology.engines import engine_groups, generates, works_in_pairs
 from slime.topology.layout import read_grid
 from slime.train.packing import pack
 from slime.types import Batch, Prompt, TrainSample
@@ -104,7 +106,7 @@ class Session:
         self._samples = SampleLog(run.samples, cfg.observe.samples_mb)
         self._runner: asyncio.Runner
         self._rewards: RewardService
-        self._engines: list[EngineClient] = []
+        self._engines: list[Engine] = []
         self._router: EngineClient | None = None
         self._rollout: Rollout
         self._residency = Residency(cluster)
@@ -162,13 +164,14 @@ class Session:
         """Clients of the engines, and the sampling loop over them, in one event loop."""
         cfg = self.cfg
         self._runner, self._rewards = stack.enter_context(asyncio.Runner()), rewards
-        self._engines = [
+        clients = [
             EngineClient(endpoint, cfg.rollout.request_timeout_s, log=self.run.logs / f"engine-{index}.log")
             for index, endpoint in enumerate(self.cluster.engines.endpoints)
         ]
-        for engine in self._engines:
-            self._close_later(stack, engine)
-        self._runner.run(require_room(self._engines, cfg))
+        for client in clients:
+            self._close_later(stack, client)
+        self._runner.run(require_room(clients, cfg))
+        self._engines = [self._runner.run(Pairs.of(cfg, clients))] if works_in_pairs(cfg) else [*clients]
         if len(self._engines) > 1:
             self._router = stack.enter_context(open_router(self.cluster.engines.endpoints, self.run.logs))
             self._close_later(stack, self._router)
@@ -261,7 +264,7 @@ class Session:
             scorer=self._rewards,
             engines=self._engines,
             router=self._router,
-            max_in_flight=cfg.rollout.max_requests_per_engine * len(self._engines),
+            max_in_flight=most_in_flight(cfg.rollout, self._engines),
             patience_s=cfg.rollout.request_timeout_s,
             progress=lambda done, total: bar.status("evaluate", done, total),
         )

@@ -59,7 +59,7 @@ def test_every_process_is_told_what_the_plan_says(layout: tuple[str, str, int], 
             process = EngineProcess(
                 cfg, engine.index, rank, several, model_path=MODEL, host=LOOPBACK, log=tmp_path / "engine.log"
             )
-            told = process.fields(port=30000)
+            told = process.fields(port=30000, bootstrap_port=8998)
             assert {name: told[name] for name in told.keys() - FOUND_AT_START} == engine.fields
             assert (told.get("node_rank"), told.get("nnodes")) == ((rank, 2) if several else (None, None))
             assert told["random_seed"] == cfg.run.seed + engine.index
@@ -73,7 +73,7 @@ def test_processes_of_several_hosts_meet_at_the_first_ones_port(tmp_path: Path) 
     cfg = over_hosts("cuda", "colocated", 4)
     meeting = Rendezvous("10.0.0.1:4000")
     process = EngineProcess(cfg, 2, 1, meeting, model_path=MODEL, host="10.0.0.2", log=tmp_path / "engine.log")
-    assert process.fields(port=30000)["dist_init_addr"] == "10.0.0.1:4000"
+    assert process.fields(port=30000, bootstrap_port=8998)["dist_init_addr"] == "10.0.0.1:4000"
     environment = process.environment("/the/scratch")
     assert "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE" not in environment
     assert environment["SGLANG_HOST_IP"] == "10.0.0.2"

@@ -11,7 +11,7 @@ from slime.rollout.client import EngineClient, FinishReason
 from slime.testing.engines import hf_tensors
 from slime.weights.publish import publish
 
-from .scripted_engine import ScriptedEngine
+from .scripted_engine import ScriptedEngine, connected
 
 PROMPT = [5, 6, 7]
 LONG = {"max_new_tokens": 480, "ignore_eos": True}
@@ -139,6 +139,24 @@ def test_a_response_may_take_longer_than_an_answer():
                 await client.close()
 
     assert len(asyncio.run(generate()).tokens) == 4
+
+
+def test_a_connection_that_the_engine_closes_while_it_is_idle_is_not_used_again():
+    """SGLang closes one after 5 s, and the next request may be on its way: seen between steps of a busy machine."""
+
+    async def serve_once(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await reader.read(1)  # a second request, or the end
+        writer.close()
+
+    async def twice():
+        server = await asyncio.start_server(serve_once, LOOPBACK, 0)
+        async with server, connected(nobody(server.sockets[0].getsockname()[1])) as client:
+            await client.continue_generation()
+            await client.continue_generation()
+
+    asyncio.run(twice())
 
 
 def test_engine_that_is_gone_is_named_with_its_log(tmp_path):

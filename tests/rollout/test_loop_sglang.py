@@ -28,8 +28,10 @@ from slime.rollout.client import EngineClient
 from slime.rollout.engine import EngineProcess
 from slime.rollout.evaluate import evaluate
 from slime.rollout.loop import Collected, Rollout
+from slime.rollout.pairs import Pairs
 from slime.rollout.router import open_router
 from slime.testing.models import write_checkpoint
+from slime.topology.engines import works_in_pairs
 from slime.types import Status
 from slime.weights.publish import publish
 
@@ -88,8 +90,10 @@ class Bench:
     async def _collect(self, versions, disturb, evaluates) -> list[Collected]:
         async with AsyncExitStack() as stack:
             clients = [self._client(stack, EngineClient(engine.endpoint)) for engine in self.engines]
-            router = None
-            if len(clients) > 1:
+            router, front = None, clients
+            if works_in_pairs(self.cfg):
+                front = [await Pairs.of(self.cfg, clients)]
+            elif len(clients) > 1:
                 context = open_router([engine.endpoint for engine in self.engines], self.logs)
                 router = self._client(stack, stack.enter_context(context))
             rollout = Rollout(
@@ -101,14 +105,14 @@ class Bench:
                 buffer=self.buffer,
                 sample_filter=KeepAll(),
                 scorer=self.rewards,
-                engines=clients,
+                engines=front,
                 router=router,
             )
             collected = []
             for version in versions:
                 await asyncio.to_thread(self.publish, version)
                 if evaluates:
-                    self.evaluations.append(await self._evaluate(clients, router, version))
+                    self.evaluations.append(await self._evaluate(front, router, version))
                 collected.append(await rollout.collect(version, disturb))
             return collected
 

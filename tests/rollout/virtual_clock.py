@@ -40,7 +40,7 @@ class VirtualEngine:
         end_token: the last token of each.
     """
 
-    url = "virtual"
+    url, num_generating = "virtual", 1
 
     def __init__(self, length: Callable[[int, int], int], end_token: int = 0) -> None:
         self._length, self._end_token = length, end_token

@@ -2,7 +2,7 @@
 
 import os
 
-from slime.config.schema import Device, EngineGroupConfig
+from slime.config.schema import Device, EngineGroupConfig, Role
 from slime.testing.engines import cpu_config
 from slime.topology.engines import engine_groups
 from slime.topology.environment import engine_environment, trainer_environment
@@ -29,6 +29,17 @@ def test_the_user_has_the_last_word_group_over_cluster():
     assert trainer_environment(cfg) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "NCCL_IB_TC": "160"}
     engine = of_first_engine(cfg)
     assert (engine["NCCL_NVLS_ENABLE"], engine["NCCL_IB_TC"]) == ("1", "96")
+
+
+def test_a_request_may_wait_for_its_other_side_as_long_as_it_takes():
+    """By SGLang's 300 s, prompts fail while decode engines are busy with long responses."""
+    cfg = cpu_config()
+    cfg.rollout.engines = {role.name: EngineGroupConfig(role=role, devices=1) for role in (Role.prefill, Role.decode)}
+    for group in engine_groups(cfg):
+        variables = engine_environment(cfg, group)
+        for limit in ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT", "HEARTBEAT_MAX_FAILURE"):
+            assert int(variables[f"SGLANG_DISAGGREGATION_{limit}"]) > 30 * 24 * 3600
+    assert not any("DISAGGREGATION" in name for name in of_first_engine(cpu_config()))
 
 
 def test_one_interface_serves_every_library():

@@ -112,3 +112,13 @@ def test_a_groups_fields_win_over_those_of_all():
     assert (first["tp_size"], second["tp_size"], first["page_size"]) == (1, 2, 1)
     assert (first["disaggregation_mode"], second["disaggregation_mode"]) == ("prefill", "decode")
     assert first["disaggregation_ib_device"] == "mlx5_0,mlx5_1"
+    cfg.rollout.sglang["disaggregation_transfer_backend"] = "mooncake_tcp"
+    assert "disaggregation_ib_device" not in server_fields(cfg, 0, model_path=MODEL)
+
+
+def test_a_decode_engine_never_has_more_than_its_own_requests():
+    """No router stands before it that would leave it some more than another."""
+    cfg = cpu_config()
+    cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 40
+    cfg.rollout.engines = {role.name: EngineGroupConfig(role=role, devices=2) for role in (Role.prefill, Role.decode)}
+    assert server_fields(cfg, 2, model_path=MODEL)["cuda_graph_max_bs_decode"] == 40

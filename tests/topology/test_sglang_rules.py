@@ -201,6 +201,10 @@ def test_a_pair_needs_one_transfer_and_one_cache(base: SlimeConfig) -> None:
     assert (
         "rollout.engines.d.sglang.page_size: is 64 here and None in group p" in said(tcp, {**tcp, "page_size": 64})[0]
     )
+    seeded = {**tcp, "enable_deterministic_inference": True}
+    assert "enable_deterministic_inference: is True here and None in group p" in said(tcp, seeded)[0], "first tokens"
+    for key in EAGLE:
+        assert f"sglang.{key}: is None here and {EAGLE[key]} in group p" in " ".join(said({**tcp, **EAGLE}, tcp))
     assert "which does not let go of memory" in said(*[{"disaggregation_transfer_backend": "nixl"}] * 2)[0]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from slime.config.paths import exists
-from slime.config.schema import ClusterConfig, Device, ModelConfig, Role, SlimeConfig
+from slime.config.schema import ClusterConfig, Device, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
-from slime.topology.engines import engine_groups
+from slime.rollout.kv_transfer import require_mooncake
+from slime.topology.engines import works_in_pairs
 
 
 def config_folder(model: ModelConfig) -> str:
@@ -17,8 +18,8 @@ def config_folder(model: ModelConfig) -> str:
 
 
 def needs(cfg: SlimeConfig) -> list[SlimeError]:
-    """What must be fetched, or cannot be run yet, in the order in which it stands in the config."""
-    return [*_model(cfg.model), *_rows(cfg), *_hosts(cfg.cluster), *_unbuilt(cfg)]
+    """What must be fetched, installed or started, in the order in which it stands in the config."""
+    return [*_model(cfg.model), *_rows(cfg), *_hosts(cfg.cluster), *_packages(cfg)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -50,8 +51,10 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
         yield SlimeError(f"{cluster.num_nodes} hosts need a Ray cluster", where="cluster.ray_address", todo=todo)
 
 
-def _unbuilt(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """What can be planned and not be run yet."""
-    if any(group.role is not Role.regular for group in engine_groups(cfg)):
-        what = "prefill and decode engines can be planned, not run yet"
-        yield SlimeError(what, where="rollout.engines", todo="Use regular engines.")
+def _packages(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """On this host; others are asked when their engines start."""
+    if works_in_pairs(cfg) and cfg.cluster.num_nodes == 1:
+        try:
+            require_mooncake(cfg.cluster.device)
+        except SlimeError as need:
+            yield need

@@ -204,7 +204,7 @@ class RolloutConfig:
     `quantization_config` of its config.json says, which weights stay as they are and how scales are rounded. It needs
     no weights: each publish quantises the trained ones. Empty: as they are trained."""
     max_requests_per_engine: int = 256
-    """Requests in flight at one engine."""
+    """Requests in flight at one engine; of prefill and decode engines, at one that decodes."""
     over_sampling: float = 1.0
     """Groups started for each group needed; above 1 the surplus is aborted, goes to the buffer and is continued in the
     next step, so that what is trained on was sampled in part by older weights: `algo.importance` corrects these tokens.

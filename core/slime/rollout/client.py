@@ -6,6 +6,7 @@ import enum
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,20 @@ class Generation:
             top-p and top-k cut off is not left out. SGLang counts temperature 0 as 1 here.
         finish_reason: stop, length or abort.
         weight_version: of the weights that finished it; engines are paused by abort while weights change, so all
-            tokens are of this version.
+            tokens are of this version. None: it was aborted before an engine began.
         num_drafted, num_accepted: tokens that were proposed by a drafting model, and those of them that were taken.
     """
 
     tokens: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
-    weight_version: int
+    weight_version: int | None
     num_drafted: int
     num_accepted: int
+
+
+class ServerFault(SlimeError):
+    """An engine could not finish a request, by its own account: HTTP status 500."""
 
 
 class EngineClient:
@@ -58,6 +63,8 @@ class EngineClient:
         SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
     """
 
+    num_generating = 1
+
     def __init__(self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
         self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
         self._headers = endpoint.headers
@@ -68,15 +75,22 @@ class EngineClient:
             await self._session.close()
 
     def _connect(self) -> aiohttp.ClientSession:
-        """The session; the caller bounds the number of requests, so it does not."""
+        """The session; the caller bounds the number of requests, so it does not.
+
+        Each request has a connection of its own: SGLang closes idle ones after 5 s, perhaps while they are taken again.
+        """
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
-    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
-        """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...)."""
-        body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True}
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Generation:
+        """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...).
+
+        Args:
+            fields: others of SGLang's request (`rid`, ...).
+        """
+        body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True, **fields}
         return self._generation(await self._request("POST", "/generate", body, aiohttp.ClientTimeout(total=None)))
 
     def _generation(self, answer: Mapping[str, Any]) -> Generation:
@@ -99,6 +113,10 @@ class EngineClient:
     async def abort_all(self) -> None:
         """End every request now; each answers with what it had."""
         await self._post("/abort_request", {"abort_all": True})
+
+    async def abort(self, rid: str) -> None:
+        """End every request whose `rid` begins so."""
+        await self._post("/abort_request", {"rid": rid})
 
     async def pause_generation(self) -> None:
         """Abort what runs and hold new requests back until `continue_generation`: the state to publish in."""
@@ -156,7 +174,9 @@ class EngineClient:
             raise self._error(limit, "Raise rollout.request_timeout_s if it was only slow.", NoAnswer) from error
         except aiohttp.ClientError as error:
             raise self._error(f"no answer to {path}: {error}", "The engine died or was never there.") from error
-        if response.status != 200:
+        if response.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise self._error(f"{path} failed: {text[:500]}", "Start the same command again to resume.", ServerFault)
+        if response.status != HTTPStatus.OK:
             raise self._error(f"{path} was refused with status {response.status}: {text[:500]}", "Mend the request.")
         return _parse(text)
 

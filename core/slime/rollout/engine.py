@@ -26,10 +26,11 @@ from typing import Any
 
 import psutil
 
-from slime.config.schema import SlimeConfig
+from slime.config.schema import Role, SlimeConfig
 from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.observe.hang import look
+from slime.rollout.kv_transfer import require_mooncake
 from slime.rollout.lifeline import clear, scratch_prefix
 from slime.rollout.rendezvous import Rendezvous
 from slime.topology.environment import engine_environment
@@ -100,7 +101,7 @@ class EngineProcess:
         mark: str = "",
     ) -> None:
         self.cfg, self.index, self.model_path, self.host, self.log = cfg, index, model_path, host, log
-        self.devices, self.mark = devices, mark
+        self.devices, self.mark, self.group = devices, mark, group_of(cfg, index)
         self.node_rank, self.rendezvous = node_rank, rendezvous
         self.endpoint = Endpoint("", key or new_key())
         self._process: subprocess.Popen[bytes]
@@ -116,10 +117,12 @@ class EngineProcess:
             SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
         """
         deadline = time.monotonic() + self.cfg.cluster.start_timeout_s
+        if self.group.role is not Role.regular:
+            require_mooncake(self.cfg.cluster.device)
         num_attempts = 1 if self.rendezvous else PORT_ATTEMPTS  # the others would have to start again, too
         for attempt in range(num_attempts):
-            with reserved_port(self.host) as port:
-                self._spawn(port)
+            with reserved_port(self.host) as port, reserved_port(self.host) as bootstrap_port:
+                self._spawn(port, bootstrap_port)
                 if self._is_ready(deadline):
                     return self.endpoint
             output = self._output()
@@ -128,14 +131,14 @@ class EngineProcess:
                 raise self._died(output)
         raise AssertionError("the last attempt returns or raises")
 
-    def _spawn(self, port: int) -> None:
+    def _spawn(self, port: int, bootstrap_port: int) -> None:
         self.endpoint = replace(self.endpoint, url=f"http://{self.host}:{port}")
         self._scratch = tempfile.mkdtemp(prefix=scratch_prefix(self.mark))
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._ended_at = None
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "slime.rollout.launcher", *server_args(self.fields(port))],
+                [sys.executable, "-m", "slime.rollout.launcher", *server_args(self.fields(port, bootstrap_port))],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -151,19 +154,22 @@ class EngineProcess:
         if process is self._process:  # and not one that was replaced, for a port that was taken
             self._ended_at = time.time()
 
-    def fields(self, port: int) -> dict[str, Any]:
-        """What the server is told, the topology's fields and the addresses; it answers at `port`."""
+    def fields(self, port: int, bootstrap_port: int) -> dict[str, Any]:
+        """What the server is told, the topology's fields and the addresses; it answers at `port`, and decode engines
+        ask a prefill engine at `bootstrap_port` for the rest."""
         fields = server_fields(self.cfg, self.index, model_path=self.model_path) | {"host": self.host, "port": port}
         if self.rendezvous:
             fields |= {"node_rank": self.node_rank, "dist_init_addr": self.rendezvous.address}
+        if self.group.role is Role.prefill:
+            fields["disaggregation_bootstrap_port"] = bootstrap_port
         return fields
 
     def environment(self, scratch: str) -> dict[str, str]:
         """The topology's, and what has SGLang's sockets in `scratch`, a folder that we remove."""
-        ours = engine_environment(self.cfg, group_of(self.cfg, self.index))
+        ours = engine_environment(self.cfg, self.group)
         settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
         settings["SLIME_ENGINE_STACKS"] = str(self.log.absolute().with_suffix(""))
-        settings["SGLANG_HOST_IP"] = self.host  # where its ranks look for each other
+        settings["SGLANG_HOST_IP"] = self.host  # where its ranks, and the other side of a pair, look for it
         if self.devices:
             settings["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         if self.host != LOOPBACK:

@@ -26,7 +26,7 @@ class Generation(Protocol):
     @property
     def finish_reason(self) -> str: ...
     @property
-    def weight_version(self) -> int: ...
+    def weight_version(self) -> int | None: ...
     @property
     def num_drafted(self) -> int: ...
     @property
@@ -34,9 +34,14 @@ class Generation(Protocol):
 
 
 class Engine(Protocol):
-    """What the sampling loop asks of an engine, or of the router before several; `EngineClient` is one."""
+    """What the sampling loop asks of an engine (`EngineClient`), the router before several, or `Pairs` of them.
+
+    Attributes:
+        num_generating: engines that requests are spread over.
+    """
 
     url: str
+    num_generating: int
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /) -> Generation: ...
 
@@ -114,6 +119,7 @@ class Generator:
         sample.logprobs.extend(generation.logprobs[:count])
         sample.loss_mask.extend([1] * count)
         if count:
+            assert generation.weight_version is not None, "tokens are of some version"
             sample.spans.append(WeightSpan(generation.weight_version, count))
         sample.check()
         return end is not None
@@ -142,7 +148,7 @@ class Generator:
         return text
 
     def _check_version(self, generation: Generation, version: int) -> None:
-        if generation.weight_version != version:
+        if generation.weight_version not in (version, None):
             what = f"stale engine: it answered with weight version {generation.weight_version}, not {version}"
             todo = "Nothing else may update this engine's weights; resume the run."
             raise SlimeError(what, where=self._engine.url, todo=todo)

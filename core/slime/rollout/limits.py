@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.config.schema import RolloutConfig, SamplingConfig, SlimeConfig
+from slime.config.schema import Role, RolloutConfig, SamplingConfig, SlimeConfig
 from slime.errors import SlimeError
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ async def require_room(engines: Sequence[EngineClient], cfg: SlimeConfig) -> Non
     for engine in engines:
         info = await engine.server_info()
         context = room(info["max_req_input_len"] + KEPT_BACK, num_drafted=num_drafted(info))
-        fits = min(context, room(info["max_total_num_tokens"], page_size=info["page_size"]))
+        pool = info["max_total_num_tokens"]
+        if info["disaggregation_mode"] == Role.decode.value:  # kept free: a longer one would wait for ever
+            pool -= info["num_reserved_decode_tokens"]
+        fits = min(context, room(pool, page_size=info["page_size"]))
         if longest > fits:
             what = f"takes sequences of at most {fits} tokens, but prompt and response may have {longest}"
             todo = f"Lower rollout.max_prompt_tokens or {key}, or give it memory (rollout.sglang.mem_fraction_static)."

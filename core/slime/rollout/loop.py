@@ -24,6 +24,11 @@ Progress = Callable[[int, int], None]
 """Called with (groups kept, groups needed)."""
 
 
+def most_in_flight(cfg: RolloutConfig, engines: Sequence[Engine]) -> int:
+    """Requests at all engines at once."""
+    return cfg.max_requests_per_engine * sum(engine.num_generating for engine in engines)
+
+
 class PromptStream(Protocol):
     """Where new prompts come from; `PromptSource` is one."""
 
@@ -57,7 +62,7 @@ class Rollout:
         seed: of the run.
         tokenizer: turns responses into text.
         prompts, buffer, sample_filter, scorer: where groups come from and what judges them.
-        engines: every engine, to be aborted.
+        engines: every engine, to be aborted; or the pairs that they work in.
         router: takes the requests when there is more than one engine; None sends them to the only one.
     """
 
@@ -98,7 +103,7 @@ class Rollout:
             self._engines,
             self._scorer,
             failures,
-            self._cfg.max_requests_per_engine * len(self._engines),
+            most_in_flight(self._cfg, self._engines),
             version,
             self._cfg.request_timeout_s,
         )

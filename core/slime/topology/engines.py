@@ -72,6 +72,11 @@ def generates(cfg: SlimeConfig) -> bool:
     return cfg.algo.name != "sft" or cfg.eval.path is not None
 
 
+def works_in_pairs(cfg: SlimeConfig) -> bool:
+    """Whether engines of two roles answer each request together."""
+    return any(group.role is not Role.regular for group in engine_groups(cfg))
+
+
 def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
     """The groups in the order of the config; none if the run never generates.
 

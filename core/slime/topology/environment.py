@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import Device, Role, SlimeConfig
 from slime.topology.engines import EngineGroup, in_words
 from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens, uses_deepep
+
+NEVER = 10**7
+"""Seconds, or failures, where SGLang wants a limit."""
 
 
 def trainer_environment(cfg: SlimeConfig) -> dict[str, str]:
@@ -24,6 +27,9 @@ def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
     if uses_deepep(group.sglang):  # SGLang compares it with nothing; a batch beyond it dies inside deepep
         settings[DISPATCH_TOKENS] = str(dispatch_tokens(cfg, group))
         settings["NVSHMEM_DISABLE_NCCL"] = "1"
+    if group.role is not Role.regular:  # slime sees who died or hangs; SGLang would fail what only waits for room
+        never = ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT", "HEARTBEAT_MAX_FAILURE")
+        settings |= {f"SGLANG_DISAGGREGATION_{name}": str(NEVER) for name in never}
     cores = _cores(group) if cfg.cluster.device is Device.cpu else {}
     return {**settings, **cores, **_of_device(cfg), **_network(cfg), **group.environment}
 

@@ -11,7 +11,7 @@ from typing import Any
 from slime.config.fp8 import KEY
 from slime.config.paths import resolve
 from slime.config.schema import Device, Placement, Role, SlimeConfig
-from slime.topology.engines import EngineGroup, engine_groups, num_engines
+from slime.topology.engines import EngineGroup, engine_groups, num_engines, works_in_pairs
 from slime.topology.fp8 import rollout_format
 from slime.topology.placement import num_hosts
 
@@ -161,7 +161,7 @@ def _role_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     if group.role is Role.regular:
         return {}
     fields: dict[str, Any] = {"disaggregation_mode": group.role.value}
-    if cfg.cluster.ib_devices:
+    if cfg.cluster.ib_devices and transfer_backend(group) == "mooncake":
         fields["disaggregation_ib_device"] = ",".join(cfg.cluster.ib_devices)
     return fields
 
@@ -171,10 +171,16 @@ def _host_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     return {"nnodes": hosts} if hosts > 1 else {}
 
 
+def transfer_backend(group: EngineGroup) -> str:
+    """What moves KV caches from prefill to decode engines; SGLang's own choice is mooncake over RDMA."""
+    return str(group.sglang.get("disaggregation_transfer_backend", "mooncake"))
+
+
 def _most_requests(cfg: SlimeConfig) -> int:
-    """Requests that one engine may have at once.
+    """Requests that one engine may have at once. The router may leave one engine more than another; `Pairs` does not.
 
     With one more than its CUDA graphs cover, SGLang launches every kernel of every decode step by itself. Left alone it
     covers 256 requests on an H100 or H200, 512 from `tp_size` 4 on.
     """
-    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if num_engines(cfg) > 1 else 0)
+    routed = num_engines(cfg) > 1 and not works_in_pairs(cfg)
+    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if routed else 0)

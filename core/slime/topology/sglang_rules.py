@@ -13,7 +13,7 @@ from typing import Any
 from slime.config.schema import Device, Role, SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.engines import engine_groups
-from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens
+from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens, transfer_backend
 from slime.topology.sglang_asked import Asked, divisors, listed
 from slime.topology.sglang_fp8 import fp8_problems
 from slime.topology.sglang_serving import serving_problems
@@ -170,7 +170,7 @@ def _transfer(asked: Asked) -> Iterator[SlimeError]:
     """How prefill engines hand KV caches to decode engines."""
     if asked.group.role is Role.regular:
         return
-    backend, key = asked.get("disaggregation_transfer_backend", "mooncake"), "disaggregation_transfer_backend"
+    backend, key = transfer_backend(asked.group), "disaggregation_transfer_backend"
     if backend not in ("mooncake", "mooncake_tcp"):
         reason = {
             "fake": "moves nothing",
@@ -187,12 +187,14 @@ MUST_AGREE = (
     "kv_cache_dtype",
     "dtype",
     "disaggregation_transfer_backend",
+    "enable_deterministic_inference",
     "speculative_algorithm",
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
 )
-"""Fields that prefill and decode engines need alike: caches and hidden states pass between them."""
+"""Fields that prefill and decode engines need alike: caches and hidden states pass between them, and the first token
+of a response is drawn by the one, the others by the other."""
 
 
 def _pairs(cfg: SlimeConfig) -> Iterator[SlimeError]:

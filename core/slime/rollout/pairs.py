@@ -1,0 +1,184 @@
+"""Requests to prefill and decode engines, which answer every one of them in pairs.
+
+    the same request, under one room -> prefill: the prompt's KV cache and the first token, sent to the room
+                                     -> decode:  waits for the room, generates the rest; its answer counts
+
+`sglang-router` is not used: it retries what an abort ended, and drops fields of a request that it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime.config.schema import Role, SlimeConfig
+from slime.errors import SlimeError
+from slime.rollout.client import EngineClient, FinishReason, Generation, ServerFault
+from slime.topology.server_fields import group_of
+
+ABORT_AGAIN_S = 0.5
+"""A request on its way is missed by an abort."""
+END_S = 10.0
+"""How long the other side of a broken pair has to answer."""
+ROOMS = 1 << 40
+"""Of one prefill engine: more than it serves in years."""
+NO_GENERATION = Generation([], [], FinishReason.ABORT, None, 0, 0)
+
+_Answer = asyncio.Task[Generation]
+
+
+class Unfinished(SlimeError):
+    """A prefill engine has aborted a request: decode would wait for it."""
+
+
+class Server:
+    """One engine of a pair.
+
+    Attributes:
+        load: what its open requests amount to.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client, self.load = client, 0
+
+    def ask(self, amount: int, *request: Any, **fields: Any) -> _Answer:
+        """Send a request that counts `amount` until it is answered."""
+
+        def take_off(answer: _Answer) -> None:
+            self.load -= amount
+            answer.cancelled() or answer.exception()  # who asked may be gone
+
+        self.load += amount
+        answer = asyncio.ensure_future(self._answer(*request, **fields))
+        answer.add_done_callback(take_off)
+        return answer
+
+    async def _answer(self, *request: Any, **fields: Any) -> Generation:
+        return await self.client.generate(*request, **fields)
+
+
+class PrefillServer(Server):
+    """A prefill engine, and the rooms that it sends KV caches to.
+
+    Its data-parallel ranks take rooms in turn, by room modulo ranks: so each engine counts its own, in a range of its
+    own, because a decode engine knows rooms of all of them.
+    """
+
+    def __init__(self, client: EngineClient, number: int, bootstrap_port: int) -> None:
+        super().__init__(client)
+        self._rooms = itertools.count(number * ROOMS + 1)  # SGLang takes room 0 for none
+        self._bootstrap = {"bootstrap_host": urlsplit(client.url).hostname, "bootstrap_port": bootstrap_port}
+
+    def room(self) -> dict[str, Any]:
+        """Fields of a request that both sides get. No `rid` begins like another: an abort goes by how it begins."""
+        room = next(self._rooms)
+        return {"rid": f"{room:016x}", "bootstrap_room": room, **self._bootstrap}
+
+    async def _answer(self, *request: Any, **fields: Any) -> Generation:
+        answer = await super()._answer(*request, **fields)
+        if answer.finish_reason is FinishReason.ABORT:
+            raise Unfinished("aborted a request", where=f"engine {self.client.url}", todo="See its log.")
+        return answer
+
+
+class Pairs:
+    """All prefill and decode engines of a run, as the sampling loop sees them; any two of them can make a pair.
+
+    A request goes to the prefill engine with the fewest prompt tokens and to the decode engine with the fewest
+    requests. Where one side fails, the other is told to stop.
+
+    Raises (every method):
+        SlimeError: as `EngineClient`, of the side that failed first.
+    """
+
+    def __init__(self, prefill: Sequence[PrefillServer], decode: Sequence[Server]) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._clients = [server.client for server in (*prefill, *decode)]
+        self._num_aborts = 0
+        self.url = ", ".join(client.url for client in self._clients)
+        self.num_generating = len(decode)
+
+    @classmethod
+    async def of(cls, cfg: SlimeConfig, clients: Sequence[EngineClient]) -> Pairs:
+        """Of a run's engines, in their order; each is asked for the port that it found at its start."""
+        prefill, decode = list[PrefillServer](), list[Server]()
+        for index, client in enumerate(clients):
+            if group_of(cfg, index).role is Role.prefill:
+                port = (await client.server_info())["disaggregation_bootstrap_port"]
+                prefill.append(PrefillServer(client, len(prefill), port))
+            else:
+                decode.append(Server(client))
+        return cls(prefill, decode)
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Generation:
+        """As `EngineClient.generate`.
+
+        Raises:
+            SlimeError: also if the two sides hold other weights.
+        """
+        prefill = min(self._prefill, key=lambda server: server.load)
+        decode = min(self._decode, key=lambda server: server.load)
+        room, num_aborts = prefill.room(), self._num_aborts
+        answers = {
+            prefill.ask(len(input_ids), input_ids, sampling, **fields, **room): prefill,
+            decode.ask(1, input_ids, sampling, **fields, **room): decode,
+        }
+        try:
+            done, pending = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+            for answer in pending:
+                await _end(answer, answers[answer].client, room["rid"])
+        finally:
+            for answer in answers:
+                answer.cancel()
+        fault = _first_fault(done)
+        if fault and not _is_abort(fault, was_aborted=self._num_aborts > num_aborts):
+            raise fault
+        prefilled, decoded = map(_generated, answers)
+        if prefilled and decoded and prefilled.weight_version != decoded.weight_version:
+            versions = f"{prefilled.weight_version} and {decoded.weight_version}"
+            what = f"stale engine: the two answered with weight versions {versions}"
+            where, todo = f"engines {prefill.client.url} and {decode.client.url}", "Start the same command again."
+            raise SlimeError(what, where=where, todo=todo)
+        return decoded or NO_GENERATION
+
+    async def abort_all(self) -> None:
+        """End every request on both sides now."""
+        self._num_aborts += 1
+        await asyncio.gather(*(client.abort_all() for client in self._clients))
+
+    async def flush_cache(self) -> None:
+        await asyncio.gather(*(client.flush_cache() for client in self._clients))
+
+    async def load(self) -> tuple[int, int]:
+        """Of both sides: a prefill engine with requests may stand still while decode engines have no room."""
+        loads = await asyncio.gather(*(client.load() for client in self._clients))
+        num_requests = [requests for requests, _ in loads]
+        split = len(self._prefill)
+        return max(sum(num_requests[:split]), sum(num_requests[split:])), sum(tokens for _, tokens in loads)
+
+
+async def _end(answer: _Answer, client: EngineClient, rid: str) -> None:
+    """Let the side that waits for one that failed stop waiting."""
+    with suppress(SlimeError, TimeoutError):  # it failed too; the first failure is the one to tell
+        async with asyncio.timeout(END_S):
+            while not (await asyncio.wait([answer], timeout=ABORT_AGAIN_S))[0]:
+                await client.abort(rid)
+
+
+def _first_fault(done: set[_Answer]) -> BaseException | None:
+    """Of the answers that came first; where both are faults, the one that is no consequence of the other."""
+    faults = [fault for answer in done if (fault := answer.exception())]
+    return min(faults, key=lambda fault: isinstance(fault, ServerFault), default=None)
+
+
+def _is_abort(fault: BaseException, *, was_aborted: bool) -> bool:
+    """A request that waits for its other side, or for room, answers an abort as it answers a fault."""
+    return isinstance(fault, Unfinished) or (was_aborted and isinstance(fault, ServerFault))
+
+
+def _generated(answer: _Answer) -> Generation | None:
+    return None if not answer.done() or answer.cancelled() or answer.exception() else answer.result()

@@ -1,0 +1,144 @@
+"""A prefill and a decode engine of SGLang, on this machine, over mooncake's TCP.
+
+That they draw what one engine draws is shown by a whole run (tests/test_run_placements.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import psutil
+import pytest
+
+from slime.config.compose import compose
+from slime.config.paths import resolve
+from slime.config.schema import SlimeConfig
+from slime.errors import SlimeError
+from slime.net import LOOPBACK, new_key
+from slime.reward.service import RewardService
+from slime.rollout.client import EngineClient, FinishReason
+from slime.rollout.engine import EngineProcess
+from slime.rollout.limits import require_room
+from slime.rollout.pairs import Pairs
+from slime.testing.engines import hf_tensors
+from slime.weights.publish import publish
+
+from .test_loop_sglang import Bench, responses
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("_mooncake")]
+LONG = {"max_new_tokens": 400, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def cfg() -> SlimeConfig:
+    few = ["rollout.prompts_per_step=8", "rollout.samples_per_prompt=4", "rollout.sampling.max_response_tokens=64"]
+    return compose(["+model=glm4-tiny", "+cluster=local-pd", *few])
+
+
+@pytest.fixture(scope="module")
+def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
+    logs, model = tmp_path_factory.mktemp("pair"), resolve(cfg.model.path)
+    where = {"model_path": model, "host": LOOPBACK, "key": new_key()}
+    engines = [EngineProcess(cfg, index, log=logs / f"{index}.log", **where) for index in range(2)]
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        for engine in engines:
+            stack.callback(engine.stop)
+        list(pool.map(EngineProcess.start, engines))
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def weights(hf_model, tiny_model):
+    return dict(hf_tensors(hf_model(tiny_model)))
+
+
+def use(cfg: SlimeConfig, engines: list[EngineProcess], work: Callable[..., Awaitable[Any]]) -> Any:
+    """`await work(pairs, client of prefill, client of decode)`."""
+
+    async def main() -> Any:
+        async with AsyncExitStack() as stack:
+            clients = [EngineClient(engine.endpoint) for engine in engines]
+            for client in clients:
+                stack.push_async_callback(client.close)
+            await require_room(clients, cfg)
+            return await work(await Pairs.of(cfg, clients), *clients)
+
+    return asyncio.run(main())
+
+
+def test_an_interrupted_response_goes_on_as_if_it_had_not_been(cfg, engines, weights, tmp_path):
+    """By aborts that find requests in every state, with weights published to both after each."""
+
+    def steps(*versions: int, **rollout: Any) -> list[Any]:
+        changed = SlimeConfig(**vars(cfg) | {"rollout": type(cfg.rollout)(**vars(cfg.rollout) | rollout)})
+        with RewardService(cfg.reward) as rewards:
+            return Bench(changed, weights, engines, rewards, tmp_path).collect(*versions)
+
+    whole = {response[:2]: response[2] for response in responses(steps(1, prompts_per_step=8))}
+    parts = steps(1, 2, 3, prompts_per_step=2, over_sampling=2.0, max_requests_per_engine=12)
+    assert {sample[:2]: sample[2] for sample in responses(parts)}.items() <= whole.items()
+    assert sum(step.stats["rollout/continued_samples"] for step in parts) > 0
+
+
+def test_both_roles_hold_what_was_published_and_say_so(cfg, engines, weights):
+    receipt = publish(iter(weights.items()), [engine.endpoint for engine in engines], 7, 1 << 24)
+    assert receipt.engines == tuple(engine.endpoint.url for engine in engines)
+
+    async def ask(pairs: Pairs, prefill: EngineClient, decode: EngineClient) -> Any:
+        stop = await pairs.generate([5, 6, 7], {"max_new_tokens": 400, "stop_token_ids": list(range(64))})
+        return await pairs.generate([5, 6, 7], {"max_new_tokens": 1, "ignore_eos": True}), stop
+
+    one, stopped = use(cfg, engines, ask)
+    assert (len(one.tokens), len(one.logprobs), one.finish_reason, one.weight_version) == (1, 1, FinishReason.LENGTH, 7)
+    assert stopped.finish_reason is FinishReason.STOP
+    assert stopped.tokens[-1] < 64
+    assert len(stopped.logprobs) == len(stopped.tokens), "the first token's, too, which prefill drew"
+
+
+def test_what_listens_to_other_hosts_is_what_the_guide_warns_of(engines):
+    """Two ports of mooncake an engine, which cannot be told where to listen."""
+    for engine in engines:
+        listening = [
+            connection.laddr.ip
+            for process in psutil.process_iter()
+            if belongs(process, engine.pid)
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert sorted(set(listening)) == ["0.0.0.0", LOOPBACK, "::"]
+        assert listening.count(LOOPBACK) == len(listening) - 2
+
+
+def belongs(process: psutil.Process, leader: int) -> bool:
+    try:
+        return os.getpgid(process.pid) == leader
+    except ProcessLookupError:
+        return False
+
+
+def test_the_death_of_decode_is_named_and_prefill_is_free_again(cfg, engines, weights):
+    """The last of this file: it takes an engine."""
+    publish(iter(weights.items()), [engine.endpoint for engine in engines], 8, 1 << 24)
+
+    async def kill(pairs: Pairs, prefill: EngineClient, decode: EngineClient) -> tuple[list[Any], tuple[int, int]]:
+        running = [asyncio.create_task(pairs.generate([5, number], LONG)) for number in range(40)]
+        while (await decode.load())[1] < 40:  # some decode, others wait for room
+            await asyncio.sleep(0.05)
+        os.killpg(engines[1].pid, signal.SIGKILL)
+        ends = await asyncio.gather(*running, return_exceptions=True)
+        while (load := await prefill.load())[0]:
+            await asyncio.sleep(0.1)
+        return ends, load
+
+    begun = time.monotonic()
+    ends, _ = use(cfg, engines, kill)
+    assert time.monotonic() - begun < 20
+    assert all(isinstance(end, SlimeError) and engines[1].endpoint.url in end.where for end in ends), ends
+    assert "was killed by SIGKILL" in engines[1].end(dying_s=5.0).error.what
