@@ -208,16 +208,16 @@ class Session:
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps."""
-        trainers = self.cluster.trainers
+        layout = self.cluster.trainers.layouts[0]
         return pack(
             samples,
-            num_dp=trainers.data_parallel_size,
-            align=trainers.packing_align,
+            num_dp=layout.data_parallel_size,
+            align=layout.packing_align,
             max_tokens=self.cfg.train.max_tokens_per_micro_batch,
             loss_mean=self.cfg.algo.loss_mean,
             max_response_tokens=self.cfg.rollout.sampling.max_response_tokens,
             num_optimizer_steps=num_steps,
-            micro_batch_multiple=trainers.micro_batch_multiple,
+            micro_batch_multiple=layout.micro_batch_multiple,
         )
 
     def collect(self, version: int, bar: Progress) -> Collected:

@@ -220,16 +220,22 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one optimizer step trains on.
+    """What one optimizer step trains on, whole or the share of one data-parallel rank.
 
     Attributes:
-        micro_batches: [data-parallel rank][micro-batch]; every rank has the same number of them.
-        num_samples, num_loss_tokens: over all ranks, for metrics.
+        micro_batches: [data-parallel rank][micro-batch]; every rank has the same number of them. A share has its own
+            rank's alone, and none at the others' places.
+        num_tokens, num_loss_tokens: over all ranks, of a share too; padding left out.
     """
 
     micro_batches: Sequence[Sequence[MicroBatch]]
-    num_samples: int
+    num_tokens: int
     num_loss_tokens: int
+
+    def share(self, rank: int) -> Batch:
+        """What data-parallel rank `rank` needs of the batch."""
+        own = tuple(of_rank if number == rank else () for number, of_rank in enumerate(self.micro_batches))
+        return dataclasses.replace(self, micro_batches=own)
 
 
 @dataclass(frozen=True)

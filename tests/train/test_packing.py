@@ -85,7 +85,7 @@ def test_every_sequence_stands_once_and_whole(options: dict) -> None:
             assert not micro.loss_mask[start:first].any()
             assert not micro.loss_mask[start + length - 1 : end].any()
     assert sorted(seen) == list(range(len(SAMPLES)))
-    assert batch.num_samples == len(SAMPLES)
+    assert batch.num_tokens == sum(sample.num_tokens for sample in SAMPLES)
     assert batch.num_loss_tokens == sum(int(sample.loss_mask.sum()) for sample in SAMPLES)
 
 
@@ -93,6 +93,14 @@ def test_ranks_carry_like_loads() -> None:
     (batch,) = pack(SAMPLES, num_dp=4, align=1, max_tokens=120, loss_mean=LossMean.token)
     loads = [sum(len(micro.tokens) for micro in of_rank) for of_rank in batch.micro_batches]
     assert max(loads) <= 1.1 * min(loads)
+
+
+def test_a_share_holds_one_rank_and_what_concerns_all() -> None:
+    (batch,) = pack(SAMPLES, num_dp=4, align=1, max_tokens=120, loss_mean=LossMean.token)
+    share = batch.share(2)
+    assert share.micro_batches[2] is batch.micro_batches[2]
+    assert [len(of_rank) > 0 for of_rank in share.micro_batches] == [False, False, True, False]
+    assert (share.num_tokens, share.num_loss_tokens) == (batch.num_tokens, batch.num_loss_tokens)
 
 
 def test_fewest_micro_batches() -> None:

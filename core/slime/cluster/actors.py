@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime.checkpoints import examine
 from slime.config.schema import SlimeConfig
@@ -52,6 +52,15 @@ class RunInfo:
     key: Secret
     mark: str
     on_one_host: bool
+
+
+class RankLayout(NamedTuple):
+    """What the driver has to know of a trainer rank to pack for it; all but the first are the same on every rank."""
+
+    data_parallel_rank: int
+    data_parallel_size: int
+    packing_align: int
+    micro_batch_multiple: int
 
 
 class Actor:
@@ -123,16 +132,14 @@ class TrainerActor(Actor):
         """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
-    def start(self, master_addr: str, master_port: int) -> tuple[int, int, int]:
-        """Join the process groups and build the model.
-
-        Returns:
-            What the layout asks of packs: data-parallel size, alignment, multiple of micro-batches.
-        """
+    def start(self, master_addr: str, master_port: int) -> RankLayout:
+        """Join the process groups and build the model."""
         from slime.train.trainer import Trainer
 
-        self.trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
-        return self.trainer.data_parallel_size, self.trainer.packing_align, self.trainer.micro_batch_multiple
+        self.trainer = trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
+        return RankLayout(
+            trainer.data_parallel_rank, trainer.data_parallel_size, trainer.packing_align, trainer.micro_batch_multiple
+        )
 
     def init_weights(self) -> None:
         self.trainer.init_weights()

@@ -14,7 +14,7 @@ from slime import plugins
 from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
-from slime.cluster.launch import ray_cluster
+from slime.cluster.launch import object_store_bytes, ray_cluster
 from slime.cluster.placement import bundles, reserve, this_node
 from slime.cluster.reaper import reaped
 from slime.cluster.trainers import TrainerGroup
@@ -68,7 +68,7 @@ def open_cluster(
     """
     cfg = _for_actors(cfg)
     mark = secrets.token_hex(4)
-    with reaped(mark), ray_cluster(cfg.cluster, num_slots=len(bundles(cfg))):
+    with reaped(mark), ray_cluster(cfg.cluster, len(bundles(cfg)), object_store_bytes(cfg)):
         slots = reserve(cfg)
         run = RunInfo(cfg, logs, plugins.load().fingerprint(), new_key(), mark, slots.nodes == {this_node()})
         trainers = [

@@ -8,15 +8,34 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from slime.config.schema import ClusterConfig, Device
+from slime.config.schema import ClusterConfig, Device, SlimeConfig
 from slime.errors import SlimeError
+from slime.rollout.limits import longest_of
 
-OBJECT_STORE_BYTES = 512 * 2**20  # batches of token ids; weights never pass through the object store
+SMALL_CALLS_BYTES = 256 * 2**20
+"""Of the object store, for everything but batches; weights never pass through it."""
+TOKEN_BYTES = 45
+"""Of the arrays of `slime.types.MicroBatch`."""
+
+
+def object_store_bytes(cfg: SlimeConfig) -> int:
+    """Size of a host's object store that holds every share of the largest batch that a step can have.
+
+    Ray takes the memory as objects come. One that it has no room for goes over the disk.
+    """
+    reinforced = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
+    num_tokens = max(
+        reinforced * longest_of(cfg.rollout, cfg.rollout.sampling) if cfg.algo.name != "sft" else 0,
+        cfg.sft.batch_size * cfg.train.max_tokens_per_micro_batch if cfg.sft.num_steps else 0,
+    )
+    return SMALL_CALLS_BYTES + int(1.1 * TOKEN_BYTES * num_tokens)  # sequences are padded
 
 
 @contextlib.contextmanager
-def ray_cluster(cluster: ClusterConfig, num_slots: int) -> Iterator[None]:
+def ray_cluster(cluster: ClusterConfig, num_slots: int, store_bytes: int = SMALL_CALLS_BYTES) -> Iterator[None]:
     """Connect to `cluster.ray_address`, or start Ray on this host with `num_slots` logical CPUs on cpu.
+
+    A cluster that is there has the object store that it was started with; Ray's default is 30 % of the memory.
 
     Ray's processes are tied to this one by the kernel (parent-death signal), so none survives a `kill -9` of the
     driver. Token authentication stays on: a missing token is made for a cluster we start.
@@ -37,7 +56,7 @@ def ray_cluster(cluster: ClusterConfig, num_slots: int) -> Iterator[None]:
         options["address"] = cluster.ray_address
     else:
         # Without "local" Ray would join whatever cluster $RAY_ADDRESS or the host's last `ray start` names.
-        options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": store_bytes}
         if cluster.device is Device.cpu:
             options["num_cpus"] = num_slots
     try:

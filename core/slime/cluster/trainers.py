@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from slime.cluster.actors import TrainerActor
+from slime.cluster.actors import RankLayout, TrainerActor
 from slime.cluster.calls import Calls
 from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
@@ -14,6 +14,7 @@ from slime.net import Endpoint
 from slime.types import Batch, Receipt
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -21,12 +22,12 @@ class TrainerGroup:
     """Every method calls all ranks and returns when all have answered; see `TrainerActor` for what they do.
 
     Attributes:
-        data_parallel_size, packing_align, micro_batch_multiple: what the layout asks of packs; set by `start`.
+        layouts: by rank; set by `start`.
     """
 
     def __init__(self, calls: Calls, limits: ClusterConfig) -> None:
         self._calls, self._limits = calls, limits
-        self.data_parallel_size = self.packing_align = self.micro_batch_multiple = 1
+        self.layouts: list[RankLayout] = []
 
     def devices(self) -> list[str]:
         """The CUDA device of each rank, as CUDA_VISIBLE_DEVICES names it."""
@@ -36,8 +37,7 @@ class TrainerGroup:
         """Join all ranks and build the model on them."""
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.free_port)
-        started = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
-        self.data_parallel_size, self.packing_align, self.micro_batch_multiple = started[0]
+        self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
 
     def init_weights(self) -> None:
         self._all(TrainerActor.init_weights)
@@ -46,10 +46,10 @@ class TrainerGroup:
         self._all(TrainerActor.snapshot_reference)
 
     def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
-        return self._all(TrainerActor.train_sft, batch, step)[0]
+        return self._on_shares(TrainerActor.train_sft, batch.share, step)
 
     def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
-        return self._all(TrainerActor.train_rl, batches, step)[0]
+        return self._on_shares(TrainerActor.train_rl, lambda rank: [batch.share(rank) for batch in batches], step)
 
     def publish(self, engines: Sequence[Endpoint], version: int, bucket_mb: int | None = None) -> Receipt:
         """Hand the weights to every engine, in buckets of `bucket_mb` (None: `weights.bucket_mb`)."""
@@ -83,6 +83,23 @@ class TrainerGroup:
 
     def export_hf(self, source: Path, destination: Path) -> None:
         self._all(TrainerActor.export_hf, source, destination)
+
+    def _on_shares(
+        self, method: Callable[[TrainerActor, S, int], dict[str, float]], share: Callable[[int], S], step: int
+    ) -> dict[str, float]:
+        """Call `method` with what `share` gives for each data-parallel rank.
+
+        That lies in Ray's store once: all ranks that hold parts of one replica of the model read the same share.
+        """
+        import ray
+
+        shares = [ray.put(share(rank)) for rank in range(self.layouts[0].data_parallel_size)]
+        calls = {
+            member.call(method, shares[layout.data_parallel_rank], step): member
+            for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
+        }
+        values: dict[str, float] = self._calls.wait(calls, method.__name__, self._limits.hang_timeout_s)[0]
+        return values
 
     def _all(self, method: Callable[Concatenate[TrainerActor, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """What `method` returns, by rank."""

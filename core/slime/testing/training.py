@@ -99,11 +99,12 @@ def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str
         loss_mean=cfg.algo.loss_mean,
         micro_batch_multiple=trainer.micro_batch_multiple,
     )
+    shares = [batch.share(trainer.data_parallel_rank) for batch in batches]
     history = []
     for step in range(NUM_STEPS):
         # Either ratios to the engine's log-probs, some of which are clipped, or importance weights of stale tokens.
         cfg.algo.rollout_logprobs_as_old = step != 1
-        history.append(trainer.train_rl(batches, step))
+        history.append(trainer.train_rl(shares, step))
     compared = [{name: x for name, x in values.items() if name not in _NOT_COMPARED} for values in history]
     return Trained(exported, compared, gradients)
 

@@ -49,12 +49,13 @@ def local_micro_batches(
     """This rank's micro-batches of an optimizer step, in order.
 
     Args:
+        batch: whole, or this rank's share.
         contiguous: how context parallelism cuts sequences, see `slime.train.context_parallel.runs_of_rank`.
         with_ahead: give `packed` what a multi-token prediction layer is trained on.
     """
-    num_step_tokens = sum(int((~micro.is_padding).sum()) for of_rank in batch.micro_batches for micro in of_rank)
     mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]
-    return [_local(micro, num_step_tokens, device, contiguous, with_ahead) for micro in mine]
+    assert mine, "every rank has micro-batches, and this is its share"
+    return [_local(micro, batch.num_tokens, device, contiguous, with_ahead) for micro in mine]
 
 
 def _local(

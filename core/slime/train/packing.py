@@ -110,7 +110,7 @@ def _batch(
     return Batch(
         # Bins come largest first, so dealing them out gives every rank a like share.
         micro_batches=tuple(tuple(micro_batches[rank::num_dp]) for rank in range(num_dp)),
-        num_samples=len(members),
+        num_tokens=sum(samples[i].num_tokens for i in members),
         num_loss_tokens=int(sum(np.count_nonzero(samples[i].loss_mask) for i in members)),
     )
 

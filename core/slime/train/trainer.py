@@ -38,6 +38,8 @@ Scores = list[Tensor]
 class Trainer:
     """One per process; every method is collective: all ranks call it with the same arguments.
 
+    A batch may be whole, or the share of this rank (`Batch.share`).
+
     Args:
         cfg: the checked config of the run.
         rank, world_size: of this process among the trainers.
@@ -68,6 +70,11 @@ class Trainer:
     def data_parallel_size(self) -> int:
         """Ranks that train on different samples: `num_dp` of `slime.train.packing.pack`."""
         return int(parallel_state.get_data_parallel_world_size())
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Whose share of a batch this rank trains on."""
+        return int(parallel_state.get_data_parallel_rank())
 
     @property
     def packing_align(self) -> int:
