@@ -27,7 +27,6 @@ from slime.testing.ranks import Rank, run_ranks
 from slime.topology.memory import GIB, Phase
 
 TOLERANCE = 0.1
-BESIDE = ("CUDA and NCCL", "allocator's gaps", "DeepEP buffers", "publish buckets")
 RANDOM = ["recipe=none", "model.init=random", "eval.path=null", "rollout.max_prompt_tokens=32"]
 RANDOM += [
     "rollout.sampling.max_response_tokens=1024",
@@ -115,10 +114,8 @@ def predict(words: Sequence[str]) -> list[dict[str, float]]:
     assert memory is not None, "a run on GPUs"
     stages = []
     for trainer in memory.trainers:
-        rows = [row for item, row in trainer.on_device().rows.items() if item not in BESIDE]
-        train = sum(row.get(Phase.train, 0.0) for row in rows)
         whole = trainer.weights + trainer.optimizer + 3 * trainer.bucket
-        stages.append({"train": train / GIB, "publish": whole / GIB})
+        stages.append({"train": trainer.allocated(Phase.train) / GIB, "publish": whole / GIB})
     return stages
 
 

@@ -26,6 +26,7 @@ from slime.observe.progress import Progress
 from slime.observe.samples import SampleLog
 from slime.observe.startup import Startup
 from slime.observe.stopwatch import Stopwatch
+from slime.plan.peaks import planned_peaks
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
 from slime.rollout.evaluate import evaluate
@@ -110,6 +111,7 @@ class Session:
         self._router: EngineClient | None = None
         self._rollout: Rollout
         self._residency = Residency(cluster)
+        self._planned = planned_peaks(cfg, plugins.load())
 
     @classmethod
     def open(cls, cfg: SlimeConfig, stack: ExitStack, *, log_metrics: bool = True) -> Session:
@@ -229,14 +231,23 @@ class Session:
         return dataclasses.replace(collected, stats=collected.stats | moved)
 
     def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
-        """One supervised step; metrics `train/...`, and `seconds/...` as the ranks measured them."""
+        """One supervised step; metrics `train/...`, and `seconds/...` and `memory/...` as the ranks measured them. The
+        first step of a session has the memory that was planned beside it."""
         moved = self._residency.for_training()
-        return moved | _as_metrics(self.cluster.trainers.train_sft(batch, step))
+        return moved | self._as_metrics(self.cluster.trainers.train_sft(batch, step))
 
     def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
         """One reinforcement-learning step, an optimizer step a batch; metrics as of `train_sft`."""
         moved = self._residency.for_training()
-        return moved | _as_metrics(self.cluster.trainers.train_rl(batches, step))
+        return moved | self._as_metrics(self.cluster.trainers.train_rl(batches, step))
+
+    def _as_metrics(self, values: Mapping[str, float]) -> dict[str, float]:
+        named = {
+            name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value
+            for name, value in values.items()
+        }
+        planned, self._planned = self._planned, {}
+        return named | planned
 
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
@@ -324,13 +335,6 @@ class Session:
         if self.cfg.train.checkpoint.export_hf:
             self._residency.for_reading()
             self.cluster.trainers.export_hf(resolve(self.cfg.model.path), self.run.export)
-
-
-def _as_metrics(values: Mapping[str, float]) -> dict[str, float]:
-    """What trainers return, as metrics.jsonl names it."""
-    return {
-        name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value for name, value in values.items()
-    }
 
 
 def _processes(cfg: SlimeConfig) -> str:

@@ -77,6 +77,19 @@ def test_a_run_of_the_supervised_stage_alone_has_no_reward_to_show(tmp_path):
     assert not run.reward_plot.exists()
 
 
+def test_memory_stands_beside_its_plan(tmp_path):
+    first = {"memory/train_gib": 70.0, "memory/train_host_gib": 110.0, "memory/logprobs_gib": 30.0}
+    planned = {"memory/train_planned_gib": 75.9, "memory/train_host_planned_gib": 120.0}
+    run = finished_run(tmp_path / "run", sft=[first | planned, first | {"memory/train_gib": 76.04}], rl=[])
+    lines = report.write(run).splitlines()
+    start = lines.index("trainers held, GiB     at most   planned")
+    assert lines[start + 1 : start + 4] == [
+        "  train                   76.0      75.9",
+        "  train on the host      110.0     120.0",
+        "  logprobs                30.0",
+    ]
+
+
 def test_a_run_that_died_before_its_first_step(tmp_path):
     assert str(tmp_path) in report.write(finished_run(tmp_path / "run", sft=[], rl=[]))
 

@@ -52,11 +52,7 @@ def test_peaks_of_the_dense_model(arguments: list[str], tokens: int, measured: f
     """GiB that torch had allocated at most while training, `benchmarks/results/train-h200.md`. It promises one decimal
     place; 1 % is for cuBLAS workspaces and the small tensors that nobody counts."""
     plan = plan_of("+model=glm4-9b", *arguments, f"train.max_tokens_per_micro_batch={tokens}")
-    tables = [trainer.on_device() for trainer in plan.trainers]
-    beside = ("CUDA and NCCL", "allocator's gaps")
-    predicted = max(
-        sum(row.get(Phase.train, 0) for item, row in table.rows.items() if item not in beside) for table in tables
-    )
+    predicted = max(trainer.allocated(Phase.train) for trainer in plan.trainers)
     assert predicted / GIB == pytest.approx(measured, rel=0.01)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -98,10 +98,33 @@ class TrainerGroup:
             member.call(method, shares[layout.data_parallel_rank], step): member
             for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
         }
-        values: dict[str, float] = self._calls.wait(calls, method.__name__, self._limits.hang_timeout_s)[0]
-        return values
+        values = self._calls.wait(calls, method.__name__, self._limits.hang_timeout_s)
+        return on_the_fullest(values, [member.node for member in self._calls.trainers])
 
     def _all(self, method: Callable[Concatenate[TrainerActor, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """What `method` returns, by rank."""
         ranks, limit_s = self._calls.trainers, self._limits.hang_timeout_s
         return self._calls.all(ranks, method.__name__, limit_s, method, *args, **kwargs)
+
+
+def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> dict[str, float]:
+    """The first rank's metrics, but `memory/..._gib` of the fullest device, `memory/..._host_gib` of the fullest host.
+
+    Args:
+        values: by rank.
+        nodes: the host of each rank.
+    """
+    found = dict(values[0])
+    for name in found:
+        if name.startswith("memory/"):
+            held = [of_rank[name] for of_rank in values]
+            found[name] = max(_sums(held, nodes) if name.endswith("_host_gib") else held)
+    return found
+
+
+def _sums(held: Sequence[float], nodes: Sequence[str]) -> Collection[float]:
+    """By host."""
+    sums: dict[str, float] = dict.fromkeys(nodes, 0.0)
+    for node, of_rank in zip(nodes, held, strict=True):
+        sums[node] += of_rank
+    return sums.values()

@@ -52,6 +52,7 @@ def summary(rows: Sequence[Row], folder: Path) -> str:
         [_stage(stage, [row for row in rows if row["stage"] == stage]) for stage in STAGES if _ran(stage, rows)],
         _outcome(rows),
         _time_split(rl),
+        _memory(rows),
         _contents(folder),
     )
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
@@ -100,6 +101,18 @@ def _time_split(rows: Sequence[Row]) -> list[str]:
         f"  {name:<12}{seconds / steps:>8.2f} s{seconds / total:>6.0%}  {'#' * round(40 * seconds / total)}".rstrip()
         for name, seconds in sorted(spent.items(), key=lambda item: (item[0] == "other", -item[1]))
     ]
+
+
+def _memory(rows: Sequence[Row]) -> list[str]:
+    """What trainers held at most beside what was planned, phase by phase; nothing on cpu, which does not measure it."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith("memory/"))
+    lines = []
+    for name in (name for name in names if not name.endswith("_planned_gib")):
+        phase, planned = name[len("memory/") : -len("_gib")], _values(rows, name.replace("_gib", "_planned_gib"))
+        title = f"{phase.removesuffix('_host')} on the host" if phase.endswith("_host") else phase
+        cells = [f"{title:<20}{max(_values(rows, name)):>8.1f}", f"{planned[-1]:>8.1f}" if planned else ""]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return [f"{'trainers held, GiB':<22}{'at most':>8}  {'planned':>8}", *lines] if lines else []
 
 
 def _contents(folder: Path) -> list[str]:

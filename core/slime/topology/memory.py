@@ -44,6 +44,8 @@ CPU_ADAM = 18
 """Bytes of host memory a locally owned parameter: master, two moments and gradient in fp32, the weight in bf16."""
 DEEPEP = 0.65 * GIB
 """NVLink and RDMA buffers of DeepEP's normal kernels, at most."""
+BESIDE_TORCH = ("CUDA and NCCL", "allocator's gaps", "DeepEP buffers")
+"""Items of a device that torch does not count as allocated."""
 PROCESS = 5 * GIB
 """Host memory of a trainer or engine rank's process: interpreter, torch, CUDA's own."""
 
@@ -191,6 +193,11 @@ class TrainerRank:
         table.add("DeepEP buffers", DEEPEP if self.deepep else 0, always)
         table.add("CUDA and NCCL", CONTEXT + self.communicators, always)
         return table
+
+    def allocated(self, phase: Phase) -> float:
+        """What torch has allocated on the device at most."""
+        rows = self.on_device().rows
+        return sum(row.get(phase, 0.0) for item, row in rows.items() if item not in BESIDE_TORCH)
 
     def on_host(self, num_ranks: int) -> Table:
         """Of `num_ranks` such ranks, by phase; what is page-locked for a colocated trainer's turn away stays."""

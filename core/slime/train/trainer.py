@@ -17,7 +17,7 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.config.schema import Device, Init, SlimeConfig
-from slime.train import checkpoint, megatron, metrics, reference
+from slime.train import checkpoint, host_memory, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
 from slime.train.layer_losses import LayerLosses
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
@@ -144,7 +144,7 @@ class Trainer:
               importance_truncated_share or importance_masked_share: over loss tokens.
 
             What was measured on no token is left out. Besides num_tokens (padding left out), seconds/logprobs,
-            seconds/train, on GPUs memory/logprobs_gib and memory/train_gib of this rank.
+            seconds/train; on GPUs memory/logprobs_gib, memory/train_gib and the same with `_host`, of this rank.
 
         Raises:
             SlimeError: a metric or gradient is not finite.
@@ -321,15 +321,17 @@ class Trainer:
 
     @contextmanager
     def _timed(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
-        """Wall time of the block, device work included, as `seconds/<name>`; on GPUs also what this rank had allocated
-        at most, GiB, as `memory/<name>_gib`."""
+        """Wall time of the block, device work included, as `seconds/<name>`; on GPUs also what this rank held at most,
+        GiB: `memory/<name>_gib` allocated on its device, `memory/<name>_host_gib` in host memory."""
         on_gpu, start = self.device.type == "cuda", time.perf_counter()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
+            host_memory.reset_peak()
         yield
         if on_gpu:
             torch.cuda.synchronize()
             seconds[f"memory/{name}_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+            seconds[f"memory/{name}_host_gib"] = host_memory.peak() / 2**30
         seconds[f"seconds/{name}"] = time.perf_counter() - start
 
 
