@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.cluster.engines import devices_beside
-from slime.cluster.placement import bundles, slots
+from slime.cluster.placement import slots
 from slime.cluster.watch import first_end
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
 from slime.errors import SlimeError
@@ -51,7 +51,7 @@ LAYOUTS = {
 def test_every_process_is_told_what_the_plan_says(layout: tuple[str, str, int], tmp_path: Path) -> None:
     cfg = over_hosts(*layout)
     engines = read_topology(cfg, model_path=MODEL).engines
-    started = slots(cfg, object(), range(len(bundles(cfg)))).engines  # type: ignore[arg-type]
+    _, started = slots(cfg)
     assert [len(nodes) for nodes in started] == [len(engine.nodes) for engine in engines] == [1, 1, 2]
     for engine in engines:
         for rank in range(len(engine.nodes)):

@@ -1,53 +1,47 @@
-"""Which bundle every process gets."""
+"""Which bundle every process gets: that of its host in the topology."""
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
 from slime.cluster.placement import Slot, bundles, slots
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
-from slime.topology.placement import engine_places, engine_ranks
+from slime.topology.placement import engine_places, engine_ranks, trainer_places
 
 
-def config(placement: str, num_trainers: int, devices: int, tp_size: int = 1, device: str = "cuda") -> SlimeConfig:
+def config(
+    placement: str, num_trainers: int, devices: int, tp_size: int = 1, device: str = "cuda", num_nodes: int = 1
+) -> SlimeConfig:
     cfg = SlimeConfig()
     cluster = cfg.cluster
     cluster.device, cluster.placement, cluster.devices_per_node = Device(device), Placement(placement), 4
-    cluster.num_trainers, cfg.rollout.sglang["tp_size"] = num_trainers, tp_size
+    cluster.num_trainers, cfg.rollout.sglang["tp_size"], cluster.num_nodes = num_trainers, tp_size, num_nodes
     cfg.rollout.engines["default"] = EngineGroupConfig(devices=devices)
     return cfg
 
 
-def placed(cfg: SlimeConfig, order: list[int] | None = None) -> tuple[tuple[Slot, ...], tuple[tuple[Slot, ...], ...]]:
-    group: Any = None
-    found = slots(cfg, group, order or list(range(len(bundles(cfg)))))
-    return found.trainers, found.engines
-
-
-def test_colocated_processes_share_a_bundle_of_one_gpu() -> None:
+def test_colocated_engines_take_no_device_of_their_own() -> None:
     cfg = config("colocated", num_trainers=4, devices=4, tp_size=2)
-    assert bundles(cfg) == [{"CPU": 2.0, "GPU": 1.0}] * 4
-    trainers, engines = placed(cfg)
-    assert [slot.bundle for slot in trainers] == [0, 1, 2, 3]
-    assert [slot.bundle for nodes in engines for slot in nodes] == [0, 2]
-    for bundle in range(4):
-        there = [slot for slot in (*trainers, *(slot for nodes in engines for slot in nodes)) if slot.bundle == bundle]
-        assert sum(slot.num_gpus for slot in there) <= 1
-        assert sum(slot.num_cpus for slot in there) <= 2
+    assert bundles(cfg) == [{"CPU": 6.0, "GPU": 4.0}]
+    assert slots(cfg) == ([Slot(0, 1.0, 1.0)] * 4, [(Slot(0, 1.0, 0.0),)] * 2)
 
 
 def test_disaggregated_engines_have_gpus_of_their_own() -> None:
     cfg = config("disaggregated", num_trainers=2, devices=2, tp_size=2)
-    assert bundles(cfg) == [{"CPU": 1.0, "GPU": 1.0}] * 2 + [{"CPU": 1.0, "GPU": 2.0}]
-    assert placed(cfg) == ((Slot(0, 1.0, 1.0), Slot(1, 1.0, 1.0)), ((Slot(2, 1.0, 2.0),),))
+    assert bundles(cfg) == [{"CPU": 3.0, "GPU": 4.0}]
+    assert slots(cfg) == ([Slot(0, 1.0, 1.0)] * 2, [(Slot(0, 1.0, 2.0),)])
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
 def test_cpu_processes_have_a_core_each(placement: str) -> None:
     cfg = config(placement, num_trainers=2, devices=1, device="cpu")
-    assert placed(cfg) == ((Slot(0, 1.0, 0), Slot(1, 1.0, 0)), ((Slot(2, 1.0, 0),),))
+    assert bundles(cfg) == [{"CPU": 3.0}]
+    assert slots(cfg) == ([Slot(0, 1.0, 0)] * 2, [(Slot(0, 1.0, 0),)])
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
@@ -55,24 +49,53 @@ def test_cpu_processes_have_a_core_each(placement: str) -> None:
 def test_supervision_alone_reserves_nothing_for_engines(placement: str, device: str) -> None:
     cfg = config(placement, num_trainers=2, devices=1, device=device)
     cfg.algo.name = "sft"
-    num_gpus = float(device == "cuda")
-    assert placed(cfg) == ((Slot(0, 1.0, num_gpus), Slot(1, 1.0, num_gpus)), ())
+    assert slots(cfg) == ([Slot(0, 1.0, float(device == "cuda"))] * 2, [])
     assert engine_places(cfg) == engine_ranks(cfg) == []
     cfg.eval.path = "heldout.jsonl"
-    assert len(placed(cfg)[1]) == 1
+    assert len(slots(cfg)[1]) == 1
 
 
-def test_ranks_follow_the_nodes_of_their_bundles() -> None:
-    """Ray may give the bundles 0 and 2 to one node, 1 and 3 to another: neighbouring ranks stay together."""
-    trainers, engines = placed(config("colocated", num_trainers=4, devices=4, tp_size=2), order=[0, 2, 1, 3])
-    assert [slot.bundle for slot in trainers] == [0, 2, 1, 3]
-    assert [nodes[0].bundle for nodes in engines] == [0, 1]
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("placement", "num_trainers", "devices", "tp_size"),
+    [("colocated", 8, 8, 2), ("disaggregated", 6, 6, 2), ("disaggregated", 4, 8, 8), ("disaggregated", 2, 6, 1)],
+)
+def test_a_process_goes_to_the_host_that_the_topology_says(
+    placement: str, num_trainers: int, devices: int, tp_size: int, device: str
+) -> None:
+    """However trainers and engines of several sizes lie beside each other on a host."""
+    cfg = config(placement, num_trainers, devices, tp_size, device, num_nodes=3)
+    trainers, engines = slots(cfg)
+    assert [slot.bundle for slot in trainers] == [place.node for place in trainer_places(cfg)]
+    assert [[slot.bundle for slot in nodes] for nodes in engines] == [
+        [place.node for place in places] for places in engine_places(cfg)
+    ]
+    for number, bundle in enumerate(bundles(cfg)):
+        there = [slot for slot in [*trainers, *chain(*engines)] if slot.bundle == number]
+        assert bundle["CPU"] == len(there)
+        assert bundle.get("GPU", 0) == sum(slot.num_gpus for slot in there) <= 4
 
 
-@pytest.mark.parametrize(("placement", "bundles_of_engine"), [("colocated", [0, 4]), ("disaggregated", [8, 9])])
-def test_an_engine_has_a_process_on_each_of_its_hosts(placement: str, bundles_of_engine: list[int]) -> None:
-    cfg = config(placement, num_trainers=8, devices=8, tp_size=8)
-    cfg.cluster.num_nodes = 4
-    ((first, second),) = placed(cfg)[1]
-    assert [first.bundle, second.bundle] == bundles_of_engine
-    assert first.num_gpus == second.num_gpus == (0.5 if placement == "colocated" else 4)
+def test_hosts_that_nobody_is_on_are_not_reserved() -> None:
+    cfg = config("colocated", num_trainers=4, devices=4, num_nodes=3)
+    assert len(bundles(cfg)) == 1
+
+
+@pytest.mark.parametrize(("placement", "hosts"), [("colocated", [0, 1]), ("disaggregated", [2, 3])])
+def test_an_engine_has_a_process_on_each_of_its_hosts(placement: str, hosts: list[int]) -> None:
+    cfg = config(placement, num_trainers=8, devices=8, tp_size=8, num_nodes=4)
+    ((first, second),) = slots(cfg)[1]
+    assert [first.bundle, second.bundle] == hosts
+    assert first.num_gpus == second.num_gpus == (0.0 if placement == "colocated" else 4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ray_puts_every_actor_where_the_topology_says() -> None:
+    """On five raylets with eight devices each, three of which another job has."""
+    program = Path(__file__).parents[2] / "benchmarks/placement.py"
+    command = [sys.executable, str(program), "--hosts", "4", "--actors"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.endswith(" |")][1:]
+    assert [(row[1], row[2], row[4]) for row in rows] == [("4", "48", "none |"), ("4", "15", "none |")], done
+    assert done.returncode == 0

@@ -68,7 +68,8 @@ def open_cluster(
     """
     cfg = _for_actors(cfg)
     mark = secrets.token_hex(4)
-    with reaped(mark), ray_cluster(cfg.cluster, len(bundles(cfg)), object_store_bytes(cfg)):
+    num_cpus = sum(int(bundle["CPU"]) for bundle in bundles(cfg))
+    with reaped(mark), ray_cluster(cfg.cluster, num_cpus, object_store_bytes(cfg)):
         slots = reserve(cfg)
         run = RunInfo(cfg, logs, plugins.load().fingerprint(), new_key(), mark, slots.nodes == {this_node()})
         trainers = [

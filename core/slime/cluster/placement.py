@@ -1,14 +1,16 @@
-"""One placement group for the whole run: a bundle for every process, or for every GPU that two of them share."""
+"""One placement group for the whole run: a bundle for every host of the topology, which its processes share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
-from slime.topology.placement import engine_places, shares_gpus
+from slime.topology.placement import Place, engine_places, shares_gpus, trainer_places
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slot:
-    """One process's bundle of the placement group, and what it takes of it."""
+    """The bundle of the placement group that a process is in, and what it takes of it."""
 
     bundle: int
     num_cpus: float
@@ -34,7 +36,7 @@ class Slots:
     group: PlacementGroup
     trainers: tuple[Slot, ...]
     engines: tuple[tuple[Slot, ...], ...]
-    nodes: frozenset[str] = frozenset()
+    nodes: frozenset[str]
 
     def options(self, slot: Slot) -> dict[str, Any]:
         """Ray actor options that put an actor into its slot."""
@@ -56,53 +58,69 @@ def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
-    """Resources the run reserves: for every process, trainer ranks first; or for every shared GPU."""
-    trainers, processes = cfg.cluster.num_trainers, [place for places in engine_places(cfg) for place in places]
-    if cfg.cluster.device is Device.cpu:
-        return [{"CPU": 1.0}] * (trainers + len(processes))
-    if shares_gpus(cfg):
-        return [{"CPU": 2.0, "GPU": 1.0}] * trainers
-    engines = [{"CPU": 1.0, "GPU": float(len(place.devices))} for place in processes]
-    return [{"CPU": 1.0, "GPU": 1.0}] * trainers + engines
+def slots(cfg: SlimeConfig) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
+    """The slot of every trainer rank, and of every engine's processes, by the hosts that the topology gives them.
 
-
-def slots(cfg: SlimeConfig, group: PlacementGroup, order: Sequence[int]) -> Slots:
-    """Who takes which of the bundles that `order` lists, those of one node contiguous.
-
-    On a shared GPU Ray counts a half for each of the two. An engine's process over several of them is counted on its
-    first; it learns of the others when it starts (`Cluster.start`).
+    On a shared GPU Ray counts the trainer rank alone; the engine's process learns of its devices when it starts.
     """
-    num_trainers, places = cfg.cluster.num_trainers, engine_places(cfg)
-    if shares_gpus(cfg):
-        per_node = cfg.cluster.devices_per_node
-        shared = [[Slot(order[at.node * per_node + at.devices[0]], 1, 0.5) for at in nodes] for nodes in places]
-        return Slots(group, tuple(Slot(bundle, 1, 0.5) for bundle in order), tuple(map(tuple, shared)))
-    all_of = [Slot(bundle, wanted["CPU"], wanted.get("GPU", 0)) for bundle, wanted in enumerate(bundles(cfg))]
-    trainers = [all_of[bundle] for bundle in order if bundle < num_trainers]
-    processes = iter([all_of[bundle] for bundle in order if bundle >= num_trainers])
-    return Slots(group, tuple(trainers), tuple(tuple(next(processes) for _ in nodes) for nodes in places))
+    on_cpu, shared = cfg.cluster.device is Device.cpu, shares_gpus(cfg)
+    trainers, engines = trainer_places(cfg), engine_places(cfg)
+    hosts = sorted({place.node for place in [*trainers, *chain(*engines)]})
+
+    def slot(place: Place, num_gpus: int) -> Slot:
+        return Slot(hosts.index(place.node), 1.0, 0.0 if on_cpu else float(num_gpus))
+
+    return (
+        [slot(place, 1) for place in trainers],
+        [tuple(slot(place, 0 if shared else len(place.devices)) for place in places) for places in engines],
+    )
+
+
+def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
+    """What the run reserves on each of its hosts."""
+    trainers, engines = slots(cfg)
+    wanted: dict[int, dict[str, float]] = {}
+    for slot in [*trainers, *chain(*engines)]:
+        bundle = wanted.setdefault(slot.bundle, {"CPU": 0.0, "GPU": 0.0})
+        bundle["CPU"] += slot.num_cpus
+        bundle["GPU"] += slot.num_gpus
+    return [{name: count for name, count in wanted[host].items() if count} for host in sorted(wanted)]
 
 
 def reserve(cfg: SlimeConfig) -> Slots:
     """Reserve every device of the run at once, or say what the cluster lacks.
 
-    Bundles are packed, so that trainer ranks fill nodes in rank order and tensor parallelism stays inside a node.
+    Each host of the topology gets a Ray node of its own, and its processes go there: no engine and no tensor-parallel
+    group is cut because some device of a node is taken. On cpu a host may stand for several. Ray chooses which node is
+    which host, and which of a node's devices is which.
     """
-    import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
     wanted = bundles(cfg)
-    group = placement_group(wanted, strategy="PACK")
+    group = placement_group(wanted, strategy="SPREAD" if cfg.cluster.device is Device.cpu else "STRICT_SPREAD")
     if not group.wait(timeout_seconds=cfg.cluster.start_timeout_s):
-        need = {name: sum(bundle.get(name, 0) for bundle in wanted) for name in ("CPU", "GPU")}
-        have = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
-        raise SlimeError(
-            f"the cluster has {have['CPU']:g} CPUs and {have['GPU']:g} GPUs, the run needs {need['CPU']:g} and "
-            f"{need['GPU']:g} at once (waited {cfg.cluster.start_timeout_s:g} s)",
-            where="placement",
-            todo="Free devices, lower cluster.num_trainers or rollout.engines.*.devices, or add nodes.",
-        )
-    nodes = placement_group_table(group)["bundles_to_node_id"]
-    found = slots(cfg, group, sorted(range(len(wanted)), key=lambda bundle: (nodes[bundle], bundle)))
-    return replace(found, nodes=frozenset(nodes.values()))
+        raise _lacking(cfg, wanted)
+    trainers, engines = slots(cfg)
+    nodes = frozenset(placement_group_table(group)["bundles_to_node_id"].values())
+    return Slots(group, tuple(trainers), tuple(engines), nodes)
+
+
+def _lacking(cfg: SlimeConfig, wanted: Sequence[Mapping[str, float]]) -> SlimeError:
+    import ray
+
+    need = Counter(_amounts(bundle) for bundle in wanted)
+    have = Counter(_amounts(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    return SlimeError(
+        f"the run needs {_hosts(need)}, free at once, and Ray has {_hosts(have)} in all "
+        f"(waited {cfg.cluster.start_timeout_s:g} s)",
+        where="placement",
+        todo="Free devices, lower cluster.num_trainers or rollout.engines.*.devices, or add nodes.",
+    )
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
+
+
+def _hosts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} host{'s' * (count > 1)} with {amounts}" for amounts, count in counts.items())

@@ -1,4 +1,4 @@
-"""Which host and devices every trainer rank and engine process gets, as the run's placement group packs them."""
+"""Which host and devices every trainer rank and engine process gets; `slime.cluster.placement` reserves them so."""
 
 from __future__ import annotations
 

@@ -1,0 +1,189 @@
+"""Where Ray puts the processes of the recipes, against their topology, on raylets of this machine with fake GPUs.
+
+    python benchmarks/placement.py                    # 32 hosts x 8: each recipe of whole hosts, by its placement group
+    python benchmarks/placement.py --hosts 4 --actors # 4 hosts x 8: two layouts with every actor of theirs
+
+A raylet takes about 0.1 GB, an actor 60 MB or more and a second of a core. One host more than the largest layout
+needs is there, and another job has three devices of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import psutil
+from machine import conditions
+
+from slime.cluster.group import open_cluster
+from slime.cluster.launch import make_token, ray_cluster
+from slime.cluster.placement import Slots, reserve
+from slime.config.compose import examine
+from slime.config.groups import scan
+from slime.config.schema import ClusterConfig, Device, SlimeConfig
+from slime.plugins import load
+from slime.topology.placement import Place, engine_places, engine_ranks, shares_gpus, trainer_places
+
+PER_HOST = 8
+FOUR = ["+model=glm4-9b", "+cluster=h100x8", "cluster.num_nodes=4", "cluster.device_memory_mb=null"]
+SIZES = ["cluster.host_memory_gb=null", "train.megatron.context_parallel_size=1"]
+WITH_ACTORS = {
+    "32 trainers, 16 engines on their devices": [
+        *("cluster.num_trainers=32", "rollout.engines.default.devices=32", "rollout.sglang.tp_size=2")
+    ],
+    "12 trainers, engines of 8 and 4 devices": [
+        *("cluster.placement=disaggregated", "cluster.num_trainers=12"),
+        *("rollout.engines.default.devices=4", "rollout.engines.default.devices_per_engine=4"),
+        *("+rollout.engines.large.devices=16", "+rollout.engines.large.devices_per_engine=8"),
+    ],
+}
+Where = dict[str, tuple[Place, str]]
+"""Of every process: its place in the topology, and Ray's node."""
+
+
+@contextmanager
+def raylets(num_hosts: int) -> Iterator[str]:
+    """Address of a Ray cluster of this machine's own; its workers start when an actor wants one."""
+    quiet = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+    os.environ.update(quiet | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"})
+    make_token()
+    from ray.cluster_utils import Cluster
+
+    sizes: dict[str, Any] = {"object_store_memory": 80 * 2**20, "num_cpus": 2 * PER_HOST, "num_gpus": PER_HOST}
+    cluster = Cluster(initialize_head=True, head_node_args=sizes | {"include_dashboard": False})
+    try:
+        for _ in range(1, num_hosts):
+            cluster.add_node(wait=False, **sizes)
+        cluster.wait_for_nodes(timeout=300)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def occupy(address: str) -> None:
+    """Another job's devices, three of one host."""
+    with ray_cluster(ClusterConfig(name="other", ray_address=address), 0):
+        from ray.util.placement_group import placement_group
+
+        assert placement_group([{"GPU": 3.0}], lifetime="detached", name="other").wait(60)
+
+
+def places(cfg: SlimeConfig) -> dict[str, Place]:
+    """Of every process, in the order of trainer ranks and then of engines."""
+    trainers = {f"trainer {rank}": place for rank, place in enumerate(trainer_places(cfg))}
+    return trainers | {
+        f"engine {index} process {rank}": place
+        for index, nodes in enumerate(engine_places(cfg))
+        for rank, place in enumerate(nodes)
+    }
+
+
+def by_table(cfg: SlimeConfig, reserved: Slots) -> Where:
+    """By Ray's own table of the placement group."""
+    from ray.util.placement_group import placement_group_table
+
+    nodes = placement_group_table(reserved.group)["bundles_to_node_id"]
+    slots = [*reserved.trainers, *chain(*reserved.engines)]
+    return {name: (place, nodes[slot.bundle]) for (name, place), slot in zip(places(cfg).items(), slots, strict=True)}
+
+
+def differences(where: Where) -> list[str]:
+    """Processes that are not with those that the topology puts on the same host, or are with others."""
+    node_of: dict[int, str] = {}
+    found = [
+        f"{name} is not on the node of host {place.node}"
+        for name, (place, node) in where.items()
+        if node_of.setdefault(place.node, node) != node
+    ]
+    twice = len(node_of) - len({*node_of.values()})
+    return [*found, *([f"{twice} hosts share a node with another"] if twice else [])]
+
+
+def with_actors(cfg: SlimeConfig) -> list[str]:
+    """Every actor of the run, as it says itself where it is and which device it got."""
+    with tempfile.TemporaryDirectory() as logs, open_cluster(cfg, Path(logs)) as cluster:
+        cluster.calls.check_in(cfg.cluster.start_timeout_s)
+        members = [*cluster.calls.trainers, *cluster.calls.engines]
+        where = {name: (place, member.node) for (name, place), member in zip(places(cfg).items(), members, strict=True)}
+        found, devices = differences(where), cluster.trainers.devices()
+        on = {rank: (member.node, device) for rank, (member, device) in enumerate(zip(members, devices, strict=False))}
+        if len({*on.values()}) < cfg.cluster.num_trainers:
+            found.append("two trainers have one device")
+        for index, ranks in enumerate(engine_ranks(cfg) if shares_gpus(cfg) else []):
+            if {on[rank][0] for rank in ranks} != {where[f"engine {index} process 0"][1]}:
+                found.append(f"engine {index} is not on the node of its trainers")
+        return found
+
+
+def recipes(num_hosts: int) -> Iterator[tuple[str, SlimeConfig]]:
+    """Those on whole hosts of eight GPUs."""
+    for recipe in scan(load()).names("recipe"):
+        model, _, cluster = recipe.partition("@")
+        if cluster.startswith("h100x"):
+            cfg = examine([f"+model={model}", f"+cluster={cluster}"]).cfg
+            if cfg.cluster.devices_per_node == PER_HOST and cfg.cluster.num_nodes <= num_hosts:
+                yield recipe, cfg
+
+
+def composed(words: Sequence[str], address: str) -> SlimeConfig:
+    examined = examine([*FOUR, *SIZES, *words, f"cluster.ray_address={address}"])
+    assert examined.problems == [], examined.problems
+    assert examined.cfg.cluster.device is Device.cuda
+    return examined.cfg
+
+
+def memory_gib() -> float:
+    """Private memory of this process and its children."""
+    me, total = psutil.Process(), 0
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().uss
+        except psutil.NoSuchProcess:
+            continue
+    return total / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=32)
+    parser.add_argument("--actors", action="store_true", help="two layouts for 4 hosts, with all their actors")
+    options = parser.parse_args()
+    start, wrong = time.perf_counter(), 0
+    print(f"{conditions()}\n", flush=True)
+    with ExitStack() as stack:
+        address = stack.enter_context(raylets(options.hosts + 1))
+        if options.actors:
+            cases = [(name, composed(words, address)) for name, words in WITH_ACTORS.items()]
+        else:
+            cases = [*recipes(options.hosts)]
+        for _, cfg in cases:
+            cfg.cluster.ray_address = address
+        occupy(address)
+        print(f"{options.hosts + 1} raylets after {time.perf_counter() - start:.0f} s, {memory_gib():.1f} GiB\n")
+        print("| layout | hosts | processes | s | differences |\n|---|---|---|---|---|", flush=True)
+        for name, cfg in cases:
+            begin = time.perf_counter()
+            found = (with_actors if options.actors else without_actors)(cfg)
+            wrong += len(found)
+            row = [name, len({p.node for p in places(cfg).values()}), len(places(cfg))]
+            seconds = time.perf_counter() - begin
+            print(f"| {' | '.join(map(str, row))} | {seconds:.1f} | {'; '.join(found[:3]) or 'none'} |", flush=True)
+        print(f"\n{memory_gib():.1f} GiB, {time.perf_counter() - start:.0f} s in all")
+    raise SystemExit(wrong)
+
+
+def without_actors(cfg: SlimeConfig) -> list[str]:
+    """The placement group alone."""
+    with ray_cluster(cfg.cluster, 0):
+        return differences(by_table(cfg, reserve(cfg)))
+
+
+if __name__ == "__main__":
+    main()
