@@ -11,7 +11,7 @@ from slime.types import Sample, Verdict
 
 MARKS = "CHAOS_MARKS"
 """Environment variable: the file that gets the lines `<verb> begin` and `<verb> end`."""
-VERBS = ("collect", "train", "publish", "checkpoint", "export")
+VERBS = ("collect", "train_sft", "train_rl", "publish", "checkpoint", "export")
 
 
 class Unequal:
@@ -29,10 +29,9 @@ def mark(line: str) -> None:
 def marked(verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(session: Any, *args: Any, **kwargs: Any) -> Any:
-        name = args[0] if verb == "train" else verb  # train_sft, train_rl
-        mark(f"{name} begin")
+        mark(f"{verb} begin")
         answer = method(session, *args, **kwargs)
-        mark(f"{name} end")
+        mark(f"{verb} end")
         return answer
 
     return call
