@@ -58,7 +58,9 @@ def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: 
 @contextmanager
 def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[EngineProcess]:
     """An engine for the model at `model_path`, stopped afterwards."""
-    engine = EngineProcess(cpu_config(**sglang), model_path=model_path, host=LOOPBACK, log=log)
+    cfg = cpu_config(**sglang)
+    cfg.cluster.devices_per_node = sglang.get("tp_size", 1)  # all on one host
+    engine = EngineProcess(cfg, model_path=model_path, host=LOOPBACK, log=log)
     engine.start()
     try:
         yield engine
