@@ -7,6 +7,7 @@
 # kernels    1        60     the digest and copy kernels, publishing by CUDA IPC: run it first
 # tests      1       200     every test marked gpu
 # generation 1       150     the engine's log-probs against the trainer's: every family, at its real head sizes
+# fp8        1       400     quantising beside a copy; engines in FP8 against trainers, with deep_gemm and with triton; a run
 # glm5, v32  1       460     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
 # attention  1        20     flash attention beside cuDNN, by length of the sequences
@@ -52,6 +53,13 @@ for part in "${parts[@]}"; do
     kernels) pytest kernels 200 -m gpu tests/weights ;;
     tests) pytest tests 560 -m gpu -k "not real_head_sizes" ;;  # "generation" has them all at once
     generation) run generation 420 python3 benchmarks/generation.py ;;
+    fp8)
+      run fp8 60 python3 benchmarks/fp8.py
+      for runner in deep_gemm triton; do
+        run "fp8-$runner" 240 python3 benchmarks/generation.py GLM-4.5-Air DeepSeek-R1 GLM-5.2 --fp8 block \
+          --engine fp8_gemm_runner_backend=$runner moe_runner_backend=$runner
+      done
+      slime fp8-run 300 +model=glm4-moe-tiny +cluster=h200x1 rollout.fp8=block "${short[@]}" ;;
     glm5) slime glm5 560 +model=glm5-tiny +cluster=h200x1 ;;
     v32) slime v32 560 +model=deepseek-v3.2-tiny +cluster=h200x1 ;;
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 ;;

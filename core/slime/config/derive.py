@@ -14,8 +14,9 @@ from slime.topology.layout import SIZE_KEYS
 
 LOGPROB_ALARM = 0.05
 FP8_LOGPROB_ALARM = 0.2
-"""Nats a token. Weights in E4M3 alone cost 0.07 on the tiny mixture of experts, most of it by tokens that other experts
-take (`benchmarks/fp8_gap.py`); a missing scale or a stale router costs more than 0.5."""
+"""Nats a token. Weights in E4M3 alone cost 0.073 on the tiny mixture of experts, a third of it by tokens that other
+experts take (`benchmarks/results/fp8-gap.md`); a router or an output projection of one layer that stays at other
+weights brings it to 0.29 and 0.35."""
 
 
 def derive(cfg: SlimeConfig, plugins: Plugins) -> None:

@@ -62,15 +62,14 @@ def dequantized(weight: Any, scales: Any, block: list[int], dtype: torch.dtype) 
 
 @dataclass(frozen=True)
 class _Experts:
-    """A layer of experts, by the names under which `moe_forward_native` finds their matrices."""
+    """A layer of experts, whose matrices `moe_forward_native` finds dequantised."""
 
     layer: Any
     block: list[int]
     dtype: torch.dtype
 
-    @property
-    def num_experts(self) -> int:
-        return int(self.layer.num_experts)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
 
     @property
     def w13_weight(self) -> _Matrices:

@@ -36,3 +36,11 @@ def test_engines_in_fp8_follow_the_weights(tmp_path: Path) -> None:
 def test_real_head_sizes(tmp_path: Path) -> None:
     """The trainer's log-probs on a GPU are the engine's."""
     check_on_gpu([ASSETS / f"{model}/config.json" for model in ("DeepSeek-R1", "DeepSeek-V3.2")], tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_real_head_sizes_in_fp8(tmp_path: Path) -> None:
+    """Weights in E4M3 are the trainer's own; what remains are activations in E4M3."""
+    check_on_gpu([ASSETS / "DeepSeek-R1/config.json"], tmp_path, fp8="block")

@@ -14,8 +14,9 @@ from slime.testing.on_gpu import check_on_gpu
 ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
 LATENT_EPSILON = 1e-4
 """transformers normalises the two latents of glm4_moe_lite with 1e-6, SGLang with `rms_norm_eps`, here 1e-5."""
-IN_BF16 = 0.2
-"""Nats: activations of eight bits cost 0.02 at most; a router left at the version before, 0.76."""
+IN_BF16 = 0.5
+"""Nats: activations of eight bits cost 0.03 where they leave a token its experts, 0.27 where not; routers that stay at
+the version before, 0.64 at least among 30 samples as long as these."""
 
 
 @pytest.mark.slow
@@ -48,3 +49,11 @@ def test_real_head_sizes(tmp_path: Path) -> None:
     check_on_gpu(
         [ASSETS / f"{model}/config.json" for model in ("GLM-4-9B-0414", "GLM-4.5-Air", "GLM-4.7-Flash")], tmp_path
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_real_head_sizes_in_fp8(tmp_path: Path) -> None:
+    """Weights in E4M3 are the trainer's own; what remains are activations in E4M3."""
+    check_on_gpu([ASSETS / "GLM-4.5-Air/config.json"], tmp_path, fp8="block")
