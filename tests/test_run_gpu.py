@@ -48,6 +48,10 @@ def test_run(cluster: str, settings: dict[str, Any], tmp_path: Path) -> None:
     steps = [row for row in run.rows("rl") if row.get("train/loss") is not None]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert all(row["train/logprob_diff_mean"] < GAP for row in steps)
+    assert all(row[f"memory/train_{name}"] > 0 for row in steps for name in ("gib", "host_gib"))
+    planned = ["memory/train_planned_gib" in row for row in [*run.rows("sft"), *run.rows("rl")]]
+    assert planned.count(True) == 1  # a session's first step
+    assert "trainers held, GiB" in (run.path / "summary.txt").read_text()
     assert (run.path / "export/model.safetensors").exists()
 
 
