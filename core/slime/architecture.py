@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slime.config.fp8 import KEY
 from slime.contracts import HfConfig
 from slime.errors import SlimeError
 
@@ -18,6 +19,7 @@ _NEUTRAL = frozenset({*_TOKEN_IDS, *_PROVENANCE, "dtype", "torch_dtype", "use_ca
 """Fields that say nothing about the computation of one forward pass in training."""
 
 _REQUIRED = object()
+_CONVERT = "Run 'slime convert fp8-to-bf16' and train from its folder; rollout.fp8=<this folder> generates in FP8."
 
 
 class ConfigReader:
@@ -48,7 +50,10 @@ class ConfigReader:
         """Refuse a field that nobody read, unless it is neutral or switched off (null, false, 0, empty)."""
         for key, value in self._hf.items():
             if value and key not in self._read and key not in _NEUTRAL:
-                self._refuse(key, value, "It may change the model; the family's plugin would have to support it.")
+                todo = (
+                    _CONVERT if key == KEY else "It may change the model; the family's plugin would have to support it."
+                )
+                self._refuse(key, value, todo)
 
     def _refuse(self, key: str, value: Any, todo: str) -> None:
         shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."

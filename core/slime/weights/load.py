@@ -127,7 +127,7 @@ def _check_dtypes(files: HfFiles, names: Iterable[str]) -> None:
             raise SlimeError(
                 f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_ITEM_BYTES))}",
                 where=str(files.folder / found.file),
-                todo="Take the checkpoint in bf16.",
+                todo="Take the checkpoint in bf16; 'slime convert fp8-to-bf16' makes it of FP8.",
             )
 
 

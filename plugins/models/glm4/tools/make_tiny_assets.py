@@ -1,5 +1,5 @@
-"""Write the tiny models of the laptop demo: `glm4-tiny`, `glm4-moe-tiny` and `glm4-moe-lite-tiny`, of about
-a million parameters each.
+"""Write the tiny models of the laptop demo: `glm4-tiny`, `glm4-moe-tiny` and `glm4-moe-lite-tiny`, of one to
+three million parameters.
 
 Run `python make_tiny_assets.py [FOLDER]`. A test compares the output with what is committed.
 """
