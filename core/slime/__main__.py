@@ -28,7 +28,7 @@ slime post-trains large language models with reinforcement learning: generate, r
   slime eval    ...same...   score the model on eval.path
   slime plugins              what is installed and what each plugin brings
   slime samples --help       what the model answered, step by step
-  slime convert --help       checkpoints into other formats: FP8 and BF16, a run's into HF folders
+  slime convert --help       checkpoints into other formats: FP8, BF16, Megatron-core, HF
 
   slime plan ... --config    print the resolved config as YAML
   slime plan ... --json      the plan for programs (docs/plan.md)

@@ -62,7 +62,7 @@ def test_checkpoint_of_two_ranks_becomes_one_hf_folder(tmp_path: Path) -> None:
         assert written.keys() == {"__0_0.distcp", "__0_1.distcp", ".metadata"}
         assert also_written.keys() == {"__1_0.distcp", "__1_1.distcp"}
         staging.written |= written | also_written  # which the manifest has then, and reading compares
-    done = slime("convert", "run", str(run), str(tmp_path / "hf"))
+    done = slime("convert", "dist-to-hf", str(run), str(tmp_path / "hf"))
     assert done.stdout == f"wrote {tmp_path / 'hf'}\n", done.stderr
     written = load_file(tmp_path / "hf/model.safetensors")
     assert written.keys() == expected.keys()
@@ -82,12 +82,12 @@ def test_random_weights_of_a_seed_are_a_whole_model(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(SlimeError, match=r"there is no config\.yaml"):
-        convert.convert_run(tmp_path, tmp_path / "hf")
+    with pytest.raises(SlimeError, match=r"neither a run \(config.yaml\) nor a checkpoint"):
+        convert.from_dist(tmp_path, tmp_path / "hf")
 
 
 def test_step_that_was_not_kept(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(run_config())))
     (tmp_path / "checkpoints/step-000010").mkdir(parents=True)
     with pytest.raises(SlimeError, match=r"no checkpoint of step 7.*the steps: 10\."):
-        convert.convert_run(tmp_path, tmp_path / "hf", step=7)
+        convert.from_dist(tmp_path, tmp_path / "hf", step=7)

@@ -52,7 +52,8 @@ class Cluster:
 def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
     """With the paths that actors read made absolute: those of a Ray that was there before work in its own folder."""
     tokenizer = cfg.model.tokenizer and located(cfg.model.tokenizer)
-    model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer)
+    weights = cfg.model.weights and located(cfg.model.weights)
+    model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer, weights=weights)
     fp8 = cfg.rollout.fp8 if cfg.rollout.fp8 in (None, IN_BLOCKS) else located(cfg.rollout.fp8)
     return dataclasses.replace(cfg, model=model, rollout=dataclasses.replace(cfg.rollout, fp8=fp8))
 

@@ -28,6 +28,7 @@ from slime.topology.engines import engine_groups, generates, group_problems, hom
 from slime.topology.layout import read_grid
 from slime.topology.placement import placement_problems
 from slime.topology.transport import transport_problems
+from slime.weights.files import MEGATRONS
 
 ALGORITHMS = ("grpo", "sft")
 FIRST_ROWS = 100
@@ -226,10 +227,27 @@ def _family(cfg: SlimeConfig, hf: Mapping[str, Any], plugins: Plugins) -> str:
 def _weights(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if is_awaited(cfg.model.path, cfg.model.source):
         return
+    if cfg.model.weights is not None:
+        yield from _megatron_weights(cfg, cfg.model.weights)
+        return
     folder = resolve(cfg.model.path)
     if cfg.model.init is Init.checkpoint and not any(folder.glob("*.safetensors")):
         todo = "Fetch the weights, or set model.init=random."
         yield SlimeError("there are no *.safetensors files", where=str(folder), todo=todo)
+
+
+def _megatron_weights(cfg: SlimeConfig, weights: str) -> Iterator[SlimeError]:
+    if cfg.model.init is Init.random:
+        yield SlimeError("contradicts model.init=random", where="model.weights", todo="Leave one of them out.")
+        return
+    try:
+        folder = resolve(weights)
+    except SlimeError as problem:
+        yield problem
+        return
+    if not (folder / MEGATRONS).is_file():
+        todo = "Name a folder that 'slime convert hf-to-dist' wrote, or 'checkpoints/step-...' of a run."
+        yield SlimeError(f"there is no {MEGATRONS} of Megatron-core", where=str(folder), todo=todo)
 
 
 def _owned_by_model(cfg: SlimeConfig, architecture: Mapping[str, Any]) -> Iterator[SlimeError]:

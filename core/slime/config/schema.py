@@ -64,6 +64,10 @@ class ModelConfig:
     """Task (`task=`) that is taken if none is chosen."""
     tokenizer: str | None = None
     """HF folder of the tokenizer; empty: that of `path`."""
+    weights: str | None = None
+    """Megatron-core checkpoint (torch_dist) that the weights, and the reference's, are taken from in place of the
+    safetensors of `path`, in any layout: a folder that `slime convert hf-to-dist` wrote, or `checkpoints/step-...` of
+    another run."""
     init: Init = Init.checkpoint
     """checkpoint: load the safetensors of `path`; random: initialise from config.json alone."""
     num_layers: int | None = None

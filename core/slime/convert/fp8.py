@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slime.config.fp8 import BLOCK, KEY, PLAIN, SCALE, Fp8Format
+from slime.convert.identity import identity_of
 from slime.convert.job import Job
 from slime.convert.schemes import (
     FP8,
@@ -44,7 +45,7 @@ def to_bf16(source: Path, destination: Path) -> Job:
         if not is_scale(name, weights, scheme)
     ]
     kept = {key: value for key, value in config.items() if key != KEY}
-    identity = {"conversion": "fp8-to-bf16", **_identity(source, files)}
+    identity = {"conversion": "fp8-to-bf16", **identity_of(source, files)}
     return Job(source, destination, kept, outputs, partial(FromFp8, source, scheme), identity)
 
 
@@ -122,7 +123,7 @@ def _to_fp8(
             raise SlimeError(f"'{name}' is {tensor.dtype}", where=str(source / tensor.file), todo=todo)
         outputs.append(Output(name + scheme.suffix, "F32", scheme.scales_shape(tensor.shape)))
         outputs.append(Output(name, FP8, tensor.shape))
-    identity = {"conversion": "bf16-to-fp8", KEY: config[KEY], **_identity(source, files)}
+    identity = {"conversion": "bf16-to-fp8", KEY: config[KEY], **identity_of(source, files)}
     return Job(source, destination, config, outputs, partial(ToFp8, source, scheme, frozenset(chosen)), identity)
 
 
@@ -218,12 +219,3 @@ def _config(folder: Path) -> dict[str, Any]:
     from slime.config.hf import read_hf_config
 
     return read_hf_config(str(folder))
-
-
-def _identity(source: Path, files: HfFiles) -> dict[str, Any]:
-    names = sorted({tensor.file for tensor in files.tensors.values()} | {"config.json"})
-    stats = {name: (files.folder / name).stat() for name in names}
-    return {
-        "source": str(source.absolute()),
-        "source_files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
-    }

@@ -75,8 +75,8 @@ def run(job: Job, processes: int) -> None:
         staging.join()
     else:
         staging.open()
-        _check_room(job.destination, sum(file.num_bytes for file in output) - staging.written_bytes())
-    with _progress(staging, output, shown=rank == 0) as progress:
+        check_room(job.destination, sum(file.num_bytes for file in output) - staging.written_bytes())
+    with progress_of(staging, sum(file.num_bytes for file in output), shown=rank == 0) as progress:
         _write_all(job, output[rank::world_size], staging, processes, progress)
         if rank:
             return
@@ -141,16 +141,17 @@ def _write_here(file: OutputFile) -> None:
     _write(file, staging, source)
 
 
-def _check_room(destination: Path, needed: int) -> None:
+def check_room(destination: Path, needed: int) -> None:
+    """SlimeError if the disk has less than `needed` bytes left."""
     if needed > (free := files.free_bytes(destination)):
         what = f"the disk has no room: {human_bytes(needed)} are needed, {human_bytes(free)} are free"
         raise SlimeError(what, where=str(destination), todo="Free some space, or choose another disk.")
 
 
 @contextmanager
-def _progress(staging: Staging, output: Sequence[OutputFile], *, shown: bool) -> Iterator[Callable[[], None]]:
+def progress_of(staging: Staging, total: int, *, shown: bool = True) -> Iterator[Callable[[], None]]:
     """Yields what to call now and then: a bar on a terminal, a line every half minute elsewhere."""
-    total, console = sum(file.num_bytes for file in output), Console(highlight=False)
+    console = Console(highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     last = time.monotonic()
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not (shown and console.is_terminal)) as bar:

@@ -117,7 +117,10 @@ class Staging:
 
     def written_bytes(self) -> int:
         """Size of all files so far."""
-        return sum(path.stat().st_size for path in files.files_under(self.files))
+        try:
+            return sum(path.stat().st_size for path in files.files_under(self.files))
+        except FileNotFoundError:  # another process has just given one of them, or all, another name
+            return 0
 
     def publish(self) -> None:
         """Write the manifest, flush everything, and give the folder its name."""

@@ -6,6 +6,7 @@ a file whose tensors are all in memory.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -78,7 +79,10 @@ class TensorReader:
             yield piece
 
     def _read(self, target: Tensor, found: FileTensor, offset: int) -> None:
-        view = target.numpy().data
+        if not len(target):
+            return
+        # not numpy's view, after which the tensor could not give its memory back
+        view = memoryview((ctypes.c_ubyte * len(target)).from_address(target.data_ptr()))
         descriptor = self._descriptor(found.file)
         done = 0
         while done < len(view):
@@ -98,6 +102,11 @@ class TensorReader:
 def as_bytes(tensor: Tensor) -> Tensor:
     """The same memory as [num_bytes] uint8."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Tells tensors apart by their memory, also where that does not exist (device "meta")."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def num_bytes(dtype: str, shape: Sequence[int]) -> int:

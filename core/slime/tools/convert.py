@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.checkpoints import Checkpoint, CheckpointStore
+from slime.config.hf import read_hf_config
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.net import free_port
+from slime.weights.files import MEGATRONS
 
 if TYPE_CHECKING:
     from slime.convert.job import Job
@@ -30,19 +32,16 @@ def main(argv: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(prog="slime convert", description="Turn checkpoints into other formats.")
     verbs = parser.add_subparsers(required=True)
-    run = verbs.add_parser("run", help="the weights of a run's checkpoint, as an HF folder")
-    run.add_argument("run", type=Path, help="run directory")
-    run.add_argument("destination", type=Path, help="folder to write; must not exist")
-    run.add_argument("--step", type=int, help="checkpoint to take (default: the newest)")
-    run.set_defaults(convert=lambda args: convert_run(args.run, args.destination, args.step))
     random = verbs.add_parser("random", help="random weights for a config.json, as an HF folder")
     random.add_argument("source", help="HF folder with config.json and tokenizer, or pkg://package/folder")
     random.add_argument("destination", type=Path, help="folder to write; must not exist")
     random.add_argument("--seed", type=int, default=1234)
     random.set_defaults(convert=lambda args: convert_random(args.source, args.destination, args.seed))
     _add_fp8(verbs)
+    _add_dist(verbs)
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Megatron-core would put on a GPU what has no place there
     args.convert(args)
     if hasattr(args, "destination") and not int(os.environ.get("RANK", "0")):
         print(f"wrote {args.destination}")
@@ -69,6 +68,25 @@ def _add_fp8(verbs: Any) -> None:
     check.set_defaults(convert=_check)
 
 
+def _add_dist(verbs: Any) -> None:
+    to = verbs.add_parser("hf-to-dist", help="an HF folder as a Megatron-core checkpoint (torch_dist)")
+    to.add_argument("source", type=Path, help="HF folder with safetensors in BF16 or fp32")
+    to.add_argument("destination", type=Path, help="folder to write; must not exist")
+    to.add_argument(
+        "--layout", nargs="+", default=[], help="sizes such as tensor_model_parallel_size=8 (default: one rank)"
+    )
+    _add_file_size(to)
+    _add_processes(to)
+    to.set_defaults(convert=_to_dist)
+    back = verbs.add_parser("dist-to-hf", help="a run's checkpoint, or what hf-to-dist wrote, as an HF folder")
+    back.add_argument("source", type=Path, help="run directory, or folder that hf-to-dist wrote")
+    back.add_argument("destination", type=Path, help="folder to write; must not exist")
+    back.add_argument("--step", type=int, help="of a run: checkpoint to take (default: the newest)")
+    _add_file_size(back)
+    _add_processes(back)
+    back.set_defaults(convert=_from_dist)
+
+
 def _add_folders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="HF folder with safetensors")
     parser.add_argument("destination", type=Path, help="folder to write; must not exist")
@@ -77,7 +95,7 @@ def _add_folders(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_file_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--file-gb", type=float, default=5.0, help="largest safetensors file (default: %(default)s)")
+    parser.add_argument("--file-gb", type=float, default=5.0, help="largest file (default: %(default)s)")
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
@@ -118,21 +136,43 @@ def _check(args: argparse.Namespace) -> None:
     print(f"{args.folder}: {count} files are as they were written")
 
 
-def convert_run(run: Path, destination: Path, step: int | None = None) -> None:
-    """Write the weights of a run's checkpoint as an HF folder, in the run's precision."""
-    cfg = _on_one_rank(_read_config(run / "config.yaml"))
-    checkpoint = _checkpoint(run / "checkpoints", step)
-    from slime.train.trainer import Trainer
+def _to_dist(args: argparse.Namespace) -> None:
+    from slime.convert import layout, to_dist
 
-    trainer = Trainer(cfg, 0, 1, _HOST, free_port(_HOST))
-    trainer.load(checkpoint.path)
-    _save(trainer.model.modules, trainer.mapping, trainer.hf, cfg.model.path, destination)
+    sizes, file_bytes = layout.parse(args.layout), int(args.file_gb * 10**9)
+    to_dist.convert(args.source, args.destination, sizes, args.processes, file_bytes)
+
+
+def _from_dist(args: argparse.Namespace) -> None:
+    _run(from_dist(args.source, args.destination, args.step), args)
+
+
+def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
+    """The job that writes the weights of a run's checkpoint, or of what `hf-to-dist` wrote, as an HF folder.
+
+    Raises:
+        SlimeError: there is no such checkpoint, or its config.json is of another model.
+    """
+    from slime.convert import from_dist
+    from slime.convert.identity import stats
+
+    if (source / "config.yaml").is_file():
+        cfg, folder = _on_one_rank(_read_config(source / "config.yaml")), _checkpoint(source / "checkpoints", step).path
+    elif not (source / MEGATRONS).is_file():
+        what = f"neither a run (config.yaml) nor a checkpoint of Megatron-core ({MEGATRONS})"
+        raise SlimeError(what, where=str(source), todo="Name a run directory, or a folder that hf-to-dist wrote.")
+    else:
+        if step is not None:
+            raise SlimeError("belongs to a run", where="--step", todo=f"{source} has no config.yaml: leave it out.")
+        family = read_hf_config(str(source))["model_type"]
+        cfg, folder = SlimeConfig(model=ModelConfig(name=family, family=family, path=str(source))), source
+    identity = {"conversion": "dist-to-hf", **stats(folder, [path.name for path in folder.iterdir()])}
+    return from_dist.to_hf(folder, destination, cfg, identity)
 
 
 def convert_random(source: str, destination: Path, seed: int) -> None:
     """Write the random weights (fp32) that a run with `model.init=random` and this seed starts from on one rank."""
     from slime import plugins
-    from slime.config.hf import read_hf_config
     from slime.train import megatron
 
     hf = read_hf_config(source)
@@ -157,8 +197,6 @@ def _save(
 def _read_config(file: Path) -> SlimeConfig:
     from omegaconf import OmegaConf
 
-    if not file.is_file():
-        raise SlimeError("there is no config.yaml", where=str(file.parent), todo="Name a run directory.")
     cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlimeConfig), OmegaConf.load(file)))
     assert isinstance(cfg, SlimeConfig)
     return cfg

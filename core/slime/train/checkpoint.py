@@ -90,6 +90,45 @@ def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | 
     return [_tensors(loaded[f"reference.{name}"]) for name, _ in _named(model)]
 
 
+def save_weights(path: Path, model: Model, writer: ShardWriter, facts: Mapping[str, Any]) -> None:
+    """Collective: write the weights alone into the existing folder `path`, with `facts`, the same on every rank.
+
+    Raises:
+        SlimeError: the disk is full or refuses the write.
+    """
+    state = _model_state(model) | {"slime": dict(facts)}
+    with _megatron_errors(path, "cannot be written"):
+        dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
+
+
+def load_weights(path: Path, model: Model) -> None:
+    """Collective: the weights of a checkpoint, in any layout and dtype, whether it has more than them or not.
+
+    Raises:
+        SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
+    """
+    with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
+        strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
+        loaded = dist_checkpointing.load(_model_state(model), str(path), strategy, strict="raise_unexpected")
+    for name, module in _named(model):
+        module.load_state_dict(loaded[name], strict=True)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What slime wrote beside the tensors of a checkpoint.
+
+    Raises:
+        SlimeError: the folder holds no checkpoint of slime, or one whose pickles are more than data.
+    """
+    with _megatron_errors(path, "is not one of slime's"), only_data(path):
+        return dict(dist_checkpointing.load_common_state_dict(str(path))["slime"])
+
+
+def sharded(model: Model) -> dict[str, Any]:
+    """Where the parts of each parameter lie in a checkpoint: Megatron-core's sharded state, by module."""
+    return _model_state(model)
+
+
 def _dp_cp_group() -> Any:
     return parallel_state.get_data_parallel_group(with_context_parallel=True)
 

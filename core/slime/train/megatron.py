@@ -55,12 +55,17 @@ def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, m
     Raises:
         SlimeError: the parallel sizes do not divide the number of ranks.
     """
+    timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
+    join(cfg, rank, world_size, (join_store if rank else serve_store)(master_addr, master_port, timeout))
+
+
+def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
+    """`initialize` by a store (torch's) that is there already."""
     cuda = cfg.cluster.device is Device.cuda
     if cuda:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     apply_fixups()
     timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
-    store = (join_store if rank else serve_store)(master_addr, master_port, timeout)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     make_groups(cfg)
 
@@ -98,18 +103,30 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
     config = settings.transformer_config(cfg, bridge, hf)
-    kwargs = _model_kwargs(bridge, hf, config)
-    if bridge.transformer_config(hf).get("mtp_num_layers"):
-        assert isinstance(bridge, MtpBridge), "what says mtp_num_layers has an mtp_spec"
-        kwargs["mtp_spec"] = bridge.mtp_spec(config)
     with cpu_stands_in_for_cuda():
-        stages = range(config.virtual_pipeline_model_parallel_size or 1)
-        modules = [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]
+        modules = _modules(cfg, bridge, hf, config)
         chunks = [_wrap(cfg, config, module, index) for index, module in enumerate(modules)]
     if chunks[0].ddp_config.overlap_grad_reduce:
         # Only the last micro-batch's backward may start the reduction.
         config.no_sync_func = chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
     return Model(chunks, modules, config)
+
+
+def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
+    """The modules of `build` with names, shapes and parallel marks, but without memory for their parameters, and
+    without chunks."""
+    config = settings.transformer_config(cfg, bridge, hf)
+    with cpu_stands_in_for_cuda(), torch.device("meta"):
+        return Model([], _modules(cfg, bridge, hf, config), config)
+
+
+def _modules(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> list[PolicyModel]:
+    kwargs = _model_kwargs(bridge, hf, config)
+    if bridge.transformer_config(hf).get("mtp_num_layers"):
+        assert isinstance(bridge, MtpBridge), "what says mtp_num_layers has an mtp_spec"
+        kwargs["mtp_spec"] = bridge.mtp_spec(config)
+    stages = range(config.virtual_pipeline_model_parallel_size or 1)
+    return [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]
 
 
 def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> dict[str, Any]:

@@ -67,19 +67,32 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
         super().__init__("torch_dist", 1)
         self.written: dict[str, FileFacts] = {}
 
+    def writer(self, folder: str | Path) -> ShardFiles:
+        """What writes the files of a rank."""
+        return ShardFiles(folder, _NUM_THREADS)
+
+    def planner(self) -> MCoreSavePlanner:
+        """What finds the values of each part."""
+        return MCoreSavePlanner(flatten_state_dict=False)
+
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> None:
         """Collective: write this rank's part."""
         shards, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        writer = _Writer(checkpoint_dir)
-        planner = MCoreSavePlanner(flatten_state_dict=False)
+        writer = self.writer(checkpoint_dir)
         with _no_zip_crc():
-            save(mcore_to_pyt_state_dict(shards), storage_writer=writer, planner=planner)
+            save(mcore_to_pyt_state_dict(shards), storage_writer=writer, planner=self.planner())
         self.written = writer.files.written
 
 
-class _Writer(FileSystemWriter):
-    def __init__(self, folder: str | Path) -> None:
-        super().__init__(folder, thread_count=_NUM_THREADS)
+class ShardFiles(FileSystemWriter):
+    """torch's writer of a rank's files.
+
+    Attributes:
+        files: has the facts of what was written.
+    """
+
+    def __init__(self, folder: str | Path, num_threads: int) -> None:
+        super().__init__(folder, thread_count=num_threads)
         self.fs = self.files = _Files()
 
     def write_data(self, plan: Any, planner: Any) -> Any:

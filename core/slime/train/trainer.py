@@ -91,12 +91,16 @@ class Trainer:
         return int(config.pipeline_model_parallel_size if config.virtual_pipeline_model_parallel_size else 1)
 
     def init_weights(self) -> None:
-        """The HF checkpoint's weights, or the random ones the model was built with, as `model.init` says."""
+        """Those of `model.weights` or else of the HF checkpoint; with `model.init=random` those it was built with."""
         if self.cfg.model.init is Init.random:
             return
-        from slime.weights.load import load_hf
+        if self.cfg.model.weights is not None:
+            with cpu_stands_in_for_cuda():
+                checkpoint.load_weights(resolve(self.cfg.model.weights), self.model)
+        else:
+            from slime.weights.load import load_hf
 
-        load_hf(self.model.modules, self.mapping, resolve(self.cfg.model.path))
+            load_hf(self.model.modules, self.mapping, resolve(self.cfg.model.path))
         self.optimizer.after_load_of_model()
 
     def snapshot_reference(self) -> None:

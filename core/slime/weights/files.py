@@ -15,6 +15,8 @@ from slime.errors import SlimeError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MEGATRONS = "metadata.json"
+"""What Megatron-core writes last into a checkpoint of its own: the format."""
 _LENGTH_BYTES = 8
 """A file begins with the length of its header, which is JSON."""
 

@@ -46,8 +46,7 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
         SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype.
     """
     files = HfFiles(folder)
-    _check_names(files, mapping)
-    _check_dtypes(files, mapping.hf_names)
+    check_tensors(files, mapping)
     targets = local_tensors(modules, mapping).values()
     by_file = _plan(files, targets)
     num_bytes = {name: _num_bytes(files.tensors[name]) for name in mapping.hf_names}
@@ -59,6 +58,29 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
                 for name in names:
                     for read in tensors[name]:
                         _copy(opened.get_slice(name), read)
+
+
+def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
+    """Whether a checkpoint has the tensors of the model and no others, in dtypes that can be loaded.
+
+    Raises:
+        SlimeError: it has not.
+    """
+    _check_names(files, mapping)
+    _check_dtypes(files, mapping.hf_names)
+
+
+def reads(files: HfFiles, target: LocalTensor) -> list[tuple[str, Piece]]:
+    """The blocks of HF tensors that make up a parameter, by the tensor's name.
+
+    Raises:
+        SlimeError: a tensor has another shape.
+    """
+    layout, names = target.entry.rule.layout, target.entry.hf
+    for name, shape in zip(names, layout.hf_shapes(target.tensor.shape, target.shard), strict=True):
+        _check_shape(files, name, shape)
+    pieces = layout.pieces(target.tensor.shape[target.shard.dim], target.shard)
+    return [(names[piece.index], piece) for piece in pieces]
 
 
 def _at_once(names: Iterable[str], num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
@@ -87,11 +109,7 @@ def _plan(files: HfFiles, targets: Iterable[LocalTensor]) -> dict[str, dict[str,
     """What to read, by file and tensor. Shapes are checked on the way."""
     by_file: dict[str, dict[str, list[_Read]]] = defaultdict(lambda: defaultdict(list))
     for target in targets:
-        layout, names = target.entry.rule.layout, target.entry.hf
-        for name, shape in zip(names, layout.hf_shapes(target.tensor.shape, target.shard), strict=True):
-            _check_shape(files, name, shape)
-        for piece in layout.pieces(target.tensor.shape[target.shard.dim], target.shard):
-            name = names[piece.index]
+        for name, piece in reads(files, target):
             by_file[files.tensors[name].file][name].append(_Read(target, piece))
     return by_file
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from slime.contracts import HfConfig
 from slime.errors import SlimeError
 from slime.files import disk_errors, sync_tree
-from slime.weights.files import INDEX, SINGLE, HfFiles
+from slime.weights.files import INDEX, MEGATRONS, SINGLE, HfFiles
 
 MANIFEST = "slime-manifest.json"
 """What `slime convert` writes last into a folder: every file with its size and digest."""
@@ -131,8 +131,8 @@ def _os_error(error: SafetensorError) -> OSError:
 def copy_companions(source: Path, destination: Path) -> None:
     """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
     for file in sorted(source.iterdir()):
-        is_ours = file.name.endswith(".index.json") or file.name == MANIFEST
-        if file.is_file() and file.suffix in _COMPANIONS and not is_ours:
+        is_of_weights = file.name.endswith(".index.json") or file.name in (MANIFEST, MEGATRONS)
+        if file.is_file() and file.suffix in _COMPANIONS and not is_of_weights:
             shutil.copyfile(file, destination / file.name)
 
 
