@@ -125,7 +125,8 @@ def test_ranks_hold_what_megatron_builds(package: str, model: str, layouts: list
         grid = read_grid(4, layout if layout.get(EP, 1) == 1 else {ETP: 1, **layout})
         held = held_by_stage(weights, grid, {**keywords, **layout}, trains_mtp=bool(layout.get("mtp")))
         everything, unshared = (
-            owned_bytes(weights, grid, {**keywords, **layout}, 4, replicas=replicas) for replicas in (True, False)
+            owned_bytes(weights, grid, {**keywords, **layout}, 4, replicas=replicas, copies_embeddings="mtp" in layout)
+            for replicas in (True, False)
         )
         for rank, of_rank in enumerate(found):
             stage, *numbers = of_rank[number]

@@ -13,7 +13,7 @@ from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.topology.engine_memory import FP8_BYTES, in_fp8_blocks
 from slime.topology.engines import engine_groups
 from slime.topology.layout import Grid
-from slime.topology.parameters import Cut, Model, Weight, stages_of
+from slime.topology.parameters import Block, Cut, Model, Weight, stages_of
 from slime.topology.placement import Place
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
@@ -51,7 +51,15 @@ class Link:
     num_bytes: int
 
 
-def owned_bytes(weights: Sequence[Weight], grid: Grid, model: Model, width: int, *, replicas: bool = True) -> list[int]:
+def owned_bytes(
+    weights: Sequence[Weight],
+    grid: Grid,
+    model: Model,
+    width: int,
+    *,
+    replicas: bool = True,
+    copies_embeddings: bool = False,
+) -> list[int]:
     """Bytes of a version by the trainer rank that speaks for them, the first of equal replicas.
 
     Owners are the first ranks of a stage: in Megatron's order tensor-parallel ranks are neighbours, and so are those
@@ -61,11 +69,13 @@ def owned_bytes(weights: Sequence[Weight], grid: Grid, model: Model, width: int,
         model: Megatron's keywords with `num_layers` and what divides them into stages.
         width: bytes a parameter.
         replicas: count too what every rank holds, which nobody has to send to all.
+        copies_embeddings: the last of several stages has a copy of them: with two stages all ranks hold them.
     """
     owned = [0] * grid.world_size
     for weight, stage in zip(weights, stages_of(weights, grid, model), strict=True):
         parts = {Cut.whole: 1, Cut.tensor: grid.tp, Cut.expert: grid.ep * grid.etp}[weight.cut]
-        if not replicas and parts * grid.pp == 1:
+        holders = 2 if copies_embeddings and weight.block is Block.embedding else 1
+        if not replicas and parts == 1 and grid.pp <= holders:
             continue
         first = stage * grid.world_size // grid.pp
         for rank in range(first, first + parts):
@@ -82,7 +92,8 @@ def publish_links(cfg: SlimeConfig, topology: Topology, weights: Sequence[Weight
     width = 2 if model.get("bf16", cfg.cluster.device is Device.cuda) else 4
     version = round(sum(_bytes_in_engines(cfg, weight, width) for weight in sent))
     everywhere = topology.transport is Transport.ipc and cfg.cluster.placement is Placement.colocated
-    owned = owned_bytes(sent, topology.grid, model, width, replicas=not everywhere)
+    copied = bool(model.get("share_embeddings_and_output_weights") or cfg.train.mtp_loss_scale)
+    owned = owned_bytes(sent, topology.grid, model, width, replicas=not everywhere, copies_embeddings=copied)
     gathered = _to_all(cfg, topology, owned) if everywhere else _to_first(cfg, topology, owned)
     return [*(link for link in gathered if link.num_bytes), *_to_engines(cfg, topology, version, everywhere)]
 
