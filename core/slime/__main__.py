@@ -25,6 +25,7 @@ slime post-trains large language models with reinforcement learning: generate, r
 
   slime [train] +model=<model> +cluster=<cluster> [key=value ...]   train
   slime plan    ...same...   what would run where, and what is wrong; starts nothing
+  slime probe   ...same...   one step at full length with random weights: seconds and memory beside the plan's
   slime eval    ...same...   score the model on eval.path
   slime plugins              what is installed and what each plugin brings
   slime samples --help       what the model answered, step by step
@@ -162,6 +163,13 @@ def _plan(argv: Sequence[str]) -> int:
     return EXIT_ERROR if composed.problems else 0
 
 
+def _probe(argv: Sequence[str]) -> int:
+    from slime.probe import probe
+
+    print(probe(argv))
+    return 0
+
+
 def _fit(composed: Composed, *, as_json: bool) -> int:
     from slime import plugins
     from slime.plan.fit import fit
@@ -209,6 +217,7 @@ VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "plan": _plan,
+    "probe": _probe,
     "plugins": _plugins,
     "convert": _convert,
     "samples": _samples,

@@ -38,7 +38,7 @@ from slime.rollout.router import open_router
 from slime.run_dir import RunDir
 from slime.topology.engines import engine_groups, generates, works_in_pairs
 from slime.topology.layout import read_grid
-from slime.train.packing import pack
+from slime.train.packing import pack_for
 from slime.types import Batch, Prompt, TrainSample
 
 
@@ -210,17 +210,7 @@ class Session:
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps."""
-        layout = self.cluster.trainers.layouts[0]
-        return pack(
-            samples,
-            num_dp=layout.data_parallel_size,
-            align=layout.packing_align,
-            max_tokens=self.cfg.train.max_tokens_per_micro_batch,
-            loss_mean=self.cfg.algo.loss_mean,
-            max_response_tokens=self.cfg.rollout.sampling.max_response_tokens,
-            num_optimizer_steps=num_steps,
-            micro_batch_multiple=layout.micro_batch_multiple,
-        )
+        return pack_for(self.cfg, self.cluster.trainers.layouts[0], samples, num_steps)
 
     def collect(self, version: int, bar: Progress) -> Collected:
         """One step's groups, generated, rewarded and filtered under weight `version`."""

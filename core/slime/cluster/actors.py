@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from slime.rollout.engine import End, EngineProcess
     from slime.rollout.rendezvous import Rendezvous
     from slime.train.trainer import Trainer
+    from slime.train.usage import Usage
     from slime.types import Batch, Receipt
     from slime.weights.publisher import Publisher
 
@@ -164,6 +165,12 @@ class TrainerActor(Actor):
         if self.publisher is None:
             self.publisher = Publisher(self.cfg, self.trainer, self.host(), engines)
         return self.publisher.publish(version, bucket_mb or self.cfg.weights.bucket_mb)
+
+    def usage(self) -> Usage:
+        """The most that this rank's device and process held since it was asked last."""
+        from slime.train.usage import peak_usage
+
+        return peak_usage(self.trainer.device)
 
     def trim(self) -> None:
         self.trainer.trim()

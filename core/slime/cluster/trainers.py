@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from slime.cluster.actors import RankLayout, TrainerActor
 from slime.cluster.calls import Calls
@@ -12,6 +12,9 @@ from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
 from slime.net import Endpoint
 from slime.types import Batch, Receipt
+
+if TYPE_CHECKING:
+    from slime.train.usage import Usage
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -57,6 +60,10 @@ class TrainerGroup:
         receipt = Receipt.merged([receipt for receipt in receipts if receipt])
         assert sorted(receipt.engines) == sorted(map(str, engines)), "every engine has its publisher"
         return receipt
+
+    def usage(self) -> list[Usage]:
+        """The most that each rank's device and process held since they were asked last."""
+        return self._all(TrainerActor.usage)
 
     def trim(self) -> None:
         self._all(TrainerActor.trim)

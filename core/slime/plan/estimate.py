@@ -38,6 +38,8 @@ UNEVEN = 0.08
 PEER_S = 1e-5
 """Seconds of an exchange of experts' tokens for each rank that takes part."""
 BF16 = 2
+MOVES = "moves to and from the host"
+"""Of a colocated trainer, once a rollout there and back."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def training_seconds(work: Work, trained: Trained, layout: Layout, ranks: Sequen
     parts["optimizer"] = max(_optimizer(layout, rank) for rank in ranks)
     parts = {name: seconds * work.optimizer_steps for name, seconds in parts.items()}
     moved = max(rank.weights + rank.optimizer for rank in ranks) if ranks[0].colocated else 0.0
-    parts["moves to and from the host"] = 2 * moved / PCIE
+    parts[MOVES] = 2 * moved / PCIE
     return {name: seconds for name, seconds in parts.items() if seconds}
 
 

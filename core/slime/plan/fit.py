@@ -31,7 +31,7 @@ from slime.topology.engines import generates
 from slime.topology.layout import SIZE_KEYS, Grid, read_grid, split_layers
 from slime.topology.memory import BF16, Phase, TrainerRank
 from slime.topology.parameters import Held, unknown_parameter, weights_of
-from slime.topology.sglang_rules import DEEPEP_RANKS
+from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
 
 MEGATRON, OPTIMIZER, CAP = "train.megatron", "train.optimizer", "train.max_tokens_per_micro_batch"
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
@@ -309,12 +309,16 @@ class _Search:
         return bool(cfg.train.optimizer.get("optimizer_cpu_offload"))
 
     def _engines(self) -> Iterator[_Engines]:
+        """Those that fit by themselves and that SGLang takes."""
         for changes in engine_changes(self.cfg, self.model):
             memory = dataclasses.replace(self.memory, cfg=changed(self.cfg, changes))
             try:
-                yield _Engines(changes, self._generation(memory))
+                engines = [rank.on_device(bucket=0) for rank in memory.engines.values()]
+                wrong = any(True for _ in sglang_problems(memory.cfg, self.model))
             except SlimeError:
                 continue
+            if not wrong and all(table.total(table.peak) <= self._room for table in engines):
+                yield _Engines(changes, self._generation(memory))
 
     def _generation(self, memory: MemoryPlan) -> float:
         """Seconds in which all groups that decode write a rollout.

@@ -9,7 +9,7 @@ from typing import Any
 from slime.config.compose import Composed
 from slime.plan.candidate import Candidate
 from slime.plan.document import SCHEMA, error_document
-from slime.plan.estimate import work_of
+from slime.plan.estimate import MOVES, work_of
 from slime.plan.fit import MARGIN, Fitted
 from slime.plan.memory import most
 from slime.topology.memory import GIB
@@ -20,7 +20,7 @@ COLUMNS = {
     "again": ("recomputation",),
     "bubble": ("pipeline bubble",),
     "exchange": EXCHANGES,
-    "update": ("gradients", "optimizer", "moves to and from the host"),
+    "update": ("gradients", "optimizer", MOVES),
     "generate": ("generation",),
 }
 """Column -> parts of the estimate."""

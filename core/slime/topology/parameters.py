@@ -243,15 +243,17 @@ def held_by_stage(
         trains_mtp: the multi-token prediction layer learns, for which the last of several stages has a copy of the
             embeddings.
     """
-    held, last = [Held() for _ in range(grid.pp)], grid.pp - 1
+    counts, last = [dict.fromkeys(("dense", "experts", "frozen"), 0) for _ in range(grid.pp)], grid.pp - 1
     for weight, stage in zip(weights, stages_of(weights, grid, megatron), strict=True):
-        if weight.block is Block.embedding and last and (tied or trains_mtp):
-            held[last] = _added(held[last], weight, weight.on_rank(grid), learns=True)
         learns = trains_mtp or not weight.is_mtp
         learns &= weight.block is not Block.correction and (trains_indexer or weight.block is not Block.indexer)
-        held[stage] = _added(held[stage], weight, weight.on_rank(grid), learns=learns)
+        kind = "frozen" if not learns else "experts" if weight.cut is Cut.expert else "dense"
+        count = weight.on_rank(grid)
+        counts[stage][kind] += count
+        if weight.block is Block.embedding and last and (tied or trains_mtp):
+            counts[last][kind] += count
     largest = _most_experts(weights, grid)
-    return [replace(of_stage, largest_experts=largest) for of_stage in held]
+    return [Held(**of_stage, largest_experts=largest) for of_stage in counts]
 
 
 def stages_of(weights: Sequence[Weight], grid: Grid, megatron: Model) -> list[int]:
@@ -262,11 +264,6 @@ def stages_of(weights: Sequence[Weight], grid: Grid, megatron: Model) -> list[in
     return [
         outside.get(weight.block, grid.pp - 1) if weight.layer is None else by_layer[weight.layer] for weight in weights
     ]
-
-
-def _added(held: Held, weight: Weight, count: int, *, learns: bool) -> Held:
-    kind = "frozen" if not learns else "experts" if weight.cut is Cut.expert else "dense"
-    return replace(held, **{kind: getattr(held, kind) + count})
 
 
 def _most_experts(weights: Sequence[Weight], grid: Grid) -> int:

@@ -9,12 +9,16 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slime.config.schema import LossMean
+from slime.config.schema import LossMean, SlimeConfig
 from slime.errors import SlimeError
 from slime.types import Batch, MicroBatch, TrainSample
+
+if TYPE_CHECKING:
+    from slime.cluster.actors import RankLayout
 
 Bins = list[list[int]]
 """Sample numbers by micro-batch."""
@@ -246,4 +250,18 @@ def _empty(align: int) -> MicroBatch:
         advantages=nothing,
         rollout_logprobs=nothing,
         is_current=nothing,
+    )
+
+
+def pack_for(cfg: SlimeConfig, layout: RankLayout, samples: Sequence[TrainSample], num_steps: int) -> list[Batch]:
+    """Micro-batches of every rank of a layout, for `num_steps` optimizer steps."""
+    return pack(
+        samples,
+        num_dp=layout.data_parallel_size,
+        align=layout.packing_align,
+        max_tokens=cfg.train.max_tokens_per_micro_batch,
+        loss_mean=cfg.algo.loss_mean,
+        max_response_tokens=cfg.rollout.sampling.max_response_tokens,
+        num_optimizer_steps=num_steps,
+        micro_batch_multiple=layout.micro_batch_multiple,
     )
