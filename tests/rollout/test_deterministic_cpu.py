@@ -84,6 +84,25 @@ def test_operands_may_be_views():
     assert torch.equal(deterministic.silu(rows), deterministic.silu(rows.contiguous()))
 
 
+INTO_A_VIEW = """
+import torch
+from slime.rollout import deterministic_cpu
+torch.set_num_threads(1)
+deterministic_cpu.enable_batch_invariant_mode()
+heads, weights = torch.randn(3, 64, 384), torch.randn(3, 384, 128)
+def product(rows):
+    torch.bmm(heads[:, :rows], weights, out=(whole := torch.empty(rows, 3, 128)).transpose(0, 1))
+    return whole
+print(all(torch.equal(product(rows), product(64)[:rows]) for rows in (1, 2, 7, 17)))
+"""
+
+
+def test_heads_are_multiplied_into_a_view_as_latent_attention_does():
+    """Through torch, whose operator for that is another one than for a new tensor; its own gives other bits."""
+    command = [sys.executable, "-c", INTO_A_VIEW]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip() == "True"
+
+
 SGLANGS_HASHES = """
 import importlib.util, json, pathlib, sys, torch
 package = importlib.util.find_spec("sglang").submodule_search_locations[0]

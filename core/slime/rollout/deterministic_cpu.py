@@ -44,12 +44,14 @@ def enable_batch_invariant_mode() -> None:
     BLAS chooses its kernel, and with it the order of summation, by the number of rows: a row multiplied alone differs
     in the last bits from the same row in a batch of 64. Products of a fixed number of rows use one kernel always.
     Element-wise exponentials take a scalar path for what does not fill the last vector registers, which rounds
-    otherwise than the vector path. (The out-variants called inside are operators of their own and stay torch's.)
+    otherwise than the vector path. (The out-variants called inside are operators of their own and stay torch's; that of
+    `bmm` is called by latent attention.)
     """
     global _library
     if _library is None:
         _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        for name, kernel in {"mm": mm, "bmm": bmm, "addmm": addmm, "sigmoid": sigmoid, "silu": silu}.items():
+        ours = {"mm": mm, "bmm": bmm, "bmm.out": bmm_out, "addmm": addmm, "sigmoid": sigmoid, "silu": silu}
+        for name, kernel in ours.items():
             _library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
 
 
@@ -70,6 +72,11 @@ def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     Latent attention multiplies every head's queries so.
     """
     return torch.stack([mm(*pair) for pair in zip(left, right, strict=True)])
+
+
+def bmm_out(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """`bmm` into `out`."""
+    return out.copy_(bmm(left, right))
 
 
 def addmm(
