@@ -70,6 +70,12 @@ def test_adam_on_the_cpu_takes_what_the_device_is_spared() -> None:
     assert adam[Phase.train] == 18 * trainer.held.learning
 
 
+def test_a_bucket_of_weights_waits_to_be_quantised() -> None:
+    [trainer] = plan_of("+model=glm4-9b", *CUT).trainers
+    [quantises] = plan_of("+model=glm4-9b", *CUT, "rollout.fp8=block").trainers
+    assert quantises.publishing - trainer.publishing == 1.5 * trainer.bucket, "and half of it as E4M3"
+
+
 def test_micro_batches_in_flight() -> None:
     assert [in_flight(Grid(4, pp=4), stage) for stage in range(4)] == [4, 3, 2, 1]
     assert in_flight(Grid(2, pp=2, vpp=2), 0) == (2 + 2 + 1) / 2

@@ -121,6 +121,7 @@ class MemoryPlan:
                     activations=activations.stage(mine, memory.in_flight(grid, stage), head),
                     bucket=self.bucket,
                     num_buckets=(2 if self.colocated else 3) if self.colocated or stage == 0 else 0,
+                    quantizes=self.cfg.rollout.fp8 is not None,
                 )
             )
         return ranks

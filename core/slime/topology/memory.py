@@ -103,6 +103,7 @@ class TrainerRank:
         head: of `Activations.head` on the last stage, otherwise nothing.
         bucket: bytes of weights handed to the engines at once; at least the largest tensor.
         num_buckets: that take turns; 0 on a rank that only sends its part.
+        quantizes: engines hold the weights in FP8.
         computes_logprobs: a pass over the batch comes before training, without gradients.
         has_reference: a second set of weights lies in host memory.
         cpu_adam: Adam runs there too.
@@ -118,6 +119,7 @@ class TrainerRank:
     precision: Precision = BF16
     bucket: float = 0.0
     num_buckets: int = 0
+    quantizes: bool = False
     computes_logprobs: bool = False
     has_reference: bool = False
     cpu_adam: bool = False
@@ -158,8 +160,9 @@ class TrainerRank:
 
     @property
     def publishing(self) -> float:
-        """Buckets that take turns, and about three buckets of tensors that are on their way or put together."""
-        return self.bucket * (self.num_buckets + 3) if self.num_buckets else self.bucket
+        """Buckets that take turns, and about three buckets of tensors that are on their way or put together; one more
+        waits until it is quantised, to half its bytes."""
+        return self.bucket * (self.num_buckets + 3 + 1.5 * self.quantizes) if self.num_buckets else self.bucket
 
     @property
     def training(self) -> list[Phase]:
