@@ -8,7 +8,6 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from slime.checkpoints import examine
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
 from slime.observe import report
@@ -96,15 +95,6 @@ def test_a_run_notices_that_its_directory_is_another_one(path):
             with pytest.raises(SlimeError, match="deleted or replaced"):
                 report.write(run)
             assert not run.summary.exists()
-
-
-def test_a_directory_that_a_rank_does_not_see_is_not_shared(path, tmp_path):
-    """Three ranks: two beside the driver; the last on a host with a run of its own there, then with none."""
-    with RunDir.open(path) as run, RunDir.open(tmp_path / "elsewhere") as other:
-        run.require_shared(examine, num_ranks=3)
-        for found in (other.path, tmp_path / "nowhere"):
-            with pytest.raises(SlimeError, match=f"^{path}: trainer rank 2 finds another directory there, or none"):
-                run.require_shared(lambda paths, found=found: examine([*paths[:2], found / paths[2].name]), num_ranks=3)
 
 
 def test_what_fails_because_the_directory_is_gone_says_so(path):

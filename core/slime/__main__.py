@@ -10,6 +10,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import slime
@@ -24,12 +25,13 @@ USAGE = """\
 slime post-trains large language models with reinforcement learning: generate, reward, train, publish.
 
   slime [train] +model=<model> +cluster=<cluster> [key=value ...]   train
-  slime plan    ...same...   what would run where, and what is wrong; starts nothing
-  slime probe   ...same...   one step at full length with random weights: seconds and memory beside the plan's
-  slime eval    ...same...   score the model on eval.path
-  slime plugins              what is installed and what each plugin brings
-  slime samples --help       what the model answered, step by step
-  slime convert --help       checkpoints into other formats: FP8, BF16, Megatron-core, HF
+  slime plan      ...same...   what would run where, and what is wrong; starts nothing
+  slime preflight ...same...   whether every host has what the run needs; loads nothing
+  slime probe     ...same...   one step at full length with random weights: seconds and memory beside the plan's
+  slime eval      ...same...   score the model on eval.path
+  slime plugins                what is installed and what each plugin brings
+  slime samples --help         what the model answered, step by step
+  slime convert --help         checkpoints into other formats: FP8, BF16, Megatron-core, HF
 
   slime plan ... --config    print the resolved config as YAML
   slime plan ... --json      the plan for programs (docs/plan.md)
@@ -180,6 +182,24 @@ def _fit(composed: Composed, *, as_json: bool) -> int:
     return 0
 
 
+def _preflight(argv: Sequence[str]) -> int:
+    from slime.config.compose import compose
+
+    cfg = compose(argv)
+    from slime.cluster.preflight import complaint, preflight
+    from slime.run_dir import RunDir
+
+    with RunDir.open(Path(cfg.run.dir) / cfg.run.name) as run:
+        found = preflight(cfg, run)
+    for host, seen in found.items():
+        print(f"{host:<20} {'not ready' if seen.faults else 'ready'}")
+        for name, value in seen.facts.items():
+            print(f"  {name:<20} {value}")
+    if error := complaint(found):
+        raise error
+    return 0
+
+
 def _plugins(argv: Sequence[str]) -> int:
     from slime import plugins
     from slime.config import groups
@@ -217,6 +237,7 @@ VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
     "plan": _plan,
+    "preflight": _preflight,
     "probe": _probe,
     "plugins": _plugins,
     "convert": _convert,

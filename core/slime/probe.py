@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slime.cluster import preflight
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.residency import Residency
 from slime.config.compose import Composed, examine
@@ -98,7 +100,8 @@ def probe(words: Sequence[str]) -> str:
     with ExitStack() as stack:
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / f"{cfg.run.name}-probe"))
         hang.register(run.logs / "driver.stack")
-        cluster = stack.enter_context(open_cluster(cfg, run.logs))
+        require_ready = partial(preflight.require_ready, cfg, run, writes=False)
+        cluster = stack.enter_context(open_cluster(cfg, run.logs, require_ready=require_ready))
         step = FullStep(cfg, cluster)
         measured = [*step.run(stack, run.logs)]
     lines = [*_head(cfg, step), *_table(composed, step, measured), "", f"in {time.monotonic() - began:.0f} s"]

@@ -21,9 +21,8 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from slime import files
-from slime.checkpoints import Examine, published
+from slime.checkpoints import published
 from slime.config.schema import Resume, SlimeConfig
-from slime.digest import facts_of
 from slime.errors import SlimeError
 
 log = logging.getLogger(__name__)
@@ -55,6 +54,7 @@ class RunDir:
             path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
         )
         self.checkpoints, self.logs, self.tensorboard, self.samples = (path / name for name in FOLDERS)
+        self.lock = path / LOCK  # like no other: whoever reads the same there sees this directory
         self.export = path / "export"  # appears whole, at the end
 
     @classmethod
@@ -129,24 +129,6 @@ class RunDir:
                     "it was deleted or replaced while the run was using it",
                     where=str(path if self.path.exists() else self.path),
                     todo="Put the directory back and start again to resume, or start another run.",
-                )
-
-    def require_shared(self, examine: Examine, num_ranks: int) -> None:
-        """Stop if a trainer rank finds another directory under this path, as where every host has a disk of its own.
-
-        Args:
-            examine: has its n-th path read by trainer rank n.
-
-        Raises:
-            SlimeError: the rank that does not see what this process wrote here.
-        """
-        here = facts_of(self.path / LOCK)
-        for rank, there in enumerate(examine(num_ranks * [self.path / LOCK])):
-            if there != here:
-                raise SlimeError(
-                    f"trainer rank {rank} finds another directory there, or none",
-                    where=str(self.path),
-                    todo="Put run.dir on a file system that every host of the run shares.",
                 )
 
     def close(self) -> None:

@@ -7,11 +7,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slime import plugins
 from slime.checkpoints import Checkpoint, CheckpointStore
+from slime.cluster import preflight
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.residency import Residency
 from slime.config.paths import resolve
@@ -135,13 +137,13 @@ class Session:
         if rewards:
             stack.enter_context(rewards)
         startup.say(f"starting Ray, {_processes(cfg)}")
-        cluster = stack.enter_context(open_cluster(cfg, run.logs, startup.waiting))
+        require_ready = partial(preflight.require_ready, cfg, run, writes=log_metrics)
+        cluster = stack.enter_context(open_cluster(cfg, run.logs, startup.waiting, require_ready))
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
         stack.enter_context(cluster.calls.naming_causes())
         stack.enter_context(session._saying_how_to_go_on())
-        run.require_shared(cluster.trainers.examine, cfg.cluster.num_trainers)
         startup.say("loading weights")
         checkpoint = session._restore()
         if log_metrics:

@@ -24,11 +24,11 @@ from pathlib import Path
 
 import psutil
 
-from slime import plugins
 from slime.cluster.actors import Actor, RunInfo, remote
 from slime.cluster.calls import Calls
 from slime.cluster.launch import ray_cluster
 from slime.cluster.reaper import reaped
+from slime.cluster.ssh import Sessions
 from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.errors import NoAnswer, SlimeError
@@ -79,10 +79,10 @@ def generate():
 with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     import ray
 
-    told = RunInfo(cfg, run.logs, plugins.load().fingerprint(), new_key(), "test", True)
+    told = RunInfo(cfg, run.logs, new_key(), "test", True)
     members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
     engine = Member("engine-0", remote(Idle, num_cpus=1).remote(told, "engine-0"))
-    calls = Calls(list(members), [engine], run.logs, is_own_ray=True)
+    calls = Calls(list(members), [engine], run.logs, Sessions([]), is_own_ray=True)
     calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)

@@ -71,8 +71,8 @@ def test_places_of_the_five(model: str, cluster: str, hosts: dict[str, tuple[int
 
 def test_several_hosts_need_ray() -> None:
     found = planned("deepseek-r1", "h100x128")
-    assert any(need["where"] == "cluster.ray_address" for need in found["needs"])
+    assert any(need["where"] == "cluster.hostfile" for need in found["needs"])
     assert [step["host"] for step in found["commands"]] == ["host 0", "hosts 1-15", "hosts 1-15", "host 0"]
     joined = planned("deepseek-r1", "h100x128", "cluster.ray_address=10.0.0.1:6379")
     assert joined["commands"] == []
-    assert not any(need["where"] == "cluster.ray_address" for need in joined["needs"])
+    assert not any(need["where"] == "cluster.hostfile" for need in joined["needs"])

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slime.digest import FileFacts
-    from slime.plugins import Fingerprint
     from slime.rollout.engine import End, EngineProcess
     from slime.rollout.rendezvous import Rendezvous
     from slime.train.trainer import Trainer
@@ -41,7 +40,6 @@ class RunInfo:
 
     Attributes:
         logs: folder of the run directory.
-        fingerprint: of the driver's plugins.
         key: what the run's engines ask of requests.
         mark: of the run, in the names of everything temporary that it leaves on a host.
         on_one_host: nobody outside this host has to reach the actor or its engine.
@@ -49,7 +47,6 @@ class RunInfo:
 
     cfg: SlimeConfig
     logs: Path
-    fingerprint: Fingerprint
     key: Secret
     mark: str
     on_one_host: bool
@@ -65,7 +62,7 @@ class RankLayout(NamedTuple):
 
 
 class Actor:
-    """What both actors share: log file, thread settings, and the check that this node has the driver's plugins."""
+    """What both actors share: log file and environment."""
 
     def __init__(self, run: RunInfo, name: str) -> None:
         self.run, self.cfg, self.name, self.log = run, run.cfg, name, run.logs / f"{name}.log"
@@ -84,18 +81,13 @@ class Actor:
         os.close(descriptor)
 
     def check_in(self) -> tuple[str, str, int]:
-        """Ray's node id, host and process id; or a SlimeError if this host has other plugins.
-
-        Not in the constructor: Ray would report what it raises as a dead actor.
-        """
+        """Ray's node id, host and process id."""
         import ray
 
-        from slime import plugins
         from slime.observe.hang import register
 
         faulthandler.enable()  # a crash is told in the log, with its signal and its stack
         register(self.run.logs / f"{self.name}.stack")
-        plugins.load().require_same(self.run.fingerprint, f"{socket.gethostname()} ({self.name})")
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid()
 
     def ping(self) -> End | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from slime.cluster.actors import Actor, EngineActor
+from slime.cluster.ssh import Sessions
 from slime.cluster.stacks import FILE as HANG_FILE
 from slime.cluster.stacks import suspects
 from slime.cluster.stacks import take as take_stacks
@@ -34,6 +35,7 @@ class Calls:
 
     Attributes:
         logs: folder of the run directory.
+        sessions: with the hosts on which Ray was started over ssh.
         is_own_ray: Ray was started for this run, by this process.
         tell: called every second that something lasts, with what, and the names of those who have not answered.
     """
@@ -41,6 +43,7 @@ class Calls:
     trainers: list[Member]
     engines: list[Member]
     logs: Path
+    sessions: Sessions
     is_own_ray: bool
     tell: Callable[[str, list[str]], None] = lambda what, whom: None
     _watch: Watch | None = None
@@ -50,7 +53,7 @@ class Calls:
         places = self.all(self._members, "starting", limit_s, Actor.check_in)
         for member, place in zip(self._members, places, strict=True):
             member.node, member.host, member.pid = place
-        self._watch = Watch(self._members, self.logs, is_own_ray=self.is_own_ray)
+        self._watch = Watch(self._members, self.logs, self.sessions, is_own_ray=self.is_own_ray)
 
     def all(
         self,

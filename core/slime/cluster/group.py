@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from slime import plugins
 from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
-from slime.cluster.launch import object_store_bytes, ray_cluster
-from slime.cluster.placement import bundles, reserve, this_node
+from slime.cluster.launch import open_ray
+from slime.cluster.placement import reserve, this_node
 from slime.cluster.reaper import reaped
 from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
@@ -60,19 +59,23 @@ def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
 
 @contextlib.contextmanager
 def open_cluster(
-    cfg: SlimeConfig, logs: Path, tell: Callable[[str, list[str]], None] = lambda what, whom: None
+    cfg: SlimeConfig,
+    logs: Path,
+    tell: Callable[[str, list[str]], None] = lambda what, whom: None,
+    require_ready: Callable[[Collection[str]], None] = lambda nodes: None,
 ) -> Iterator[Cluster]:
     """Reserve the devices, create every actor, and take all of it down at the end.
 
     Args:
         tell: as of `Calls`.
+        require_ready: called with Ray's ids of the hosts before anything starts on them.
     """
     cfg = _for_actors(cfg)
     mark = secrets.token_hex(4)
-    num_cpus = sum(int(bundle["CPU"]) for bundle in bundles(cfg))
-    with reaped(mark), ray_cluster(cfg.cluster, num_cpus, object_store_bytes(cfg)):
+    with reaped(mark), open_ray(cfg, logs, mark) as sessions:
         slots = reserve(cfg)
-        run = RunInfo(cfg, logs, plugins.load().fingerprint(), new_key(), mark, slots.nodes == {this_node()})
+        require_ready(slots.nodes)
+        run = RunInfo(cfg, logs, new_key(), mark, slots.nodes == {this_node()})
         trainers = [
             Member(
                 f"trainer-{rank}", remote(TrainerActor, **slots.options(slot)).remote(run, rank, len(slots.trainers))
@@ -86,7 +89,7 @@ def open_cluster(
             ]
             for index, nodes in enumerate(slots.engines)
         ]
-        calls = Calls(trainers, [*chain(*processes)], logs, not cfg.cluster.ray_address, tell)
+        calls = Calls(trainers, [*chain(*processes)], logs, sessions, not cfg.cluster.ray_address, tell)
         engines = Engines(calls, cfg, processes)
         try:
             yield Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster), engines)

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import secrets
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
+
+from slime.cluster.host import Order
+from slime.cluster.ssh import LABEL, Sessions, sessions
+from slime.config.hostfile import read_hostfile
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
 from slime.errors import SlimeError
+from slime.plan.commands import join
 from slime.rollout.limits import longest_of
+from slime.topology.placement import num_processes
 
 SMALL_CALLS_BYTES = 256 * 2**20
 """Of the object store, for everything but batches; weights never pass through it."""
 TOKEN_BYTES = 45
 """Of the arrays of `slime.types.MicroBatch`."""
+ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Read when Ray is imported, or by its processes."""
+TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_NOWHERE = 9
+"""A port to name where nothing is sent."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """This host among those of a hostfile.
+
+    Attributes:
+        number: of its line, counted from 0.
+        address: at which the others reach it; empty if there are none.
+    """
+
+    number: int
+    address: str
 
 
 def object_store_bytes(cfg: SlimeConfig) -> int:
@@ -32,7 +62,41 @@ def object_store_bytes(cfg: SlimeConfig) -> int:
 
 
 @contextlib.contextmanager
-def ray_cluster(cluster: ClusterConfig, num_slots: int, store_bytes: int = SMALL_CALLS_BYTES) -> Iterator[None]:
+def open_ray(cfg: SlimeConfig, logs: Path, mark: str) -> Iterator[Sessions]:
+    """Ray on every host of the run; yields those that were brought up over ssh, which are none without a hostfile.
+
+    Args:
+        logs: folder of the run directory.
+        mark: of the run, in the names of everything temporary.
+
+    Raises:
+        SlimeError: Ray does not start on some host, each of which is named, or is not there.
+    """
+    cluster = cfg.cluster
+    hosts = read_hostfile(cluster.hostfile) if cluster.hostfile else []
+    own = find_own(hosts, cluster) if hosts else None
+    processes = num_processes(cfg)
+    here, store = processes[own.number] if own else sum(processes), object_store_bytes(cfg)
+    with ray_cluster(cluster, here, store, own):
+        orders = {
+            name: Order(
+                number=number,
+                mark=mark,
+                environment=ENVIRONMENT | {TOKEN: _token()},
+                arguments=_join(cluster, number, processes[number], store),
+            )
+            for number, name in enumerate(hosts)
+            if own and number != own.number
+        }
+        with sessions(orders, logs) as running:
+            running.wait_joined(cluster.start_timeout_s)
+            yield running
+
+
+@contextlib.contextmanager
+def ray_cluster(
+    cluster: ClusterConfig, num_slots: int, store_bytes: int = SMALL_CALLS_BYTES, own: Own | None = None
+) -> Iterator[None]:
     """Connect to `cluster.ray_address`, or start Ray on this host with `num_slots` logical CPUs on cpu.
 
     A cluster that is there has the object store that it was started with; Ray's default is 30 % of the memory.
@@ -40,25 +104,30 @@ def ray_cluster(cluster: ClusterConfig, num_slots: int, store_bytes: int = SMALL
     Ray's processes are tied to this one by the kernel (parent-death signal), so none survives a `kill -9` of the
     driver. Token authentication stays on: a missing token is made for a cluster we start.
 
+    Args:
+        own: this host, if others are to join.
+
     Raises:
         SlimeError: Ray does not start, or is not there.
     """
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when Ray is imported
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     import ray
 
-    if not cluster.ray_address:
-        make_token()
     # The workers import this checkout and the environment's plugins by the paths of the driver.
-    options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     if cluster.ray_address:
         options["address"] = cluster.ray_address
     else:
+        make_token()
         # Without "local" Ray would join whatever cluster $RAY_ADDRESS or the host's last `ray start` names.
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": store_bytes}
         if cluster.device is Device.cpu:
             options["num_cpus"] = num_slots
+        elif own:
+            options["num_gpus"] = cluster.devices_per_node
+        if own and own.address:
+            options |= {"_node_ip_address": own.address, "labels": {LABEL: str(own.number)}}
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -73,13 +142,86 @@ def ray_cluster(cluster: ClusterConfig, num_slots: int, store_bytes: int = SMALL
         ray.shutdown()
 
 
+def _join(cluster: ClusterConfig, number: int, num_slots: int, store_bytes: int) -> list[str]:
+    """Arguments of `ray` on host `number`."""
+    import ray
+
+    command = join(cluster, ray.get_runtime_context().gcs_address, num_slots)
+    return [*command, f"--object-store-memory={store_bytes}", f"--labels={LABEL}={number}", "--block"]
+
+
+def find_own(hosts: Sequence[str], cluster: ClusterConfig) -> Own:
+    """This host in the hostfile.
+
+    Raises:
+        SlimeError: it is not among them, or it is not clear at which address the others reach it.
+    """
+    where = str(cluster.hostfile)
+    mine = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    for number, host in enumerate(map(_bare, hosts)):
+        found = _addresses(host)
+        if host not in (socket.gethostname(), socket.getfqdn()) and not (found & mine) and not any(map(_loops, found)):
+            continue
+        if len(hosts) == 1:
+            return Own(number, "")
+        # Debian gives a host's own name the address 127.0.1.1.
+        reachable = sorted(address for address in found & mine if not _loops(address))
+        others = [_bare(other) for other in hosts if _bare(other) != host]
+        if address := next(iter(reachable), None) or _seen_from(others):
+            return Own(number, address)
+        what = f"'{host}' is this host, but not the address at which the others reach it"
+        raise SlimeError(what, where=where, todo=f"Write that address in place of '{host}'.")
+    todo = f"Start slime on one of them, or write '{socket.gethostname()}' into the file."
+    raise SlimeError(f"none of {', '.join(hosts)} is this host", where=where, todo=todo)
+
+
+def _bare(host: str) -> str:
+    """Without the user and port that ssh takes: `user@host`, `ssh://user@host:port`."""
+    return urlsplit(host).hostname or host if host.startswith("ssh://") else host.rpartition("@")[2]
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:  # a name of ~/.ssh/config alone
+        return set()
+
+
+def _loops(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _seen_from(others: Sequence[str]) -> str | None:
+    """The address from which this host would write to another one; nothing is sent."""
+    for address in (address for other in others for address in _addresses(other)):
+        with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as route:
+            route.connect((address, _NOWHERE))
+            return str(route.getsockname()[0])
+    return None
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _token() -> str:
+    """The one that Ray found here, in the order in which it looks."""
+    if TOKEN in os.environ:
+        return os.environ[TOKEN]
+    return Path(os.environ.get(TOKEN_PATH) or _token_file()).expanduser().read_text().strip()
+
+
+def _token_file() -> Path:
+    return Path.home() / ".ray/auth_token"
+
+
 def make_token() -> None:
     """The token by which Ray's processes know each other, where Ray looks for it; one that is there stays.
 
     Ray itself would make one that everybody on the host can read.
     """
-    token = Path.home() / ".ray/auth_token"
-    if any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or token.exists():
+    token = _token_file()
+    if TOKEN in os.environ or TOKEN_PATH in os.environ or token.exists():
         return
     token.parent.mkdir(mode=0o700, exist_ok=True)
     made = token.with_name(f".auth_token.{os.getpid()}")

@@ -22,6 +22,7 @@ from slime.errors import SlimeError
 if TYPE_CHECKING:
     from ray.exceptions import RayError
 
+    from slime.cluster.ssh import Sessions
     from slime.rollout.engine import End
 
 CONNECT_S = 0.5
@@ -76,12 +77,13 @@ class Watch:
     Args:
         members: the actors.
         logs: the run's, where their last words are.
+        sessions: with the hosts on which Ray was started over ssh.
         is_own_ray: Ray was started for this run, by this process.
     """
 
-    def __init__(self, members: Sequence[Member], logs: Path, *, is_own_ray: bool) -> None:
+    def __init__(self, members: Sequence[Member], logs: Path, sessions: Sessions, *, is_own_ray: bool) -> None:
         nodes = {this_node(), *(member.node for member in members)}
-        self._logs, self._ray = logs, _Ray(nodes, 0.0 if is_own_ray else RETURN_S)
+        self._logs, self._sessions, self._ray = logs, sessions, _Ray(nodes, 0.0 if is_own_ray else RETURN_S)
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
     def fault(self, what: str) -> Death | None:
@@ -90,7 +92,7 @@ class Watch:
         Args:
             what: the run does.
         """
-        return self._ray.fault(what) or self._dead_actor(what)
+        return self._sessions.fault(what) or self._ray.fault(what) or self._dead_actor(what)
 
     def _dead_actor(self, what: str) -> Death | None:
         import ray

@@ -10,6 +10,7 @@ from typing import Any
 from slime.config import passthrough
 from slime.config.bounds import number_problems
 from slime.config.hf import read_hf_config
+from slime.config.hostfile import hostfile_problems
 from slime.config.keys import FOREIGN, value_of
 from slime.config.megatron_fields import ACCEPTED
 from slime.config.needs import config_folder, is_awaited
@@ -55,7 +56,8 @@ def check(cfg: SlimeConfig, plugins: Plugins) -> Checked:
     problems = [*(problem for problem in number_problems(cfg) if not _follows(cfg, problem.where)), *_foreign(cfg)]
     if problems:  # the other rules compute with these values
         return Checked(problems)
-    problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *_algorithm(cfg), *_sequences(cfg)]
+    problems += [*_optimizer(cfg), *_names(cfg, plugins), *_paths(cfg), *hostfile_problems(cfg.cluster)]
+    problems += [*_algorithm(cfg), *_sequences(cfg)]
     groups = list(group_problems(cfg))  # whatever asks for engines needs them right
     if groups:
         return Checked(problems + groups)

@@ -46,9 +46,13 @@ def _rows(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
-    if cluster.device is Device.cuda and cluster.num_nodes > 1 and cluster.ray_address is None:
-        todo = "Start Ray on them by the commands that 'slime plan' prints, and set cluster.ray_address."
-        yield SlimeError(f"{cluster.num_nodes} hosts need a Ray cluster", where="cluster.ray_address", todo=todo)
+    named = cluster.hostfile or cluster.ray_address
+    if cluster.device is Device.cuda and cluster.num_nodes > 1 and not named:
+        todo = (
+            "Set cluster.hostfile=<a file with an address a line>, or start Ray by the commands that 'slime plan' "
+            "prints and set cluster.ray_address."
+        )
+        yield SlimeError(f"it is not known which {cluster.num_nodes} hosts", where="cluster.hostfile", todo=todo)
 
 
 def _packages(cfg: SlimeConfig) -> Iterator[SlimeError]:

@@ -54,8 +54,7 @@ class ModelConfig:
     family: str = MISSING
     """HF `model_type`; the plugin that serves it must be installed (`slime plugins`)."""
     path: str = MISSING
-    """HF folder with config.json, tokenizer and safetensors; `pkg://package/folder` names a folder of an installed
-    package."""
+    """HF folder with config.json, tokenizer and safetensors; `pkg://package/folder`: of an installed package."""
     source: str | None = None
     """Hugging Face id of the checkpoint; named where `path` is missing, with the command that fetches it."""
     config: str | None = None
@@ -93,14 +92,15 @@ class ClusterConfig:
     host_memory_gb: float | None = None
     """GiB of memory of one host; empty: `slime plan` compares no phase with it."""
     socket_interface: str | None = None
-    """Network interface for rendezvous and gloo (GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, NCCL_SOCKET_IFNAME of every
-    process); empty: the libraries choose."""
+    """Network interface of every process (GLOO_, TP_ and NCCL_SOCKET_IFNAME); empty: the libraries choose."""
     ib_devices: list[str] = field(default_factory=list)
     """InfiniBand or RoCE devices over which prefill engines send KV caches (`mlx5_0`, ...)."""
     environment: dict[str, Any] = field(default_factory=dict)
     """Environment variables of every trainer and engine process."""
     ray_address: str | None = None
     """Address of a running Ray cluster to attach to; empty starts one for this run."""
+    hostfile: str | None = None
+    """File with the hosts' addresses, a line each, this one's too: for this run Ray starts on the others over ssh."""
     start_timeout_s: float = 300.0
     """Seconds an actor or engine may take to come up before the run stops with its log."""
     hang_timeout_s: float = 900.0

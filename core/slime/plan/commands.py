@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import ClusterConfig, Device, SlimeConfig
 
 RAY_PORT = 6379
 FIRST_HOST = "HOST0"
@@ -10,17 +10,30 @@ FIRST_HOST = "HOST0"
 
 
 def commands(cfg: SlimeConfig) -> list[dict[str, str]]:
-    """`{"host": ..., "command": ...}` in order; none where the run joins a Ray that is there, or starts its own: on one
-    host, and on cpu, where that host stands for all."""
-    if cfg.cluster.num_nodes == 1 or cfg.cluster.ray_address or cfg.cluster.device is Device.cpu:
+    """`{"host": ..., "command": ...}` in order; none where the run joins a Ray that is there, or starts its own: over
+    ssh, on one host, and on cpu without a hostfile, where that host stands for all."""
+    cluster = cfg.cluster
+    if cluster.num_nodes == 1 or cluster.ray_address or cluster.hostfile or cluster.device is Device.cpu:
         return []
     address, last = f"{FIRST_HOST}:{RAY_PORT}", cfg.cluster.num_nodes - 1
-    options = f"--num-gpus={cfg.cluster.devices_per_node} --disable-usage-stats"
     others = f"host {last}" if last == 1 else f"hosts 1-{last}"
+    head = ["start", "--head", f"--port={RAY_PORT}", *_resources(cfg.cluster)]
     # `ray start --address` does not look for the token by itself, as `ray start --head` does.
     return [
-        {"host": "host 0", "command": f"RAY_AUTH_MODE=token ray start --head --port={RAY_PORT} {options}"},
+        {"host": "host 0", "command": f"RAY_AUTH_MODE=token ray {' '.join(head)}"},
         {"host": others, "command": "copy ~/.ray/auth_token of host 0 to the same place"},
-        {"host": others, "command": f"RAY_AUTH_MODE=token ray start --address={address} {options}"},
+        {"host": others, "command": f"RAY_AUTH_MODE=token ray {' '.join(join(cfg.cluster, address))}"},
         {"host": "host 0", "command": f"slime ... cluster.ray_address={address}"},
     ]
+
+
+def join(cluster: ClusterConfig, address: str, num_slots: int | None = None) -> list[str]:
+    """Arguments of `ray` for a host that joins the Ray at `address`, with `num_slots` logical CPUs on cpu."""
+    return ["start", f"--address={address}", *_resources(cluster, num_slots)]
+
+
+def _resources(cluster: ClusterConfig, num_slots: int | None = None) -> list[str]:
+    if cluster.device is Device.cuda:
+        return [f"--num-gpus={cluster.devices_per_node}", "--disable-usage-stats"]
+    slots = [] if num_slots is None else [f"--num-cpus={num_slots}"]
+    return [*slots, "--disable-usage-stats"]

@@ -125,6 +125,7 @@ def _processes(cfg: SlimeConfig, topology: Topology) -> Iterator[str]:
     sizes = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp}"
     backend = "gloo" if cluster.device is Device.cpu else "NCCL"
     where = cluster.ray_address or "started for this run"
+    where += f" over ssh on the hosts of {cluster.hostfile}" if cluster.hostfile else ""
     limits = f"{cfg.reward.timeout_s:g} s and {cfg.reward.memory_mb} MiB a sample"
     rows = [
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),

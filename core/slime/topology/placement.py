@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,6 +54,13 @@ def engine_places(cfg: SlimeConfig) -> list[tuple[Place, ...]]:
 def num_hosts(cfg: SlimeConfig, devices_per_engine: int) -> int:
     """Hosts that an engine of this size takes, and processes that it has."""
     return -(-devices_per_engine // cfg.cluster.devices_per_node)
+
+
+def num_processes(cfg: SlimeConfig) -> list[int]:
+    """Trainer ranks and engines' processes on each host."""
+    processes = [*trainer_places(cfg), *(place for places in engine_places(cfg) for place in places)]
+    counts = Counter(place.node for place in processes)
+    return [counts[node] for node in range(cfg.cluster.num_nodes)]
 
 
 def engine_ranks(cfg: SlimeConfig) -> list[range]:

@@ -1,0 +1,154 @@
+"""Two hosts on one machine, joined by a cable: a network, a /dev/shm and a name of its own each, and the second one's
+processes apart. The file system is shared, as a cluster's is. Needs root with the rights of a host.
+
+Where sshd is installed, the second host serves it and `ssh` is the real client. Elsewhere a script stands in for the
+client, and for it alone: it enters the namespaces of the host it is told, with a bare environment as sshd gives, runs
+the command and hands standard input through.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+TOOLS = ("ip", "unshare", "nsenter", "mount", "hostname")
+BARE = ("env", "-i", f"HOME={Path.home()}", "PATH=/usr/bin:/bin")
+STAND_IN = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+exec nsenter --target "$(cat '{folder}'/"$2".pid)" --net --pid --mount --uts {bare} sh -c "$3"
+"""
+CLIENT = """#!/bin/sh
+exec {ssh} -i '{folder}/key' -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "$@"
+"""
+SERVER = (
+    "-D -e -f /dev/null -h '{folder}/key' -o AuthorizedKeysFile='{folder}/key.pub' -o StrictModes=no -o PidFile=none"
+)
+UP_S = 10.0
+
+
+@dataclass
+class TwoHosts:
+    """Both hosts.
+
+    Attributes:
+        addresses: by which they know each other, on interface `eth0`.
+        through: a command that runs its arguments on the first host.
+        path: a folder with `ssh`, to stand first on PATH.
+        second: the first of the second host's processes, which takes all the others with it.
+        served: what it has started itself.
+        space: the kernel's name of the second host's process namespace.
+    """
+
+    addresses: tuple[str, str]
+    through: Sequence[str]
+    path: Path
+    second: psutil.Process
+    served: set[psutil.Process]
+    space: str
+
+    @property
+    def on_second(self) -> set[psutil.Process]:
+        """What runs there, but for what runs as long as the host does. Who enters is no child of the host's first."""
+        there = {process for process in psutil.process_iter() if _space(process.pid) == self.space}
+        return there - self.served - {self.second}
+
+    def run_on_second(self, *command: str) -> None:
+        """Run a command there as its administrator would."""
+        _run("nsenter", "--target", str(self.second.pid), "--net", "--pid", "--mount", "--uts", *command)
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """The hosts, with what they need in `folder`; skips the test where that is not permitted."""
+    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+        pytest.skip(f"two hosts on one machine need {', '.join(missing)}")
+    mark = secrets.token_hex(3)
+    names, addresses = (f"one-{mark}", f"two-{mark}"), ("10.77.0.1", "10.77.0.2")
+    made = []
+    try:
+        for name in names:
+            done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"network namespaces are not permitted here: {done.stderr.strip()}")
+            made.append(name)
+        _run("ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for name, address in zip(names, addresses, strict=True):
+            _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            for interface in ("lo", "eth0"):
+                _run("ip", "-n", name, "link", "set", interface, "up")
+        with _second(names[1], folder) as second:
+            (folder / f"{addresses[1]}.pid").write_text(str(second.pid))
+            served, space = set(second.children()), _space(second.pid)
+            assert space != _space(os.getpid())
+            yield TwoHosts(addresses, _enter(names[0]), _client(folder), second, served, space)
+    finally:
+        for name in made:
+            _run("ip", "netns", "delete", name)
+
+
+def _space(pid: int) -> str:
+    with suppress(OSError):  # it has ended
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def _enter(name: str, *more: str) -> list[str]:
+    own = 'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+    return ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", *more, "sh", "-c", own, name]
+
+
+@contextmanager
+def _second(name: str, folder: Path) -> Iterator[psutil.Process]:
+    server = _sshd()
+    keeps = f"{server} {SERVER.format(folder=folder)} &" if server else "sleep infinity &"
+    if server:
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
+        Path("/run/sshd").mkdir(exist_ok=True)
+    outer = [*_enter(name, "--pid", "--fork", "--kill-child", "--mount-proc"), *BARE, "sh", "-c", f"{keeps} wait"]
+    with (folder / "second.log").open("wb") as log:
+        process = psutil.Popen(outer, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + UP_S
+        while not (found := process.children()) or not _serves(found[0], ssh=bool(server)):
+            up = process.poll() is None and time.monotonic() < deadline
+            assert up, (folder / "second.log").read_text()
+            time.sleep(0.05)
+        yield found[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _serves(init: psutil.Process, *, ssh: bool) -> bool:
+    """Whether what it starts is there; sshd also listens, on port 22 (hexadecimal in the kernel's table)."""
+    listening = re.search(r":0016 \S+ 0A", Path(f"/proc/{init.pid}/net/tcp").read_text())
+    return bool(init.children() and (listening or not ssh))
+
+
+def _sshd() -> str | None:
+    return shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+
+
+def _client(folder: Path) -> Path:
+    place = folder / "bin"
+    place.mkdir()
+    client = place / "ssh"
+    text = CLIENT.format(ssh=shutil.which("ssh"), folder=folder) if _sshd() else STAND_IN
+    client.write_text(text.replace("{folder}", str(folder)).replace("{bare}", " ".join(BARE)))
+    client.chmod(0o755)
+    return place

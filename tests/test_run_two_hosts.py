@@ -1,0 +1,111 @@
+"""A run over two hosts that a hostfile joins (`tests/namespaces.py` says what a host is here, and what ssh)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime.cluster.reaper import left
+from tests.namespaces import TwoHosts, two_hosts
+from tests.running import GONE_S, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+SETTINGS = {
+    "cluster.num_nodes": 2,
+    "cluster.num_trainers": 2,
+    "cluster.hostfile": "hosts",
+    "cluster.socket_interface": "eth0",
+    "run.num_steps": 30,
+    "sft.num_steps": 2,
+    "eval.path": "null",
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def run(hosts: TwoHosts, tmp_path: Path) -> Run:
+    """Of the laptop's loop, a trainer rank on each host and the engine on the first one."""
+    (tmp_path / "hosts").write_text("\n".join(hosts.addresses))
+    environment = {"PATH": f"{hosts.path}:{os.environ['PATH']}"}
+    return Run(tmp_path, settings=SETTINGS, environment=environment, through=hosts.through)
+
+
+def preflight(run: Run) -> subprocess.CompletedProcess[str]:
+    words = ["preflight", "+model=glm4-tiny", "+cluster=local", *(f"{k}={v}" for k, v in run.settings.items())]
+    return subprocess.run(
+        [*run.through, sys.executable, "-m", "slime", *words],
+        cwd=run.folder,
+        env={**os.environ, **run.environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: TwoHosts, run: Run) -> None:
+    """Then the second host has a disk of its own where the run directory is."""
+    ready = preflight(run)
+    assert ready.returncode == 0, ready.stderr
+    assert [line.split() for line in ready.stdout.splitlines() if line[0] != " "] == [
+        [address, "ready"] for address in hosts.addresses
+    ]
+    assert left(hosts.on_second, GONE_S) == set()
+    hosts.run_on_second("mount", "-t", "tmpfs", "tmpfs", str(run.folder / "runs"))
+    try:
+        refused = preflight(run)
+    finally:
+        hosts.run_on_second("umount", str(run.folder / "runs"))
+    assert refused.returncode == 2
+    told = f"slime: preflight: {hosts.addresses[1]}: it finds no directory at {run.folder}/runs/"
+    assert refused.stderr.startswith(told), refused.stderr
+    assert left(hosts.on_second, GONE_S) == set()
+
+
+def kill_with_reaper(run: Run) -> None:
+    """Kill the driver, but first its reaper: that one finds the second host's processes here, as on no real host."""
+    for child in psutil.Process(run.process.pid).children():
+        if "slime.cluster.reaper" in child.cmdline():
+            child.kill()
+    run.kill()
+
+
+def end(run: Run) -> None:
+    """What the reaper would have ended on the first host."""
+    for process in run.family:
+        if isinstance(process, psutil.Process) and process.is_running():
+            process.kill()
+    assert run.strays() == []
+
+
+def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoHosts, run: Run) -> None:
+    """Killed after a step; the same command resumes, and loses the second host in the middle of the next ones."""
+    run.start()
+    run.until(lambda: run.has_step("rl", 2))
+    there = " ".join(word for process in hosts.on_second for word in process.cmdline())
+    assert "ray::TrainerActor" in there or "ray::EngineActor" in there, there
+    kill_with_reaper(run)
+    assert left(hosts.on_second, GONE_S) == set()
+    end(run)
+    last = run.rows("rl")[-1]["step"]
+    run.start()
+    run.until(lambda: run.has_step("rl", last + 2))
+    run.remember()
+    hosts.second.kill()
+    assert run.finish() == 2, run.text()
+    told = run.text().splitlines()[-1]
+    assert told.startswith("slime: ")
+    assert hosts.addresses[1] in told
+    assert "while" in told
+    assert run.strays() == []
