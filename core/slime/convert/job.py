@@ -102,7 +102,7 @@ def _write_all(
             _write(file, staging, source)
             progress()
         return
-    context, setup = get_context("spawn"), (job.values, staging)
+    context, setup = get_context("spawn"), (job.values, staging, os.getpid())
     with ProcessPoolExecutor(processes, context, _begin, setup) as pool:
         pending: set[Future[None]] = {pool.submit(_write_here, file) for file in output}
         try:
@@ -130,8 +130,8 @@ _mine: list[Any] = []
 """In a process of the pool: its staging folder and its source."""
 
 
-def _begin(values: Callable[[], Source], staging: Staging) -> None:
-    end_with_parent()  # else it would go on writing beside the command that continues
+def _begin(values: Callable[[], Source], staging: Staging, parent: int) -> None:
+    end_with_parent(parent)  # else it would go on writing beside the command that continues
     torch.set_num_threads(1)
     _mine[:] = staging, values()
 

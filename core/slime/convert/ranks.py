@@ -49,9 +49,10 @@ def started(function: Callable[..., None], world_size: int, progress: Callable[[
     """
     context = get_context("spawn")
     store = serve_store(LOOPBACK, 0, PATIENCE)
+    job = pickle.dumps((function, args))
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        context.Process(target=_run, args=(pipe, rank, world_size, store.port, pickle.dumps((function, args))))
+        context.Process(target=_run, args=(pipe, os.getpid(), rank, world_size, store.port, job))
         for rank, (_, pipe) in enumerate(pipes)
     ]
     for process in processes:
@@ -82,8 +83,8 @@ def _check(rank: int, process: Any, result: Connection) -> None:
             raise SlimeError(what, todo=todo) from None
 
 
-def _run(pipe: Connection, rank: int, world_size: int, port: int, job: bytes) -> None:
-    end_with_parent()
+def _run(pipe: Connection, parent: int, rank: int, world_size: int, port: int, job: bytes) -> None:
+    end_with_parent(parent)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
     function, args = pickle.loads(job)
     try:

@@ -44,7 +44,11 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 PIECE_BYTES = 2**23
 """What is read, converted and written at once, in bytes; a row, or a row of blocks, may be more."""
+_AHEAD_BYTES = 4 * PIECE_BYTES
+"""How far the disk is asked to read ahead of what is converted, and how much it is given to write at once."""
 _HEADER_ALIGN = 8
+_LIBC = ctypes.CDLL(None)
+_SYNC_FILE_RANGE_WRITE = 2  # <fcntl.h>: begin to write, wait for nothing
 
 
 class TensorReader:
@@ -89,6 +93,7 @@ class TensorReader:
             count = os.preadv(descriptor, [view[done:]], found.start + offset + done)
             assert count, "safetensors found the file long enough when its header was read"
             done += count
+        os.posix_fadvise(descriptor, found.start + offset + done, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
     def _descriptor(self, file: str) -> int:
         if file not in self._open:
@@ -176,6 +181,12 @@ def _aligned(tensors: Sequence[Output]) -> Sequence[Output]:
     return tensors
 
 
+def _start_flushing(file: DigestingFile, start: int, count: int) -> None:
+    """A hint: the disk works on these bytes from now on, and not only once the whole file is there."""
+    file.flush()
+    _LIBC.sync_file_range(file.fileno(), ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
+
+
 def write_file(path: Path, file: OutputFile, chunks: Iterable[Tensor]) -> FileFacts:
     """Write a safetensors file and flush it to the disk.
 
@@ -184,8 +195,12 @@ def write_file(path: Path, file: OutputFile, chunks: Iterable[Tensor]) -> FileFa
     """
     with DigestingFile(path) as opened:
         opened.write(file.header)
+        started = 0
         for chunk in chunks:
             opened.write(as_bytes(chunk).numpy().data)
+            if (written := opened.facts["bytes"]) - started >= _AHEAD_BYTES:
+                _start_flushing(opened, started, written - started)
+                started = written
     assert opened.facts["bytes"] == file.num_bytes, f"{path.name} has the bytes that its header announces"
     sync(path)
     return opened.facts

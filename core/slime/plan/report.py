@@ -55,7 +55,7 @@ def _run(composed: Composed, hf: Mapping[str, Any], plugins: Plugins) -> Iterato
     if cfg.reward.name in plugins.rewards:
         used = {"reward": cfg.reward.name, **used}
     sizes = f"{hf['num_hidden_layers']} layers, hidden {hf['hidden_size']}, {hf['num_attention_heads']} heads"
-    model = f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {cfg.model.init.name}"
+    model = f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {cfg.model.weights or cfg.model.init.name}"
     yield _row("run", f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}")
     yield _row("model", model)
     yield _row("recipe", f"{choices['recipe']}, task {choices['task']}")
