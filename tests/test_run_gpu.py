@@ -86,7 +86,7 @@ def node_address() -> str:
 @contextmanager
 def two_raylets(folder: Path) -> Iterator[str]:
     """The address of a Ray cluster of two nodes that are both this host, with a GPU each."""
-    ray = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", "--num-cpus=8"]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--num-cpus=8"]
     ray += ["--num-gpus=1", "--object-store-memory=1000000000", f"--temp-dir={folder}"]
     environment = os.environ | {"RAY_AUTH_MODE": "token"}
     make_token()

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.rollout.engine import EngineProcess
 from slime.testing import models
-from slime.testing.engines import hf_tensors, running_engine
+from slime.testing.engines import as_exported, running_engine
 from slime.weights.bucket import Bucket, SharedBucket
 from slime.weights.engine_link import EngineLink
 from slime.weights.publish import publish, publish_over
@@ -65,12 +64,7 @@ class Served:
         assert receipt.num_tensors == len(self.tensors())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """In the order of an export, to an engine that does not draft."""
-        hf = read_hf_config(str(self.folder))
-        mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
-        tensors = dict(hf_tensors(self.model))
-        names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
-        return {name: tensors[name] for name in names if name not in mapping.mtp_names}
+        return as_exported(self.model, self.folder)
 
     def generate(self, rank: int | None, num_tokens: int = 16, **sampling: Any) -> dict[str, Any]:
         """SGLang's `meta_info` of a request to one of its data-parallel ranks."""

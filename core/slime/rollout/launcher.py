@@ -108,14 +108,13 @@ def watch_controlled(built: None, controller: Any, *arguments: Any) -> None:
 
 
 def end_with(processes: Sequence[BaseProcess]) -> None:
-    """End this process as soon as one of its children is killed; what ends by itself tells SGLang before it does."""
+    """End this process as soon as one of its children has ended, and say how: none of them does so by itself."""
     wait([process.sentinel for process in processes])
     time.sleep(OWN_END_S)
-    killed = [process for process in processes if (process.exitcode or 0) < 0]
-    if not killed:
-        return
-    told = [f"{process.pid} was killed by {signal.Signals(-(process.exitcode or 0)).name}" for process in killed]
-    sys.stderr.write(f"scheduler {', '.join(told)}\n")
+    codes = {process.pid: process.exitcode for process in processes if process.exitcode is not None}
+    for pid, code in codes.items():
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        sys.stderr.write(f"process {pid} {how}\n")
     os._exit(1)
 
 

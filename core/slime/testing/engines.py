@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime import plugins
+from slime.config.hf import read_hf_config
 from slime.config.schema import Device, SlimeConfig
 from slime.net import LOOPBACK
 from slime.rollout.engine import EngineProcess
@@ -82,3 +84,16 @@ def hf_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{name.removesuffix('down_proj')}{expert}.down_proj.weight", matrix
         else:
             yield name, tensor
+
+
+def as_exported(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
+    """The same in the order in which a trainer exports them, to an engine that does not draft.
+
+    Args:
+        folder: with the model's config.json.
+    """
+    hf = read_hf_config(str(folder))
+    mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
+    tensors = dict(hf_tensors(model))
+    names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
+    return {name: tensors[name] for name in names if name not in mapping.mtp_names}
