@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import tempfile
@@ -94,13 +95,14 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def convert(made: job.Job, processes: int, file_bytes: int = FILE_BYTES) -> float:
-    """Seconds of a conversion, with the start of its processes."""
+def convert(made: job.Job, processes: int, file_bytes: int = FILE_BYTES) -> tuple[float, float]:
+    """Seconds of a conversion, and of the processors of its processes, both with their start."""
     shutil.rmtree(made.destination, ignore_errors=True)
     forget(made.source)
-    start = time.perf_counter()
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     job.run(replace(made, file_bytes=file_bytes), processes)
-    return time.perf_counter() - start
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
 
 
 def main() -> None:
@@ -118,12 +120,13 @@ def main() -> None:
 def measure(folder: Path, num_bytes: int, processes: int, rounds: int) -> None:
     print(conditions())
     print(f"BF16 checkpoint of {num_bytes / 1e9:.1f} GB, {processes} processes, median of {rounds} rounds\n")
-    print("| conversion | s | of these to start | MB/s read and written | the disk alone, MB/s | share |")
-    print("|---|---|---|---|---|---|")
+    columns = ("conversion", "s", "of these to start", "MB/s read and written", "the disk alone, MB/s", "share")
+    print("|", " | ".join(columns), "| MB a CPU second |")
+    print("|---|---|---|---|---|---|---|")
     wide = write_bf16(folder / "bf16", num_bytes)
     few = write_bf16(folder / "few", processes * 6 * 2**14, [(128, 128)] * 3)
     block = fp8.scheme_to_write(Strategy.block, powers_of_two=False)
-    start_up = convert(fp8.to_fp8(few, folder / "start", block), processes, file_bytes=2**15)
+    start_up, start_cpu = convert(fp8.to_fp8(few, folder / "start", block), processes, file_bytes=2**15)
     narrow = folder / "fp8"
     makers: dict[str, Callable[[Path], job.Job]] = {
         "bf16-to-fp8": lambda source: fp8.to_fp8(source, narrow, block),
@@ -132,14 +135,17 @@ def measure(folder: Path, num_bytes: int, processes: int, rounds: int) -> None:
     for name, make in makers.items():
         source = wide if name == "bf16-to-fp8" else narrow
         made = make(source)
-        converted, alone = [], []
+        converted, used, alone = [], [], []
         for _ in range(rounds):
-            converted.append(convert(made, processes))
+            seconds, cpu = convert(made, processes)
+            converted.append(seconds)
+            used.append(cpu - start_cpu)
             alone.append(bare(source, made.destination, folder / "bare", processes))
         moved = (size(source) + size(made.destination)) / 1e6
         seconds, disk = statistics.median(converted), statistics.median(alone)
         rate, disk_rate = moved / (seconds - start_up), moved / disk
-        print(f"| {name} | {seconds:.1f} | {start_up:.1f} | {rate:.0f} | {disk_rate:.0f} | {rate / disk_rate:.2f} |")
+        row = f"| {name} | {seconds:.1f} | {start_up:.1f} | {rate:.0f} | {disk_rate:.0f} | {rate / disk_rate:.2f} "
+        print(row + f"| {moved / statistics.median(used):.0f} |", flush=True)
 
 
 if __name__ == "__main__":
