@@ -64,6 +64,7 @@ def kills() -> Table:
 def kill(run: Chaos, verb: str, times: int, delay: float) -> list[str]:
     run.reach(verb, times)
     time.sleep(delay)
+    run.process.send_signal(signal.SIGSTOP)  # `kill` looks around first, which takes longer than many a verb
     run.kill()
     hit = run.is_within(verb)
     return [f"{verb} {times}", f"{delay:.2f} s", "yes" if hit else "next", *run.ended()]
@@ -74,7 +75,7 @@ def kill(run: Chaos, verb: str, times: int, delay: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Victim:
-    """Who it is, by words of its command; `names` must stand in the line that is said of it."""
+    """Who it is, by words of its command; `names` must stand in the line that is said when it is killed."""
 
     who: str
     words: tuple[str, ...]
@@ -85,7 +86,7 @@ SCHEDULER = Victim("SGLang's scheduler", ("sglang::scheduler",), ("engine http",
 SERVER = Victim("SGLang's server", ("slime.rollout.launcher",), ("engine http",))
 TRAINER = Victim("trainer", ("ray::TrainerActor",), ("trainer",))
 RAYLET = Victim("raylet", ("raylet/raylet",), ("raylet",))
-GCS = Victim("GCS", ("gcs_server",), ("GCS",))
+GCS = Victim("GCS", ("gcs_server",), ("gcs_server",))
 GUARD = Victim("the reward's guard", ("slime.reward.worker",))
 SCORER = Victim("the reward's scorer", ("slime.reward.worker",))
 
@@ -124,16 +125,17 @@ def strike(victim: Victim, verb: str, how: signal.Signals) -> list[str]:
         code = run.finish()
         seconds = time.monotonic() - began
         said = run.last_line()
-        named = all(name in said for name in victim.names) and (str(process.pid) in said or how.name in said)
+        killed = all(name in said for name in (*victim.names, how.name))
+        named = killed if how is signal.SIGKILL else f"(pid {process.pid} " in said
         ended = run.ended()
         row = [f"{victim.who}, {verb}", f"{seconds:.1f} s", str(code), quoted(said)]
         return [*row, "yes" if named else "**NO**", *ended, stack(run, process.pid)]
 
 
 def stack(run: Chaos, pid: int) -> str:
-    """The first line of what the logs have of a process that was asked where it stands."""
+    """The first lines of what the logs have of a process that was asked where it stands."""
     for log in sorted((run.path / "logs").glob("hang*")):
-        if found := re.search(rf"^.*\(pid {pid}\).*(\n.+)?", log.read_text(errors="replace"), re.MULTILINE):
+        if found := re.search(rf"^.*\(pid {pid} .*(\n.+)?", log.read_text(errors="replace"), re.MULTILINE):
             return quoted(found[0])
     return "**none**"
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -78,8 +79,9 @@ class Chaos(Run):
         line, deadline = f"{verb} begin", time.monotonic() + PATIENCE_S
         wanted = self.lines().count(line) + times
         while self.lines().count(line) < wanted:
-            assert self.process.poll() is None, self.text()
-            assert time.monotonic() < deadline, f"{verb} did not begin, after {self.lines()[-3:]}\n{self.text()}"
+            missed = f"{verb} did not begin {times} times: {Counter(self.lines())}\n{self.text()}"
+            assert self.process.poll() is None, missed
+            assert time.monotonic() < deadline, missed
             time.sleep(POLL_S)
 
     def is_within(self, verb: str) -> bool:
