@@ -13,7 +13,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ from machine import conditions
 
 from slime.cluster.group import open_cluster
 from slime.cluster.launch import make_token, ray_cluster
-from slime.cluster.placement import Slots, reserve
+from slime.cluster.placement import HOST_LABEL, Slots, reserve
 from slime.config.compose import examine
 from slime.config.groups import scan
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
@@ -49,30 +49,36 @@ Where = dict[str, tuple[Place, str]]
 
 
 @contextmanager
-def raylets(num_hosts: int) -> Iterator[str]:
-    """Address of a Ray cluster of this machine's own; its workers start when an actor wants one."""
+def raylets(num_hosts: int, *, labelled: bool = False) -> Iterator[str]:
+    """Address of a Ray cluster of this machine's own; its workers start when an actor wants one.
+
+    Args:
+        labelled: nodes say which host they are, the last one started that it is the first.
+    """
     quiet = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
     os.environ.update(quiet | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"})
     make_token()
     from ray.cluster_utils import Cluster
 
     sizes: dict[str, Any] = {"object_store_memory": 80 * 2**20, "num_cpus": 2 * PER_HOST, "num_gpus": PER_HOST}
-    cluster = Cluster(initialize_head=True, head_node_args=sizes | {"include_dashboard": False})
+    labels = [{"labels": {HOST_LABEL: str(host)}} if labelled else {} for host in reversed(range(num_hosts))]
+    cluster = Cluster(initialize_head=True, head_node_args=sizes | {"include_dashboard": False} | labels[0])
     try:
-        for _ in range(1, num_hosts):
-            cluster.add_node(wait=False, **sizes)
+        for label in labels[1:]:
+            cluster.add_node(wait=False, **sizes, **label)
         cluster.wait_for_nodes(timeout=300)
         yield cluster.address
     finally:
         cluster.shutdown()
 
 
-def occupy(address: str) -> None:
-    """Another job's devices, three of one host."""
+def occupy(address: str, label: Mapping[str, str] | None) -> None:
+    """Another job's devices, three of one host; of the one with the label, if there is one."""
     with ray_cluster(ClusterConfig(name="other", ray_address=address), 0):
         from ray.util.placement_group import placement_group
 
-        assert placement_group([{"GPU": 3.0}], lifetime="detached", name="other").wait(60)
+        where = [label] if label else None
+        assert placement_group([{"GPU": 3.0}], lifetime="detached", bundle_label_selector=where).wait(60)
 
 
 def places(cfg: SlimeConfig) -> dict[str, Place]:
@@ -95,7 +101,10 @@ def by_table(cfg: SlimeConfig, reserved: Slots) -> Where:
 
 
 def differences(where: Where) -> list[str]:
-    """Processes that are not with those that the topology puts on the same host, or are with others."""
+    """Processes that are not with those that the topology puts on the same host, or are with others; and hosts that are
+    not the nodes which are labelled so."""
+    import ray
+
     node_of: dict[int, str] = {}
     found = [
         f"{name} is not on the node of host {place.node}"
@@ -103,6 +112,10 @@ def differences(where: Where) -> list[str]:
         if node_of.setdefault(place.node, node) != node
     ]
     twice = len(node_of) - len({*node_of.values()})
+    labels = {node["NodeID"]: node["Labels"].get(HOST_LABEL, "") for node in ray.nodes()}
+    for number, node in node_of.items():
+        if labels[node] not in ("", str(number)):
+            found.append(f"host {number} is {labels[node]}")
     return [*found, *([f"{twice} hosts share a node with another"] if twice else [])]
 
 
@@ -154,18 +167,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=32)
     parser.add_argument("--actors", action="store_true", help="two layouts for 4 hosts, with all their actors")
+    parser.add_argument("--labelled", action="store_true", help="raylets that say which host they are")
     options = parser.parse_args()
     start, wrong = time.perf_counter(), 0
     print(f"{conditions()}\n", flush=True)
     with ExitStack() as stack:
-        address = stack.enter_context(raylets(options.hosts + 1))
+        address = stack.enter_context(raylets(options.hosts + 1, labelled=options.labelled))
         if options.actors:
             cases = [(name, composed(words, address)) for name, words in WITH_ACTORS.items()]
         else:
             cases = [*recipes(options.hosts)]
         for _, cfg in cases:
             cfg.cluster.ray_address = address
-        occupy(address)
+        occupy(address, {HOST_LABEL: str(options.hosts)} if options.labelled else None)
         print(f"{options.hosts + 1} raylets after {time.perf_counter() - start:.0f} s, {memory_gib():.1f} GiB\n")
         print("| layout | hosts | processes | s | differences |\n|---|---|---|---|---|", flush=True)
         for name, cfg in cases:

@@ -27,6 +27,7 @@ import psutil
 from slime.cluster.actors import Actor, RunInfo, remote
 from slime.cluster.calls import Calls
 from slime.cluster.launch import ray_cluster
+from slime.cluster.placement import reserve
 from slime.cluster.reaper import reaped
 from slime.cluster.ssh import Sessions
 from slime.cluster.watch import Member
@@ -93,6 +94,10 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     outcome("engine hangs", lambda: fails(NoAnswer("no answer", where="engine", todo="Wait.")))
     os.kill(pids["trainer-3"], signal.SIGCONT)
     outcome("nobody", lambda: fails(SlimeError("odd", where="data", todo="Look.")))
+
+    cfg.cluster.num_trainers, cfg.cluster.devices_per_node, cfg.cluster.start_timeout_s = 9, 9, 1
+    cfg.algo.name = "sft"
+    outcome("too many", lambda: reserve(cfg))
 
     kill_later("trainer-3", signal.SIGKILL)
     outcome("killed while engines generate", generate)
@@ -175,6 +180,11 @@ def test_an_engine_that_gives_no_answer_has_the_stacks_taken(told: Told) -> None
 
 def test_an_error_that_nobody_caused_stays_as_it_is(told: Told) -> None:
     assert told.errors["nobody"][0] == "data: odd. Look."
+
+
+def test_a_run_that_is_too_large_is_told_beside_what_ray_has(told: Told) -> None:
+    what = "the run needs 1 host with 9 CPUs and 0 GPUs, free at once, and Ray has 1 host with 5 CPUs and 0 GPUs in all"
+    assert told.errors["too many"][0].startswith(f"placement: {what} (waited 1 s). Free devices")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from slime.cluster.host import Order
-from slime.cluster.ssh import LABEL, Sessions, sessions
+from slime.cluster.placement import HOST_LABEL
+from slime.cluster.ssh import Sessions, sessions
 from slime.config.hostfile import read_hostfile
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
 from slime.errors import SlimeError
@@ -127,7 +128,7 @@ def ray_cluster(
         elif own:
             options["num_gpus"] = cluster.devices_per_node
         if own and own.address:
-            options |= {"_node_ip_address": own.address, "labels": {LABEL: str(own.number)}}
+            options |= {"_node_ip_address": own.address, "labels": {HOST_LABEL: str(own.number)}}
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -147,7 +148,7 @@ def _join(cluster: ClusterConfig, number: int, num_slots: int, store_bytes: int)
     import ray
 
     command = join(cluster, ray.get_runtime_context().gcs_address, num_slots)
-    return [*command, f"--object-store-memory={store_bytes}", f"--labels={LABEL}={number}", "--block"]
+    return [*command, f"--object-store-memory={store_bytes}", f"--labels={HOST_LABEL}={number}", "--block"]
 
 
 def find_own(hosts: Sequence[str], cluster: ClusterConfig) -> Own:

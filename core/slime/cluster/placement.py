@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 
+HOST_LABEL = "slime-host"
+"""Label of a Ray node: which host of the topology it is, or line of the hostfile, counted from 0."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """The bundle of the placement group that a process is in, and what it takes of it."""
@@ -58,6 +62,11 @@ def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+def hosts_of(cfg: SlimeConfig) -> list[int]:
+    """The hosts of the topology that a process is on; the i-th has bundle i."""
+    return sorted({place.node for place in [*trainer_places(cfg), *chain(*engine_places(cfg))]})
+
+
 def slots(cfg: SlimeConfig) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     """The slot of every trainer rank, and of every engine's processes, by the hosts that the topology gives them.
 
@@ -65,7 +74,7 @@ def slots(cfg: SlimeConfig) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     """
     on_cpu, shared = cfg.cluster.device is Device.cpu, shares_gpus(cfg)
     trainers, engines = trainer_places(cfg), engine_places(cfg)
-    hosts = sorted({place.node for place in [*trainers, *chain(*engines)]})
+    hosts = hosts_of(cfg)
 
     def slot(place: Place, num_gpus: int) -> Slot:
         return Slot(hosts.index(place.node), 1.0, 0.0 if on_cpu else float(num_gpus))
@@ -92,12 +101,18 @@ def reserve(cfg: SlimeConfig) -> Slots:
 
     Each host of the topology gets a Ray node of its own, and its processes go there: no engine and no tensor-parallel
     group is cut because some device of a node is taken. On cpu a host may stand for several. Ray chooses which node is
-    which host, and which of a node's devices is which.
+    which host, unless nodes have the label `slime-host` with its number, and which of a node's devices is which.
     """
+    import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
     wanted = bundles(cfg)
-    group = placement_group(wanted, strategy="SPREAD" if cfg.cluster.device is Device.cpu else "STRICT_SPREAD")
+    labelled = all(HOST_LABEL in node["Labels"] for node in ray.nodes() if node["Alive"])
+    group = placement_group(
+        wanted,
+        strategy="SPREAD" if cfg.cluster.device is Device.cpu else "STRICT_SPREAD",
+        bundle_label_selector=[{HOST_LABEL: str(host)} for host in hosts_of(cfg)] if labelled else None,
+    )
     if not group.wait(timeout_seconds=cfg.cluster.start_timeout_s):
         raise _lacking(cfg, wanted)
     trainers, engines = slots(cfg)

@@ -13,9 +13,8 @@ from slime import plugins
 from slime.checkpoints import published
 from slime.cluster.checkup import Devices, Fault, Seen, Wanted, check_host, read_software, sizes
 from slime.cluster.launch import open_ray
-from slime.cluster.placement import reserve, this_node
+from slime.cluster.placement import HOST_LABEL, reserve, this_node
 from slime.cluster.reaper import reaped
-from slime.cluster.ssh import LABEL
 from slime.config.hf import read_hf_config
 from slime.config.hostfile import read_hostfile
 from slime.config.needs import config_folder
@@ -105,10 +104,11 @@ def _names(cfg: SlimeConfig) -> dict[str, str]:
     import ray
 
     hosts = read_hostfile(cfg.cluster.hostfile) if cfg.cluster.hostfile else []
-    return {
-        node["NodeID"]: hosts[int(node["Labels"][LABEL])] if LABEL in node["Labels"] else node["NodeManagerHostname"]
-        for node in ray.nodes()
-    }
+    names = {}
+    for node in ray.nodes():
+        number = node["Labels"].get(HOST_LABEL)
+        names[node["NodeID"]] = hosts[int(number)] if hosts and number else node["NodeManagerHostname"]
+    return names
 
 
 def _answer(answer: ObjectRef[Seen], since: float, until: float) -> Seen:

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime.cluster.host import Order
+from slime.cluster.placement import HOST_LABEL
 from slime.cluster.watch import Death
 from slime.errors import SlimeError
 
 COMMAND = ("ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """A host that is silent for a minute is gone, as for Ray itself."""
-LABEL = "slime-host"
-"""Ray's label of a node: the number of its line in the hostfile, counted from 0."""
 POLL_S = 0.2
 OTHERS_S = 20.0
 """Seconds that the other hosts get to fail too, once one has: all of them are named at once."""
@@ -99,7 +98,7 @@ class Sessions:
     def _missing(self) -> list[Session]:
         import ray
 
-        joined = {node["Labels"].get(LABEL) for node in ray.nodes() if node["Alive"]}
+        joined = {node["Labels"].get(HOST_LABEL) for node in ray.nodes() if node["Alive"]}
         return [session for session in self._sessions if str(session.number) not in joined or session.end()]
 
     def close(self) -> None:
