@@ -68,7 +68,7 @@ def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
         f"host {name}: the host was lost while starting: its session of ssh ended with exit code 255 (ssh: connect to"
     )
     assert str(fault).startswith(lost)
-    assert str(fault).endswith(f"Have 'ssh {name}' work without a password. Start the same command again to resume.")
+    assert str(fault).endswith("see to the host, then start the same command again to resume.")
 
 
 def sample(num_prompt_tokens: int, num_response_tokens: int) -> TrainSample:

@@ -44,14 +44,14 @@ class Session:
     process: subprocess.Popen[bytes]
 
     def end(self) -> str:
-        """How it ended, with its last words; empty while it lasts."""
+        """How it ended, with its last line; empty while it lasts."""
         code = self.process.poll()
         if code is None:
             return ""
         with self.log.open("rb") as file:
             file.seek(max(self.log.stat().st_size - LOG_BYTES, 0))
-            words = " ".join(file.read().decode(errors="replace").split())
-        told = words if len(words) <= LOG_CHARACTERS else f"... {words[-LOG_CHARACTERS:]}"
+            lines = file.read().decode(errors="replace").split("\n")
+        told = next((line.strip() for line in reversed(lines) if line.strip()), "")[-LOG_CHARACTERS:]
         return f"its session of ssh ended with exit code {code}" + (f" ({told.rstrip('.')})" if told else "")
 
     def todo(self) -> str:
@@ -76,7 +76,7 @@ class Sessions:
         """
         for session in self._sessions:
             if end := session.end():
-                todo = f"{session.todo()} Start the same command again to resume."
+                todo = f"Read {session.log}, see to the host, then start the same command again to resume."
                 return Death(f"the host was lost while {what}: {end}", where=f"host {session.name}", todo=todo)
         return None
 
