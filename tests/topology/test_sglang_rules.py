@@ -20,6 +20,8 @@ from slime.topology.environment import engine_environment
 from slime.topology.server_fields import dispatch_tokens, server_fields
 from slime.topology.sglang_rules import sglang_problems
 
+from .real_server_args import server_args
+
 MOE = {
     "num_attention_heads": 64,
     "num_moe_experts": 64,
@@ -241,24 +243,10 @@ def test_an_engine_that_speculates_has_requests_for_every_rank(base: SlimeConfig
 @pytest.mark.slow
 def test_sglang_itself_refuses_or_changes_these(capfd: pytest.CaptureFixture[str]) -> None:
     """On the real `ServerArgs`: each setting that a rule refuses is refused there, or has another value afterwards."""
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    from slime.config.paths import resolve
-
-    load_plugins()
-    common = {
-        "model_path": str(resolve("pkg://slime_plugin_glm4/assets/glm4-moe-tiny")),
-        "device": "cpu",
-        "load_format": "dummy",
-        "attention_backend": "torch_native",
-        "sampling_backend": "pytorch",
-        "disable_overlap_schedule": True,
-    }
 
     def after(**fields: Any) -> dict[str, Any] | str:
         try:
-            args = ServerArgs(**common, **fields)
+            args = server_args(**fields)
         except (AssertionError, ValueError) as error:
             return str(error)
         return {name: getattr(args, name) for name in (*fields, "max_running_requests")}

@@ -11,6 +11,8 @@ from slime.config.schema import Role, SlimeConfig
 from tests.topology.test_sglang_rules import ATTENTION, DEEPEP, DENSE, EAGLE, MOE, SPARSE, problems
 from tests.topology.test_sglang_rules import base as base
 
+from .real_server_args import server_args
+
 LATENT = {**MOE, "multi_latent_attention": True}
 WIDE = {"tp_size": 8, "dp_size": 8, **ATTENTION}
 
@@ -90,24 +92,9 @@ def test_what_works_is_left_alone(base: SlimeConfig, fields: dict[str, Any]) -> 
 @pytest.mark.slow
 def test_sglang_itself_does_so() -> None:
     """On the real `ServerArgs`, as far as it can be built without a GPU."""
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    from slime.config.paths import resolve
-
-    load_plugins()
-    common = {
-        "model_path": str(resolve("pkg://slime_plugin_glm4/assets/glm4-moe-tiny")),
-        "device": "cpu",
-        "load_format": "dummy",
-        "attention_backend": "torch_native",
-        "sampling_backend": "pytorch",
-        "disable_overlap_schedule": True,
-        "chunked_prefill_size": 8192,
-    }
 
     def after(name: str, **fields: Any) -> Any:
-        return getattr(ServerArgs(**{**common, **fields}), name)
+        return getattr(server_args(**{"chunked_prefill_size": 8192, **fields}), name)
 
     drafting = {"speculative_algorithm": "EAGLE"}
     assert after("chunked_prefill_size", tp_size=24, dp_size=24, enable_dp_attention=True) == 8192 // 24

@@ -65,7 +65,7 @@ def fp8_format(config: Mapping[str, Any], where: str) -> Fp8Format:
 
     Raises:
         SlimeError: it is not E4M3 in blocks of 128 x 128 with scales found as the engine runs. Engines lay weights
-            of one scale a channel out anew while they load them, so that no later publish can reach them.
+            of one scale a channel into another layout while they load them, which a later publish cannot write to.
     """
     method, block = config.get("quant_method"), config.get("weight_block_size")
     if method == "compressed-tensors":

@@ -187,7 +187,7 @@ def _exchanges(layout: Layout, trained: Trained, layers: Sequence[int], pack: fl
     grid, model, hidden = layout.grid, trained.model, trained.model["hidden_size"] * BF16
     found: dict[str, float] = {}
     of_rank = pack / grid.cp
-    if grid.tp > 1:  # two gathers and two scatters a pass; each of a layer's computations again gathers anew
+    if grid.tp > 1:  # two gathers and two scatters a pass; recomputing a layer repeats its gathers
         volume = of_rank * hidden * (grid.tp - 1) / grid.tp
         found["tensor parallel"] = len(layers) * 4 * (passes - 1) * (volume / _rate(layout, grid.tp) + EXCHANGE_S)
     if grid.cp > 1:  # keys and values of the pack in every pass, and their gradients back

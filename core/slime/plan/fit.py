@@ -254,7 +254,7 @@ class _Search:
         return {SIZE_KEYS[name]: getattr(grid, name) for name in names}
 
     def _dispatch(self, grid: Grid) -> Changes:
-        """DeepEP where the given config has it and it serves so many ranks."""
+        """DeepEP where the given config has it and it supports that number of ranks."""
         megatron = self.cfg.train.megatron
         if megatron.get("moe_token_dispatcher_type") != "flex":
             return {}

@@ -123,7 +123,7 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
 
 
 def _flex(cfg: SlimeConfig, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
-    """Whether DeepEP can exchange the tokens of so many ranks."""
+    """Whether DeepEP can exchange tokens between that number of ranks."""
     if model.get("moe_token_dispatcher_type") != "flex":
         return
     where, ranks = f"{MEGATRON}.moe_token_dispatcher_type", grid.etp * grid.ep

@@ -31,7 +31,7 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.observe.hang import look
 from slime.rollout.kv_transfer import require_mooncake
-from slime.rollout.lifeline import clear, scratch_prefix
+from slime.rollout.lifeline import clear, how_ended, scratch_prefix
 from slime.rollout.rendezvous import Rendezvous
 from slime.topology.environment import engine_environment
 from slime.topology.placement import process_name
@@ -211,8 +211,7 @@ class EngineProcess:
         self._waiting.join(dying_s)
         if self._ended_at is None:
             return None
-        code = self._process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = how_ended(self._process.returncode)
         todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
         return End(self._ended_at, self._error(f"{how}; its log ends: {_tail(self._output())}", todo))
 

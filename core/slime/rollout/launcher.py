@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 from slime.net import take_key
 from slime.observe.hang import register
-from slime.rollout.lifeline import die_with_parent
+from slime.rollout.lifeline import die_with_parent, how_ended
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
@@ -113,8 +112,7 @@ def end_with(processes: Sequence[BaseProcess]) -> None:
     time.sleep(OWN_END_S)
     codes = {process.pid: process.exitcode for process in processes if process.exitcode is not None}
     for pid, code in codes.items():
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        sys.stderr.write(f"process {pid} {how}\n")
+        sys.stderr.write(f"process {pid} {how_ended(code)}\n")
     os._exit(1)
 
 

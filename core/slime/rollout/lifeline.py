@@ -13,6 +13,11 @@ from pathlib import Path
 PARENT_POLL_S = 0.2
 
 
+def how_ended(code: int) -> str:
+    """What the exit code of a process says, negative after a signal: `was killed by SIGKILL`."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 def scratch_prefix(mark: str) -> str:
     """How the names of engines' scratch folders begin; `mark` tells those of a run."""
     return f"slime-engine-{mark}-" if mark else "slime-engine-"

@@ -19,7 +19,8 @@ together change twice as many."""
 FLOOR = 1e-4
 """Nats: what the order of sums costs where nothing is rounded, with fp32 on both sides."""
 CONTROL = 1.5
-"""Attending to all keys instead must cost so many times the rest, or the comparison could not tell."""
+"""Attending to all keys must cost at least this many times what the choice of keys costs, or the comparison shows
+nothing."""
 
 
 class Agreement(NamedTuple):

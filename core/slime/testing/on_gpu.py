@@ -86,7 +86,7 @@ def compare_on_gpu(
     """Serve and train a model cut from each published config.json, all at once.
 
     Random weights go from a checkpoint to the trainer and from there to the engine, as its second version: what the
-    engine derived from the first, other weights, it must derive anew. Then the engine samples, and the trainer scores
+    engine derived from the first, other weights, it must derive again. Then the engine samples, and the trainer scores
     what it sampled, packed.
 
     Args:

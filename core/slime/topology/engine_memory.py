@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from slime.config.fp8 import BLOCK
 from slime.config.schema import Role, SlimeConfig
 from slime.topology.engines import EngineGroup
 from slime.topology.memory import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
@@ -31,8 +32,7 @@ NCCL = 0.6 * GIB
 MIB = 2**20
 GRAPH_BYTES = 2 * MIB
 """Of CUDA graphs, a request of the largest batch: what SGLang itself reserves, and what an H200 showed."""
-FP8_BLOCK = 128
-FP8_BYTES = 1 + 4 / FP8_BLOCK**2
+FP8_BYTES = 1 + 4 / BLOCK**2
 """Of a parameter in FP8, with its part of its block's fp32 scale."""
 INDEX_HEAD = 132
 """Bytes of a token and layer that sparse attention's index keys take: 128 in FP8 and a scale."""
@@ -201,7 +201,7 @@ class EngineRank:
             return 0.0
         mode, hidden = self.get("deepep_mode", "auto"), self.model["hidden_size"]
         tokens = dispatch_tokens(self.cfg, self.group)
-        low = 4 * self.model["num_moe_experts"] * tokens * (2 * hidden + 4 * hidden / FP8_BLOCK)
+        low = 4 * self.model["num_moe_experts"] * tokens * (2 * hidden + 4 * hidden / BLOCK)
         return float(low * (mode != "normal") + DEEPEP * (mode != "low_latency"))
 
     @property

@@ -1,6 +1,7 @@
 """What an engine's model computes with beside its parameters, and how that follows a version.
 
-What SGLang makes while it loads (the absorbed projections of latent attention, fused matrices) it makes anew by itself.
+What SGLang makes while it loads (the absorbed projections of latent attention, fused matrices) it makes again
+by itself.
 What a model makes of a weight when it first runs, and keeps, is either known here and brought up to date, or refused:
 it would stay at the weights of the version before.
 """

@@ -62,13 +62,14 @@ def check_device(device: torch.device) -> None:
     """Refuse GPUs on which SGLang computes with other values than those it loads.
 
     Raises:
-        SlimeError: it lays FP8 weights out anew while they load: on Blackwell with scales rounded to powers of two, on
-            GPUs before Ada for kernels that multiply in bf16. A publish would not reach what it made.
+        SlimeError: it changes the layout of FP8 weights while they load: on Blackwell with scales rounded to powers
+            of two, on GPUs before Ada for kernels that multiply in bf16. A publish would not reach what it made.
     """
     if device.type != "cuda":
         return
     major, minor = torch.cuda.get_device_capability(device)
     if major >= 10 or (major, minor) < (8, 9):
-        what = f"{torch.cuda.get_device_name(device)}: SGLang lays FP8 weights out anew there, where no publish reaches"
+        name = torch.cuda.get_device_name(device)
+        what = f"{name}: SGLang changes the layout of FP8 weights there, where no publish reaches"
         todo = "Use H100 or H200 GPUs, or rollout.fp8=null: to run a checkpoint in FP8, convert it to bf16."
         raise SlimeError(what, where="rollout.fp8", todo=todo)
