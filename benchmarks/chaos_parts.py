@@ -134,9 +134,10 @@ def faults() -> Table:
 
 def faulty_publish(engine: Any, tensors: Mapping[str, Any], sent: Mapping[str, Any], bucket: type) -> list[str]:
     """What publishing `sent` by way of `bucket` says, whether the engine answers then, and after a good publish."""
-    from slime.errors import SlimeError
-    from slime.weights.publish import publish
     from tests.weights.test_publish import BUCKET, generate
+
+    from slime.errors import SlimeError
+    from slime.weights.publisher.publish import publish
 
     publish(iter(tensors.items()), [engine], 1, BUCKET)
     said, then = "**nothing**", "refuses"
@@ -152,7 +153,7 @@ def faulty_publish(engine: Any, tensors: Mapping[str, Any], sent: Mapping[str, A
 
 def flipping(bits: random.Random, tensors: Mapping[str, Any]) -> type:
     """A bucket that loses one bit of one tensor on the way."""
-    from slime.weights.bucket import SharedBucket
+    from slime.weights.shared.bucket import SharedBucket
 
     victim = bits.choice(sorted(tensors))
     offset, bit = bits.randrange(tensors[victim].nbytes), 1 << bits.randrange(8)

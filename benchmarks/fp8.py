@@ -19,7 +19,7 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime.weights import fp8
+from slime.weights.shared import fp8
 
 PROMISED_SHARE = 0.85
 NUM_MEASURED = 10

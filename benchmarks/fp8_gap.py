@@ -23,7 +23,7 @@ from slime.config.hf import read_hf_config
 from slime.testing import models
 from slime.testing.engines import hf_tensors
 from slime.testing.generation import hold
-from slime.weights.quantized import quantized
+from slime.weights.publisher.quantized import quantized
 
 PARTS = ("all", "attention", "experts", "MLPs beside the experts")
 NUM_SEQUENCES, LENGTH = 8, 256

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from slime.types import Decision, Group, Sample, Verdict
-    from slime.weights.mapping import WeightMapping
+    from slime.weights.megatron.mapping import WeightMapping
 
 HfConfig = Mapping[str, Any]
 """The parsed `config.json` of a Hugging Face checkpoint folder."""
@@ -46,7 +46,7 @@ class ModelBridge(Protocol):
 @runtime_checkable
 class MtpBridge(ModelBridge, Protocol):
     """A family with a multi-token prediction layer: its `transformer_config` says `mtp_num_layers`, its
-    `weight_mapping` has `slime.weights.blocks.mtp`."""
+    `weight_mapping` has `slime.weights.megatron.blocks.mtp`."""
 
     def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
         """The prediction layer, `slime.train.specs.mtp_layer` around the family's decoder layer."""

@@ -19,8 +19,8 @@ from slime.convert.schemes import Strategy
 from slime.convert.tensors import TensorReader, as_bytes
 from slime.errors import SlimeError
 from slime.testing.models import write_checkpoint
-from slime.weights.files import HfFiles
-from slime.weights.save_hf import MANIFEST
+from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.megatron.save_hf import MANIFEST
 
 # Sizes that are whole blocks or less than one: transformers knows no others.
 HF = json.loads((Path(__file__).parents[2] / "plugins/models/glm4/tests/configs/moe.json").read_text())

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from slime.convert.staging import Staging
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
-from slime.weights.save_hf import MANIFEST
+from slime.weights.megatron.save_hf import MANIFEST
 from tests.memory import growth
 
 CONFIG = {"model_type": "any", "num_hidden_layers": 1}

@@ -11,7 +11,7 @@ import pytest
 from slime.convert.staging import Staging, check
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
-from slime.weights.save_hf import MANIFEST
+from slime.weights.megatron.save_hf import MANIFEST
 
 IDENTITY = {"conversion": "copy", "source": "somewhere"}
 

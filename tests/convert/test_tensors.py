@@ -10,7 +10,7 @@ from safetensors.torch import load_file, safe_open, save_file
 
 from slime.convert.tensors import DTYPES, NAMES, Output, TensorReader, as_bytes, into_files, write_file
 from slime.digest import facts_of
-from slime.weights.files import HfFiles
+from slime.weights.megatron.hf_files import HfFiles
 
 TENSORS = {
     "scalar": torch.tensor(3.5),

@@ -9,7 +9,7 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
 from slime.rollout.client import EngineClient, FinishReason
 from slime.testing.engines import hf_tensors
-from slime.weights.publish import publish
+from slime.weights.publisher.publish import publish
 
 from .scripted_engine import ScriptedEngine, connected
 

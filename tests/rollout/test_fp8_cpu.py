@@ -8,7 +8,7 @@ import torch
 
 from slime.config.fp8 import BLOCK
 from slime.rollout import fp8_cpu
-from slime.weights.fp8 import dequantize, quantize
+from slime.weights.shared.fp8 import dequantize, quantize
 
 SIZES = [BLOCK, BLOCK]
 

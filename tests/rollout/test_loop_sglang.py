@@ -33,7 +33,7 @@ from slime.rollout.router import open_router
 from slime.testing.models import write_checkpoint
 from slime.topology.engines import works_in_pairs
 from slime.types import Status
-from slime.weights.publish import publish
+from slime.weights.publisher.publish import publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

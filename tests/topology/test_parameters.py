@@ -13,8 +13,8 @@ from slime.testing.ranks import Rank, run_ranks
 from slime.topology.layout import read_grid
 from slime.topology.links import owned_bytes
 from slime.topology.parameters import Block, Weight, held_by_stage, unknown_parameter, weights_of
-from slime.weights.blocks import embeddings
-from slime.weights.mapping import Rule, WeightMapping
+from slime.weights.megatron.blocks import embeddings
+from slime.weights.megatron.mapping import Rule, WeightMapping
 
 TP, PP, EP, ETP, CP = (
     "tensor_model_parallel_size",
@@ -78,7 +78,7 @@ def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[i
     from slime.config.compose import compose
     from slime.config.hf import read_hf_config
     from slime.train import megatron
-    from slime.weights.export import take_inventory
+    from slime.weights.megatron.export import take_inventory
 
     counts: list[tuple[int, ...]] = []
     for number, layout in enumerate(layouts):

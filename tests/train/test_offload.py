@@ -140,7 +140,7 @@ def test_everything_returns_but_the_gradients(model: Path, device: str) -> None:
 
 def publish_around(rank: Rank, model: Path) -> tuple[dict[str, torch.Tensor], ...]:
     """What the trainer exports before and after it left its device and took a step; and how a stranger exports it."""
-    from slime.weights.export import export_hf
+    from slime.weights.megatron.export import export_hf
 
     def copied(tensors: Any) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in tensors}

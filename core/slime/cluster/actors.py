@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slime.train.trainer import Trainer
     from slime.train.usage import Usage
     from slime.types import Batch, Receipt
-    from slime.weights.publisher import Publisher
+    from slime.weights.publisher.publisher import Publisher
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class TrainerActor(Actor):
         Args:
             bucket_mb: instead of `weights.bucket_mb`.
         """
-        from slime.weights.publisher import Publisher
+        from slime.weights.publisher.publisher import Publisher
 
         if self.publisher is None:
             self.publisher = Publisher(self.cfg, self.trainer, self.host(), engines)
@@ -185,7 +185,7 @@ class TrainerActor(Actor):
 
     def export_hf(self, source: Path, destination: Path) -> None:
         """Write the current weights as an HF folder; one that an earlier end of this run left is replaced."""
-        from slime.weights.save_hf import save_hf
+        from slime.weights.megatron.save_hf import save_hf
 
         tensors = self.trainer.export()
         if self.rank == 0:

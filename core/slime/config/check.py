@@ -29,7 +29,7 @@ from slime.topology.engines import engine_groups, generates, group_problems, hom
 from slime.topology.layout import read_grid
 from slime.topology.placement import placement_problems
 from slime.topology.transport import transport_problems
-from slime.weights.files import MEGATRONS
+from slime.weights.megatron.hf_files import MEGATRONS
 
 ALGORITHMS = ("grpo", "sft")
 FIRST_ROWS = 100

@@ -24,8 +24,8 @@ from slime.convert.schemes import (
 )
 from slime.convert.tensors import DTYPES, PIECE_BYTES, Output, TensorReader
 from slime.errors import SlimeError
-from slime.weights import fp8
-from slime.weights.files import FileTensor, HfFiles
+from slime.weights.megatron.hf_files import FileTensor, HfFiles
+from slime.weights.shared import fp8
 
 _WIDE = ("BF16", "F16", "F32")
 

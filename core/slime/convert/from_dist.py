@@ -27,9 +27,9 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, free_port
 from slime.train import checkpoint, megatron
 from slime.train.shards import only_data
-from slime.weights.files import HfFiles
-from slime.weights.local import LocalTensor, local_tensors
-from slime.weights.mapping import Piece, WeightMapping
+from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.megatron.local import LocalTensor, local_tensors
+from slime.weights.megatron.mapping import Piece, WeightMapping
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slime.weights.files import HfFiles
+from slime.weights.megatron.hf_files import HfFiles
 
 
 def identity_of(source: Path, files: HfFiles) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from slime.convert.tensors import Output, OutputFile, into_files, write_file
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.lifetime import end_with_parent
-from slime.weights.files import INDEX
-from slime.weights.save_hf import SHARD_BYTES, copy_companions, write_json
+from slime.weights.megatron.hf_files import INDEX
+from slime.weights.megatron.save_hf import SHARD_BYTES, copy_companions, write_json
 
 _POLL_S = 0.5
 _LINE_S = 30.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from slime.config.fp8 import BLOCK, KEY, SCALE, Fp8Format
 from slime.errors import SlimeError
-from slime.weights.files import FileTensor, HfFiles
+from slime.weights.megatron.hf_files import FileTensor, HfFiles
 
 FP8 = "F8_E4M3"
 _COMPRESSED_SCALE = "_scale"

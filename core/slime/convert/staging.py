@@ -20,7 +20,7 @@ import slime
 from slime import files
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
-from slime.weights.save_hf import MANIFEST
+from slime.weights.megatron.save_hf import MANIFEST
 
 _POLL_S = 0.2
 

@@ -37,11 +37,11 @@ from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.train import checkpoint, megatron
 from slime.train.shards import ShardFiles, ShardWriter
-from slime.weights.files import HfFiles
-from slime.weights.load import check_tensors, reads
-from slime.weights.local import LocalTensor, local_tensors
-from slime.weights.mapping import Piece
-from slime.weights.save_hf import SHARD_BYTES, copy_companions
+from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.megatron.load import check_tensors, reads
+from slime.weights.megatron.local import LocalTensor, local_tensors
+from slime.weights.megatron.mapping import Piece
+from slime.weights.megatron.save_hf import SHARD_BYTES, copy_companions
 
 
 def convert(source: Path, destination: Path, layout: Layout, processes: int, file_bytes: int = SHARD_BYTES) -> None:

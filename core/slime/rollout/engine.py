@@ -1,7 +1,8 @@
 """An SGLang server as a process of its own: what it is told, how it starts, how it ends.
 
-Engines start from `config.json` alone with dummy weights; real ones always arrive by `slime.weights.publish`. One over
-several hosts is such a process on each of them: the first answers requests, the others only say that they are up.
+Engines start from `config.json` alone with dummy weights; real ones always arrive by
+`slime.weights.publisher.publish`. One over several hosts is such a process on each of them: the first answers
+requests, the others only say that they are up.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from slime.net import Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
-from slime.weights.fp8 import dequantize
-from slime.weights.publish import publish
-from slime.weights.quantized import quantized
+from slime.weights.publisher.publish import publish
+from slime.weights.publisher.quantized import quantized
+from slime.weights.shared.fp8 import dequantize
 
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""

@@ -28,7 +28,7 @@ from slime.config.hf import read_hf_config
 from slime.config.schema import Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
-from slime.weights.files import SINGLE
+from slime.weights.megatron.hf_files import SINGLE
 
 Parallel = Mapping[str, Any]
 """`train.megatron`: parallel sizes and precision; what is left of the ranks is data parallel."""
@@ -199,7 +199,7 @@ def check_refusals(family: str, folder: Path, scratch: Path) -> None:
 def refusals(rank: Rank, family: str, folder: Path, bad: Mapping[str, Path]) -> dict[str, str]:
     """What loading says of each bad checkpoint; empty if it was taken. Runs in a rank of its own."""
     from slime.train import megatron
-    from slime.weights.load import load_hf
+    from slime.weights.megatron.load import load_hf
 
     cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder))
     bridge = plugins.load().models.create(family)
@@ -255,7 +255,7 @@ def round_trips(
 ) -> tuple[list[list[str]], dict[str, list[str]]]:
     """Export order on this rank, and tensors that it changed, by layout. Runs in every rank."""
     from slime.train import megatron
-    from slime.weights.export import export_hf
+    from slime.weights.megatron.export import export_hf
 
     orders, differences = [], {}
     for number, (layout, parallel) in enumerate(layouts.items()):
@@ -281,7 +281,7 @@ def round_trips(
 
 def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
     from slime.train import megatron
-    from slime.weights.load import load_hf
+    from slime.weights.megatron.load import load_hf
 
     bridge = plugins.load().models.create(cfg.model.family)
     model = megatron.build(cfg, bridge, hf)

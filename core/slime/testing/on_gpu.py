@@ -34,9 +34,9 @@ from slime.testing.models import write_checkpoint
 from slime.testing.ranks import Rank, run_ranks
 from slime.topology.fp8 import rollout_format
 from slime.types import TrainSample
-from slime.weights.fp8 import dequantize
-from slime.weights.fused import Named
-from slime.weights.quantized import quantized
+from slime.weights.publisher.quantized import quantized
+from slime.weights.shared.fp8 import dequantize
+from slime.weights.shared.views import Named
 
 NARROW: Mapping[str, int] = {
     "hidden_size": 256,
@@ -177,8 +177,8 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
 def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
     from slime.train.trainer import Trainer
-    from slime.weights.bucket import CudaBucket, SharedBucket
-    from slime.weights.publish import publish
+    from slime.weights.publisher.publish import publish
+    from slime.weights.shared.bucket import CudaBucket, SharedBucket
 
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
@@ -217,7 +217,7 @@ def _in_fp32(trainer: Any) -> Any:
     from slime import plugins
     from slime.config.paths import resolve
     from slime.train import megatron
-    from slime.weights.load import load_hf
+    from slime.weights.megatron.load import load_hf
 
     cfg = copy.deepcopy(trainer.cfg)
     cfg.train.megatron["bf16"] = False

@@ -15,11 +15,11 @@ from slime.config.hf import read_hf_config
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.net import free_port
-from slime.weights.files import MEGATRONS
+from slime.weights.megatron.hf_files import MEGATRONS
 
 if TYPE_CHECKING:
     from slime.convert.job import Job
-    from slime.weights.mapping import WeightMapping
+    from slime.weights.megatron.mapping import WeightMapping
 
 _HOST = "127.0.0.1"
 
@@ -188,8 +188,8 @@ def _save(
     modules: Sequence[Any], mapping: WeightMapping, hf: Mapping[str, Any], source: str, destination: Path
 ) -> None:
     from slime.config.paths import resolve
-    from slime.weights.export import export_hf
-    from slime.weights.save_hf import save_hf
+    from slime.weights.megatron.export import export_hf
+    from slime.weights.megatron.save_hf import save_hf
 
     save_hf(export_hf(modules, mapping), resolve(source), destination, hf, copies=mapping.copies)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slime.topology.layout import Grid, split_layers
 
 if TYPE_CHECKING:
-    from slime.weights.mapping import Rule, WeightMapping
+    from slime.weights.megatron.mapping import Rule, WeightMapping
 
 Model = Mapping[str, Any]
 """Keywords of Megatron's TransformerConfig, with `vocab_size`."""

@@ -29,7 +29,7 @@ from slime.types import Batch
 
 if TYPE_CHECKING:
     from slime.digest import FileFacts
-    from slime.weights.export import Inventory
+    from slime.weights.megatron.export import Inventory
 
 Scores = list[Tensor]
 """[2, t] log-probs and entropies by micro-batch; empty on pipeline stages other than the last."""
@@ -98,7 +98,7 @@ class Trainer:
             with cpu_stands_in_for_cuda():
                 checkpoint.load_weights(resolve(self.cfg.model.weights), self.model)
         else:
-            from slime.weights.load import load_hf
+            from slime.weights.megatron.load import load_hf
 
             load_hf(self.model.modules, self.mapping, resolve(self.cfg.model.path))
         self.optimizer.after_load_of_model()
@@ -268,8 +268,8 @@ class Trainer:
         self, bucket_bytes: int | None = None, *, everywhere: bool = False, with_mtp: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """HF names and full tensors of the current weights, on rank 0 or everywhere; a rank that receives none runs
-        through it for nothing. See `slime.weights.export.export_hf`."""
-        from slime.weights.export import BUCKET_BYTES, export_hf
+        through it for nothing. See `slime.weights.megatron.export.export_hf`."""
+        from slime.weights.megatron.export import BUCKET_BYTES, export_hf
 
         return export_hf(
             self.model.modules,
@@ -282,7 +282,7 @@ class Trainer:
 
     @cached_property
     def _inventory(self) -> Inventory:
-        from slime.weights.export import take_inventory
+        from slime.weights.megatron.export import take_inventory
 
         return take_inventory(self.model.modules, self.mapping)
 

@@ -16,7 +16,7 @@ import torch
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     here, tests = Path(__file__), Path(__file__).parents[2]
-    weights = [tests / "weights/test_kernels.py", tests / "weights/test_fp8_kernel.py"]
+    weights = [tests / "weights/shared/test_kernels.py", tests / "weights/shared/test_fp8_kernel.py"]
     files = [str(path) for path in (*sorted(here.parent.glob("test_*.py")), *weights)]
     files.remove(str(here))
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

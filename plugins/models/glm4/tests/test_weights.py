@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from slime.testing import models
 from slime.testing.contract import CHECKS, contracts
-from slime.weights.save_hf import save_hf
+from slime.weights.megatron.save_hf import save_hf
 
 CONTRACTS = contracts(Path(__file__).parent / "configs")
 DENSE, MOE = dict(CONTRACTS["dense"].hf), dict(CONTRACTS["moe"].hf)

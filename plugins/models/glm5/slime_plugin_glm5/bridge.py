@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from slime import architecture, architecture_dsa
 from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights import blocks
-from slime.weights.mapping import WeightMapping
+from slime.weights.megatron import blocks
+from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec

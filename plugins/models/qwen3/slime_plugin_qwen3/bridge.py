@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from slime import architecture
 from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights import blocks
-from slime.weights.blocks import Rules
-from slime.weights.mapping import WeightMapping
+from slime.weights.megatron import blocks
+from slime.weights.megatron.blocks import Rules
+from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules

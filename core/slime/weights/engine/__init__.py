@@ -1,0 +1,1 @@
+"""In SGLang's processes: taking weight versions in, and proving what came."""

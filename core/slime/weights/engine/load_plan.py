@@ -1,0 +1,136 @@
+"""The way of each tensor of a bucket into the parameters of an engine's model, to take it again without a loader.
+
+SGLang's finds every tensor's place by its name, in Python: for a mixture of experts it goes through all experts for
+each of tens of thousands of tensors. Every version brings the same tensors in the same buckets to the same places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from slime.weights.engine.coverage import Intervals
+from slime.weights.engine.writes import Memory
+from slime.weights.shared.bucket import Contents
+from slime.weights.shared.views import Place, copy_all, views
+
+Partial = dict[str, tuple[int, list[list[int]]]]
+"""Of tensors that one rank did not use as a whole: size in bytes and the byte ranges it used; JSON-able."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A bucket on an engine's side.
+
+    Attributes:
+        memory: [num_bytes] uint8.
+        contents: its tensors by name.
+        tensors: views of the memory.
+    """
+
+    memory: torch.Tensor
+    contents: Contents
+
+    @cached_property
+    def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
+        names, places = zip(*self.contents, strict=True)
+        return list(zip(names, views(self.memory, places), strict=True))
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a loader copied from a bucket into a parameter.
+
+    Attributes:
+        complaint: what to say should the two differ.
+    """
+
+    target: torch.Tensor
+    source: Place
+    complaint: str
+
+
+@dataclass(frozen=True)
+class Fill:
+    """The padding of a parameter, and the constant it holds."""
+
+    target: torch.Tensor
+    value: Any
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a loader did with one bucket.
+
+    Attributes:
+        contents: of the bucket.
+        written: bytes of each parameter that were written.
+        writers: by parameter, the tensors it was written from.
+        partial: of the bucket's tensors.
+    """
+
+    contents: Contents
+    copies: Sequence[Copy]
+    fills: Sequence[Fill]
+    written: Mapping[str, Intervals]
+    writers: Mapping[str, Sequence[str]]
+    partial: Partial
+
+    def sources(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """Of the copies, in a bucket's memory."""
+        return views(memory, [copy.source for copy in self.copies])
+
+    def take(self, sources: Sequence[torch.Tensor]) -> None:
+        """Do the same with other contents."""
+        copy_all([copy.target for copy in self.copies], sources)
+        with torch.no_grad():
+            for fill in self.fills:
+                fill.target.fill_(fill.value)
+
+    @property
+    def can_be_taken(self) -> bool:
+        """The order of its writes does not matter, and weights keep their kind. E4M3 in blocks is copied as it is: what
+        a loader of other quantised ones does besides is not known."""
+        num_covered = sum(int(np.diff(intervals).sum()) for intervals in self.written.values())
+        targets = [copy.target for copy in self.copies] + [fill.target for fill in self.fills]
+        plain = all(target.dtype in _PLAIN for target in targets)
+        return plain and num_covered == sum(target.nbytes for target in targets)
+
+
+_PLAIN = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn}
+
+
+class Routes:
+    """Of all buckets of a version, in their order.
+
+    Args:
+        parameters: into which they lead.
+    """
+
+    def __init__(self, parameters: Memory, by_bucket: Sequence[Route]) -> None:
+        self._places = _places(parameters)
+        self._by_bucket = by_bucket if all(route.can_be_taken for route in by_bucket) else []
+
+    @property
+    def num_buckets(self) -> int:
+        """0: every version needs the engine's loader."""
+        return len(self._by_bucket)
+
+    def lead_into(self, parameters: Memory) -> bool:
+        """The parameters still lie where they did."""
+        return self._places == _places(parameters)
+
+    def find(self, index: int, contents: Contents) -> Route | None:
+        """The route of a bucket, if it holds what it held."""
+        if index >= len(self._by_bucket) or self._by_bucket[index].contents != contents:
+            return None
+        return self._by_bucket[index]
+
+
+def _places(parameters: Memory) -> list[tuple[str, int, int]]:
+    return [(block.name, block.address, block.end) for block in parameters.blocks]

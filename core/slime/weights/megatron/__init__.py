@@ -1,0 +1,1 @@
+"""In trainers and tools: weights between Hugging Face checkpoints and Megatron's modules."""

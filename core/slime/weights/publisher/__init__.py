@@ -1,0 +1,1 @@
+"""In trainers: new weight versions on their way to the engines."""

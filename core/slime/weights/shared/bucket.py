@@ -1,0 +1,159 @@
+"""Buckets: many tensors behind one another in one block of memory, handed to the engines at once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+import torch
+
+from slime.weights.shared.receipt import NOTE_KEY, BucketNote
+from slime.weights.shared.views import Named, Place, copy_all, views
+
+_ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
+
+
+def room_for(tensor: torch.Tensor) -> int:
+    """Bytes it takes up in a bucket, at most."""
+    return -(-tensor.nbytes // _ALIGN) * _ALIGN
+
+
+def place(
+    names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+) -> Iterator[SimpleNamespace]:
+    """Where tensors lie in a bucket: SGLang's `FlattenedTensorMetadata`, field by field."""
+    used = 0
+    for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
+        start = -(-used // _ALIGN) * _ALIGN
+        used = start + torch.Size(shape).numel() * dtype.itemsize
+        yield SimpleNamespace(
+            name=name, shape=torch.Size(shape), dtype=dtype, start_idx=start, end_idx=used, numel=used - start
+        )
+
+
+Contents = Sequence[tuple[str, Place]]
+"""Of a bucket: its tensors by name."""
+
+
+def contents(metadata: Sequence[SimpleNamespace]) -> Contents:
+    """Of a bucket with this metadata."""
+    return [(meta.name, Place.dense(meta.start_idx, meta.shape, meta.dtype)) for meta in metadata]
+
+
+class Bucket:
+    """Tensors in device memory.
+
+    Attributes:
+        memory: [capacity] uint8.
+        metadata: where each tensor lies.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.device = device
+        self.metadata: list[SimpleNamespace] = []
+        self._grow(capacity)
+
+    def _grow(self, capacity: int) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)  # gone before its successor comes
+        self.memory = torch.empty(capacity, dtype=torch.uint8, device=self.device)
+
+    @property
+    def used(self) -> int:
+        return int(self.metadata[-1].end_idx) if self.metadata else 0
+
+    def reserve(self, names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> None:
+        """Room for these tensors and nothing else; only one that goes alone may need more memory than there is."""
+        self.metadata = list(place(names, shapes, dtypes))
+        if self.used > len(self.memory):
+            self._grow(self.used)
+
+    def fill(self, tensors: Sequence[Named]) -> None:
+        """Hold copies of `tensors` and nothing else."""
+        names, values = zip(*tensors, strict=True)
+        self.reserve(names, [value.shape for value in values], [value.dtype for value in values])
+        copy_all(views(self.memory, [place for _, place in contents(self.metadata)]), values)
+
+    def payload(self, note: BucketNote) -> bytes:
+        """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle, no data.
+
+        Only plain types and torch's own functions: SGLang's unpickler admits no others.
+        """
+        return pickle.dumps({"flattened_tensor": self._handle(), "metadata": self.metadata, NOTE_KEY: note.to_dict()})
+
+    def _handle(self) -> _Rebuilt:
+        """Pickles as the memory itself, for a process that shares it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self.memory
+
+
+class SharedBucket(Bucket):
+    """Tensors in an anonymous memory file (memfd) of this host: for engines on cpu.
+
+    An engine maps it through `/proc/<pid>/fd/<fd>`. Unlike a file in /dev/shm the memory needs no size limit raised
+    in containers, and the kernel frees it when publisher and engines have let go of it, killed or not.
+    """
+
+    def __init__(self, capacity: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+        self._descriptor = os.memfd_create("slime-bucket")
+        super().__init__(capacity, device)
+
+    def _grow(self, capacity: int) -> None:
+        os.ftruncate(self._descriptor, capacity)
+        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self._map = functools.partial(torch.from_file, path, shared=True, size=capacity, dtype=torch.uint8)
+        self.memory = self._map()
+
+    def _handle(self) -> _Rebuilt:
+        return _Rebuilt(self._map)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        os.close(self._descriptor)
+
+
+class CudaBucket(Bucket):
+    """Tensors in the memory of a GPU that publisher and engine share: the engine opens it by its CUDA IPC handle."""
+
+    def _handle(self) -> _Rebuilt:
+        from torch.multiprocessing import reductions
+
+        torch.cuda.current_stream(self.device).synchronize()
+        rebuild, arguments = reductions.reduce_tensor(self.memory)  # type: ignore[no-untyped-call]
+        # The device is named by its UUID: the numbers of publisher and engine need not be the same. SGLang
+        # (utils/patch_torch.py) rebinds `rebuild_cuda_tensor` in its processes so that it takes one.
+        named = list(arguments)
+        named[_DEVICE] = str(torch.cuda.get_device_properties(self.device).uuid)
+        return _Rebuilt(functools.partial(rebuild, *named))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the engine has let go of
+
+
+_DEVICE = 6
+"""Position of the device among the arguments of torch's `rebuild_cuda_tensor`."""
+
+
+class _Rebuilt:
+    """Unpickles as the tensor that `function` makes in the receiver."""
+
+    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._function, ()

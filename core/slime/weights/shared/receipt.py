@@ -1,0 +1,176 @@
+"""What publisher and engine agree on: the note that travels with each bucket, and content digests of tensors.
+
+The digest is a multilinear hash modulo 2^64 of 32-bit halves (Carter and Wegman 1979, with the fixed odd multipliers of
+SplitMix64), folded as a tree. It depends on every bit and on the order, gives the same number on CPU and GPU, and runs
+at memory speed: it guards against loss and mix-up, not against an adversary.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+BLOCK = 4096
+"""Words that one step of the tree folds into one."""
+_NUM_LEVELS = 3  # of every tree: enough for BLOCK^3 words
+_NUM_ROWS = 8  # blocks at once on a CPU: what a core's cache holds
+_MASK = (1 << 64) - 1
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+NOTE_KEY = "slime_receipt"
+"""Key of the note in a bucket, and of the engine's answer in the message it returns."""
+
+
+@dataclass(frozen=True)
+class BucketNote:
+    """What a bucket says of itself.
+
+    Attributes:
+        version: the weight version this bucket belongs to.
+        index: position among the version's buckets, from 0.
+        last: no bucket of this version follows.
+        digests: with the last bucket, one for each tensor of the version in the order in which they came.
+    """
+
+    version: int
+    index: int
+    last: bool
+    digests: list[int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: SGLang's unpickler admits no class of ours."""
+        return asdict(self)
+
+
+class Fingerprint:
+    """The tensors of one version as they come by: their digests, and one over all, names, shapes, dtypes and order
+    included."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._forms: list[str] = []
+        self._sizes: list[int] = []
+        self._started: Started = []
+
+    def add(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Read tensors of one device, without waiting for it."""
+        self._started += start_digests([tensor for _, tensor in tensors])
+        self._sizes += [tensor.nbytes for _, tensor in tensors]
+        self._forms += [f"{tuple(tensor.shape)}|{tensor.dtype}" for _, tensor in tensors]
+        self.names += [name for name, _ in tensors]
+
+    def digests(self) -> list[int]:
+        """Of each tensor, in their order; waits for their device."""
+        return finish_digests(self._started, self._sizes)
+
+    def summary(self, digests: Sequence[int]) -> dict[str, Any]:
+        """The numbers in which both sides must agree."""
+        tensors = zip(self.names, self._forms, digests, strict=True)
+        lines = "".join(f"{name}|{form}|{digest:016x}\n" for name, form, digest in tensors)
+        fingerprint = hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
+        return {"tensors": len(self.names), "bytes": sum(self._sizes), "fingerprint": fingerprint}
+
+
+def tensor_digest(tensor: torch.Tensor) -> int:
+    """64-bit digest of the bytes of `tensor` (any shape and dtype, read in C order)."""
+    return finish_digests(start_digests([tensor]), [tensor.nbytes])[0]
+
+
+Started = list[torch.Tensor]
+"""Of each tensor what one reading of it leaves: 8 bytes for each 32 KiB, on its device."""
+
+
+def start_digests(tensors: Sequence[torch.Tensor]) -> Started:
+    """Read tensors of one device, without waiting for it."""
+    words = [tensor if tensor.is_cuda and is_words(tensor) else _words(tensor) for tensor in tensors]
+    return _fold_all(words, 0) if words else []
+
+
+def is_words(tensor: torch.Tensor) -> bool:
+    """Its memory can be read as int64, without a copy."""
+    offset = tensor.storage_offset() * tensor.element_size()
+    return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and offset % 8 == 0
+
+
+def finish_digests(started: Started, sizes: Sequence[int]) -> list[int]:
+    """The digests of tensors of `sizes` bytes, from what `start_digests` left of them; waits for their device once."""
+    if not started:
+        return []
+    for level in range(1, _NUM_LEVELS):
+        started = _fold_all(started, level)
+    return [(root + _splitmix(size)) & _MASK for root, size in zip(torch.cat(started).tolist(), sizes, strict=True)]
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes as int64 words, zero-padded; without a copy where length and alignment allow."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if len(data) % 8:
+        return torch.nn.functional.pad(data, (0, -len(data) % 8)).view(torch.int64)
+    if data.storage_offset() % 8:
+        data = data.clone()
+    return data.view(torch.int64)
+
+
+def _fold_all(words: Sequence[torch.Tensor], level: int) -> list[torch.Tensor]:
+    device = words[0].device
+    if device.type == "cpu":
+        return fold(words, weights(device, level))
+    from slime.weights.shared import kernels
+
+    return kernels.fold(words, weights(device, level))
+
+
+def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> list[torch.Tensor]:
+    """One level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight.
+
+    The second weight is there for the upper halves: a multiple of 2^63 has one bit of the first left, and two of them
+    cancel.
+
+    Args:
+        tensors: [num_words] int64 each.
+        weights: [2, BLOCK] int64.
+
+    Returns:
+        [num_words / BLOCK, rounded up] int64 each; at least one.
+    """
+    first, second = weights.numpy().view(np.uint64)
+    return [torch.from_numpy(_fold(each.numpy().view(np.uint64), first, second).view(np.int64)) for each in tensors]
+
+
+def _fold(words: Words, first: Words, second: Words) -> Words:
+    """`einsum`, because numpy's and torch's other integer products do not use the vector unit."""
+    num_blocks = len(words) // BLOCK
+    rows, rest = words[: num_blocks * BLOCK].reshape(-1, BLOCK), words[num_blocks * BLOCK :][None]
+    uppers = np.empty((min(num_blocks, _NUM_ROWS), BLOCK), np.uint64)
+    sums = []
+    for start in range(0, num_blocks, _NUM_ROWS):
+        some = rows[start : start + _NUM_ROWS]
+        upper = np.right_shift(some, 32, out=uppers[: len(some)])
+        sums.append(np.einsum("ij,j->i", some, first) + np.einsum("ij,j->i", upper, second))
+    if rest.size or not num_blocks:
+        sums.append(rest @ first[: rest.size] + (rest >> 32) @ second[: rest.size])
+    return np.concatenate(sums)
+
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+@functools.cache
+def weights(device: torch.device, level: int) -> torch.Tensor:
+    """[2, BLOCK] int64 odd pseudo-random multipliers of one tree level: SplitMix64 (Steele, Lea, Flood 2014)."""
+    values = [_splitmix(2 * level * BLOCK + position) | 1 for position in range(2 * BLOCK)]
+    return torch.from_numpy(np.array(values, np.uint64).view(np.int64).reshape(2, BLOCK)).to(device)
+
+
+def _splitmix(position: int) -> int:
+    mixed = ((position + 1) * _MULTIPLIER) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)

@@ -1,0 +1,76 @@
+"""Many tensors in one block of memory: where they lie, and copying them all at once."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
+
+import torch
+
+Named = tuple[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor in a block of memory, whichever block that is.
+
+    Attributes:
+        start: of its first element, in bytes from the block's begin; a multiple of the element's size.
+        strides: in elements.
+    """
+
+    start: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, block: torch.Tensor) -> Self:
+        """Of a tensor that lies in `block`."""
+        return cls(tensor.data_ptr() - block.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+
+    @classmethod
+    def dense(cls, start: int, shape: torch.Size, dtype: torch.dtype) -> Self:
+        """Of a tensor in one piece."""
+        strides = list(accumulate(reversed(shape[1:]), operator.mul, initial=1))
+        return cls(start, shape, tuple(strides[: len(shape)][::-1]), dtype)
+
+
+def views(block: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
+    """The tensors at these places of `block` ([num_bytes] uint8)."""
+    typed: dict[torch.dtype, torch.Tensor] = {}
+    for dtype in {place.dtype for place in places}:
+        size = dtype.itemsize
+        typed[dtype] = block[: len(block) // size * size].view(dtype)
+    return [
+        typed[place.dtype].as_strided(
+            place.shape, place.strides, typed[place.dtype].storage_offset() + place.start // place.dtype.itemsize
+        )
+        for place in places
+    ]
+
+
+@torch.no_grad()
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each source into its target; what lies in one piece on both sides in one launch a dtype.
+
+    Args:
+        targets: of the shapes of the sources; they do not overlap.
+    """
+    dense: dict[tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]]
+    dense = defaultdict(lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        if target.is_contiguous() and source.is_contiguous():
+            if target.dtype == source.dtype == torch.float8_e4m3fn:  # of which torch copies many at once only as bytes
+                target, source = target.view(torch.uint8), source.view(torch.uint8)
+            these, those = dense[target.dtype, source.dtype]
+            these.append(target)
+            those.append(source)
+        else:
+            target.copy_(source)
+    for these, those in dense.values():
+        torch._foreach_copy_(these, those)
