@@ -3,8 +3,10 @@
     python benchmarks/convert.py --gb 2 --processes 2      # BF16 -> FP8 -> BF16 of 2 GB; --folder names the disk
 
 What the disk does is measured by as many processes that read the same source files and write as many bytes of zeros,
-flushed, with no work between. The source is dropped from the page cache before each measurement, and rounds take turns.
-Tensors have the sizes of a mixture of experts, [1536, 5120] and [5120, 1536].
+flushed, with no work between. The source is dropped from the page cache before each measurement. A round measures the
+start of the processes (a conversion of almost nothing), the conversion less that, and the disk, one after another, so
+that all three see the same machine; given is the median of the rounds. Tensors have the sizes of a mixture of experts,
+[1536, 5120] and [5120, 1536].
 """
 
 from __future__ import annotations
@@ -120,13 +122,12 @@ def main() -> None:
 def measure(folder: Path, num_bytes: int, processes: int, rounds: int) -> None:
     print(conditions())
     print(f"BF16 checkpoint of {num_bytes / 1e9:.1f} GB, {processes} processes, median of {rounds} rounds\n")
-    columns = ("conversion", "s", "of these to start", "MB/s read and written", "the disk alone, MB/s", "share")
-    print("|", " | ".join(columns), "| MB a CPU second |")
-    print("|---|---|---|---|---|---|---|")
+    columns = ("conversion", "s to start", "MB/s read and written", "the disk alone, MB/s", "share", "MB a CPU second")
+    print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
     wide = write_bf16(folder / "bf16", num_bytes)
     few = write_bf16(folder / "few", processes * 6 * 2**14, [(128, 128)] * 3)
     block = fp8.scheme_to_write(Strategy.block, powers_of_two=False)
-    start_up, start_cpu = convert(fp8.to_fp8(few, folder / "start", block), processes, file_bytes=2**15)
+    nothing = fp8.to_fp8(few, folder / "start", block)
     narrow = folder / "fp8"
     makers: dict[str, Callable[[Path], job.Job]] = {
         "bf16-to-fp8": lambda source: fp8.to_fp8(source, narrow, block),
@@ -135,17 +136,18 @@ def measure(folder: Path, num_bytes: int, processes: int, rounds: int) -> None:
     for name, make in makers.items():
         source = wide if name == "bf16-to-fp8" else narrow
         made = make(source)
-        converted, used, alone = [], [], []
+        starts, rates, disk_rates, shares, per_cpu = [], [], [], [], []
         for _ in range(rounds):
+            start, start_cpu = convert(nothing, processes, file_bytes=2**15)
             seconds, cpu = convert(made, processes)
-            converted.append(seconds)
-            used.append(cpu - start_cpu)
-            alone.append(bare(source, made.destination, folder / "bare", processes))
-        moved = (size(source) + size(made.destination)) / 1e6
-        seconds, disk = statistics.median(converted), statistics.median(alone)
-        rate, disk_rate = moved / (seconds - start_up), moved / disk
-        row = f"| {name} | {seconds:.1f} | {start_up:.1f} | {rate:.0f} | {disk_rate:.0f} | {rate / disk_rate:.2f} "
-        print(row + f"| {moved / statistics.median(used):.0f} |", flush=True)
+            moved = (size(source) + size(made.destination)) / 1e6
+            starts.append(start)
+            rates.append(moved / (seconds - start))
+            per_cpu.append(moved / (cpu - start_cpu))
+            disk_rates.append(moved / bare(source, made.destination, folder / "bare", processes))
+            shares.append(rates[-1] / disk_rates[-1])
+        middle = [statistics.median(each) for each in (starts, rates, disk_rates, shares, per_cpu)]
+        print("| {} | {:.1f} | {:.0f} | {:.0f} | {:.2f} | {:.0f} |".format(name, *middle), flush=True)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,16 @@ def test_a_number_that_is_none_stays_visible():
     assert fp8.dequantize(weight, scales, (BLOCK, BLOCK), torch.float32)[3, 5].isnan()
 
 
+@pytest.mark.parametrize("with_nan", [False, True])
+def test_every_e4m3_number_keeps_its_value(with_nan):
+    """Whole vectors of them (`_widen`) as torch converts them one by one, zeros with their signs."""
+    codes = [code for code in range(256) if with_nan or code & 0x7F != 0x7F]
+    weight = torch.tensor(codes, dtype=torch.uint8).view(fp8.E4M3).repeat(3, 1)
+    found = fp8.dequantize(weight, torch.ones(1, 1), (3, len(codes)), torch.float32)
+    assert found.isnan().sum() == (6 if with_nan else 0)
+    assert torch.equal(found.nan_to_num().view(torch.int32), weight.float().nan_to_num().view(torch.int32))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("powers_of_two", [False, True])
 def test_the_kernel_rounds_alike(device, powers_of_two):

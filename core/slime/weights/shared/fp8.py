@@ -21,7 +21,7 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 _MANTISSA = (1 << 23) - 1
-_AT_ONCE = 2**17
+_AT_ONCE = 2**18
 """Elements on their way through fp32 on a CPU: what its caches hold."""
 
 Quantized = tuple[Tensor, Tensor]
@@ -70,8 +70,20 @@ def dequantize(weight: Tensor, scales: Tensor, block: tuple[int, int], dtype: to
     """
     matrix = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     for rows, each in _by_rows(weight.shape, block, scales.float()):
-        matrix[rows] = weight[rows].float().mul_(each)
+        matrix[rows] = _widen(weight[rows]).mul_(each)
     return matrix
+
+
+def _widen(values: Tensor) -> Tensor:
+    """E4M3 in fp32, exactly.
+
+    torch converts one element at a time on a CPU. Whole vectors go by fp16: its sign, exponent and mantissa take E4M3's
+    bits as they are, subnormal ones too, and are the value / 2^8 then. Only NaN (0x7f, 0xff) is none there.
+    """
+    if values.is_cuda or values.view(torch.int8).amax() == 0x7F or values.view(torch.uint8).amax() == 0xFF:
+        return values.float()
+    bits = values.view(torch.int8).to(torch.int16).bitwise_left_shift_(7)  # the sign is in bits 14 and 15
+    return bits.bitwise_and_(~0x4000).view(torch.float16).float().mul_(2**8)
 
 
 def scales_shape(shape: Sequence[int], block: tuple[int, int]) -> tuple[int, int]:
@@ -120,6 +132,10 @@ def _blocks(rows: slice, block: tuple[int, int]) -> slice:
 def _by_rows(shape: Sequence[int], block: tuple[int, int], scales: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Runs of rows, and their scales by column ([1 or rows, 1 or columns])."""
     assert tuple(scales.shape) == scales_shape(shape, block), f"{tuple(scales.shape)} scales for {tuple(shape)}"
+    blocks: slice | None = None
+    each = scales
     for rows in _rows(shape, block):
-        each = scales[_blocks(rows, block)]
-        yield rows, each if each.shape[1] == 1 else each.repeat_interleave(block[1], 1)[:, : shape[1]]
+        if blocks != (blocks := _blocks(rows, block)):  # several runs lie in a row of blocks
+            each = scales[blocks]
+            each = each if each.shape[1] == 1 else each.repeat_interleave(block[1], 1)[:, : shape[1]]
+        yield rows, each
