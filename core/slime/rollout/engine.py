@@ -44,7 +44,7 @@ PORT_TAKEN = re.compile("address already in use|port.* is not available in", re.
 """What uvicorn writes, after which SGLang neither serves nor ends; and what SGLang writes of the further ports that
 data-parallel attention needs, which it counts from that one."""
 TAIL_LINES, TAIL_CHARACTERS = 5, 400
-_STATISTICS = re.compile(r"(Prefill|Decode) batch|Bucket \d+ of|went known ways|Cache flushed|HTTP/1")
+_STATISTICS = re.compile(r"(Prefill|Decode) batch|Bucket \d+ of|were replayed|Cache flushed|HTTP/1")
 """What a log says of work that goes well."""
 DYING_S = 3.0
 """From the death of one of SGLang's processes to the end of the server."""

@@ -75,7 +75,7 @@ def check_generation(
             generation = asyncio.run(_generate(engine.endpoint))
             assert generation.weight_version == version
             differences.append(_difference(model, generation))
-    known = re.search(r"Version 2: (\d+) of (\d+) buckets went known ways", (scratch / "engine.log").read_text())
+    known = re.search(r"Version 2: (\d+) of (\d+) buckets were replayed", (scratch / "engine.log").read_text())
     assert known, "the engine's ledger did not log the second version"
     assert known[1] == known[2], known[0]
     assert max(differences) <= tolerance, f"the engine's log-probs are off by {differences}"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from slime.weights.engine.incoming import Arrival
-from slime.weights.engine.load_plan import Arrived
-from slime.weights.engine.version_check import TransferFault
+from slime.weights.engine.incoming import IncomingVersion
+from slime.weights.engine.load_plan import ReceivedBucket
+from slime.weights.engine.version_check import VersionFault
 from slime.weights.shared.bucket import Bucket, contents
 from slime.weights.shared.receipt import BucketNote, tensor_digest
 
@@ -75,24 +75,24 @@ class Engine:
     """A model that gets versions in buckets of one tensor."""
 
     model: Model
-    may_route: bool = True
+    may_replay: bool = True
     loaded: list[str] = field(default_factory=list)
 
     def publish(self, number: int, tensors: Tensors, corrupt: Callable[[torch.Tensor], object] = len) -> list[str]:
         """Returns the tensors that the loader was asked to load; `corrupt` gets each bucket's memory on its way."""
         self.loaded = []
-        arrival = Arrival(self.model, number, self.model.named_parameters(), may_route=self.may_route)
+        incoming = IncomingVersion(self.model, number, self.model.named_parameters(), may_replay=self.may_replay)
         for index, (name, tensor) in enumerate(tensors.items()):
             bucket = Bucket(1024, torch.device("cpu"))
             bucket.fill([(name, tensor)])
             corrupt(bucket.memory)
-            arrived = Arrived(bucket.memory, contents(bucket.metadata))
+            arrived = ReceivedBucket(bucket.memory, contents(bucket.metadata))
             last = index + 1 == len(tensors)
             digests = [tensor_digest(each) for each in tensors.values()] if last else []
             note = BucketNote(number, index, last, digests)
-            arrival.take(note, arrived, lambda arrived=arrived: self.load(dict(arrived.tensors)))
+            incoming.take(note, arrived, lambda arrived=arrived: self.load(dict(arrived.tensors)))
             bucket.memory.fill_(255)  # the next one comes
-        assert arrival.finish(note)["tensors"] == len(tensors)
+        assert incoming.finish(note)["tensors"] == len(tensors)
         return self.loaded
 
     def load(self, tensors: Tensors) -> None:
@@ -124,7 +124,7 @@ def test_the_loader_is_asked_again_if_it_does_more_than_copying(kind: type[Model
 
 
 def test_an_engine_whose_weights_move_keeps_its_loader() -> None:
-    engine = Engine(Model(), may_route=False)
+    engine = Engine(Model(), may_replay=False)
     for number in (1, 2):
         assert engine.publish(number, version(number)) == list(version(number))
 
@@ -157,10 +157,10 @@ def test_parameters_that_moved_are_learnt_anew() -> None:
 def test_a_version_on_known_ways_is_checked_as_any() -> None:
     engine = Engine(Model())
     engine.publish(1, version(1))
-    with pytest.raises(TransferFault, match="tensor 'first' arrived with digest"):
+    with pytest.raises(VersionFault, match="tensor 'first' arrived with digest"):
         engine.publish(2, version(2), corrupt=lambda memory: memory[5].bitwise_xor_(1))
     few = {name: tensor for name, tensor in version(3).items() if name != "embedding"}
-    with pytest.raises(TransferFault, match=r"'embedding' \(64 of 64 bytes; missing embedding\)"):
+    with pytest.raises(VersionFault, match=r"'embedding' \(64 of 64 bytes; missing embedding\)"):
         engine.publish(3, few)
     assert engine.publish(4, version(4)) == []
     check(engine.model, version(4))

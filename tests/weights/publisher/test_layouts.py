@@ -57,7 +57,7 @@ class Served:
     requests: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
 
     def publish(self) -> None:
-        """Another model each time: the first goes in by the engine's loader, those behind it by known ways."""
+        """Another model each time: the first goes in by the engine's loader, later ones are replayed."""
         self.version += 1
         self.model = models.random_model(read_hf_config(str(self.folder)), seed=self.version).eval()
         receipt = publish(iter(self.tensors().items()), [self.engine.endpoint], self.version, BUCKET)

@@ -68,7 +68,7 @@ def test_is_the_sum_that_it_says(size):
     data = random(size, torch.uint8).numpy().tobytes()
     words = [int.from_bytes(data[start : start + 8], "little") for start in range(0, size, 8)]
     for level in range(3):
-        first, second = receipt.weights(torch.device("cpu"), level).tolist()
+        first, second = receipt.hash_multipliers(torch.device("cpu"), level).tolist()
         blocks = [words[start : start + receipt.BLOCK] for start in range(0, len(words), receipt.BLOCK)]
         sums = [sum(w * a + (w >> 32) * b for w, a, b in zip(block, first, second, strict=False)) for block in blocks]
         words = [total % 2**64 for total in sums]

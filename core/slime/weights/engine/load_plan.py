@@ -1,4 +1,4 @@
-"""The way of each tensor of a bucket into the parameters of an engine's model, to take it again without a loader.
+"""What a loader did with each bucket of a version, to do the same with the next version without a loader.
 
 SGLang's finds every tensor's place by its name, in Python: for a mixture of experts it goes through all experts for
 each of tens of thousands of tensors. Every version brings the same tensors in the same buckets to the same places.
@@ -24,7 +24,7 @@ Partial = dict[str, tuple[int, list[list[int]]]]
 
 
 @dataclass(frozen=True)
-class Arrived:
+class ReceivedBucket:
     """A bucket on an engine's side.
 
     Attributes:
@@ -64,7 +64,7 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Route:
+class LoadPlan:
     """What a loader did with one bucket.
 
     Attributes:
@@ -85,7 +85,7 @@ class Route:
         """Of the copies, in a bucket's memory."""
         return views(memory, [copy.source for copy in self.copies])
 
-    def take(self, sources: Sequence[torch.Tensor]) -> None:
+    def replay(self, sources: Sequence[torch.Tensor]) -> None:
         """Do the same with other contents."""
         copy_all([copy.target for copy in self.copies], sources)
         with torch.no_grad():
@@ -93,7 +93,7 @@ class Route:
                 fill.target.fill_(fill.value)
 
     @property
-    def can_be_taken(self) -> bool:
+    def can_be_replayed(self) -> bool:
         """The order of its writes does not matter, and weights keep their kind. E4M3 in blocks is copied as it is: what
         a loader of other quantised ones does besides is not known."""
         num_covered = sum(int(np.diff(intervals).sum()) for intervals in self.written.values())
@@ -105,32 +105,26 @@ class Route:
 _PLAIN = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn}
 
 
-class Routes:
-    """Of all buckets of a version, in their order.
+class LoadPlans:
+    """Of all buckets of a version, in their order; none if every version needs the engine's loader.
 
     Args:
-        parameters: into which they lead.
+        parameters: which they write.
     """
 
-    def __init__(self, parameters: Memory, by_bucket: Sequence[Route]) -> None:
+    def __init__(self, parameters: Memory, by_bucket: Sequence[LoadPlan]) -> None:
         self._places = _places(parameters)
-        self._by_bucket = by_bucket if all(route.can_be_taken for route in by_bucket) else []
+        self.by_bucket = by_bucket if all(plan.can_be_replayed for plan in by_bucket) else []
 
-    @property
-    def num_buckets(self) -> int:
-        """0: every version needs the engine's loader."""
-        return len(self._by_bucket)
-
-    def lead_into(self, parameters: Memory) -> bool:
+    def fit(self, parameters: Memory) -> bool:
         """The parameters still lie where they did."""
         return self._places == _places(parameters)
 
-    def find(self, index: int, contents: Contents) -> Route | None:
-        """The route of a bucket, if it holds what it held."""
-        if index >= len(self._by_bucket) or self._by_bucket[index].contents != contents:
-            return None
-        return self._by_bucket[index]
+    def find(self, index: int, contents: Contents) -> LoadPlan | None:
+        """The plan of a bucket, if it holds what it held."""
+        found = self.by_bucket[index] if index < len(self.by_bucket) else None
+        return found if found and found.contents == contents else None
 
 
 def _places(parameters: Memory) -> list[tuple[str, int, int]]:
-    return [(block.name, block.address, block.end) for block in parameters.blocks]
+    return [(region.name, region.address, region.end) for region in parameters.regions]

@@ -26,9 +26,9 @@ import torch
 
 from slime.weights.engine.derived import after_dummy_weights
 from slime.weights.engine.experts import every_copy
-from slime.weights.engine.incoming import Arrival
-from slime.weights.engine.load_plan import Arrived, Partial
-from slime.weights.engine.version_check import TransferFault, unused
+from slime.weights.engine.incoming import IncomingVersion
+from slime.weights.engine.load_plan import Partial, ReceivedBucket
+from slime.weights.engine.version_check import VersionFault, unused
 from slime.weights.shared import stream
 from slime.weights.shared.bucket import contents
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
@@ -44,7 +44,7 @@ _PUBLISHED = "tokenizer.weight_version"
 """As what SGLang sets the version that an update brought, after that has succeeded."""
 Answer = tuple[bool, str]
 logger = logging.getLogger(__name__)
-_arrivals: weakref.WeakKeyDictionary[torch.nn.Module, Arrival] = weakref.WeakKeyDictionary()
+_incoming: weakref.WeakKeyDictionary[torch.nn.Module, IncomingVersion] = weakref.WeakKeyDictionary()
 _drafts: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
 """By model, SGLang's updater of the one that drafts for it."""
 
@@ -141,7 +141,7 @@ def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Ans
         if torch.cuda.is_available():  # the publisher fills the bucket anew once it has the answer
             torch.cuda.current_stream().synchronize()
         return result
-    except TransferFault as fault:
+    except VersionFault as fault:
         return False, str(fault)
     except Exception as error:
         logger.exception("A bucket of weights could not be loaded")
@@ -181,10 +181,10 @@ def receive_version(
     Where to learn what they hold travels as the load format, the only text that the request has room for.
     """
     if not (load_format and load_format.startswith(f'{{"{NOTE_KEY}"')):
-        raise TransferFault(_REFUSED)
+        raise VersionFault(_REFUSED)
     told = json.loads(load_format)[NOTE_KEY]
     store = stream.part_of(stream.publishers_store(*told["store"], told["timeout_s"]), told["name"])
-    buckets = stream.arriving(store, updater._model_update_group[group_name], torch.device(updater.device))
+    buckets = stream.receive_buckets(store, updater._model_update_group[group_name], torch.device(updater.device))
     try:
         for bucket in buckets:
             result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
@@ -201,22 +201,24 @@ def load_bucket(
 ) -> Answer:
     """Around the loading of one bucket on one rank: read, load under observation, account, answer."""
     if not (isinstance(named_tensors, dict) and NOTE_KEY in named_tensors):
-        raise TransferFault(_REFUSED)
+        raise VersionFault(_REFUSED)
     note, model = BucketNote(**named_tensors[NOTE_KEY]), updater.get_model()
     partials = _load_draft(_drafts.get(model), named_tensors)
     if note.index == 0:
-        _arrivals[model] = Arrival(model, note.version, _own_parameters(model), may_route=_stays_in_place(model))
-    arrival = _arrivals.pop(model, None)  # put back only after a good bucket: a fault ends the version
-    if arrival is None:
-        raise TransferFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
-    bucket = Arrived(named_tensors["flattened_tensor"], contents(named_tensors["metadata"]))
+        _incoming[model] = IncomingVersion(
+            model, note.version, _own_parameters(model), may_replay=_stays_in_place(model)
+        )
+    incoming = _incoming.pop(model, None)  # put back only after a good bucket: a fault ends the version
+    if incoming is None:
+        raise VersionFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
+    bucket = ReceivedBucket(named_tensors["flattened_tensor"], contents(named_tensors["metadata"]))
     load = functools.partial(original, updater, named_tensors=named_tensors, load_format=load_format)
-    arrival.take(note, bucket, load)
+    incoming.take(note, bucket, load)
     if not note.last:
-        _arrivals[model] = arrival
+        _incoming[model] = incoming
         return True, json.dumps({NOTE_KEY: {}, "partials": [{}]})
-    receipt = arrival.finish(note)
-    return True, json.dumps({NOTE_KEY: receipt, "partials": [arrival.transfer.partial, *partials]})
+    receipt = incoming.finish(note)
+    return True, json.dumps({NOTE_KEY: receipt, "partials": [incoming.check.partial, *partials]})
 
 
 def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:

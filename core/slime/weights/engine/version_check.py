@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slime.weights.engine.coverage import Coverage, Intervals
-from slime.weights.engine.load_plan import Arrived, Copy, Fill, Partial, Route
+from slime.weights.engine.load_plan import Copy, Fill, LoadPlan, Partial, ReceivedBucket
 from slime.weights.engine.writes import Memory, Write, differences
 from slime.weights.shared.receipt import BucketNote, Fingerprint
 from slime.weights.shared.views import Place
@@ -19,11 +19,11 @@ NamedTensors = Sequence[tuple[str, torch.Tensor]]
 _NUM_NAMED = 3  # so many names in a message, then a count
 
 
-class TransferFault(Exception):
+class VersionFault(Exception):
     """This version cannot become the engine's: the message names the tensor and what is wrong with it."""
 
 
-class Transfer:
+class VersionCheck:
     """The books of one version on one rank of an engine, from its first bucket to its last.
 
     Args:
@@ -43,23 +43,23 @@ class Transfer:
         self._fingerprint = Fingerprint()
         self._next_index = 0
         self.parameters = Memory(parameters)
-        self._written = {block.name: Coverage(block.tensor.nbytes) for block in self.parameters.blocks}
+        self._written = {region.name: Coverage(region.tensor.nbytes) for region in self.parameters.regions}
         self._complaints: list[str] = []
         self._differences: list[torch.Tensor] = []
-        self.writers: dict[str, list[str]] = {block.name: [] for block in self.parameters.blocks}
+        self.writers: dict[str, list[str]] = {region.name: [] for region in self.parameters.regions}
         self.partial: Partial = {}
 
     def receive(self, note: BucketNote, tensors: NamedTensors) -> None:
         """A bucket came: check that it is its turn, and read it."""
         if (note.version, note.index) != (self.version, self._next_index):
-            raise TransferFault(
+            raise VersionFault(
                 f"bucket {self._next_index} of version {self.version} never arrived: "
                 f"the engine got bucket {note.index} of version {note.version} instead"
             )
         self._fingerprint.add(tensors)
         self._next_index += 1
 
-    def trace(self, bucket: Arrived, writes: Sequence[Write]) -> Route:
+    def trace(self, bucket: ReceivedBucket, writes: Sequence[Write]) -> LoadPlan:
         """What a loader did with a bucket, of all writes while it ran."""
         sources = Memory(bucket.tensors)
         used = {name: Coverage(tensor.nbytes) for name, tensor in bucket.tensors}
@@ -77,9 +77,7 @@ class Transfer:
                 continue
             source = sources.find(write.source)
             if source is None:
-                raise TransferFault(
-                    f"parameter '{parameter.name}' was written from memory outside the published bucket"
-                )
+                raise VersionFault(f"parameter '{parameter.name}' was written from memory outside the published bucket")
             used[source.name].add_view(write.source, source.address)
             writers[parameter.name].append(source.name)
             complaint = (
@@ -93,19 +91,19 @@ class Transfer:
             if len(coverage.missing())
         }
         covered = {name: coverage.covered() for name, coverage in written.items()}
-        return Route(bucket.contents, copies, fills, covered, writers, partial)
+        return LoadPlan(bucket.contents, copies, fills, covered, writers, partial)
 
-    def account(self, route: Route, sources: Sequence[torch.Tensor]) -> None:
+    def account(self, plan: LoadPlan, sources: Sequence[torch.Tensor]) -> None:
         """Book what was written, and compare each copy with its source; the device is not waited for."""
-        for name, intervals in route.written.items():
+        for name, intervals in plan.written.items():
             self._written[name].add(intervals)
-        for name, writers in route.writers.items():
+        for name, writers in plan.writers.items():
             self.writers[name] += writers
-        if route.copies:
-            targets = [copy.target for copy in route.copies]
+        if plan.copies:
+            targets = [copy.target for copy in plan.copies]
             self._differences.append(differences(list(zip(targets, sources, strict=True))))
-        self._complaints += [copy.complaint for copy in route.copies]
-        self.partial |= route.partial
+        self._complaints += [copy.complaint for copy in plan.copies]
+        self.partial |= plan.partial
 
     def finish(self, published: Sequence[int]) -> dict[str, Any]:
         """After the last bucket: all tensors arrived as published, the parameters hold them, and no byte else.
@@ -119,13 +117,13 @@ class Transfer:
         gaps = self._gaps()  # while the device is still busy
         digests = self._fingerprint.digests()
         if len(digests) != len(published):
-            raise TransferFault(
+            raise VersionFault(
                 f"version {self.version} ended after {len(digests)} tensors, with digests of {len(published)}: "
                 f"bucket {self._next_index - 1} was not the last"
             )
         for name, received, sent in zip(self._fingerprint.names, digests, published, strict=True):
             if received != sent:
-                raise TransferFault(
+                raise VersionFault(
                     f"tensor '{name}' arrived with digest {received:016x}, it was published with {sent:016x}"
                 )
         self._check_bits()
@@ -136,7 +134,7 @@ class Transfer:
         """Every copy holds the bits of its source: compared by now on the device, asked for together."""
         wrong = torch.cat(self._differences).nonzero().flatten().tolist() if self._differences else []
         if wrong:
-            raise TransferFault(self._complaints[wrong[0]])
+            raise VersionFault(self._complaints[wrong[0]])
 
     def _gaps(self) -> dict[str, Intervals]:
         return {name: ranges for name, coverage in self._written.items() if len(ranges := coverage.missing())}
@@ -146,7 +144,7 @@ class Transfer:
         if gaps:
             named = [self._describe_gap(name, gaps[name]) for name in list(gaps)[:_NUM_NAMED]]
             more = f" and {len(gaps) - _NUM_NAMED} more" if len(gaps) > _NUM_NAMED else ""
-            raise TransferFault(f"version {self.version} leaves parameters unwritten: {', '.join(named)}{more}")
+            raise VersionFault(f"version {self.version} leaves parameters unwritten: {', '.join(named)}{more}")
 
     def _describe_gap(self, name: str, gaps: Intervals) -> str:
         missing, total = int(np.diff(gaps).sum()), self._written[name].num_bytes
@@ -175,8 +173,8 @@ def tensor_in_traceback(error: BaseException, tensors: NamedTensors) -> str | No
     trace, found = error.__traceback__, None
     while trace:
         for value in trace.tb_frame.f_locals.values():
-            block = memory.find(value) if _holds_data(value) else None
-            found = block.name if block else found
+            region = memory.find(value) if _holds_data(value) else None
+            found = region.name if region else found
         trace = trace.tb_next
     return found
 

@@ -79,7 +79,7 @@ def observed_writes() -> Iterator[list[Write]]:
 
 
 @dataclass(frozen=True)
-class Block:
+class Region:
     """A named tensor and the memory it occupies, from `address` to `end`."""
 
     name: str
@@ -88,7 +88,7 @@ class Block:
     end: int
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> Block:
+    def of(cls, name: str, tensor: torch.Tensor) -> Region:
         address = tensor.data_ptr()
         return cls(name, tensor, address, address + tensor.nbytes)
 
@@ -97,16 +97,16 @@ class Memory:
     """Finds the named tensor in whose memory another tensor lies (dense tensors that do not overlap)."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.blocks = sorted((Block.of(name, tensor) for name, tensor in named), key=lambda block: block.address)
-        self._addresses = [block.address for block in self.blocks]
+        self.regions = sorted((Region.of(name, tensor) for name, tensor in named), key=lambda region: region.address)
+        self._addresses = [region.address for region in self.regions]
 
-    def find(self, tensor: torch.Tensor) -> Block | None:
+    def find(self, tensor: torch.Tensor) -> Region | None:
         address = tensor.data_ptr()
         position = bisect.bisect_right(self._addresses, address) - 1
         if position < 0:
             return None
-        block = self.blocks[position]
-        return block if address < block.end and tensor.device == block.tensor.device else None
+        region = self.regions[position]
+        return region if address < region.end and tensor.device == region.tensor.device else None
 
 
 def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

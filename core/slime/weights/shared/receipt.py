@@ -121,10 +121,10 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 def _fold_all(words: Sequence[torch.Tensor], level: int) -> list[torch.Tensor]:
     device = words[0].device
     if device.type == "cpu":
-        return fold(words, weights(device, level))
+        return fold(words, hash_multipliers(device, level))
     from slime.weights.shared import kernels
 
-    return kernels.fold(words, weights(device, level))
+    return kernels.fold(words, hash_multipliers(device, level))
 
 
 def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> list[torch.Tensor]:
@@ -163,7 +163,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
 @functools.cache
-def weights(device: torch.device, level: int) -> torch.Tensor:
+def hash_multipliers(device: torch.device, level: int) -> torch.Tensor:
     """[2, BLOCK] int64 odd pseudo-random multipliers of one tree level: SplitMix64 (Steele, Lea, Flood 2014)."""
     values = [_splitmix(2 * level * BLOCK + position) | 1 for position in range(2 * BLOCK)]
     return torch.from_numpy(np.array(values, np.uint64).view(np.int64).reshape(2, BLOCK)).to(device)

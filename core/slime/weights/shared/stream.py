@@ -54,7 +54,7 @@ def forget(store: Store, num_announced: int) -> None:
         store.delete_key(str(index))
 
 
-def arriving(store: Store, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:
+def receive_buckets(store: Store, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:
     """The buckets of a version, as SGLang takes them; each comes while the next is on the wire, until the last.
 
     Two memories take turns: a broadcast begins once the device is done with all that it had to do until then, the
@@ -73,10 +73,10 @@ def arriving(store: Store, group: dist.ProcessGroup, device: torch.device) -> It
         _reserve(bucket, **told["tensors"])
         work = dist.broadcast(bucket.memory[: bucket.used], group=group, group_src=0, async_op=True)
         if before:
-            yield _arrived(*before)
+            yield _as_payload(*before)
         before = bucket, work, told["note"]
         if told["note"]["last"]:
-            yield _arrived(*before)
+            yield _as_payload(*before)
             return
 
 
@@ -84,6 +84,6 @@ def _reserve(bucket: Bucket, names: list[str], shapes: list[list[int]], dtypes: 
     bucket.reserve(names, shapes, [getattr(torch, dtype) for dtype in dtypes])
 
 
-def _arrived(bucket: Bucket, work: dist.Work, note: dict[str, Any]) -> dict[str, Any]:
+def _as_payload(bucket: Bucket, work: dist.Work, note: dict[str, Any]) -> dict[str, Any]:
     work.wait()
     return {"flattened_tensor": bucket.memory[: bucket.used], "metadata": bucket.metadata, NOTE_KEY: note}
