@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from slime import __main__ as command
+from slime import usage
 from slime.errors import SlimeError
 from slime.testing.site import Site
 
@@ -25,7 +26,14 @@ print(json.dumps({{"code": code, "cpu_s": time.process_time(), "modules": sorted
 
 @pytest.mark.parametrize(
     ("argv", "limit_s"),
-    [(["--help"], 0.3), (["plugins"], 0.3), (["plan", *RUN], 1.0), (["plan", "--config", *RUN], 1.0)],
+    [
+        (["--help"], 0.3),
+        (["plugins"], 0.3),
+        (["plugins", "--json"], 0.3),
+        (["plan", "--help"], 0.3),
+        (["plan", *RUN], 1.0),
+        (["plan", "--config", *RUN], 1.0),
+    ],
 )
 def test_verb_is_quick_and_imports_nothing_heavy(argv: list[str], limit_s: float) -> None:
     """CPU seconds, best of at most three: the machine may be busy. benchmarks/startup.py shows wall time."""
@@ -89,6 +97,35 @@ def test_plugins_lists_the_broken_beside_the_sound(site: Site, capsys: pytest.Ca
     assert "acme-reward 1.0 (acme-reward)\n  reward   acme\n" in shown.out
     assert "acme-broken 0.3 (acme-broken)  BROKEN\n" in shown.out
     assert shown.err.startswith("slime: plugin acme-broken 0.3: 'acme_broken' does not import (ModuleNotFoundError")
+
+
+def test_plugins_for_programs_has_what_the_listing_has(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.add("acme-reward", "@hookimpl\ndef slime_rewards(): return {'acme': dict}")
+    site.add("acme-broken", "import no_such_package", version="0.3")
+    assert command.main(["plugins", "--json"]) == 2
+    shown = json.loads(capsys.readouterr().out)
+    found = {plugin["distribution"]: plugin for plugin in shown["plugins"]}
+    assert (shown["schema"], found["acme-reward"]["brings"]) == (1, {"reward": ["acme"]})
+    assert "local" in found["slime-rl"]["choices"]["cluster"]
+    assert "does not import" in found["acme-broken"]["problem"]["what"]
+
+
+def test_a_plan_says_what_stands_in_the_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is shown, as with anything else that is missing here; the run itself is refused at once."""
+    words = [*RUN, f"run.dir={tmp_path}", "run.resume=must"]
+    assert command.main(["plan", *words]) == 0
+    said = f"{tmp_path}/glm4-tiny-local: there is no checkpoint to resume from. Use `run.resume=auto`.\n"
+    assert capsys.readouterr().err == f"slime: before it can run: {said}"
+    assert command.main(words) == 2
+    assert capsys.readouterr().err == f"slime: {said}"
+
+
+@pytest.mark.parametrize("verb", [verb for verb in usage.VERBS if verb not in usage.OWN_PARSER])
+def test_every_verb_has_its_own_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"slime {verb}")
+    assert all(flag in shown for flag in usage.FLAGS.get(verb, ()))
 
 
 @pytest.mark.parametrize("verb", [[], ["train"], ["eval"], ["plan"]])

@@ -188,3 +188,41 @@ def test_a_file_in_the_way(tmp_path, name):
 def test_a_folder_that_cannot_be_made():
     with pytest.raises(SlimeError, match="cannot make the run directory"):
         RunDir.open("/proc/slime-run")  # procfs refuses new folders to everybody, root included
+
+
+def obstacle(path, *overrides):
+    """What a plan says of a run in `path`; it leaves the place as it was."""
+    before = {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
+    found = RunDir.obstacle(config(f"run.dir={path.parent}", *overrides))
+    assert {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")} == before
+    return found and str(found)
+
+
+def test_a_plan_finds_nothing_in_the_way_of_a_new_or_resumed_run(path):
+    assert obstacle(path) is None
+    saved_run(path, f"run.dir={path.parent}")
+    assert obstacle(path) is None
+    assert obstacle(path, "run.num_steps=20") is None
+
+
+def test_a_plan_says_what_the_run_would_say(path):
+    saved_run(path, f"run.dir={path.parent}")
+    assert "holds a run of another configuration (run.seed: 1234 -> 3)" in obstacle(path, "run.seed=3")
+    assert "already holds a run and `run.resume` is never" in obstacle(path, "run.resume=never")
+    assert "no checkpoint to resume from" in obstacle(path, "run.resume=must", "run.name=other")
+
+
+def test_a_plan_names_the_holder_and_does_not_disturb_it(path):
+    holder = hold(path)
+    try:
+        assert f"another run is using this directory (process {holder.pid} on " in obstacle(path)
+    finally:
+        holder.kill()
+        holder.wait()
+    assert obstacle(path) is None
+
+
+def test_a_plan_finds_a_file_in_the_way(tmp_path):
+    (tmp_path / "runs").touch()
+    found = RunDir.obstacle(config(f"run.dir={tmp_path / 'runs'}"))
+    assert f"cannot make the run directory ({tmp_path / 'runs'} is a file)" in str(found)

@@ -22,13 +22,15 @@ def commands(file: Path) -> list[str]:
 def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     code = main(shlex.split(command.removeprefix(PROMPT)))
     shown = capsys.readouterr()
-    text = (shown.out + shown.err).replace(str(FOLDER.parents[1]), "<checkout>")
+    text = (shown.out + shown.err).replace(str(FOLDER.parents[1]), "<checkout>").replace(str(Path.cwd()), "<here>")
     return f"{command}\n{text}" + (f"(exit {code})\n" if code else "")
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.txt")), ids=lambda file: file.stem)
-def test_transcript(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(FOLDER.parents[1])  # a model that is not fetched yet would lie in the working directory
+def test_transcript(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no model is fetched yet and no run has been
     assert commands(file), "a transcript has commands"
     seen = "\n".join(run(command, capsys) for command in commands(file))
     if os.environ.get("UPDATE_TRANSCRIPTS"):

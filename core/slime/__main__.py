@@ -5,45 +5,24 @@ Nothing heavy is imported before a run is known to be right, so that `--help`, `
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import select
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import slime
-from slime.errors import SlimeError, did_you_mean
+from slime import usage
+from slime.errors import SlimeError
 
 if TYPE_CHECKING:
     from slime.config.compose import Composed
 
 EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # the last two as shells count death by SIGINT and SIGPIPE
-
-USAGE = """\
-slime post-trains large language models with reinforcement learning: generate, reward, train, publish.
-
-  slime [train] +model=<model> +cluster=<cluster> [key=value ...]   train
-  slime plan      ...same...   what would run where, and what is wrong; starts nothing
-  slime preflight ...same...   whether every host has what the run needs; loads nothing
-  slime probe     ...same...   one step at full length with random weights: seconds and memory beside the plan's
-  slime eval      ...same...   score the model on eval.path
-  slime plugins                what is installed and what each plugin brings
-  slime samples --help         what the model answered, step by step
-  slime convert --help         checkpoints into other formats: FP8, BF16, Megatron-core, HF
-
-  slime plan ... --config    print the resolved config as YAML
-  slime plan ... --json      the plan for programs (docs/plan.md)
-  slime plan ... --fit       layouts that fit the cluster, the fastest first
-  slime --help, --version
-
-Keys are in docs/config.md. Keys under train.megatron, train.optimizer, train.ddp and rollout.sglang are the installed
-Megatron-core's and SGLang's own. What can be chosen here:
-"""
-PLAN_FLAGS = ("--config", "--json", "--fit")
-SWEEP_FLAGS = ("--multirun", "-m")
-CONFIG_FLAGS = ("--cfg", "-c", "--config-name", "--config-path", "--config-dir", "--info", "--resolve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,51 +57,44 @@ def _report_errors(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     verb = argv.pop(0) if argv and argv[0] in VERBS else None
-    if verb in ("convert", "samples"):
+    if verb in usage.OWN_PARSER:
         return VERBS[verb](argv)
     if "--help" in argv or "-h" in argv or (verb is None and not argv):
-        return _help()
+        return _help(verb)
     if "--version" in argv:
         print(f"slime {slime.__version__}")
         return 0
-    _refuse_strangers(verb, argv)
+    from slime.config.groups import DECLARED
+
+    usage.refuse_strangers(verb, argv, DECLARED)
     return VERBS[verb or "train"](argv)
 
 
-def _refuse_strangers(verb: str | None, argv: Sequence[str]) -> None:
-    for word in argv:
-        if word in SWEEP_FLAGS:
-            raise SlimeError(f"'{word}': a command is one run", todo="Start several, for instance in a shell loop.")
-        if word in CONFIG_FLAGS:
-            todo = "'slime plan --config' prints the resolved config."
-            raise SlimeError(f"'{word}' is a flag of Hydra that slime does not take", todo=todo)
-        if word.startswith("-") and not (word in PLAN_FLAGS and verb == "plan"):
-            raise SlimeError(
-                f"there is no flag '{word}'", todo=did_you_mean(word, ["--help", "--version", *PLAN_FLAGS])
-            )
-        if "=" not in word and word[0] not in "~-":
-            todo = "The verb comes first." if word in VERBS else did_you_mean(word, VERBS)
-            if "." in word or word[0] == "+":
-                todo = f"Write {word}=<value>."
-            raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=todo)
-
-
-def _help() -> int:
+def _help(verb: str | None) -> int:
+    if verb is not None:
+        print(usage.page(verb))
+        return 0
     from slime import plugins
     from slime.config import groups
 
-    print(USAGE)
+    print(usage.overview())
     options = groups.scan(plugins.load())
     for group in groups.DECLARED:
-        print(f"  {group}=".ljust(12) + ", ".join(options.names(group)))
+        names = textwrap.wrap(", ".join(options.names(group)), 106, break_on_hyphens=False)
+        print(f"  {group}=".ljust(12) + "\n".ljust(13).join(names))
     return 0
 
 
 def _train(argv: Sequence[str]) -> int:
     from slime.config.compose import compose
+    from slime.run_dir import RunDir
 
     cfg = compose(argv)
+    if obstacle := RunDir.obstacle(cfg):  # before data and model are read
+        raise obstacle
     from slime.run import train
 
     print(f"\n{train(cfg)}", end="")
@@ -147,8 +119,11 @@ def _plan(argv: Sequence[str]) -> int:
     from slime.config.compose import examine, to_yaml
     from slime.plan.document import document
     from slime.plan.report import report
+    from slime.run_dir import RunDir
 
-    composed = examine([word for word in argv if word not in PLAN_FLAGS])
+    composed = examine([word for word in argv if word not in usage.FLAGS["plan"]])
+    if not composed.problems and (obstacle := RunDir.obstacle(composed.cfg)):
+        composed = dataclasses.replace(composed, needs=[*composed.needs, obstacle])
     if "--fit" in argv:
         return _fit(composed, as_json="--json" in argv)
     if "--json" in argv:
@@ -203,20 +178,22 @@ def _preflight(argv: Sequence[str]) -> int:
 def _plugins(argv: Sequence[str]) -> int:
     from slime import plugins
     from slime.config import groups
+    from slime.tools.plugins import as_json, listing
 
-    if argv:
-        raise SlimeError(f"'plugins' takes no arguments, got '{argv[0]}'", todo="Leave it out.")
+    if strangers := [word for word in argv if word not in usage.FLAGS["plugins"]]:
+        raise SlimeError(f"'plugins' takes no keys, got '{strangers[0]}'", todo="Leave it out.")
     installed = plugins.load()
-    options = groups.scan(installed)
-    for plugin in installed.installed:
-        print(f"{plugin.distribution} {plugin.version} ({plugin.name}){'  BROKEN' if plugin.problem else ''}")
-        for kind, names in plugin.brings().items():
-            print(f"  {kind:<8} {', '.join(names)}")
-        for group, names in options.of(plugin.distribution).items() if not plugin.problem else ():
-            print(f"  choose   {' '.join(f'{group}={name}' for name in names)}")
+    print((as_json if argv else listing)(installed, groups.scan(installed)))
     for problem in installed.problems:
         print(f"slime: {problem}", file=sys.stderr)
     return EXIT_ERROR if installed.problems else 0
+
+
+def _completion(argv: Sequence[str]) -> int:
+    from slime.tools.completion import main as completion
+
+    completion(argv)
+    return 0
 
 
 def _convert(argv: Sequence[str]) -> int:
@@ -242,6 +219,7 @@ VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "plugins": _plugins,
     "convert": _convert,
     "samples": _samples,
+    "completion": _completion,
 }
 
 if __name__ == "__main__":

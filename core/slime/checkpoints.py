@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import slime
-from slime import driver_state, files
+from slime import files
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
 
@@ -56,6 +56,8 @@ class Checkpoint:
 
     def driver_state(self) -> dict[str, Any]:
         """What the driver handed to `commit`."""
+        from slime import driver_state  # imports numpy, which `slime plan` does without
+
         return driver_state.loads((self.path / DRIVER).read_bytes())
 
     @property
@@ -203,6 +205,8 @@ class CheckpointStore:
         Raises:
             SlimeError: the disk is full, or a file that somebody wrote is not here; earlier checkpoints are untouched.
         """
+        from slime import driver_state
+
         path = self._path(step)
         with files.disk_errors(path, self._expected_bytes()):
             (staging.path / DRIVER).write_bytes(driver_state.dumps(state))

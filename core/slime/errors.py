@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -28,6 +29,10 @@ class SlimeError(Exception):
         """Pickle with its three parts, so that it survives the way from a worker process to the driver."""
         return _rebuild, (type(self), self.what, self.where, self.todo)
 
+    def document(self) -> dict[str, str]:
+        """What is wrong, where, and what to do, for a program."""
+        return {"what": self.what, "where": self.where, "todo": self.todo}
+
 
 class NoAnswer(SlimeError):
     """A process did not answer in time. It may hang: whoever catches this has the stacks taken."""
@@ -38,14 +43,28 @@ def _rebuild(cls: type[SlimeError], what: str, where: str, todo: str) -> SlimeEr
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name closest to a mistyped one, or None if nothing is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    """The known name that a mistyped one was meant to be, or None if none is near enough.
+
+    Near are names that have three quarters of their letters in common (`difflib`). One that differs in its number
+    alone is not near: who asks for `x-8b` does not mean `x-4b`.
+    """
+    close = difflib.get_close_matches(name, [other for other in known if not _other_number(name, other)], 1, 0.75)
     return close[0] if close else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence for `SlimeError.todo`: the nearest known name, or the whole list when nothing is near."""
+def _other_number(name: str, other: str) -> bool:
+    letters, digits = ([re.sub(pattern, "", text) for text in (name, other)] for pattern in (r"\d", r"\D"))
+    return letters[0] == letters[1] and all(digits) and digits[0] != digits[1]
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """A sentence for `SlimeError.todo`: the nearest known name, or the whole list when nothing is near.
+
+    Args:
+        prefix: what stands before each name when it is written.
+    """
     options = sorted(known)
     if match := nearest(name, options):
-        return f"Did you mean '{match}'?"
-    return f"Choose one of: {', '.join(options)}." if options else "Nothing of this kind is installed."
+        return f"Did you mean '{prefix}{match}'?"
+    choices = ", ".join(f"{prefix}{option}" for option in options)
+    return f"Choose one of: {choices}." if options else "Nothing of this kind is installed."

@@ -20,6 +20,7 @@ import slime
 from slime import builtins
 from slime.errors import SlimeError, did_you_mean
 from slime.hookspecs import Factory, SlimeHooks
+from slime.versions import other_versions
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
@@ -228,14 +229,8 @@ def _load_entry(entry: EntryPoint) -> Plugin:
 
 
 def _check_slime_version(plugin: Plugin, dist: Distribution) -> None:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    for requirement in map(Requirement, dist.requires or ()):
-        applies = requirement.marker is None or requirement.marker.evaluate()
-        ours = applies and canonicalize_name(requirement.name) == BUILTIN
-        if ours and not requirement.specifier.contains(slime.__version__, prereleases=True):
-            raise plugin.broken(f"made for slime {requirement.specifier}, this is slime {slime.__version__}")
+    if wanted := other_versions(BUILTIN, slime.__version__, dist.requires or []):
+        raise plugin.broken(f"made for slime {wanted}, this is slime {slime.__version__}")
 
 
 def _import(plugin: Plugin, entry: EntryPoint) -> Any:

@@ -66,24 +66,28 @@ class RunDir:
                 `resume` is `must` and it holds no checkpoint.
         """
         path = Path(path).absolute()
-        if resume is Resume.must and not _has_checkpoint(path):
-            raise SlimeError("there is no checkpoint to resume from", where=str(path), todo="Use `run.resume=auto`.")
+        _check_resume(path, resume)
         _make(path)
         with files.disk_errors(path):
             run = cls(path, _lock(path / LOCK))
-            run._enter(resume)
+            for folder in FOLDERS:
+                (path / folder).mkdir(exist_ok=True)
         return run
 
-    def _enter(self, resume: Resume) -> None:
-        if resume is Resume.never and self.config.exists():
-            self.close()
-            raise SlimeError(
-                "this directory already holds a run and `run.resume` is never",
-                where=str(self.path),
-                todo="Set another `run.name`, or `run.resume=auto` to continue it.",
-            )
-        for folder in FOLDERS:
-            (self.path / folder).mkdir(exist_ok=True)
+    @classmethod
+    def obstacle(cls, cfg: SlimeConfig) -> SlimeError | None:
+        """Why `open` or `write_config` would refuse this run now, if they would; leaves no trace."""
+        run = cls((Path(cfg.run.dir) / cfg.run.name).absolute())
+        try:
+            _check_resume(run.path, cfg.run.resume)
+            _check_can_be_made(run.path)
+            if run.lock.exists():
+                with run.lock.open() as file:
+                    _hold(file, fcntl.LOCK_SH)
+            run._changes(cfg)
+        except SlimeError as error:
+            return error
+        return None
 
     def write_config(self, cfg: SlimeConfig) -> list[str]:
         """Write the resolved configuration; beside a checkpoint, first compare with the one that made it.
@@ -94,6 +98,15 @@ class RunDir:
         Raises:
             SlimeError: a key outside `MAY_CHANGE` differs, so that the checkpoint belongs to another run.
         """
+        changes = self._changes(cfg)
+        if changes:
+            log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
+        with files.disk_errors(self.config):
+            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(_container(cfg))).encode())
+        return list(changes.values())
+
+    def _changes(self, cfg: SlimeConfig) -> dict[str, str]:
+        """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
         resumes = self.config.exists() and _has_checkpoint(self.path)
         changes = _changes(_read(self.config), _flat(_container(cfg))) if resumes else {}
         if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in MAY_CHANGE)]:
@@ -102,11 +115,7 @@ class RunDir:
                 where=str(self.path),
                 todo="Undo the change to continue that run, or set another `run.name` for a new one.",
             )
-        if changes:
-            log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
-        with files.disk_errors(self.config):
-            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(_container(cfg))).encode())
-        return list(changes.values())
+        return changes
 
     def write_plugins(self, provenance: Mapping[str, Any]) -> None:
         """Write which plugins are installed and which of them this run uses."""
@@ -149,33 +158,61 @@ class RunDir:
             self.close()
 
 
+def _check_resume(path: Path, resume: Resume) -> None:
+    if resume is Resume.must and not _has_checkpoint(path):
+        raise SlimeError("there is no checkpoint to resume from", where=str(path), todo="Use `run.resume=auto`.")
+    if resume is Resume.never and RunDir(path).config.exists():
+        raise SlimeError(
+            "this directory already holds a run and `run.resume` is never",
+            where=str(path),
+            todo="Set another `run.name`, or `run.resume=auto` to continue it.",
+        )
+
+
+def _check_can_be_made(path: Path) -> None:
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not there.is_dir():
+        raise _cannot_be_made(path, f"{there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _cannot_be_made(path, f"{there} cannot be written")
+
+
 def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SlimeError(
-            f"cannot make the run directory ({error.strerror})", where=str(path), todo="Set `run.dir` or `run.name`."
-        ) from error
+        raise _cannot_be_made(path, error.strerror or str(error)) from error
+
+
+def _cannot_be_made(path: Path, why: str) -> SlimeError:
+    return SlimeError(f"cannot make the run directory ({why})", where=str(path), todo="Set `run.dir` or `run.name`.")
 
 
 def _lock(path: Path) -> IO[str]:
     """Take the lock file; the kernel lets go of it when this process dies, however it dies."""
     file = path.open("a+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.readline().strip() or "another process"
+        _hold(file, fcntl.LOCK_EX)
+    except SlimeError:
         file.close()
-        raise SlimeError(
-            f"another run is using this directory ({holder})",
-            where=str(path.parent),
-            todo="Wait for it, stop it, or set another `run.name`.",
-        ) from error
+        raise
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n{secrets.token_hex()}\n")  # like no other lock
     file.flush()
     return file
+
+
+def _hold(lock: IO[str], how: int) -> None:
+    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed."""
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        raise SlimeError(
+            f"another run is using this directory ({lock.readline().strip() or 'another process'})",
+            where=str(Path(lock.name).parent),
+            todo="Wait for it, stop it, or set another `run.name`.",
+        ) from error
 
 
 def _has_checkpoint(path: Path) -> bool:

@@ -167,7 +167,7 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"buffer.options.max_groups": "many"}, "buffer.options.max_groups: Value 'many'"),
         ({"buffer.options.size": 1}, "buffer.options.size: buffer 'fifo' has no such option"),
         ({"model.family": "glm4_moe"}, "is 'glm4_moe', but config.json says model_type 'glm4'"),
-        ({"model.family": "glm5"}, "no model named 'glm5' is installed. Did you mean 'glm4'?"),
+        ({"model.family": "glm5"}, "no model named 'glm5' is installed. Choose one of: deepseek_v3"),
         (
             {"model.init": Init.checkpoint},
             "there are no *.safetensors files. Fetch the weights, or set model.init=random",

@@ -50,8 +50,8 @@ def test_a_step_or_an_evaluation_by_name(run, capsys) -> None:
     assert "prompt 0/held" in capsys.readouterr().out
 
 
-def test_what_is_not_there_is_an_error_with_the_nearest(run, tmp_path, capsys) -> None:
+def test_what_is_not_there_is_an_error_with_the_newest(run, tmp_path, capsys) -> None:
     assert main(["samples", str(run), "11"]) == 2
-    assert "there is no 'step-000011'. Did you mean 'step-000012'" in capsys.readouterr().err
+    assert "there is no 'step-000011'. The newest is 'step-000012'" in capsys.readouterr().err
     assert main(["samples", str(tmp_path / "none")]) == 2
     assert "there are no samples" in capsys.readouterr().err

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from slime.errors import SlimeError, did_you_mean, nearest
 from slime.plugins import CONFIG_SCHEME, Plugins
 
@@ -82,8 +80,8 @@ class Groups:
     def require(self, group: str, name: str) -> None:
         """SlimeError with the nearest name if the group has no such option."""
         if name not in self._options[group]:
-            known = [f"{group}={option}" for option in self.names(group)]
-            todo = did_you_mean(f"{group}={name}", known) if known else self.choose(group)
+            known = self.names(group)
+            todo = did_you_mean(name, known, f"{group}=") if known else self.choose(group)
             raise SlimeError(f"there is no {group}={name}", todo=todo)
 
     def recipe_for(self, model: str, cluster: str) -> str:
@@ -104,6 +102,8 @@ class Groups:
 
     def task_of(self, model: str) -> str:
         """The task that a model's file names for when none is chosen."""
+        from omegaconf import OmegaConf  # a third of the time of `slime --help`, which needs it not
+
         return str(OmegaConf.select(OmegaConf.load(self._options["model"][model].file), "task") or NO_TASK)
 
     def _is_orphan(self, recipe: str) -> bool:

@@ -160,7 +160,7 @@ def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]
 def homes_of(key: str) -> list[str]:
     """Dotted keys that a key without its section may be meant for: its name of today, or the sections that take it."""
     today = _renamed(key)
-    return [today] if today else [f"{section}.{key}" for section in FOREIGN if key in _names(section)]
+    return [today] if today else [f"{section}.{key}" for section in FOREIGN if key in settable(section)]
 
 
 def _renamed(key: str) -> str | None:
@@ -168,8 +168,8 @@ def _renamed(key: str) -> str | None:
     return megatron_fields.RENAMED.get(key.strip("-").replace("-", "_"))
 
 
-def _names(section: str) -> Set[str]:
-    """The fields of a section that a run may set."""
+def settable(section: str) -> Set[str]:
+    """The fields of a pass-through section that a run may set."""
     return ACCEPTED[section].keys() if section in ACCEPTED else fields_of(section).keys() - SET_BY_SLIME[section].keys()
 
 
@@ -179,8 +179,8 @@ def _elsewhere(section: str, key: str) -> str:
 
 
 def _nearest_field(section: str, key: str) -> str:
-    if nearest(key, _names(section)):
-        return did_you_mean(key, _names(section))
+    if nearest(key, settable(section)):
+        return did_you_mean(key, settable(section))
     return f"Its fields are in {_classes(section)} of the installed {DISTRIBUTION[SOURCES[section][0]]}."
 
 

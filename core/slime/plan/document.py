@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from slime.config.compose import Composed
-from slime.errors import SlimeError
 from slime.plan.commands import commands
 from slime.plan.memory import MemoryPlan, Place
 from slime.plan.model import PlannedModel, read_model
@@ -23,13 +22,13 @@ SCHEMA = 1
 
 def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
     """The plan as plain values; of a config with problems only those."""
-    head = {"schema": SCHEMA, "problems": [error_document(problem) for problem in composed.problems]}
+    head = {"schema": SCHEMA, "problems": [problem.document() for problem in composed.problems]}
     if composed.problems:
         return head
     model = read_model(composed, plugins)
     return {
         **head,
-        "needs": [error_document(need) for need in composed.needs],
+        "needs": [need.document() for need in composed.needs],
         "run": {"name": composed.cfg.run.name, "model": composed.cfg.model.name, **composed.choices},
         **_topology(model.topology, model),
         "publish": None if model.links is None else [_link(link) for link in model.links],
@@ -37,11 +36,6 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         "pools": {name: _pool(rank) for name, rank in composed.memory.engines.items()} if composed.memory else {},
         "commands": commands(composed.cfg),
     }
-
-
-def error_document(error: SlimeError) -> dict[str, str]:
-    """What is wrong, where, and what to do."""
-    return {"what": error.what, "where": error.where, "todo": error.todo}
 
 
 def _topology(topology: Topology, model: PlannedModel) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime.config.compose import Composed
 from slime.plan.candidate import Candidate
-from slime.plan.document import SCHEMA, error_document
+from slime.plan.document import SCHEMA
 from slime.plan.estimate import MOVES, work_of
 from slime.plan.fit import MARGIN, Fitted
 from slime.plan.memory import most
@@ -99,7 +99,7 @@ def _candidate(one: Candidate) -> dict[str, Any]:
     devices, hosts = max(one.memory.devices, key=most), max(one.memory.hosts, key=most)
     return {
         "given": one.is_given,
-        "problems": [error_document(problem) for problem in one.problems],
+        "problems": [problem.document() for problem in one.problems],
         "words": one.words,
         "sizes": {name: getattr(one.grid, name) for name in ("tp", "pp", "cp", "ep", "etp", "dp")},
         "seconds": {part: value if math.isfinite(value) else None for part, value in one.seconds.items()},

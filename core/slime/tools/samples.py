@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from slime.errors import SlimeError, did_you_mean
+from slime.errors import SlimeError
 from slime.observe.samples import Row, read_samples
 
 
@@ -44,7 +44,7 @@ def _file(folder: Path, which: str | None) -> Path:
     else:
         wanted = f"step-{int(which):06d}" if which.isdecimal() else which
     if wanted not in names:
-        raise SlimeError(f"there is no '{wanted}'", where=str(folder), todo=did_you_mean(wanted, names))
+        raise SlimeError(f"there is no '{wanted}'", where=str(folder), todo=f"The newest is '{names[-1]}'.")
     return folder / f"{wanted}.jsonl"
 
 

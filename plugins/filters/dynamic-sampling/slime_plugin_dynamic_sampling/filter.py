@@ -7,7 +7,6 @@ and the rollout goes on sampling until the batch is full.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,12 +35,14 @@ class DynamicSampling:
 
     def decide(self, group: Group) -> Decision:
         """Keep, or drop with one of the reasons above; samples without a value are left out, as in training."""
+        from statistics import pstdev  # takes as long to import as all of slime's own modules that `--help` needs
+
         rewards = group.rewards
         if len(rewards) < max(self._options.min_values, 2):
             return Decision(keep=False, reason="too_few_values")
         if min(rewards) == max(rewards):
             return Decision(keep=False, reason=self._reason(rewards))
-        if statistics.pstdev(rewards) <= self._options.min_std:
+        if pstdev(rewards) <= self._options.min_std:
             return Decision(keep=False, reason="low_std")
         return Decision(keep=True)
 
