@@ -2,10 +2,12 @@
 
     python benchmarks/fp8.py                        # the experts of a layer of GLM-5.2 and of DeepSeek-R1, one GPU
     python benchmarks/fp8.py --device cpu --tiny    # a second, to see that it runs
+    python benchmarks/fp8.py --prepare              # without a GPU: what the host does for a matrix before the launches
 
-The rate counts what must move: two bytes read and one written an element, and the scales. The yardstick is
-`Tensor.copy_` of as many bytes. "host" is the time until the launch returns. Bytes are compared with what a CPU makes
-of the same matrices.
+The rate counts what must move: two bytes read and one written an element, and the scales; its time is from the call
+until the device is done. The yardstick is `Tensor.copy_` of as many bytes. "host" is the time until the call returns,
+"device" that of the device alone, all of a call being queued before it begins. Bytes are compared with what a CPU
+makes of the same matrices.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from slime.weights.shared import fp8
 
 PROMISED_SHARE = 0.85
 NUM_MEASURED = 10
+QUEUE_CYCLES = 20_000_000
+"""Of the GPU's clock: some 10 ms, longer than the host needs for a call."""
 Shape = tuple[int, int]
 REAL: dict[str, Sequence[Shape]] = {
     "GLM-5.2, 64 experts": [(2048, 6144), (2048, 6144), (6144, 2048)] * 64,
@@ -45,6 +49,32 @@ def measure(step: Callable[[], object], device: torch.device) -> tuple[float, fl
             torch.cuda.synchronize()
         done.append(time.perf_counter() - start)
     return statistics.median(done[3:]), statistics.median(returned[3:])
+
+
+def on_device(step: Callable[[], object]) -> float:
+    """Median seconds of the device alone: it waits until the host is done with the call."""
+    seconds = []
+    for _ in range(NUM_MEASURED):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(QUEUE_CYCLES)
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(seconds)
+
+
+def preparing(shapes: Sequence[Shape]) -> float:
+    """Median processor microseconds a matrix of `fp8_kernel.prepare` on a CPU, which touches no matrix."""
+    from slime.weights.shared import fp8_kernel
+
+    matrices, seconds = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes], []
+    for _ in range(NUM_MEASURED):
+        start = time.process_time()
+        fp8_kernel.prepare(matrices)
+        seconds.append(time.process_time() - start)
+    return 1e6 * statistics.median(seconds) / len(shapes)
 
 
 def num_bytes(matrices: Sequence[Tensor]) -> int:
@@ -70,11 +100,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--prepare", action="store_true")
     options = parser.parse_args()
+    print(f"{conditions()}\n")
+    if options.prepare:
+        for name, shapes in REAL.items():
+            print(f"{name}: {preparing(shapes):.1f} us a matrix before the launches")
+        return
     device = torch.device(options.device)
-    print(
-        f"{conditions()}\n\n| weights | GB moved | ms | host, ms | GB/s | copy, GB/s | share | bytes |\n|{'---|' * 8}"
-    )
+    columns = ("weights", "GB moved", "ms", "host, ms", "device, ms", "GB/s", "copy, GB/s", "share", "bytes")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     shares = []
     for name, shapes in (TINY if options.tiny else REAL).items():
         generator = torch.Generator(device).manual_seed(0)
@@ -83,13 +118,15 @@ def main() -> None:
         source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         seconds, host = measure(lambda matrices=matrices: fp8.quantize(matrices), device)  # type: ignore[misc]
+        alone = seconds
+        if device.type == "cuda":
+            alone = on_device(lambda matrices=matrices: fp8.quantize(matrices))  # type: ignore[misc]
         copying, _ = measure(lambda source=source, target=target: target.copy_(source), device)  # type: ignore[misc]
         shares.append(copying / seconds)
         exact = "equal" if is_exact(matrices) else "DIFFER"
         rates = f"{moved / seconds / 1e9:.0f} | {moved / copying / 1e9:.0f} | {shares[-1]:.2f}"
-        print(
-            f"| {name} | {moved / 1e9:.2f} | {1e3 * seconds:.2f} | {1e3 * host:.2f} | {rates} | {exact} |", flush=True
-        )
+        times = f"{1e3 * seconds:.2f} | {1e3 * host:.2f} | {1e3 * alone:.2f}"
+        print(f"| {name} | {moved / 1e9:.2f} | {times} | {rates} | {exact} |", flush=True)
         del matrices, source, target
     if device.type == "cuda" and not options.tiny:
         verdict = "kept" if min(shares) >= PROMISED_SHARE else "MISSED"

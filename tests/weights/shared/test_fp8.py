@@ -178,3 +178,24 @@ def test_the_kernel_rounds_alike(device, powers_of_two):
     for (weight, scales), wanted in zip(got, fp8.quantize(matrices, powers_of_two=powers_of_two), strict=True):
         assert torch.equal(weight.cpu().view(torch.uint8), wanted[0].view(torch.uint8))
         assert torch.equal(scales.cpu(), wanted[1])
+
+
+def test_the_kernel_moves_whole_vectors():
+    """Compiled for an H100, which need not be there: what is aligned is read and written 16 bytes at a time."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from slime.weights.shared import fp8_kernel
+
+    types = {"addresses": "*i64", "weights": "*fp8e4nv", "scales": "*fp32", **dict.fromkeys(fp8_kernel.NUMBERS, "i32")}
+    values = {"KIND": triton.language.bfloat16, "BLOCK": BLOCK, "LARGEST": 448.0, "ALIGNED": True}
+    values["POWERS_OF_TWO"] = False
+    aligned = {(position,): [["tt.divisibility", 16]] for position in (1, 2)}  # as torch allocates
+    source = ASTSource(fp8_kernel.kernel, types | dict.fromkeys(values, "constexpr"), values, aligned)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": fp8_kernel.NUM_WARPS}).asm[
+        "ptx"
+    ]
+    elements = BLOCK * BLOCK // (fp8_kernel.NUM_WARPS * 32)  # of a thread
+    assert ptx.count("ld.global.v4.b32") == elements * 2 // 16
+    assert ptx.count("st.global.v4.b32") == elements // 16

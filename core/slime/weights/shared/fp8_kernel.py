@@ -1,9 +1,15 @@
-"""`slime.weights.shared.fp8.quantize` of many matrices in one launch, on CUDA: each block is read and written once."""
+"""`slime.weights.shared.fp8.quantize` of many matrices, on CUDA: every block is read once and written once.
+
+Matrices that are alike (experts are, layer after layer) go in one launch: their results lie behind one another, so that
+a block finds its matrix by a division, and the one table there is has the addresses of the matrices. What the host does
+for each is little: it must be done with a batch before the device is.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -14,77 +20,108 @@ from slime.config.fp8 import BLOCK
 from slime.weights.shared.fp8 import E4M3, LARGEST, Quantized, scales_shape
 
 _POINTERS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+NUM_WARPS = 8
+NUMBERS = ("num_rows", "num_columns", "blocks_down", "blocks_across")
+Kind = tuple[torch.Size, torch.dtype, bool]
+"""Shape, dtype, and whether rows begin at multiples of 16 bytes and elements: several are read and written at once."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Matrices of one kind and the room for their results.
+
+    Attributes:
+        numbers: their positions among all matrices.
+        addresses: [num_matrices] int64.
+        weights: [num_matrices, rows, columns] E4M3.
+        scales: [num_matrices, row blocks, column blocks] fp32.
+    """
+
+    kind: Kind
+    numbers: Sequence[int]
+    addresses: Tensor
+    weights: Tensor
+    scales: Tensor
 
 
 def quantize(matrices: Sequence[Tensor], powers_of_two: bool) -> list[Quantized]:
-    """In the order of the matrices, one launch for each dtype and alignment; the host does not wait for the device."""
+    """In the order of the matrices, one launch for each kind; the host does not wait for the device.
+
+    The results of one kind are views of one allocation, which lives as long as one of them does.
+    """
     matrices = [matrix.detach().contiguous() for matrix in matrices]
-    device = matrices[0].device
-    outputs = [
-        (
-            torch.empty(matrix.shape, dtype=E4M3, device=device),
-            torch.empty(scales_shape(matrix.shape, (BLOCK, BLOCK)), device=device),
+    done: dict[int, Quantized] = {}
+    for each in prepare(matrices):
+        shape, dtype, aligned = each.kind
+        kernel[(each.scales.numel(),)](
+            each.addresses,
+            each.weights,
+            each.scales,
+            *shape,
+            *each.scales.shape[1:],
+            KIND=_POINTERS[dtype],
+            BLOCK=BLOCK,
+            LARGEST=LARGEST,
+            ALIGNED=aligned,
+            POWERS_OF_TWO=powers_of_two,
+            num_warps=NUM_WARPS,
         )
-        for matrix in matrices
-    ]
-    kinds = [(matrix.dtype, _is_aligned(matrix)) for matrix in matrices]
-    for kind in dict.fromkeys(kinds):
-        pairs = zip(matrices, outputs, strict=True)
-        _launch([pair for pair, each in zip(pairs, kinds, strict=True) if each == kind], kind[1], powers_of_two)
-    return outputs
+        done |= zip(each.numbers, zip(each.weights.unbind(), each.scales.unbind(), strict=True), strict=True)
+    return [done[number] for number in range(len(matrices))]
 
 
-def _is_aligned(matrix: Tensor) -> bool:
-    """Rows begin at multiples of 16 bytes and elements: several are read and written at once."""
-    return matrix.size(1) % 16 == 0 and matrix.data_ptr() % 16 == 0
+def prepare(matrices: Sequence[Tensor]) -> list[Launch]:
+    """What the launches need; one copy to the device for all of them.
+
+    Args:
+        matrices: dense, of one device; they live until the device is done.
+    """
+    device, kinds = matrices[0].device, _alike(matrices)
+    in_order = [matrices[number].data_ptr() for numbers in kinds.values() for number in numbers]
+    addresses = torch.tensor(in_order, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    launches, first = [], 0
+    for kind, numbers in kinds.items():
+        weights = torch.empty(len(numbers), *kind[0], dtype=E4M3, device=device)
+        scales = torch.empty(len(numbers), *scales_shape(kind[0], (BLOCK, BLOCK)), device=device)
+        launches.append(Launch(kind, numbers, addresses[first : first + len(numbers)], weights, scales))
+        first += len(numbers)
+    return launches
 
 
-def _launch(pairs: Sequence[tuple[Tensor, Quantized]], aligned: bool, powers_of_two: bool) -> None:
-    device = pairs[0][0].device
-    num_blocks = [scales.numel() for _, (_, scales) in pairs]
-    first_blocks = accumulate(num_blocks[:-1], initial=0)
-    rows = [
-        (first, *matrix.shape, matrix.data_ptr(), weight.data_ptr(), scales.data_ptr(), number)
-        for first, (matrix, (weight, scales)), number in zip(first_blocks, pairs, num_blocks, strict=True)
-    ]
-    jobs = torch.tensor(rows, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    owners = torch.repeat_interleave(jobs[:, -1], output_size=sum(num_blocks))
-    _quantize[(len(owners),)](
-        jobs,
-        owners,
-        KIND=_POINTERS[pairs[0][0].dtype],
-        JOB=jobs.size(1),
-        BLOCK=BLOCK,
-        LARGEST=LARGEST,
-        ALIGNED=aligned,
-        POWERS_OF_TWO=powers_of_two,
-        num_warps=8,
-    )
+def _alike(matrices: Sequence[Tensor]) -> dict[Kind, list[int]]:
+    """The positions of the matrices of each kind."""
+    kinds: dict[Kind, list[int]] = defaultdict(list)
+    for number, matrix in enumerate(matrices):
+        kinds[matrix.shape, matrix.dtype, matrix.size(1) % 16 == 0 and matrix.data_ptr() % 16 == 0].append(number)
+    return kinds
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _quantize(  # type: ignore[no-untyped-def]
-    jobs,
-    owners,
+# The numbers and the first address are of any size: without this Triton would compile anew for some of them.
+@triton.jit(do_not_specialize=("addresses", *NUMBERS))  # type: ignore[untyped-decorator]
+def kernel(  # type: ignore[no-untyped-def]
+    addresses,
+    weights,
+    scales,
+    num_rows,
+    num_columns,
+    blocks_down,
+    blocks_across,
     KIND: tl.constexpr,
-    JOB: tl.constexpr,
     BLOCK: tl.constexpr,
     LARGEST: tl.constexpr,
     ALIGNED: tl.constexpr,
     POWERS_OF_TWO: tl.constexpr,
 ):
     block = tl.program_id(0)
-    job = jobs + tl.load(owners + block) * JOB
-    num_rows, num_columns = tl.load(job + 1), tl.load(job + 2)
-    matrix = tl.load(job + 3).to(tl.pointer_type(KIND))
-    weight = tl.load(job + 4).to(tl.pointer_type(tl.float8e4nv))
-    scales = tl.load(job + 5).to(tl.pointer_type(tl.float32))
+    owner = block // (blocks_down * blocks_across)
+    matrix = tl.load(addresses + owner).to(tl.pointer_type(KIND))
+    # In 64 bits: experts of a layer have more than 2^31 elements together.
+    weight = weights + owner.to(tl.int64) * num_rows * num_columns
     if ALIGNED:
-        num_columns = tl.multiple_of(num_columns, 16)
+        num_columns = num_columns // 16 * 16  # as it is; a hint (`tl.multiple_of`) does not reach an argument
         matrix, weight = tl.multiple_of(matrix, 16), tl.multiple_of(weight, 16)
-    place = block - tl.load(job)
-    blocks_across = tl.cdiv(num_columns, BLOCK)
-    row = (place // blocks_across) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    place = block % (blocks_down * blocks_across)
+    row = (place // blocks_across).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
     column = (place % blocks_across) * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (row < num_rows) & (column < num_columns)
     at = row * num_columns + column
@@ -92,7 +129,7 @@ def _quantize(  # type: ignore[no-untyped-def]
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(value)), LARGEST), 1.1754943508222875e-38)
     if POWERS_OF_TWO:
         scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & -0x800000).to(tl.float32, bitcast=True)
-    tl.store(scales + place, scale)
+    tl.store(scales + block, scale)
     if (scale > 1e-30) & (scale < 1e30):
         # As division, which costs more than there is time for: one correction of a product by the reciprocal rounds
         # rightly (Markstein 1990), as long as nothing is subnormal that does not end as 0. Its 0 has lost the sign.
