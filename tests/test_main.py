@@ -128,7 +128,7 @@ def test_every_verb_has_its_own_help(verb: str, capsys: pytest.CaptureFixture[st
     assert all(flag in shown for flag in usage.FLAGS.get(verb, ()))
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["eval"], ["plan"]])
+@pytest.mark.parametrize("verb", [[], ["train"], ["plan"]])
 def test_no_run_starts_beside_a_broken_plugin(site: Site, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     site.add("acme-broken", "import no_such_package")
     assert command.main([*verb, *RUN]) == 2

@@ -30,9 +30,16 @@ def test_the_make_targets_exist() -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    slime (.*?)\s+#", README, re.M))
-def test_every_command_is_understood(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_understood(
+    line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Verbs that start processes are planned instead: the same words, the same checks."""
     words = shlex.split(line)
+    if words[0] == "eval":
+        monkeypatch.chdir(tmp_path)
+        assert command.main(words) == command.EXIT_ERROR
+        assert f"{tmp_path / words[1]}: this is neither a run directory" in capsys.readouterr().err
+        return
     if words[0] != "plugins":
         words = ["plan", *(word for word in words if "=" in word)]
     assert command.main(words) == 0, capsys.readouterr().err

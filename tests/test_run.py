@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime.files import files_under
+from slime.run_dir import RunDir
 from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -50,6 +52,30 @@ with torch.no_grad():
 """
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert loaded.returncode == 0, loaded.stderr
+
+
+def test_a_checkpoint_is_scored_beside_its_run(finished: Run) -> None:
+    """While somebody holds the run directory, and bit for bit as the run scored the same weights."""
+    before = contents(finished.path)
+    with RunDir.open(finished.path):
+        command = [sys.executable, "-m", "slime", "eval", str(finished.path), "--checkpoint", "6"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=350, cwd=finished.folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scored = finished.path / "eval/step-000006"
+    assert f"{finished.path}/checkpoints/step-000006 after 4 supervised steps and 2 reinforcement" in done.stdout
+    result = json.loads((scored / "result.json").read_text())
+    [row] = [row for row in finished.rows("rl") if row["step"] == 2 and "eval/reward_mean" in row]
+    assert {name: result["metrics"][name] for name in row if name.startswith("eval/")}.items() <= row.items()
+    name = "samples/eval-000002.jsonl"
+    assert (scored / name).read_bytes() == (finished.path / name).read_bytes()
+    after = {name: data for name, data in contents(finished.path).items() if not name.startswith("eval/")}
+    assert after == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the lock, which says who holds the directory."""
+    found = {str(path.relative_to(folder)): path for path in files_under(folder)}
+    return {name: path.read_bytes() for name, path in found.items() if name != "lock"}
 
 
 def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run, tmp_path: Path) -> None:

@@ -102,15 +102,9 @@ def _train(argv: Sequence[str]) -> int:
 
 
 def _eval(argv: Sequence[str]) -> int:
-    from slime.config.compose import compose
+    from slime.tools.evaluate import main as evaluate
 
-    cfg = compose(argv)
-    if cfg.eval.path is None:
-        raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
-    from slime.run import evaluate
-
-    for name, value in sorted(evaluate(cfg).items()):
-        print(f"{name:<32}{value:>12.4f}")
+    evaluate(argv)
     return 0
 
 

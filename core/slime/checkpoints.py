@@ -77,6 +77,19 @@ class Checkpoint:
             return str(damage)
         return ""
 
+    def require_good(self, examine: Examine | None = None) -> None:
+        """Stop unless the files are what was saved; without `examine` only their sizes are compared.
+
+        Raises:
+            SlimeError: one is not, or the checkpoint was removed.
+        """
+        problem = self.problem(examine or (lambda paths: list(self.manifest()["files"].values())))
+        if not self.path.exists():
+            problem = "it was removed to make room for newer ones"
+        if problem:
+            todo = "Choose another checkpoint of the run."
+            raise SlimeError(f"this checkpoint cannot be used: {problem}", where=str(self.path), todo=todo)
+
     def manifest(self) -> dict[str, Any]:
         """The manifest, which says by its own digest that it is what was written.
 

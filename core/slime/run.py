@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from slime.checkpoints import Checkpoint
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.observe import report
@@ -11,7 +12,7 @@ from slime.observe.metrics import LOGPROB_DIFF
 from slime.observe.progress import Progress
 from slime.observe.stopwatch import Stopwatch
 from slime.rollout.samples import to_train_samples
-from slime.session import Session
+from slime.session import Position, Session
 
 
 def train(cfg: SlimeConfig) -> str:
@@ -29,10 +30,20 @@ def train(cfg: SlimeConfig) -> str:
         return report.write(session.run)
 
 
-def evaluate(cfg: SlimeConfig) -> dict[str, float]:
-    """The held-out metrics of the run's newest checkpoint, or of the model it would start from."""
+def evaluate(cfg: SlimeConfig, checkpoint: Checkpoint | None = None) -> dict[str, float]:
+    """The held-out metrics of the model that `cfg` starts from.
+
+    Args:
+        checkpoint: whose weights `cfg.model.weights` names; the trainer ranks hold its files against what was saved.
+
+    Raises:
+        SlimeError: the checkpoint is damaged, or whatever stopped the evaluation.
+    """
     with ExitStack() as stack:
         session = Session.open(cfg, stack, log_metrics=False)
+        if checkpoint:
+            checkpoint.require_good(session.cluster.trainers.examine)
+            session.position = Position(**checkpoint.driver_state()["position"])
         session.publish(session.position.rl_step)
         with Progress("eval", len(session.held_out), live=cfg.run.progress) as bar:
             return session.evaluate(bar)

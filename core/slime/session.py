@@ -151,7 +151,8 @@ class Session:
             session._metrics = stack.enter_context(MetricsLog(run, cfg.observe.tensorboard, resumed))
         if rewards:
             session._connect(stack, rewards, installed)
-        startup.ready(f"ready: continues from {checkpoint.path}" if checkpoint else f"ready: starts from {model}")
+        first = cfg.model.weights or model
+        startup.ready(f"ready: continues from {checkpoint.path}" if checkpoint else f"ready: starts from {first}")
         return session
 
     @contextmanager

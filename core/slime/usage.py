@@ -11,7 +11,7 @@ VERBS: Mapping[str, str] = {
     "plan": "what would run where, and what is wrong; starts nothing",
     "preflight": "whether every host has what the run needs; loads nothing",
     "probe": "one step at full length with random weights: seconds and memory beside the plan's",
-    "eval": "score the model on eval.path",
+    "eval": "score a run's checkpoint, or an HF folder, on held-out prompts",
     "plugins": "what is installed and what each plugin brings",
     "samples": "what the model answered, step by step",
     "convert": "checkpoints into other formats: FP8, BF16, Megatron-core, HF",
@@ -19,7 +19,7 @@ VERBS: Mapping[str, str] = {
 }
 """Verb -> what it does, in a line."""
 
-OWN_PARSER = ("samples", "convert", "completion")
+OWN_PARSER = ("eval", "samples", "convert", "completion")
 """Verbs that take arguments of their own instead of keys, and answer `--help` themselves."""
 
 FLAGS: Mapping[str, Mapping[str, str]] = {
@@ -43,8 +43,6 @@ data, the run directory, the layout, the memory of devices and hosts. Exit code 
 Looks at every host: software, GPUs, memory, disk, run directory, model, clock. Exit code 2 if a host is not ready.""",
     "probe": """\
 Runs one step at full length on the real config, with random weights and no data, in a directory that is removed.""",
-    "eval": """\
-Generates answers to the prompts of eval.path and scores them with the run's reward.""",
     "plugins": """\
 Lists every plugin with its version and what it brings, the broken ones too. Exit code 2 if one is broken.""",
 }

@@ -24,7 +24,7 @@ from slime.config.derive import derive
 from slime.config.groups import NO_RECIPE, Groups
 from slime.config.keys import own_keys, suggest
 from slime.config.needs import needs
-from slime.config.overrides import CommandLine, read_command_line
+from slime.config.overrides import CommandLine, add_choices_of_model, read_command_line
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.plan.memory import MemoryPlan
@@ -67,7 +67,11 @@ def compose(argv: Sequence[str]) -> SlimeConfig:
     Raises:
         SlimeError: the first thing that is wrong; `slime plan` lists all.
     """
-    composed = examine(argv)
+    return ready(examine(argv))
+
+
+def ready(composed: Composed) -> SlimeConfig:
+    """The config, if it can run."""
     if wrong := [*composed.problems, *composed.needs]:
         first, *others = wrong
         more = f" ('slime plan' shows {len(others)} more)" if others else ""
@@ -81,10 +85,15 @@ def examine(argv: Sequence[str]) -> Composed:
     plugins.require_sound()
     groups = config_groups.scan(plugins)
     line = read_command_line(argv, groups)
-    cfg = _merge(line, groups)
+    add_choices_of_model(line, groups)
+    return checked(merge(line, groups), line, plugins)
+
+
+def checked(cfg: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugins) -> Composed:
+    """`cfg`, completed, and held against every rule."""
     derive(cfg, plugins)
-    checked = check(cfg, plugins)
-    return Composed(cfg, checked.problems, [] if checked.problems else needs(cfg), line.choices, checked.memory)
+    found = check(cfg, plugins)
+    return Composed(cfg, found.problems, [] if found.problems else needs(cfg), line.choices, found.memory)
 
 
 def to_yaml(cfg: SlimeConfig) -> str:
@@ -99,11 +108,12 @@ def _introduce() -> None:
     ConfigStore.instance().store(name="schema", node=SlimeConfig)
 
 
-def _merge(line: CommandLine, groups: Groups) -> SlimeConfig:
+def merge(line: CommandLine, groups: Groups, name: str = "config") -> SlimeConfig:
+    """What the config `name` of Hydra lists, in its order, under the command line."""
     _introduce()
     try:
         with hydra.initialize_config_module("slime.conf", job_name="slime", version_base="1.3"):
-            merged = hydra.compose("config", overrides=line.overrides)
+            merged = hydra.compose(name, overrides=line.overrides)
         _require_complete(merged, line, groups)
         return cast(SlimeConfig, OmegaConf.to_object(merged))
     except MissingConfigException as error:

@@ -42,7 +42,6 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
             _add_choice(line, override, groups)
         else:
             line.overrides.append(_assignment(override, item))
-    _add_choices_of_model(line, groups)
     return line
 
 
@@ -113,19 +112,19 @@ def _foreign_home(key: str) -> str:
     return f"Did you mean '{homes[0]}'?" if homes else ""
 
 
-def _add_choices_of_model(line: CommandLine, groups: Groups) -> None:
+def add_choices_of_model(line: CommandLine, groups: Groups) -> None:
     """The task and the recipe that belong to model and cluster, where none is chosen; a mistyped one is found."""
     model, cluster = line.choices.get("model", UNSET), line.choices.get("cluster", UNSET)
     for group, choice in (("model", model), ("cluster", cluster)):
         if choice == UNSET:
             raise SlimeError(f"no {group} is chosen", todo=groups.choose(group, "+"))
     if "task" not in line.choices:
-        _add(line, "task", groups.task_of(model), groups)
+        choose(line, "task", groups.task_of(model), groups)
     if "recipe" not in line.choices:
-        _add(line, "recipe", groups.recipe_for(model, cluster), groups)
+        choose(line, "recipe", groups.recipe_for(model, cluster), groups)
 
 
-def _add(line: CommandLine, group: str, option: str, groups: Groups) -> None:
+def choose(line: CommandLine, group: str, option: str, groups: Groups) -> None:
     """Choose for the user, who has not."""
     groups.require(group, option)
     line.choices[group] = option
