@@ -26,7 +26,7 @@ def test_verbs_come_first_and_only_there() -> None:
     [
         ("slime +mod", ["+model="]),
         ("slime plan +model=glm4-ti", ["+model=glm4-tiny"]),
-        ("slime eval cluster=h200x4", ["cluster=h200x4", "cluster=h200x4-split"]),
+        ("slime eval runs/it cluster=h200x4", ["cluster=h200x4", "cluster=h200x4-split"]),
         ("slime run.res", ["run.resume="]),
         ("slime run.resume=", ["run.resume=auto", "run.resume=must", "run.resume=never"]),
         ("slime run.progress=", ["run.progress=false", "run.progress=true"]),

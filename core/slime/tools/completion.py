@@ -61,7 +61,7 @@ def words_for(line: str) -> list[str]:
 def _candidates(verb: str | None, words: Sequence[str], current: str) -> Iterator[str]:
     if verb == "completion":
         yield from SCRIPTS
-    if verb in usage.OWN_PARSER:
+    if verb in usage.OWN_PARSER and not (verb == "eval" and words[1:]):  # whose first word is a folder
         return
     if current.startswith("-"):
         yield from ("--help", *usage.FLAGS.get(verb or "train", {}))
