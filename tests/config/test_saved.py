@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from slime.weights.files import MEGATRONS
 
 from slime.config.compose import compose
 from slime.config.saved import of_folder, of_run
 from slime.config.schema import Init
 from slime.errors import SlimeError
 from slime.run_dir import RunDir
+from slime.weights.megatron.hf_files import MEGATRONS
 
 TRAINED = ["+model=glm4-moe-tiny", "+cluster=local2", "algo.kl_coef=0.1", "filter=dynamic-sampling", "run.seed=7"]
 

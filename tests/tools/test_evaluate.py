@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from slime.weights.files import MEGATRONS
 
 from slime.__main__ import main
 from slime.checkpoints import CheckpointStore
@@ -11,6 +10,7 @@ from slime.config.compose import compose
 from slime.run_dir import RunDir
 from slime.testing.site import Site
 from slime.tools.evaluate import shown
+from slime.weights.megatron.hf_files import MEGATRONS
 
 POSITION = {"sft_step": 4, "rl_step": 2}
 
