@@ -45,7 +45,6 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("words", nargs="*", metavar="key=value", help="what is different from the run")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="number of the checkpoint (default: the newest)")
     args = parser.parse_intermixed_args(argv)
-    refuse_strangers("eval", args.words, DECLARED)
     cfg, checkpoint = _read(args.path, args.checkpoint, args.words)
     from slime.run import evaluate
 
@@ -62,6 +61,7 @@ def _read(name: str, number: int | None, words: Sequence[str]) -> tuple[SlimeCon
     if "=" in name:
         todo = "Name it first: slime eval runs/<name> [key=value ...]."
         raise SlimeError(f"'{name}' is neither a run directory nor an HF folder", todo=todo)
+    refuse_strangers("eval", words, DECLARED)
     path = Path(name).absolute()
     if (path / "config.yaml").is_file():
         checkpoint = _checkpoint(path, number)
