@@ -1,4 +1,4 @@
-"""What a plugin implements: four small Protocols. None of them needs torch to be imported."""
+"""What a plugin implements: small Protocols. None of them needs torch to be imported."""
 
 from __future__ import annotations
 
@@ -89,17 +89,26 @@ class SampleFilter(Protocol):
 
 @runtime_checkable
 class BufferPolicy(Protocol):
-    """Holds unfinished groups between steps: what is stored, for how long, and in which order it comes out."""
+    """Holds groups between steps: what is stored, for how long, and in which order it comes out.
+
+    A step stores what it began and did not train on: groups aborted when it had enough, and finished ones that came
+    too late. The next step asks for these before it takes new prompts. `slime.rollout.buffer` has functions that turn
+    groups into plain values and back.
+    """
 
     def put(self, group: Group, version: int) -> Decision:
-        """Store a group aborted while the engines served weight `version`; or refuse it with a reason."""
+        """Store a group aborted while the engines served weight `version`; or refuse it with a reason, which becomes
+        the metric `buffer/drop/<reason>`. The group is not to be changed."""
 
     def take(self, count: int, version: int) -> list[Group]:
-        """At most `count` groups to continue under weight `version`, removed from the buffer."""
+        """At most `count` groups to continue under weight `version`, removed from the buffer. Fewer, or none, are no
+        fault: new prompts make up for them."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Groups held, the metric `rollout/buffered_groups`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Contents for the checkpoint: JSON's values, or the others that `slime.driver_state` holds."""
+        """A copy of the contents for the checkpoint: JSON's values, or the others that `slime.driver_state` holds."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold exactly the groups of `state`, whatever was held before."""

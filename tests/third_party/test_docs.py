@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from slime import __main__ as command
+from slime.testing.site import Site
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -42,9 +46,10 @@ class Guide:
 
 
 REWARD, MODEL = Guide("writing-a-reward-plugin.md"), Guide("writing-a-model-plugin.md")
+CHOOSY = Guide("writing-a-filter-or-buffer.md")
 
 
-@pytest.mark.parametrize("guide", [REWARD, MODEL], ids=["reward", "model"])
+@pytest.mark.parametrize("guide", [REWARD, MODEL, CHOOSY], ids=["reward", "model", "filter and buffer"])
 def test_every_code_block_is_a_file_or_a_command(guide: Guide) -> None:
     blocks_of_commands = guide.code_blocks - len(guide.files)
     assert 0 < blocks_of_commands <= len(guide.commands)
@@ -55,6 +60,16 @@ def test_the_reward_plugin_has_twenty_lines() -> None:
     ast.parse(code)
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 20, f"{len(lines)} lines"
+
+
+def test_the_filter_and_buffer_guide_works_as_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Laid out as pip would; that pip does so is shown by the reward guide, whose package is made alike."""
+    site.add_project(CHOOSY.files)
+    assert command.main(CHOOSY.of_slime("plan")) == 0, capsys.readouterr().err
+    assert "slime-choosy 0.1.0" in capsys.readouterr().out
+    tests = runpy.run_path(str(site.folder / "tests/test_choosy.py"))
+    tests["test_filter"]()
+    tests["test_buffer"]()
 
 
 @pytest.mark.slow

@@ -39,15 +39,16 @@ class FifoBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Every group as plain dicts, lists and numbers."""
-        return {"groups": [_state_of(group) for group in self._groups]}
+        return {"groups": [state_of(group) for group in self._groups]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold exactly the groups of `state`."""
-        self._groups = deque(_group(values) for values in state["groups"])
+        self._groups = deque(group_of(values) for values in state["groups"])
 
 
-def _state_of(group: Group) -> dict[str, Any]:
-    """The prompt once, and lists copied as wholes: `asdict` would take a second for each 100,000 tokens."""
+def state_of(group: Group) -> dict[str, Any]:
+    """A group as plain values, for `BufferPolicy.state_dict`. It shares nothing that changes with the group."""
+    # The prompt once, and lists copied as wholes: `asdict` would take a second for each 100,000 tokens.
     return {"prompt": dataclasses.asdict(group.prompt), "samples": [_state_of_sample(each) for each in group.samples]}
 
 
@@ -60,7 +61,8 @@ def _state_of_sample(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _group(values: Mapping[str, Any]) -> Group:
+def group_of(values: Mapping[str, Any]) -> Group:
+    """The group that `state_of` was given."""
     prompt = _prompt(values["prompt"])
     return Group(prompt, [_sample(prompt, sample) for sample in values["samples"]])
 

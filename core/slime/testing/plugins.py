@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
-from slime import plugins
+from slime import builtins, plugins
 from slime.config import groups as config_groups
 from slime.config.schema import RewardConfig
 from slime.plugins import Contribution, Registry
@@ -72,7 +72,7 @@ def check_reward(name: str, cases: Sequence[RewardCase], options: Options | None
     """
     assert cases, "a contract test needs a case"
     check_contribution(plugins.load().rewards, name, options or {})
-    cfg = RewardConfig(name=name, options=_typed(f"reward/{name}", options or {}), num_workers=2)
+    cfg = RewardConfig(name=name, options=typed_options(f"reward/{name}", options or {}), num_workers=2)
     with RewardService(cfg) as service:
         once, again = (asyncio.run(_verdicts(service, cases)) for _ in range(2))
     for case, first, second in zip(cases, once, again, strict=True):
@@ -95,7 +95,7 @@ def check_filter(
     assert cases, "a contract test needs a case"
     registry = plugins.load().filters
     check_contribution(registry, name, options or {})
-    chosen = registry.create(name, **_typed(f"filter/{name}", options or {}))
+    chosen = registry.create(name, **typed_options(f"filter/{name}", options or {}))
     for rewards, expected in cases:
         given = group(rewards)
         before = copy.deepcopy(given)
@@ -103,8 +103,13 @@ def check_filter(
         assert decision == expected, f"{rewards}: {decision}, not {expected}"
         assert chosen.decide(given) == decision, f"{rewards}: decided differently the second time"
         assert given == before, f"{rewards}: the filter changed the group"
-        metric = re.fullmatch(r"[a-z0-9_]*", decision.reason)
-        assert metric, f"reason '{decision.reason}' becomes a metric's name: use a-z, 0-9 and _"
+        check_reason(decision)
+
+
+def check_reason(decision: Decision) -> None:
+    """Assert that a decision's reason can be a metric's name."""
+    metric = re.fullmatch(r"[a-z0-9_]*", decision.reason)
+    assert metric, f"reason '{decision.reason}' becomes a metric's name: use a-z, 0-9 and _"
 
 
 def check_contribution(registry: Registry[Any], name: str, options: Options) -> None:
@@ -118,7 +123,7 @@ def check_contribution(registry: Registry[Any], name: str, options: Options) -> 
     shipped = config_groups.scan(plugins.load()).of(contribution.distribution).get(registry.kind, [])
     where = f"conf/{registry.kind}/{name}.yaml"
     assert name in shipped, f"{registry.kind}={name} cannot be chosen: {contribution.distribution} ships no {where}"
-    _check_refuses_unknown(registry, name, _typed(f"{registry.kind}/{name}", options))
+    _check_refuses_unknown(registry, name, typed_options(f"{registry.kind}/{name}", options))
 
 
 def _check_light(contribution: Contribution) -> None:
@@ -126,7 +131,7 @@ def _check_light(contribution: Contribution) -> None:
         entry.module
         for entry in entry_points(group=plugins.ENTRY_POINT_GROUP)
         if entry.dist is not None and entry.dist.name == contribution.distribution
-    ]
+    ] or [builtins.__name__]
     code = f"import sys; sys.path[:] = {sys.path!r}\nimport {', '.join(modules)}\nprint(*sys.modules)"
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = [module for module in HEAVY if module in imported]
@@ -141,7 +146,7 @@ def _check_refuses_unknown(registry: Registry[Any], name: str, options: Options)
     raise AssertionError(f"{registry.kind} '{name}' takes options it does not know; give its factory no **keywords")
 
 
-def _typed(key: str, options: Options) -> dict[str, Any]:
+def typed_options(key: str, options: Options) -> dict[str, Any]:
     """The schema's defaults with `options` over them; the schema must have each of them, with that type."""
     from omegaconf import OmegaConf
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -42,6 +43,19 @@ class Site:
         metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\nRequires-Dist: {requires}\n"
         _write(info / "METADATA", metadata)
         _write(info / "entry_points.txt", f"[slime]\n{entry or distribution} = {package}\n")
+        plugins.load.cache_clear()
+
+    def add_project(self, files: Mapping[str, str]) -> None:
+        """A distribution from the files of its source: a pyproject.toml, and a package that it names by entry point."""
+        for file, text in files.items():
+            _write(self.folder / file, text)
+        project = tomllib.loads(files["pyproject.toml"])["project"]
+        head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in project["dependencies"])
+        entries = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["slime"].items())
+        info = self.folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        _write(info / "METADATA", head + requires)
+        _write(info / "entry_points.txt", f"[slime]\n{entries}")
         plugins.load.cache_clear()
 
 
