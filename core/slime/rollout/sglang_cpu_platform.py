@@ -9,7 +9,7 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-from slime.rollout import deterministic_cpu, fp8_cpu, latent_cpu, parallel_cpu
+from slime.rollout import attention_cpu, deterministic_cpu, fp8_cpu, latent_cpu, parallel_cpu
 
 
 class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
@@ -54,6 +54,7 @@ class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
 
     def init_backend(self) -> None:
         """SGLang calls this in each worker."""
+        attention_cpu.install()
         deterministic_cpu.install()
         latent_cpu.install()
         fp8_cpu.install()
