@@ -17,6 +17,9 @@ lint: .venv/dev            ## style and import rules
 types: .venv/dev           ## mypy, strict
 	.venv/bin/mypy
 
+docs: .venv/dev            ## the documentation's site, into site/; a test builds it as well
+	.venv/bin/mkdocs build --strict
+
 .venv/run: requirements/cpu.txt requirements/install_torch.py $(WORKSPACE:%=%/pyproject.toml)
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/pip install --quiet --no-deps --requirement requirements/cpu.txt
@@ -28,4 +31,4 @@ types: .venv/dev           ## mypy, strict
 	.venv/bin/pip install --quiet --no-deps --requirement requirements/dev.txt
 	touch $@
 
-.PHONY: demo test setup lint types
+.PHONY: demo test setup lint types docs

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from slime import __main__ as command
+from slime.config.keys import FOREIGN, open_section, own_keys
+from slime.config.passthrough import SET_BY_SLIME, settable
 from slime.config.schema import SlimeConfig
 from slime.hookspecs import SlimeHooks
 from slime.types import Prompt, Sample, Verdict
@@ -74,6 +76,8 @@ def test_every_link_leads_to_a_file_from_anywhere(file: Path) -> None:
 def test_every_link_of_a_guide_leads_to_a_file(guide: str) -> None:
     text = re.sub(r"```.*?```", "", GUIDES[guide], flags=re.S)
     headings = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in text.splitlines()]
+    for target in re.findall(rf"{REPOSITORY}/(?:blob|tree)/main/([^)\s]+)", text):
+        assert (ROOT / target).exists(), target
     for path, _, heading in (target.partition("#") for target in re.findall(r"\]\(([^)]+)\)", text)):
         assert path.startswith("https://") or (ROOT / "docs" / path).exists(), path
         assert path or heading in headings, heading
@@ -92,7 +96,18 @@ def test_every_name_in_a_guide_is_one_of_the_code(guide: str) -> None:
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_key_in_a_guide_exists(guide: str) -> None:
+    """In a table of other projects' names, those in the last column."""
+    text = GUIDES[guide]
+    if guide == "coming-from.md":
+        text = re.sub(r"^(\|[^|]*\|).*(\|[^|]*\|)$", r"\1\2", text, flags=re.M)
     sections = "|".join(field.name for field in dataclasses.fields(SlimeConfig))
-    for key in set(re.findall(rf"`((?:{sections})\.(?!png)\w+)`", GUIDES[guide])):
-        section, name = key.split(".")
-        assert hasattr(getattr(SlimeConfig(), section), name), key
+    named = set(re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text))
+    assert [key for key in sorted(named) if not (exists(key) or key.endswith(".png"))] == []
+
+
+def exists(key: str) -> bool:
+    """Whether it is a key, a section of keys, or a field of somebody else's that a run may set."""
+    section, _, field = key.rstrip(".").rpartition(".")
+    if section in FOREIGN:
+        return field in settable(section) | SET_BY_SLIME[section].keys()
+    return open_section(key) is not None or any(f"{name}.".startswith(f"{key.rstrip('.')}.") for name in own_keys())

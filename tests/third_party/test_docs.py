@@ -31,6 +31,7 @@ class Guide:
         text = (DOCS / name).read_text()
         self.files: dict[str, str] = dict(FILE.findall(text))
         self.commands = [shlex.split(command) for command in COMMAND.findall(text)]
+        self.indented: list[str] = re.findall(r"^    slime (.+)$", text, re.MULTILINE)
         self.code_blocks = len(re.findall(r"^```\w+$", text, re.MULTILINE))
 
     def write(self, folder: Path) -> None:
@@ -46,10 +47,10 @@ class Guide:
 
 
 REWARD, MODEL = Guide("writing-a-reward-plugin.md"), Guide("writing-a-model-plugin.md")
-CHOOSY = Guide("writing-a-filter-or-buffer.md")
+CHOOSY, OWN = Guide("writing-a-filter-or-buffer.md"), Guide("your-own.md")
 
 
-@pytest.mark.parametrize("guide", [REWARD, MODEL, CHOOSY], ids=["reward", "model", "filter and buffer"])
+@pytest.mark.parametrize("guide", [REWARD, MODEL, CHOOSY, OWN], ids=["reward", "model", "filter and buffer", "own"])
 def test_every_code_block_is_a_file_or_a_command(guide: Guide) -> None:
     blocks_of_commands = guide.code_blocks - len(guide.files)
     assert 0 < blocks_of_commands <= len(guide.commands)
@@ -70,6 +71,21 @@ def test_the_filter_and_buffer_guide_works_as_written(site: Site, capsys: pytest
     tests = runpy.run_path(str(site.folder / "tests/test_choosy.py"))
     tests["test_filter"]()
     tests["test_buffer"]()
+
+
+def test_the_page_about_an_own_task_works_as_written(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the plan, which reads the first rows: a whole run with the arithmetic task is the demo's."""
+    monkeypatch.chdir(site.folder)
+    site.add_project(OWN.files)
+    [[_, script]] = [command for command in OWN.commands if command[0] == "python"]
+    runpy.run_path(str(site.folder / script))
+    for words in (OWN.of_slime("plan"), *map(shlex.split, OWN.indented)):
+        assert command.main(words) == 0, capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert not told or "before it can run: model.path: there is no 'models/mine'" in told
+    runpy.run_path(str(site.folder / "tests/test_reverse.py"))["test_reward"]()
 
 
 @pytest.mark.slow
