@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 
+from slime.config.passthrough import made_for
 from slime.config.paths import exists
 from slime.config.schema import ClusterConfig, Device, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
@@ -57,8 +59,22 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 def _packages(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """On this host; others are asked when their engines start."""
+    for distribution, wanted in made_for().items():
+        yield from _version(distribution, wanted)
     if works_in_pairs(cfg) and cfg.cluster.num_nodes == 1:
         try:
             require_mooncake(cfg.cluster.device)
         except SlimeError as need:
             yield need
+
+
+def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:
+    try:
+        found = version(distribution)
+    except PackageNotFoundError:
+        todo = "docs/install.md says how it comes with slime."
+        yield SlimeError(f"{distribution} {wanted} is not installed", todo=todo)
+        return
+    if found.partition("+")[0] != wanted:  # without the builder's own mark, as in 1.0+cu130
+        todo = f"Install it: pip install {distribution}=={wanted}."
+        yield SlimeError(f"{distribution} {found} is installed, slime is made for {wanted}", todo=todo)

@@ -1,13 +1,14 @@
-"""Keys that belong to Megatron-core and SGLang: checked against the dataclasses of the *installed* versions.
+"""Keys that belong to Megatron-core and SGLang: checked against the dataclasses of the versions slime is made for.
 
-The sources are parsed, not imported: importing them takes seconds and torch.
+Their fields are in a table, `fields.json`, which `python -m slime.tools.fields` reads off the installed sources. To
+import the classes would take seconds and torch, to parse their sources a third of a second a start.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
+import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,20 +76,25 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
 """Keys that slime fills in itself, with where their value comes from."""
 
 
+TABLE = Path(__file__).parent / "fields.json"
+"""`{"versions": {distribution: version}, "sections": {section: {field: {"type": ..., "choices": [...]}}}}`."""
+
+
 @dataclass(frozen=True)
 class ForeignField:
-    """One field of an installed dataclass, as written there."""
+    """One field of somebody else's dataclass: its type as written there, and its values if it says them."""
 
     name: str
-    annotation: ast.expr
+    type: str
     choices: tuple[Any, ...] | None = None
 
     def fault(self, value: Any) -> str:
         """Why the value does not fit, empty if it does."""
-        if not is_value(self.annotation):
-            return f"takes code ({ast.unparse(self.annotation)}), which a config cannot give"
-        if not accepts(self.annotation, value):
-            return f"must be {in_words(self.annotation)}, got {value!r}"
+        annotation = ast.parse(self.type, mode="eval").body
+        if not is_value(annotation):
+            return f"takes code ({self.type}), which a config cannot give"
+        if not accepts(annotation, value):
+            return f"must be {in_words(annotation)}, got {value!r}"
         if self.choices is not None and value is not None and not self._chosen(value):
             near = nearest(str(value), map(str, self.choices))
             hint = f" (did you mean '{near}'?)" if near else ""
@@ -101,13 +107,24 @@ class ForeignField:
 
 
 @functools.cache
+def _table() -> dict[str, Any]:
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    assert isinstance(table, dict)
+    return table
+
+
+@functools.cache
 def fields_of(section: str) -> dict[str, ForeignField]:
-    """The fields that a pass-through section takes, read from the installed source."""
-    package, classes = SOURCES[section]
-    fields: dict[str, ForeignField] = {}
-    for file, name in classes:
-        fields |= {field.name: field for field in _read_class(_installed(package) / file, name)}
-    return fields
+    """The fields that a pass-through section takes."""
+    return {
+        name: ForeignField(name, field["type"], tuple(field["choices"]) if "choices" in field else None)
+        for name, field in _table()["sections"][section].items()
+    }
+
+
+def made_for() -> dict[str, str]:
+    """Distribution -> the version whose fields are known."""
+    return dict(_table()["versions"])
 
 
 def check_section(section: str, values: Mapping[str, Any], home: str = "") -> Iterator[SlimeError]:
@@ -186,59 +203,3 @@ def _nearest_field(section: str, key: str) -> str:
 
 def _classes(section: str) -> str:
     return SOURCES[section][1][-1][1] if section != "train.megatron" else "TransformerConfig"
-
-
-def _installed(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise SlimeError(
-            f"{DISTRIBUTION[package]} is not installed", todo="docs/install.md says how it comes with slime."
-        )
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-@functools.cache
-def _parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_bytes())
-
-
-def _read_class(file: Path, name: str) -> Iterator[ForeignField]:
-    module = _parse(file)
-    body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
-    constants = _constants(module)
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
-            yield _field(node.target.id, node.annotation, constants)
-
-
-def _field(name: str, annotation: ast.expr, constants: Mapping[str, tuple[Any, ...]]) -> ForeignField:
-    """Unwrap SGLang's `A[type, "help"]` and `A[type, Arg(choices=...)]`."""
-    if not (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "A"):
-        return ForeignField(name, annotation)
-    assert isinstance(annotation.slice, ast.Tuple), "Annotated takes a type and metadata"
-    kind, metadata = annotation.slice.elts[:2]
-    keywords = metadata.keywords if isinstance(metadata, ast.Call) else []
-    choices = next((keyword.value for keyword in keywords if keyword.arg == "choices"), None)
-    return ForeignField(name, kind, _literals(choices, constants) if choices is not None else None)
-
-
-def _constants(module: ast.Module) -> dict[str, tuple[Any, ...]]:
-    """Module-level names bound to literal lists of choices."""
-    constants: dict[str, tuple[Any, ...]] = {}
-    for node in module.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            values = _literals(node.value, constants)
-            if values is not None:
-                constants[node.targets[0].id] = values
-    return constants
-
-
-def _literals(node: ast.expr, constants: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """The values of a literal list, tuple or set, or of a name bound to one; None for anything computed."""
-    if isinstance(node, ast.Name):
-        return constants.get(node.id)
-    if not isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return None
-    if not all(isinstance(item, ast.Constant) for item in node.elts):
-        return None
-    return tuple(ast.literal_eval(item) for item in node.elts)
