@@ -59,6 +59,8 @@ def _report_errors(argv: list[str]) -> int:
 def _dispatch(argv: list[str]) -> int:
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
+    if argv[:2] == ["plan", "convert"]:
+        argv = [*argv[1:], "--plan"]
     verb = argv.pop(0) if argv and argv[0] in VERBS else None
     if verb in usage.OWN_PARSER:
         return VERBS[verb](argv)

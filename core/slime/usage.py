@@ -38,7 +38,8 @@ Trains. If the run directory (run.dir/run.name) holds a checkpoint of the same r
 one. Ctrl-C stops it; the same command continues.""",
     "plan": """\
 Checks everything that can be known before a process starts: names, types and rules of every key, the first rows of the
-data, the run directory, the layout, the memory of devices and hosts. Exit code 2 if something is wrong.""",
+data, the run directory, the layout, the memory of devices and hosts. Exit code 2 if something is wrong.
+'slime plan convert ...' says what a conversion of checkpoints would read, write and take.""",
     "preflight": """\
 Looks at every host: software, GPUs, memory, disk, run directory, model, clock. Exit code 2 if a host is not ready.""",
     "probe": """\

@@ -150,6 +150,9 @@ def test_memory_is_that_of_one_parameter(tmp_path: Path) -> None:
     [(there, back)] = run_ranks(grown, 1, source, tmp_path)
     assert_same(source, tmp_path / "hf")
     assert there < LARGEST * 1.5 + 16 * MIB, "the embeddings, and the rows of others on their way"
+    from slime.convert import estimate
+
+    assert estimate.to_dist(source, parse([]), 1).process_bytes == LARGEST * 1.5 + 16 * MIB, "what the plan says"
     assert back < LARGEST * 2, "promised: under twice the largest tensor"
 
 

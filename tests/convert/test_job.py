@@ -85,7 +85,11 @@ def test_memory_is_that_of_a_few_pieces(tmp_path: Path) -> None:
     source = write_fp8(tmp_path / "source", 1, LARGEST)
     [grown] = run_ranks(convert_here, 1, source, tmp_path / "out")
     assert (tmp_path / "out/model.safetensors").stat().st_size > largest
-    assert grown < largest / 2, "promised: under twice the largest tensor; 8 MiB pieces take 40 MiB in all"
+    from slime.convert import estimate
+
+    promised = estimate.to_bf16(source, 1).process_bytes
+    assert grown < 1.5 * promised, "by 'slime plan convert'; what Python's libraries load on the way is in it"
+    assert grown < largest / 2, "promised: under twice the largest tensor; 8 MiB pieces take some 50 MiB in all"
 
 
 def test_full_disk_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from slime.convert.schemes import (
 )
 from slime.convert.tensors import DTYPES, PIECE_BYTES, Output, TensorReader
 from slime.errors import SlimeError
-from slime.weights.megatron.hf_files import FileTensor, HfFiles
+from slime.weights.megatron.hf_files import FileTensor, HfFiles, HfTensors
 from slime.weights.shared import fp8
 
 _WIDE = ("BF16", "F16", "F32")
@@ -38,12 +38,7 @@ def to_bf16(source: Path, destination: Path) -> Job:
     """
     files, config = HfFiles(source), _config(source)
     scheme = scheme_of(config, files)
-    weights = quantized_weights(files, scheme)
-    outputs = [
-        Output(name, "BF16" if name in weights else tensor.dtype, tensor.shape)
-        for name, tensor in _in_order(files)
-        if not is_scale(name, weights, scheme)
-    ]
+    outputs = wide_outputs(files, scheme)
     kept = {key: value for key, value in config.items() if key != KEY}
     identity = {"conversion": "fp8-to-bf16", **identity_of(source, files)}
     return Job(source, destination, kept, outputs, partial(FromFp8, source, scheme), identity)
@@ -60,9 +55,7 @@ def to_fp8(source: Path, destination: Path, scheme: Scheme, ignored: Sequence[st
     """
     files, config = HfFiles(source), _config(source)
     _check_wide(files, config)
-    names = list(dict.fromkeys([*PLAIN, *ignored]))
-    form = Fp8Format(scheme.powers_of_two, names)
-    chosen = {name for name, tensor in files.tensors.items() if form.quantizes(name, tensor.shape)}
+    names, chosen = list(dict.fromkeys([*PLAIN, *ignored])), chosen_matrices(files, ignored)
     in_order = _in_order(files)
     plain = [name.removesuffix(".weight") for name, each in in_order if name not in chosen and len(each.shape) == 2]
     return _to_fp8(source, destination, config | {KEY: to_config(scheme, names, plain)}, files, scheme, chosen)
@@ -105,14 +98,32 @@ def scheme_to_write(strategy: Strategy, *, powers_of_two: bool) -> Scheme:
     return Scheme(strategy, SCALE if is_block else "_scale", powers_of_two)
 
 
-def _to_fp8(
-    source: Path,
-    destination: Path,
-    config: Mapping[str, Any],
-    files: HfFiles,
-    scheme: Scheme,
-    chosen: Any,
-) -> Job:
+def wide_outputs(files: HfTensors, scheme: Scheme) -> list[Output]:
+    """What an FP8 checkpoint becomes in BF16.
+
+    Raises:
+        SlimeError: what its config.json says does not fit its tensors.
+    """
+    weights = quantized_weights(files, scheme)
+    return [
+        Output(name, "BF16" if name in weights else tensor.dtype, tensor.shape)
+        for name, tensor in _in_order(files)
+        if not is_scale(name, weights, scheme)
+    ]
+
+
+def chosen_matrices(files: HfTensors, ignored: Sequence[str] = ()) -> set[str]:
+    """The matrices that published checkpoints quantise, less the `ignored` modules'."""
+    form = Fp8Format(ignored=[*PLAIN, *ignored])
+    return {name for name, tensor in files.tensors.items() if form.quantizes(name, tensor.shape)}
+
+
+def narrow_outputs(files: HfTensors, scheme: Scheme, chosen: Set[str]) -> list[Output]:
+    """What a checkpoint becomes with its `chosen` matrices in FP8.
+
+    Raises:
+        SlimeError: one of them is in another dtype than slime quantises.
+    """
     outputs: list[Output] = []
     for name, tensor in _in_order(files):
         if name not in chosen:
@@ -120,9 +131,16 @@ def _to_fp8(
             continue
         if tensor.dtype not in _WIDE:
             todo = f"slime quantises {', '.join(_WIDE)}."
-            raise SlimeError(f"'{name}' is {tensor.dtype}", where=str(source / tensor.file), todo=todo)
+            raise SlimeError(f"'{name}' is {tensor.dtype}", where=str(files.folder / tensor.file), todo=todo)
         outputs.append(Output(name + scheme.suffix, "F32", scheme.scales_shape(tensor.shape)))
         outputs.append(Output(name, FP8, tensor.shape))
+    return outputs
+
+
+def _to_fp8(
+    source: Path, destination: Path, config: Mapping[str, Any], files: HfTensors, scheme: Scheme, chosen: Set[str]
+) -> Job:
+    outputs = narrow_outputs(files, scheme, chosen)
     identity = {"conversion": "bf16-to-fp8", KEY: config[KEY], **identity_of(source, files)}
     return Job(source, destination, config, outputs, partial(ToFp8, source, scheme, frozenset(chosen)), identity)
 
@@ -142,7 +160,7 @@ class FromFp8:
         scales = self._reader.rows(name + self._scheme.suffix)
         if self._scheme.strategy is Strategy.tensor:
             scales = scales.reshape(1, 1)
-        for rows in _bands(tensor):
+        for rows in bands(tensor.dtype, tensor.shape):
             block = self._scheme.block(tensor.shape)
             values = self._reader.rows(name, rows.start, rows.stop)
             yield fp8.dequantize(values, scales[_of(rows, block)], block, torch.bfloat16)
@@ -167,7 +185,7 @@ class ToFp8:
 
     def _quantized(self, name: str) -> Iterator[Tensor]:
         tensor, scales = self._reader.tensors[name], self._scales_of(name)
-        for rows in _bands(tensor):
+        for rows in bands(tensor.dtype, tensor.shape):
             values = self._reader.rows(name, rows.start, rows.stop)
             block = self._scheme.block(tensor.shape)
             yield fp8.quantize_by(values, scales[_of(rows, block)], block)
@@ -178,7 +196,7 @@ class ToFp8:
             tensor = self._reader.tensors[name]
             block = self._scheme.block(tensor.shape)
             scales = torch.zeros(fp8.scales_shape(tensor.shape, block))
-            for rows in _bands(tensor):
+            for rows in bands(tensor.dtype, tensor.shape):
                 values = self._reader.rows(name, rows.start, rows.stop)
                 found = fp8.find_scales(values, block, powers_of_two=self._scheme.powers_of_two)
                 here = scales[_of(rows, block)]
@@ -187,10 +205,10 @@ class ToFp8:
         return self._scales[1]
 
 
-def _bands(tensor: FileTensor) -> Iterator[slice]:
+def bands(dtype: str, shape: Sequence[int]) -> Iterator[slice]:
     """Runs of rows to read at once: whole rows of blocks."""
-    rows, columns = tensor.shape
-    height = max(1, PIECE_BYTES // max(1, columns * DTYPES[tensor.dtype].itemsize) // BLOCK) * BLOCK
+    rows, columns = shape
+    height = max(1, PIECE_BYTES // max(1, columns * DTYPES[dtype].itemsize) // BLOCK) * BLOCK
     for start in range(0, rows, height):
         yield slice(start, min(start + height, rows))
 
@@ -200,7 +218,7 @@ def _of(rows: slice, block: tuple[int, int]) -> slice:
     return slice(rows.start // block[0], -(-rows.stop // block[0]))
 
 
-def _check_wide(files: HfFiles, config: Mapping[str, Any]) -> None:
+def _check_wide(files: HfTensors, config: Mapping[str, Any]) -> None:
     if config.get(KEY):
         todo = "Convert it by 'slime convert fp8-to-bf16' first."
         raise SlimeError("is quantised already", where=f"{files.folder / 'config.json'}: {KEY}", todo=todo)
@@ -210,7 +228,7 @@ def _check_wide(files: HfFiles, config: Mapping[str, Any]) -> None:
             raise SlimeError(what, where=str(files.folder / tensor.file), todo="Take the published checkpoint.")
 
 
-def _in_order(files: HfFiles) -> list[tuple[str, FileTensor]]:
+def _in_order(files: HfTensors) -> list[tuple[str, FileTensor]]:
     """As they lie on the disk."""
     return sorted(files.tensors.items(), key=lambda item: (item[1].file, item[1].start))
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.megatron.hf_files import HfTensors
 
 
-def identity_of(source: Path, files: HfFiles) -> dict[str, Any]:
+def identity_of(source: Path, files: HfTensors) -> dict[str, Any]:
     """JSON that changes when a file of the source does."""
     return stats(source, {tensor.file for tensor in files.tensors.values()} | {"config.json"})
 

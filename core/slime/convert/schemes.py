@@ -15,7 +15,7 @@ from typing import Any
 
 from slime.config.fp8 import BLOCK, KEY, SCALE, Fp8Format
 from slime.errors import SlimeError
-from slime.weights.megatron.hf_files import FileTensor, HfFiles
+from slime.weights.megatron.hf_files import FileTensor, HfTensors
 
 FP8 = "F8_E4M3"
 _COMPRESSED_SCALE = "_scale"
@@ -66,7 +66,7 @@ class Scheme:
         return names[self.strategy]
 
 
-def scheme_of(config: Mapping[str, Any], files: HfFiles) -> Scheme:
+def scheme_of(config: Mapping[str, Any], files: HfTensors) -> Scheme:
     """What the `quantization_config` of this config.json says.
 
     Raises:
@@ -111,7 +111,7 @@ def _check_block(block: Any, where: str) -> None:
         raise SlimeError(f"blocks of {block}", where=where, todo=f"slime converts blocks of {BLOCK} x {BLOCK}.")
 
 
-def quantized_weights(files: HfFiles, scheme: Scheme) -> dict[str, FileTensor]:
+def quantized_weights(files: HfTensors, scheme: Scheme) -> dict[str, FileTensor]:
     """The FP8 weights by name, each with the scales that the scheme wants.
 
     Raises:
@@ -135,7 +135,7 @@ def quantized_weights(files: HfFiles, scheme: Scheme) -> dict[str, FileTensor]:
     return weights
 
 
-def _check_scales(files: HfFiles, scheme: Scheme, name: str, tensor: FileTensor) -> None:
+def _check_scales(files: HfTensors, scheme: Scheme, name: str, tensor: FileTensor) -> None:
     scales = files.tensors.get(name + scheme.suffix)
     if scales is None:
         what = f"the FP8 weight '{name}' has no scales '{name + scheme.suffix}'"

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.config.hf import read_hf_config
+from slime.config.paths import SCHEME, resolve
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
+from slime.files import free_bytes
 from slime.net import free_port
-from slime.weights.megatron.hf_files import MEGATRONS
+from slime.weights.megatron.hf_files import MEGATRONS, HfFiles
 
 if TYPE_CHECKING:
+    from slime.convert.estimate import Estimate
     from slime.convert.job import Job
     from slime.weights.megatron.mapping import WeightMapping
 
@@ -42,6 +45,9 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Megatron-core would put on a GPU what has no place there
+    if getattr(args, "plan", False):
+        print(_plan(args))
+        return
     args.convert(args)
     if hasattr(args, "destination") and not int(os.environ.get("RANK", "0")):
         print(f"wrote {args.destination}")
@@ -50,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
 def _add_fp8(verbs: Any) -> None:
     wide = verbs.add_parser("fp8-to-bf16", help="an FP8 checkpoint (blocks, channels, tensors) in BF16")
     _add_folders(wide)
-    wide.set_defaults(convert=_to_bf16)
+    wide.set_defaults(convert=_to_bf16, estimate=_plan_to_bf16)
     narrow = verbs.add_parser("bf16-to-fp8", help="a checkpoint in FP8 (E4M3)")
     _add_folders(narrow)
     narrow.add_argument(
@@ -61,7 +67,7 @@ def _add_fp8(verbs: Any) -> None:
     narrow.add_argument("--ue8m0", action="store_true", help="round the scales of blocks up to powers of two")
     narrow.add_argument("--ignore", nargs="+", default=[], help="modules that stay as they are, such as 'mlp.gate'")
     narrow.add_argument("--like", type=Path, help="FP8 folder of the same model: quantise what it does, as it does")
-    narrow.set_defaults(convert=_to_fp8)
+    narrow.set_defaults(convert=_to_fp8, estimate=_plan_to_fp8)
     check = verbs.add_parser("check", help="compare the files of a converted folder with its manifest")
     check.add_argument("folder", type=Path)
     _add_processes(check)
@@ -70,28 +76,43 @@ def _add_fp8(verbs: Any) -> None:
 
 def _add_dist(verbs: Any) -> None:
     to = verbs.add_parser("hf-to-dist", help="an HF folder as a Megatron-core checkpoint (torch_dist)")
-    to.add_argument("source", type=Path, help="HF folder with safetensors in BF16 or fp32")
+    to.add_argument("source", type=_folder, help="HF folder with safetensors in BF16 or fp32")
     to.add_argument("destination", type=Path, help="folder to write; must not exist")
     to.add_argument(
         "--layout", nargs="+", default=[], help="sizes such as tensor_model_parallel_size=8 (default: one rank)"
     )
     _add_file_size(to)
     _add_processes(to)
-    to.set_defaults(convert=_to_dist)
+    _add_plan(to)
+    to.set_defaults(convert=_to_dist, estimate=_plan_to_dist)
     back = verbs.add_parser("dist-to-hf", help="a run's checkpoint, or what hf-to-dist wrote, as an HF folder")
     back.add_argument("source", type=Path, help="run directory, or folder that hf-to-dist wrote")
     back.add_argument("destination", type=Path, help="folder to write; must not exist")
     back.add_argument("--step", type=int, help="of a run: checkpoint to take (default: the newest)")
     _add_file_size(back)
     _add_processes(back)
-    back.set_defaults(convert=_from_dist)
+    _add_plan(back)
+    back.set_defaults(convert=_from_dist, estimate=_plan_from_dist)
 
 
 def _add_folders(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, help="HF folder with safetensors")
+    parser.add_argument("source", type=_folder, help="HF folder with safetensors")
     parser.add_argument("destination", type=Path, help="folder to write; must not exist")
     _add_file_size(parser)
     _add_processes(parser)
+    _add_plan(parser)
+
+
+def _folder(path: str) -> Path:
+    """A path as it is typed, or the folder of a package."""
+    return resolve(path) if path.startswith(SCHEME) else Path(path)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    what = "write nothing: say what it would read, write, take of memory and of time (also: slime plan convert ...)"
+    parser.add_argument("--plan", action="store_true", help=what)
+    rate = "of reading and writing together, for --plan (default: %(default)s)"
+    parser.add_argument("--disk-gb-s", type=float, default=2.0, help=rate)
 
 
 def _add_file_size(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +142,41 @@ def _to_fp8(args: argparse.Namespace) -> None:
         todo = "Leave out --scales, --ue8m0 and --ignore."
         raise SlimeError("says what is quantised, and how", where="--like", todo=todo)
     _run(fp8.to_fp8_like(args.source, args.destination, args.like), args)
+
+
+def _plan(args: argparse.Namespace) -> str:
+    from slime.convert.estimate import text
+
+    return text(args.estimate(args), args.disk_gb_s * 1e9, free_bytes(args.destination))
+
+
+def _plan_to_bf16(args: argparse.Namespace) -> Estimate:
+    from slime.convert import estimate
+
+    return estimate.to_bf16(args.source, args.processes)
+
+
+def _plan_to_fp8(args: argparse.Namespace) -> Estimate:
+    from slime.convert import estimate, fp8
+    from slime.convert.schemes import Strategy
+
+    if args.like is not None:
+        job = fp8.to_fp8_like(args.source, args.destination, args.like)
+        return estimate.by_pieces("bf16-to-fp8", HfFiles(args.source), job.tensors, args.processes)
+    scheme = fp8.scheme_to_write(Strategy(args.scales or "block"), powers_of_two=args.ue8m0)
+    return estimate.to_fp8(args.source, args.processes, scheme, args.ignore)
+
+
+def _plan_to_dist(args: argparse.Namespace) -> Estimate:
+    from slime.convert import estimate, layout
+
+    return estimate.to_dist(args.source, layout.parse(args.layout), args.processes)
+
+
+def _plan_from_dist(args: argparse.Namespace) -> Estimate:
+    from slime.convert import estimate
+
+    return estimate.from_dist(from_dist(args.source, args.destination, args.step).tensors, args.processes)
 
 
 def _run(job: Job, args: argparse.Namespace) -> None:
@@ -187,7 +243,6 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
 def _save(
     modules: Sequence[Any], mapping: WeightMapping, hf: Mapping[str, Any], source: str, destination: Path
 ) -> None:
-    from slime.config.paths import resolve
     from slime.weights.megatron.export import export_hf
     from slime.weights.megatron.save_hf import save_hf
 

@@ -188,10 +188,20 @@ def unknown_parameter(mapping: WeightMapping) -> str | None:
     return None
 
 
+def shape_of(rule: Rule, model: Model) -> tuple[int, ...]:
+    """Of the whole parameter that a rule of the table is about, of one layer and expert."""
+    return _known(rule.megatron)[1][0](model)
+
+
+def _known(name: str) -> tuple[str, tuple[Sizes, Cut, Block]]:
+    """A parameter's name from inside its layer, and what is known of it."""
+    inside = name.removeprefix(_DECODER).removeprefix(_MTP_LAYER)
+    return inside, (_OUTSIDE if inside == name else _OF_LAYER)[inside]
+
+
 def _weights_of(rule: Rule, model: Model, num_layers: int, num_experts: int) -> Iterator[Weight]:
     name, is_mtp = rule.megatron, rule.megatron.startswith(_MTP)
-    inside = name.removeprefix(_DECODER).removeprefix(_MTP_LAYER)
-    sizes, cut, block = (_OUTSIDE if inside == name else _OF_LAYER)[inside]
+    inside, (sizes, cut, block) = _known(name)
     count = num_experts if rule.per_expert else 1
     weight = Weight(inside, sizes(model), cut, block, is_mtp=is_mtp, count=count)
     if not rule.per_layer:

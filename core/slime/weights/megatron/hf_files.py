@@ -35,7 +35,15 @@ class FileTensor:
     start: int
 
 
-class HfFiles:
+@dataclass
+class HfTensors:
+    """What a checkpoint folder holds, or would hold: see `slime.convert.expected`."""
+
+    folder: Path
+    tensors: dict[str, FileTensor]
+
+
+class HfFiles(HfTensors):
     """The tensors of a checkpoint folder; every file's header is read and checked when this is made.
 
     Raises:
@@ -43,7 +51,7 @@ class HfFiles:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder, {})
         self.tensors = self._headers(_promised(folder))
 
     @contextmanager
@@ -76,6 +84,11 @@ class HfFiles:
                     )
             found |= _header(self.folder, file)
         return found
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there are safetensors, or an index of some."""
+    return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
 
 
 def _header(folder: Path, file: str) -> dict[str, FileTensor]:
