@@ -3,6 +3,7 @@
     python benchmarks/publish.py                                                    # glm4-tiny on this machine
     python benchmarks/publish.py +model=glm4-9b +cluster=h200x1 model.num_layers=12 # by CUDA IPC
     python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split               # by NCCL broadcast
+    python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split weights.transport=disk # through files
     python benchmarks/publish.py --buckets 1024,256 ...                             # MiB; default: weights.bucket_mb
 
 Starts trainers and engines as a run does, without generating or training, and publishes again and again, with buckets

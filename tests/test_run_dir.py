@@ -181,12 +181,12 @@ def test_a_folder_of_another_name_is_no_checkpoint(path):
 @pytest.mark.parametrize("name", ["file", "file/inside"])
 def test_a_file_in_the_way(tmp_path, name):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SlimeError, match=r"cannot make the run directory \((File exists|Not a directory)\)"):
+    with pytest.raises(SlimeError, match=r"cannot make the directory \((File exists|Not a directory)\)"):
         RunDir.open(tmp_path / name)
 
 
 def test_a_folder_that_cannot_be_made():
-    with pytest.raises(SlimeError, match="cannot make the run directory"):
+    with pytest.raises(SlimeError, match="cannot make the directory"):
         RunDir.open("/proc/slime-run")  # procfs refuses new folders to everybody, root included
 
 
@@ -225,4 +225,4 @@ def test_a_plan_names_the_holder_and_does_not_disturb_it(path):
 def test_a_plan_finds_a_file_in_the_way(tmp_path):
     (tmp_path / "runs").touch()
     found = RunDir.obstacle(config(f"run.dir={tmp_path / 'runs'}"))
-    assert f"cannot make the run directory ({tmp_path / 'runs'} is a file)" in str(found)
+    assert f"cannot make the directory ({tmp_path / 'runs'} is a file)" in str(found)

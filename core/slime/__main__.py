@@ -206,6 +206,13 @@ def _samples(argv: Sequence[str]) -> int:
     return 0
 
 
+def _follow(argv: Sequence[str]) -> int:
+    from slime.tools.follow import main as follow
+
+    follow(argv)
+    return 0
+
+
 VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": _eval,
@@ -215,6 +222,7 @@ VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "plugins": _plugins,
     "convert": _convert,
     "samples": _samples,
+    "follow": _follow,
     "completion": _completion,
 }
 

@@ -75,13 +75,13 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
 
 
-def disk_full(path: Path, needed: int = 0) -> SlimeError:
-    """The error for a write that did not fit; `needed` bytes in all, 0 if unknown."""
+def disk_full(path: Path, needed: int = 0, key: str = "run.dir") -> SlimeError:
+    """The error for a write that did not fit; `needed` bytes in all, 0 if unknown; `key` says where files go."""
     need = f"it needs about {human_bytes(needed)} and " if needed else ""
     return SlimeError(
         f"the disk (or a quota or file-size limit on it) is full: {need}{human_bytes(free_bytes(path))} are free",
         where=str(path),
-        todo="Free some space, or set `run.dir` to a larger disk, and start again: the run resumes by itself.",
+        todo=f"Free some space, or set `{key}` to a larger disk, and start again: the run resumes by itself.",
     )
 
 
@@ -93,10 +93,11 @@ class disk_errors:
     Args:
         path: what is being written.
         needed: its whole size in bytes, 0 if unknown.
+        key: of the config, which says where it goes.
     """
 
-    def __init__(self, path: Path, needed: int = 0) -> None:
-        self._path, self._needed = path, needed
+    def __init__(self, path: Path, needed: int = 0, key: str = "run.dir") -> None:
+        self._path, self._needed, self._key = path, needed, key
 
     def __enter__(self) -> None:
         return None
@@ -109,10 +110,10 @@ class disk_errors:
             return
         codes = {cause.errno for cause in _causes(error) if isinstance(cause, OSError)}
         if codes & set(FULL) or free_bytes(self._path) < ALMOST_FULL:
-            raise disk_full(self._path, self._needed) from error
+            raise disk_full(self._path, self._needed, self._key) from error
         if codes & set(REFUSED):
             raise SlimeError(
-                "no permission to write here", where=str(self._path), todo="Set `run.dir` to a folder of yours."
+                "no permission to write here", where=str(self._path), todo=f"Set `{self._key}` to a folder of yours."
             ) from error
 
 

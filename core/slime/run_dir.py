@@ -48,6 +48,7 @@ class RunDir:
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
         self.path, self._lock = path, lock
+        self._taken: dict[Path, IO[str]] = {}
         self._held: list[tuple[IO[Any], Path]] = [(lock, path / LOCK)] if lock else []
         self.config, self.plugins = path / "config.yaml", path / "plugins.json"
         self.metrics, self.summary, self.reward_plot = (
@@ -140,10 +141,24 @@ class RunDir:
                     todo="Put the directory back and start again to resume, or start another run.",
                 )
 
+    def take(self, folder: Path, key: str) -> Path:
+        """Hold another folder too, which `key` of the config names, as long as this one; returns its lock file.
+
+        Raises:
+            SlimeError: another process holds it, or it cannot be written.
+        """
+        path = folder / LOCK
+        if path not in self._taken:
+            _make(folder, f"`{key}`")
+            with files.disk_errors(folder, key=key):
+                self._taken[path] = _lock(path, f"`{key}`")
+            self.hold(self._taken[path], path)
+        return path
+
     def close(self) -> None:
         """Let another process have the directory."""
-        if self._lock:
-            self._lock.close()
+        for lock in [*self._taken.values(), *([self._lock] if self._lock else [])]:
+            lock.close()
 
     def __enter__(self) -> RunDir:
         return self
@@ -177,22 +192,22 @@ def _check_can_be_made(path: Path) -> None:
         raise _cannot_be_made(path, f"{there} cannot be written")
 
 
-def _make(path: Path) -> None:
+def _make(path: Path, keys: str = "`run.dir` or `run.name`") -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_be_made(path, error.strerror or str(error)) from error
+        raise _cannot_be_made(path, error.strerror or str(error), keys) from error
 
 
-def _cannot_be_made(path: Path, why: str) -> SlimeError:
-    return SlimeError(f"cannot make the run directory ({why})", where=str(path), todo="Set `run.dir` or `run.name`.")
+def _cannot_be_made(path: Path, why: str, keys: str = "`run.dir` or `run.name`") -> SlimeError:
+    return SlimeError(f"cannot make the directory ({why})", where=str(path), todo=f"Set {keys}.")
 
 
-def _lock(path: Path) -> IO[str]:
+def _lock(path: Path, keys: str = "`run.name`") -> IO[str]:
     """Take the lock file; the kernel lets go of it when this process dies, however it dies."""
     file = path.open("a+")
     try:
-        _hold(file, fcntl.LOCK_EX)
+        _hold(file, fcntl.LOCK_EX, keys)
     except SlimeError:
         file.close()
         raise
@@ -202,7 +217,7 @@ def _lock(path: Path) -> IO[str]:
     return file
 
 
-def _hold(lock: IO[str], how: int) -> None:
+def _hold(lock: IO[str], how: int, keys: str = "`run.name`") -> None:
     """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed."""
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
@@ -211,7 +226,7 @@ def _hold(lock: IO[str], how: int) -> None:
         raise SlimeError(
             f"another run is using this directory ({lock.readline().strip() or 'another process'})",
             where=str(Path(lock.name).parent),
-            todo="Wait for it, stop it, or set another `run.name`.",
+            todo=f"Wait for it, stop it, or set another {keys}.",
         ) from error
 
 

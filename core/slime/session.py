@@ -248,7 +248,8 @@ class Session:
         self._version = version
         receipt = self.cluster.trainers.publish(self.cluster.engines.endpoints, version)
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
-        return {"publish/num_bytes": float(receipt.num_bytes), **seconds}
+        sizes = {"publish/num_bytes": receipt.num_bytes, "publish/num_bytes_sent": receipt.num_bytes_sent}
+        return {**{name: float(size) for name, size in sizes.items()}, **seconds}
 
     def yield_devices(self) -> dict[str, float]:
         """Leave shared devices to the engines; returns how long that took and what stays, as metrics."""

@@ -255,6 +255,7 @@ class Receipt:
     Attributes:
         version: the weight version all engines now answer with.
         num_tensors, num_bytes: of the published set.
+        num_bytes_sent: what left the publisher: of a delta far less.
         fingerprint: of its names, shapes, dtypes and bytes, in order.
         engines: the URL of each engine that proved it.
         seconds: wall time by phase (gather, fill, digest, send, verify, ...); of the slowest publisher.
@@ -263,6 +264,7 @@ class Receipt:
     version: int
     num_tensors: int
     num_bytes: int
+    num_bytes_sent: int
     fingerprint: str
     engines: tuple[str, ...]
     seconds: Mapping[str, float]

@@ -14,12 +14,13 @@ VERBS: Mapping[str, str] = {
     "eval": "score a run's checkpoint, or an HF folder, on held-out prompts",
     "plugins": "what is installed and what each plugin brings",
     "samples": "what the model answered, step by step",
+    "follow": "engines outside a run take in the weights that it publishes to a folder",
     "convert": "checkpoints into other formats: FP8, BF16, Megatron-core, HF",
     "completion": "print a script that completes commands in bash, zsh or fish",
 }
 """Verb -> what it does, in a line."""
 
-OWN_PARSER = ("eval", "samples", "convert", "completion")
+OWN_PARSER = ("eval", "samples", "follow", "convert", "completion")
 """Verbs that take arguments of their own instead of keys, and answer `--help` themselves."""
 
 FLAGS: Mapping[str, Mapping[str, str]] = {

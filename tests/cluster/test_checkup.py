@@ -24,6 +24,7 @@ from slime.cluster.preflight import _clock, complaint, read_wanted
 from slime.config.compose import compose, examine
 from slime.config.needs import config_folder
 from slime.config.paths import resolve
+from slime.errors import SlimeError
 from slime.run_dir import RunDir
 
 SMI = """\
@@ -84,13 +85,35 @@ def test_a_byte_or_a_name_makes_other_code(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_is_not_shared_is_found(wanted: Wanted, tmp_path: Path) -> None:
     """The host sees no directory there; then another run's, as on a disk of its own."""
-    path, text = wanted.nonce
-    (told,) = faults(replace(wanted, nonce=(tmp_path / "it/lock", text)))
+    path, text = wanted.nonces["run.dir"]
+    (told,) = faults(replace(wanted, nonces={"run.dir": (tmp_path / "it/lock", text)}))
     assert told.startswith(f"it finds no directory at {tmp_path / 'it'}. Put run.dir on a file system that every host")
     with RunDir.open(tmp_path / "it") as other:
-        (told,) = faults(replace(wanted, nonce=(other.lock, text)))
+        (told,) = faults(replace(wanted, nonces={"run.dir": (other.lock, text)}))
     assert told.startswith(f"it finds another directory at {tmp_path / 'it'}. ")
-    assert faults(replace(wanted, nonce=(path, text))) == []
+    assert faults(replace(wanted, nonces={"run.dir": (path, text)})) == []
+
+
+def test_a_folder_of_weights_that_a_host_does_not_see_is_found(tmp_path: Path) -> None:
+    """By a file in it that is like no other: the run's hold on the folder, which another run has to respect."""
+    words = ["+model=glm4-tiny", "+cluster=local", f"run.dir={tmp_path}", "weights.transport=disk"]
+    cfg = compose([*words, f"weights.path={tmp_path / 'shared'}"])
+    with RunDir.open(tmp_path / "run") as run:
+        wanted = read_wanted(cfg, run)
+        assert faults(wanted) == []
+        path, _ = wanted.nonces["weights.path"]
+        assert path == tmp_path / "shared/lock"
+        with RunDir.open(tmp_path / "other") as other, pytest.raises(SlimeError, match="set another `weights"):
+            other.take(tmp_path / "shared", "weights.path")
+        path.unlink()
+        (told,) = faults(wanted)
+        assert told.startswith(
+            f"it finds no directory at {tmp_path / 'shared'}. Put weights.path on a file system that"
+        )
+        with pytest.raises(SlimeError, match=f"^{tmp_path / 'shared/lock'}: it was deleted"):
+            run.require_intact()
+    with RunDir.open(tmp_path / "other") as other:
+        other.take(tmp_path / "shared", "weights.path")
 
 
 def test_a_model_that_is_missing_or_incomplete_is_found(wanted: Wanted, tmp_path: Path) -> None:

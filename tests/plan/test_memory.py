@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.config.compose import examine
+from slime.topology.engines import engine_groups
 from slime.topology.memory import GIB
 from tests.topology.test_memory import plan_of
 
@@ -60,6 +61,16 @@ def test_a_host_that_is_too_small() -> None:
     [problem] = problems(*NINE, "cluster.host_memory_gb=200")
     assert "memory a host" in problem
     assert "'save' needs" in problem
+
+
+def test_deltas_cost_a_version_of_host_memory_at_both_ends() -> None:
+    """GLM-4-9B in bf16: at the publisher, and at each engine beside it."""
+    words = ("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk")
+    plan, full = plan_of(*words), plan_of(*words, "weights.full_every=1")
+    engines = sum(group.num_engines for group in engine_groups(plan.cfg))
+    (kept,) = set(plan.hosts[0].table.rows["versions for deltas"].values())
+    assert kept == 18_800_558_080 * (1 + engines)
+    assert "versions for deltas" not in full.hosts[0].table.rows
 
 
 def test_unknown_sizes_are_not_compared() -> None:

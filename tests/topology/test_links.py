@@ -54,6 +54,14 @@ def test_disaggregated_engines_take_it_from_rank_0() -> None:
     assert all(link.num_bytes == NINE for link in links if link.verb is Verb.hand_over)
 
 
+def test_a_disk_takes_it_once_and_gives_it_to_every_process_of_an_engine() -> None:
+    links = links_of("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk")
+    handed = [(link.source, link.target) for link in links if link.verb is Verb.hand_over]
+    assert handed[0] == ("trainer 0", "disk")
+    assert handed[1:] == [("disk", f"default-{number} process 0") for number in range(len(handed) - 1)]
+    assert {(link.over, link.num_bytes) for link in links if link.verb is Verb.hand_over} == {(Medium.disk, NINE)}
+
+
 @pytest.mark.parametrize(("recipe", "hosts"), [("deepseek-r1@h100x128", 16), ("glm4.5@h100x64", 8)])
 def test_a_ring_enters_each_host_once(recipe: str, hosts: int) -> None:
     model, cluster = recipe.split("@")

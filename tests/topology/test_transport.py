@@ -47,6 +47,14 @@ def test_colocated_on_cpu_by_rank_where_there_are_as_many(num_trainers: int, exp
     assert publishers(config("cpu", "colocated", num_trainers=num_trainers)) == expected
 
 
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_through_a_disk_rank_0_serves_all_wherever_they_are(placement: str) -> None:
+    cfg = config("cuda", placement, num_nodes=2)
+    cfg.weights.transport = Transport.disk
+    assert (transport_of(cfg), publishers(cfg)) == (Transport.disk, [range(1)] * 2)
+    assert list(transport_problems(cfg)) == []
+
+
 def test_memory_of_another_host_is_refused() -> None:
     cfg = config("cpu", "disaggregated", num_nodes=2)
     cfg.weights.transport = Transport.ipc

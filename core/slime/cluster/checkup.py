@@ -64,7 +64,7 @@ class Wanted:
 
     Attributes:
         software: of the driver, see `Software`.
-        nonce: a file that every host must see, and its text.
+        nonces: files that every host must see, with their texts, by the key that names the folder.
         model: folder as the config names it, and size in bytes by name of its files.
         modules: Python modules that the run needs beside slime's own requirements.
         ib_devices: InfiniBand or RoCE devices by name.
@@ -73,7 +73,7 @@ class Wanted:
     """
 
     software: Software
-    nonce: tuple[Path, str]
+    nonces: Mapping[str, tuple[Path, str]]
     model: tuple[str, Mapping[str, int]]
     modules: Sequence[str] = ()
     ib_devices: Sequence[str] = ()
@@ -119,7 +119,7 @@ def check_host(wanted: Wanted) -> Seen:
     gpus = read_gpus() if wanted.devices else []
     faults = [
         *_software(wanted.software),
-        *_nonce(*wanted.nonce),
+        *(fault for key, (path, text) in wanted.nonces.items() for fault in _nonce(key, path, text)),
         *_model(*wanted.model),
         *(fault for name in wanted.modules for fault in _module(name)),
         *_infiniband(wanted.ib_devices),
@@ -189,14 +189,14 @@ def _software(driver: Software) -> Iterator[Fault]:
             yield Fault(f"the code of {package} is not the driver's", "Install the same files on every host.")
 
 
-def _nonce(path: Path, text: str) -> Iterator[Fault]:
+def _nonce(key: str, path: Path, text: str) -> Iterator[Fault]:
     try:
         found = path.read_text()
     except OSError:
         found = None
     if found != text:
         what = f"it finds {'no' if found is None else 'another'} directory at {path.parent}"
-        yield Fault(what, "Put run.dir on a file system that every host of the run shares.")
+        yield Fault(what, f"Put {key} on a file system that every host of the run shares.")
 
 
 def _model(folder: str, files: Mapping[str, int]) -> Iterator[Fault]:

@@ -54,7 +54,12 @@ def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
     weights = cfg.model.weights and located(cfg.model.weights)
     model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer, weights=weights)
     fp8 = cfg.rollout.fp8 if cfg.rollout.fp8 in (None, IN_BLOCKS) else located(cfg.rollout.fp8)
-    return dataclasses.replace(cfg, model=model, rollout=dataclasses.replace(cfg.rollout, fp8=fp8))
+    return dataclasses.replace(
+        cfg,
+        model=model,
+        rollout=dataclasses.replace(cfg.rollout, fp8=fp8),
+        weights=dataclasses.replace(cfg.weights, path=located(cfg.weights.path)),
+    )
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,17 @@ from slime.config.hf import read_hf_config
 from slime.config.hostfile import read_hostfile
 from slime.config.needs import config_folder
 from slime.config.paths import located, resolve
-from slime.config.schema import Device, Role, SlimeConfig
+from slime.config.schema import Device, Role, SlimeConfig, Transport
 from slime.errors import SlimeError
 from slime.plan.memory import MIB, MemoryPlan, plan_memory
 from slime.run_dir import RunDir
 from slime.topology.engines import engine_groups
+from slime.topology.links import version_bytes
 from slime.topology.memory import GIB
 from slime.topology.placement import engine_places, trainer_places
 from slime.topology.server_fields import uses_deepep
+from slime.topology.transport import transport_of
+from slime.weights.shared.stored import stored
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -138,9 +142,15 @@ def read_wanted(cfg: SlimeConfig, run: RunDir, *, writes: bool = True) -> Wanted
     plan = plan_memory(cfg, bridge, read_hf_config(config_folder(cfg.model), cfg.model.num_layers))
     on_gpus, backends = cfg.cluster.device is Device.cuda, _transfer_backends(cfg)
     space = {gettempdir(): TEMPORARY, str(run.path): _disk(cfg, run, plan) if plan and writes else 0.0}
+    locks = {"run.dir": run.lock}
+    if transport_of(cfg) is Transport.disk:
+        folder = Path(located(cfg.weights.path))
+        locks["weights.path"] = run.take(folder, "weights.path")
+        home = str(run.path if folder.is_relative_to(run.path) else folder)
+        space[home] = space.get(home, 0.0) + (_versions(cfg, folder, plan) if plan else 0.0)
     return Wanted(
         software=read_software(),
-        nonce=(run.lock, run.lock.read_text()),
+        nonces={key: (lock, lock.read_text()) for key, lock in locks.items()},
         model=(located(cfg.model.path), sizes(resolve(cfg.model.path))),
         modules=_modules(cfg, backends),
         ib_devices=cfg.cluster.ib_devices if "mooncake" in backends else (),
@@ -182,6 +192,12 @@ def _disk(cfg: SlimeConfig, run: RunDir, plan: MemoryPlan) -> float:
     checkpoint = precision.weight * num_weights + precision.optimizer * owned
     missing = max(0, min(cfg.train.checkpoint.keep + 1, _num_saves(cfg)) - len(published(run.checkpoints)))
     return float(checkpoint * missing) + (precision.weight * num_weights if cfg.train.checkpoint.export_hf else 0)
+
+
+def _versions(cfg: SlimeConfig, folder: Path, plan: MemoryPlan) -> float:
+    """Bytes of weight versions that the run will still write: a full one beside the full one that it replaces. Deltas
+    are left out; each is smaller than a full version, mostly by far."""
+    return float(version_bytes(cfg, plan.weights, plan.model) * (1 if stored(folder) else 2))
 
 
 def _num_saves(cfg: SlimeConfig) -> int:

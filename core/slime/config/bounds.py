@@ -72,6 +72,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "reward.num_workers",
         "reward.memory_mb",
         "weights.bucket_mb",
+        "weights.full_every",
     ),
     POSITIVE: (
         "cluster.host_memory_gb",

@@ -30,6 +30,7 @@ class Transport(enum.Enum):
     auto = "auto"
     ipc = "ipc"
     broadcast = "broadcast"
+    disk = "disk"
 
 
 class Resume(enum.Enum):

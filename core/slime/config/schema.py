@@ -25,6 +25,7 @@ from slime.config.choices import Placement as Placement
 from slime.config.choices import Resume as Resume
 from slime.config.choices import Role as Role
 from slime.config.choices import Transport as Transport
+from slime.config.weights import WeightsConfig as WeightsConfig
 
 OPTIMIZER_DEFAULTS = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0}
 """What slime puts in the place of Megatron-core's own defaults, which are made for pre-training."""
@@ -307,16 +308,6 @@ class BufferConfig:
     """Installed buffer policy (`slime plugins`)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The policy's own keys, typed by the schema its plugin registers."""
-
-
-@dataclass
-class WeightsConfig:
-    bucket_mb: int = 512
-    """MiB of tensors handed to the engines at once while publishing; two such buckets take turns, three where they are
-    broadcast."""
-    transport: Transport = Transport.auto
-    """ipc: engines map the publisher's memory (colocated GPUs, or cpu on one host); broadcast: a process group of
-    rank 0 and the engines, over NCCL (gloo on cpu); auto: ipc where it can be."""
 
 
 @dataclass

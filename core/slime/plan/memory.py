@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from slime.config.schema import Device, Placement, SlimeConfig
+from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError
 from slime.rollout.limits import longest_sequence
@@ -18,9 +18,11 @@ from slime.topology.activations import Activations, Layer
 from slime.topology.engine_memory import EngineRank
 from slime.topology.engines import EngineGroup, engine_groups, generates, home_of
 from slime.topology.layout import Grid, read_grid, split_layers
+from slime.topology.links import version_bytes
 from slime.topology.memory import GIB, Phase, Table, TrainerRank
 from slime.topology.parameters import Block, Held, Weight, held_by_stage, unknown_parameter, weights_of
 from slime.topology.placement import engine_ranks
+from slime.topology.transport import transport_of
 
 MIB = 2**20
 
@@ -222,8 +224,17 @@ class MemoryPlan:
         for stage, trainer in enumerate(self.trainers):
             table = trainer.on_host(per_host)
             table.add("engine processes", memory.PROCESS * beside if self.engines else 0, table.phases)
+            table.add("versions for deltas", self._kept(int(stage == 0), beside), table.phases)
             places.append(Place(_stage(stage, self.grid), table, stage))
         return places
+
+    def _kept(self, num_publishers: int, engine_devices: int) -> float:
+        """A version for each publisher and each engine of a host, if deltas are written."""
+        if transport_of(self.cfg) is not Transport.disk or self.cfg.weights.full_every == 1 or not self.engines:
+            return 0.0
+        least = min(group.devices_per_engine for group in engine_groups(self.cfg))
+        num_holders = num_publishers + math.ceil(engine_devices / least)
+        return float(num_holders * version_bytes(self.cfg, self.weights, self.model))
 
 
 def _stage(stage: int, grid: Grid) -> str:

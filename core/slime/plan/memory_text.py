@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from slime.config.schema import SlimeConfig
 from slime.plan.memory import MemoryPlan, Place, most
 from slime.topology.engine_memory import EngineRank
-from slime.topology.links import Link, busiest
+from slime.topology.links import DISK, Link, busiest
 from slime.topology.memory import GIB, Table
 
 
@@ -50,9 +51,13 @@ def _pool(name: str, rank: EngineRank) -> str:
     )
 
 
-def publish_lines(links: Sequence[Link]) -> Iterator[str]:
-    """The busiest link of each kind."""
+def publish_lines(cfg: SlimeConfig, links: Sequence[Link]) -> Iterator[str]:
+    """The busiest link of each kind, and what a disk must hold."""
     for (verb, medium), num_bytes in busiest(links).items():
         count = sum((link.verb, link.over) == (verb, medium) for link in links)
         shown = f"{count} link{'s' if count > 1 else ''} over {medium.value}"
         yield f"  {verb.value:<10} {shown:<30} {num_bytes / 1e9:>10,.3f} GB at most"
+    if full := next((link.num_bytes for link in links if link.target == DISK), None):
+        deltas = f" and {cfg.weights.full_every - 1} deltas" if cfg.weights.full_every > 1 else ""
+        yield f"  {'disk':<10} {f'two full versions{deltas}':<30} {2 * full / 1e9:>10,.3f} GB at least"
+        yield f"  {'':<10} in {cfg.weights.path}"

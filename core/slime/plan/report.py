@@ -43,7 +43,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
     elif model.unknown and cfg.cluster.device is Device.cuda:
         sections.append(["", "memory a device", f"  not known: nobody told the size of '{model.unknown}'"])
     if model.links:
-        sections.append(["", "a published version", *publish_lines(model.links)])
+        sections.append(["", "a published version", *publish_lines(cfg, model.links)])
     if typed := commands(cfg):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)

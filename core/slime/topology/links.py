@@ -18,6 +18,9 @@ from slime.topology.placement import Place
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
 
+DISK = "disk"
+"""What versions pass on their way through files."""
+
 
 class Medium(enum.Enum):
     """What a link is made of."""
@@ -26,6 +29,7 @@ class Medium(enum.Enum):
     host = "host memory"
     nvlink = "NVLink"
     network = "network"
+    disk = "disk"
 
 
 class Verb(enum.Enum):
@@ -87,15 +91,28 @@ def publish_links(cfg: SlimeConfig, topology: Topology, weights: Sequence[Weight
     """Every link of a publish: shards to the ranks that serve engines, and whole versions from these to the engines."""
     if not topology.engines:
         return []
-    drafts = any(drafts_with_own_layer(group.sglang) for group in engine_groups(cfg))
-    sent = [weight for weight in weights if drafts or not weight.is_mtp]
-    width = 2 if model.get("bf16", cfg.cluster.device is Device.cuda) else 4
-    version = round(sum(_bytes_in_engines(cfg, weight, width) for weight in sent))
+    sent, width = _sent(cfg, weights), _width(cfg, model)
     everywhere = topology.transport is Transport.ipc and cfg.cluster.placement is Placement.colocated
     copied = bool(model.get("share_embeddings_and_output_weights") or cfg.train.mtp_loss_scale)
     owned = owned_bytes(sent, topology.grid, model, width, replicas=not everywhere, copies_embeddings=copied)
     gathered = _to_all(cfg, topology, owned) if everywhere else _to_first(cfg, topology, owned)
+    version = version_bytes(cfg, weights, model)
     return [*(link for link in gathered if link.num_bytes), *_to_engines(cfg, topology, version, everywhere)]
+
+
+def version_bytes(cfg: SlimeConfig, weights: Sequence[Weight], model: Model) -> int:
+    """Of a version as it is published."""
+    return round(sum(_bytes_in_engines(cfg, weight, _width(cfg, model)) for weight in _sent(cfg, weights)))
+
+
+def _sent(cfg: SlimeConfig, weights: Sequence[Weight]) -> list[Weight]:
+    drafts = any(drafts_with_own_layer(group.sglang) for group in engine_groups(cfg))
+    return [weight for weight in weights if drafts or not weight.is_mtp]
+
+
+def _width(cfg: SlimeConfig, model: Model) -> int:
+    """Bytes a trained parameter."""
+    return 2 if model.get("bf16", cfg.cluster.device is Device.cuda) else 4
 
 
 def _bytes_in_engines(cfg: SlimeConfig, weight: Weight, width: int) -> float:
@@ -120,7 +137,14 @@ def _to_first(cfg: SlimeConfig, topology: Topology, owned: Sequence[int]) -> Ite
 
 
 def _to_engines(cfg: SlimeConfig, topology: Topology, version: int, everywhere: bool) -> Iterator[Link]:
-    """Rank by rank on its device; through memory of rank 0's host; or around a ring of rank 0 and all engine ranks."""
+    """Rank by rank on its device; through memory of rank 0's host; to a disk and from there to each host of an engine;
+    or around a ring of rank 0 and all engine ranks."""
+    if topology.transport is Transport.disk:
+        yield Link(Verb.hand_over, "trainer 0", DISK, Medium.disk, version)
+        for engine in topology.engines:
+            for number, _ in enumerate(engine.nodes):
+                yield Link(Verb.hand_over, DISK, f"{engine.name} process {number}", Medium.disk, version)
+        return
     before, at = "trainer 0", topology.trainers[0].place
     for name, rank, place in _engine_ranks(topology):
         target = f"{name} rank {rank}"

@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors, running_engine
+from slime.tools.follow import main as follow
+from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.publish import publish
+from slime.weights.publisher.publish import publish, publish_over
 from slime.weights.shared.bucket import SharedBucket
 from slime.weights.shared.receipt import NOTE_KEY
 
@@ -116,9 +119,78 @@ def test_mixture_of_experts(hf_model, tmp_path):
             publish(iter(tensors.items()), [engine.endpoint], 2, BUCKET)
 
 
+def through_disk(folder, tensors, endpoints, version, kind=Disk):
+    """Publish by way of `folder`; returns the receipt."""
+    links = [EngineLink(endpoint, version, 60) for endpoint in endpoints]
+    with ThreadPoolExecutor(max(len(links), 1)) as pool:
+        transport = kind(links, pool, folder, version, torch.device("cpu"))
+        return publish_over(transport, iter(tensors.items()), version, BUCKET)
+
+
+class FlippedOnDisk(Disk):
+    """A file that loses a bit behind the publisher's back, before an engine is asked."""
+
+    def _commit(self, digests):
+        super()._commit(digests)
+        file = next((self._folder.path / self._name).glob("00002.*"))
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+
+
+def stepped(tensors, seed):
+    """After a step that moves one weight in a hundred."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.where(torch.rand(tensor.shape, generator=generator) < 0.01, tensor * 1.01, tensor)
+        for name, tensor in tensors.items()
+    }
+
+
+def test_through_a_disk(endpoint, hf_model, tiny_model, tensors, tmp_path, capsys, monkeypatch):
+    """An engine that comes late, deltas, a damaged file: what it holds has always the bits of a full publish."""
+    folder, versions = VersionFolder(tmp_path, full_every=4), [stepped(tensors, 0)]
+    late = through_disk(folder, versions[0], [], 10)
+    for version in (11, 12):
+        versions.append(stepped(versions[-1], version))
+        late = through_disk(folder, versions[-1], [], version)
+    monkeypatch.setenv("SLIME_ENGINE_KEY", endpoint.key)
+    follow([str(tmp_path), endpoint.url, "--once"])
+    assert f"{endpoint}: version 12 (000003-v12) in " in capsys.readouterr().out
+    assert generate(endpoint).weight_version == 12
+    assert publish(iter(versions[-1].items()), [endpoint], 12, BUCKET).fingerprint == late.fingerprint
+
+    for file in tmp_path.glob("*/0*"):  # what the engine keeps is all that the next delta needs
+        file.unlink()
+    versions.append(stepped(versions[-1], 13))
+    delta = through_disk(folder, versions[-1], [endpoint], 13)
+    assert delta.num_bytes_sent < delta.num_bytes / 10
+    check_parity(of(versions[-1], hf_model(tiny_model)), generate(endpoint, 32))
+    assert publish(iter(versions[-1].items()), [endpoint], 13, BUCKET).fingerprint == delta.fingerprint
+
+    with pytest.raises(SlimeError, match=r"000005-v14/00002\.full: the file is damaged"):
+        through_disk(folder, tensors, [endpoint], 14, FlippedOnDisk)
+    check_refusal(endpoint)
+    through_disk(VersionFolder(tmp_path, full_every=1), tensors, [endpoint], 15)
+    check_parity(of(tensors, hf_model(tiny_model)), generate(endpoint))
+
+
+def of(tensors, model):
+    """The model with these weights."""
+    model.load_state_dict(tensors)
+    return model
+
+
 def test_tensor_parallel_engine(model, tensors, tiny_model, tmp_path):
     """Two ranks each use a part of most tensors: the parts must make the whole, on both sides."""
+    folder = VersionFolder(tmp_path / "versions", full_every=4)
     with running_engine(tiny_model, tmp_path / "engine.log", tp_size=2) as engine:
+        for version, values in enumerate([stepped(tensors, 0), tensors]):
+            through_disk(folder, values, [engine.endpoint], version)
+        check_parity(model, generate(engine.endpoint, 32))
+        with pytest.raises(SlimeError, match=r"000003-v2/00002\.delta: the file is damaged"):
+            through_disk(folder, stepped(tensors, 1), [engine.endpoint], 2, FlippedOnDisk)
+        check_refusal(engine.endpoint)
         publish(iter(tensors.items()), [engine.endpoint], 1, BUCKET)
         check_parity(model, generate(engine.endpoint, 32))
         with pytest.raises(SlimeError, match=r"'model\.layers\.0\.stranger\.weight'.* no place for 36 bytes"):

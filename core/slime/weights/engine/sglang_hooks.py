@@ -24,8 +24,10 @@ from typing import Any
 
 import torch
 
+from slime.errors import SlimeError
 from slime.weights.engine.derived import after_dummy_weights
 from slime.weights.engine.experts import every_copy
+from slime.weights.engine.from_folder import receive_stored
 from slime.weights.engine.incoming import IncomingVersion
 from slime.weights.engine.load_plan import Partial, ReceivedBucket
 from slime.weights.engine.version_check import VersionFault, unused
@@ -141,7 +143,7 @@ def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Ans
         if torch.cuda.is_available():  # the publisher fills the bucket anew once it has the answer
             torch.cuda.current_stream().synchronize()
         return result
-    except VersionFault as fault:
+    except (VersionFault, SlimeError) as fault:
         return False, str(fault)
     except Exception as error:
         logger.exception("A bucket of weights could not be loaded")
@@ -151,12 +153,9 @@ def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Ans
 def _merge(result: Answer) -> Answer:
     """One answer for all tensor-parallel ranks of the engine: the first fault, or that nothing was left unused.
 
-    The only collective of the ledger, reached by every rank whatever happened before.
+    Every rank gets here, whatever happened before.
     """
-    from sglang.srt.distributed.parallel_state import get_tp_group
-
-    group = get_tp_group()
-    results = group.all_gather_object(result) if group.world_size > 1 else [result]
+    results: Sequence[Answer] = _gather(result)
     if fault := next((other for other in results if not other[0]), None):
         return fault
     answers = [json.loads(message) for _, message in results]
@@ -165,6 +164,15 @@ def _merge(result: Answer) -> Answer:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         return False, f"tensor '{name}'{more}: the engine's model has no place for {missing[name]} bytes of it"
     return True, json.dumps({NOTE_KEY: answers[0][NOTE_KEY]})
+
+
+def _gather(offer: Any) -> Sequence[Any]:
+    """What every tensor-parallel rank of the engine offers; collective."""
+    from sglang.srt.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    offers: Sequence[Any] = group.all_gather_object(offer) if group.world_size > 1 else [offer]
+    return offers
 
 
 def receive_version(
@@ -178,21 +186,30 @@ def receive_version(
 ) -> Answer:
     """Around SGLang's broadcast: take one bucket after another, each as if it had come by `update_weights_from_tensor`.
 
-    Where to learn what they hold travels as the load format, the only text that the request has room for.
+    Where to learn what they hold, or in which folder they are, travels as the load format, the only text that the
+    request has room for.
     """
     if not (load_format and load_format.startswith(f'{{"{NOTE_KEY}"')):
         raise VersionFault(_REFUSED)
-    told = json.loads(load_format)[NOTE_KEY]
+    told, load = json.loads(load_format)[NOTE_KEY], functools.partial(_load, updater)
+    if "folder" in told:
+        stored: Answer = receive_stored(told, updater.get_model(), torch.device(updater.device), load, _gather)
+        return stored
     store = stream.part_of(stream.publishers_store(*told["store"], told["timeout_s"]), told["name"])
     buckets = stream.receive_buckets(store, updater._model_update_group[group_name], torch.device(updater.device))
     try:
         for bucket in buckets:
-            result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
+            result = load(bucket)
     except RuntimeError:
         stream.publishers_store.cache_clear()  # the connection may be what failed
         raise
     finally:
         deque(buckets, maxlen=0)  # after a fault too: a broadcast needs all its ranks
+    return result
+
+
+def _load(updater: Any, bucket: dict[str, Any]) -> Answer:
+    result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
     return result
 
 

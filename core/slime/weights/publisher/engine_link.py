@@ -6,9 +6,10 @@ import base64
 import http
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,22 +69,43 @@ class EngineLink:
         }
         return self._receipt(self._request("/update_weights_from_tensor", self._with_version(body, last)), last)
 
+    def load_stored(self, folder: Path, name: str) -> Summary:
+        """Have the engine take the version `name` from a folder that it sees by the same path; returns its receipt."""
+        self._ask({"folder": str(folder), "name": name})
+        return self.received()
+
     def ask_to_receive(self, group: str, store: tuple[str, int], name: str) -> None:
         """Have the engine take a whole version from broadcasts of the process group `group`, as part `name` of the
         TCPStore at `store` tells. The answer comes when it has: `received`."""
-        stream = {"store": store, "timeout_s": self.timeout_s, "name": name}
+        self._ask({"store": store, "timeout_s": self.timeout_s, "name": name}, group)
+
+    def _ask(self, told: dict[str, Any], group: str = "") -> None:
         body = {
             "names": [],
             "dtypes": [],
             "shapes": [],
             "group_name": group,
-            "load_format": json.dumps({NOTE_KEY: stream}),
+            "load_format": json.dumps({NOTE_KEY: told}),
         }
         self._send("/update_weights_from_distributed", self._with_version(body, last=True))
 
     def received(self) -> Summary:
-        """The receipt of the version that `ask_to_receive` began."""
+        """The receipt of the version that it was asked to take."""
         return self._receipt(self._answer(), last=True)
+
+    def require_receipt(self, receipt: Summary, published: Mapping[str, Any]) -> None:
+        """Stop unless the engine says that it holds what was published."""
+        expected = {"version": self.version, **published}
+        if receipt != expected:
+            raise SlimeError(
+                f"the engine's receipt {receipt} is not the publisher's {expected}",
+                where=f"publish to engine {self.url}",
+                todo="Publish again; if it stays, engine and trainer run different versions of slime.",
+            )
+
+    def weight_version(self) -> str:
+        """Of what the engine serves; a number if a publish brought it."""
+        return str(self._request("/model_info")["weight_version"])
 
     def _with_version(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
         return body | {"flush_cache": last, "weight_version": str(self.version) if last else None}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -18,10 +19,12 @@ from slime.topology.fp8 import rollout_format
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.transport import publishers, transport_of
 from slime.types import Receipt
+from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.publish import drain, publish_over
 from slime.weights.publisher.quantized import check_device, quantized
 from slime.weights.publisher.transport import Broadcast, SharedMemory, join_engines, results
+from slime.weights.publisher.transport import Transport as Handover
 from slime.weights.shared.bucket import CudaBucket, SharedBucket
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class Publisher:
             check_device(trainer.device)
         self._peers: dist.ProcessGroup | None = None
         self._stream: tuple[dist.ProcessGroup, TCPStore] | None = None
+        self._folder = VersionFolder(Path(cfg.weights.path), cfg.weights.full_every)
         self._everywhere = False
         for engine, ranks in zip(engines, publishers(cfg), strict=True):
             self._take(engine, list(ranks))
@@ -81,12 +85,14 @@ class Publisher:
             tensors = quantized(tensors, self._fp8, bucket_bytes)
         links = [EngineLink(engine, version, self._cfg.rollout.request_timeout_s) for engine in self._served]
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
-            transport = self._transport(links, pool)
+            transport = self._transport(links, pool, version)
             return publish_over(transport, tensors, version, bucket_bytes)
 
-    def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor) -> SharedMemory | Broadcast:
-        device = self._trainer.device
-        if transport_of(self._cfg) is Transport.ipc:
+    def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor, version: int) -> Handover:
+        device, chosen = self._trainer.device, transport_of(self._cfg)
+        if chosen is Transport.disk:
+            return Disk(links, pool, self._folder, version, device)
+        if chosen is Transport.ipc:
             kind = CudaBucket if self._cfg.cluster.device is Device.cuda else SharedBucket
             return SharedMemory(links, pool, partial(kind, device=device), self._peers)
         if self._stream is None:

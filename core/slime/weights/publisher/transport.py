@@ -36,6 +36,10 @@ class Transport(Protocol):
     num_buckets: int
     """So many take turns: when `send` returns, the next one may be filled anew."""
 
+    @property
+    def num_bytes(self) -> int | None:
+        """What was written of the version so far; None: its tensors as they are."""
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *raised: object) -> None: ...
@@ -60,6 +64,8 @@ class SharedMemory:
         group: the publishers of one engine, one a tensor-parallel rank of it, each with a bucket on that rank's
             device; the first of them talks to the engine for all. None: this process alone.
     """
+
+    num_bytes: int | None = None
 
     def __init__(
         self,
@@ -120,6 +126,8 @@ class Broadcast:
         device: where buckets lie.
         store: of `serve_store`; any number of publishes may have it, one after the other.
     """
+
+    num_bytes: int | None = None
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Fingerprint:
         """Read tensors of one device, without waiting for it."""
         self._started += start_digests([tensor for _, tensor in tensors])
         self._sizes += [tensor.nbytes for _, tensor in tensors]
-        self._forms += [f"{tuple(tensor.shape)}|{tensor.dtype}" for _, tensor in tensors]
+        self._forms += [form(tensor.shape, tensor.dtype) for _, tensor in tensors]
         self.names += [name for name, _ in tensors]
 
     def digests(self) -> list[int]:
@@ -72,10 +72,27 @@ class Fingerprint:
 
     def summary(self, digests: Sequence[int]) -> dict[str, Any]:
         """The numbers in which both sides must agree."""
-        tensors = zip(self.names, self._forms, digests, strict=True)
-        lines = "".join(f"{name}|{form}|{digest:016x}\n" for name, form, digest in tensors)
-        fingerprint = hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
-        return {"tensors": len(self.names), "bytes": sum(self._sizes), "fingerprint": fingerprint}
+        return summarize(self.names, self._forms, self._sizes, digests)
+
+
+def summarize(
+    names: Sequence[str], forms: Sequence[str], sizes: Sequence[int], digests: Sequence[int]
+) -> dict[str, Any]:
+    """Of tensors in their order.
+
+    Args:
+        forms: as of `form`.
+        sizes: bytes.
+    """
+    tensors = zip(names, forms, digests, strict=True)
+    lines = "".join(f"{name}|{form}|{digest:016x}\n" for name, form, digest in tensors)
+    fingerprint = hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
+    return {"tensors": len(names), "bytes": sum(sizes), "fingerprint": fingerprint}
+
+
+def form(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """Shape and dtype of a tensor in one text."""
+    return f"{tuple(shape)}|{dtype}"
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:

@@ -1,0 +1,229 @@
+"""A version from a folder into an engine (`slime.weights.shared.stored`), on every one of its ranks.
+
+On each host the first rank reads, into memory that the others map, and keeps it where deltas will follow: beside the
+version's bytes as they were published, a delta is all that has to be read of the next one. Whatever way they came by,
+the bytes go into the model as those of any other publish, and the receipt covers all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from slime.digest import read_checked
+from slime.errors import SlimeError
+from slime.weights.engine.version_check import VersionFault
+from slime.weights.shared import delta
+from slime.weights.shared.bucket import SharedBucket
+from slime.weights.shared.receipt import NOTE_KEY, BucketNote
+from slime.weights.shared.stored import MANIFEST, Manifest, StoredBucket, read_manifest
+
+Gather = Callable[[Any], Sequence[Any]]
+"""What every rank of the engine offers, in their order; collective."""
+_VISIBLE_S = 60.0
+"""How long a version may take to be seen on another host than its publisher's: NFS asks a folder anew that often."""
+_POLL_S = 0.05
+
+
+class Memory:
+    """The buckets of the version that an engine holds, or two that take turns.
+
+    Attributes:
+        holds: fingerprint of the version whose buckets are all there; empty: none's.
+    """
+
+    def __init__(self) -> None:
+        self.holds = ""
+        self.buckets: list[SharedBucket] = []
+
+    def bucket(self, index: int, size: int) -> SharedBucket:
+        """One of them, in their order; one that is not there yet is made with `size` bytes."""
+        if index == len(self.buckets):
+            self.buckets.append(SharedBucket(size))
+        return self.buckets[index]
+
+    def drop(self, first: int = 0) -> None:
+        """Give buckets back to the host, from the `first` on."""
+        for bucket in self.buckets[first:]:
+            bucket.__exit__(None, None, None)
+        del self.buckets[first:]
+
+
+_memories: weakref.WeakKeyDictionary[torch.nn.Module, Memory] = weakref.WeakKeyDictionary()
+"""On the reading rank, by model."""
+
+
+class Reader:
+    """Reads one version, a bucket ahead.
+
+    Args:
+        memory: what the engine holds; while the version comes, and if it never becomes whole, nothing to build on.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._pool = ThreadPoolExecutor(1)
+        self._names: list[str] = []
+        self._steps: list[Manifest] = []
+
+    def open(self, folder: Path, name: str) -> None:
+        """Learn what leads to the version, and begin to read.
+
+        Raises:
+            SlimeError: it is not there, it is damaged, or what it builds on is gone or other than it was.
+        """
+        _wait_for(folder / name / MANIFEST)
+        self._folder, self._names, self.manifest = folder, [name], read_manifest(folder, name)
+        self._steps = self._read_steps(self._memory.holds)
+        self._memory.holds = ""
+        self._next: Future[SharedBucket] = self._pool.submit(self._read, 0)
+
+    def _read_steps(self, held: str) -> list[Manifest]:
+        """What leads to the version, in order: from what is held on, or from a full version."""
+        steps, needed = [self.manifest], [*self.manifest.builds_on]
+        while needed and steps[0].base != held:
+            self._names.insert(0, needed.pop())
+            steps.insert(0, read_manifest(self._folder, self._names[0]))
+            if steps[0].summary["fingerprint"] != steps[1].base:
+                raise SlimeError(
+                    f"version '{self._names[1]}' does not build on '{self._names[0]}'",
+                    where=str(self._folder),
+                    todo="Remove both and publish again.",
+                )
+        return steps
+
+    def take(self, index: int) -> bytes:
+        """The payload of a bucket, whose memory other processes map; the next one is read meanwhile.
+
+        Raises:
+            SlimeError: a file is missing or damaged.
+        """
+        bucket, num_buckets = self._next.result(), len(self.manifest.buckets)
+        last = index + 1 == num_buckets
+        if not last:
+            self._next = self._pool.submit(self._read, index + 1)
+        return bucket.payload(BucketNote(self.manifest.version, index, last, [*self.manifest.digests] if last else []))
+
+    def _read(self, index: int) -> SharedBucket:
+        place = index if self.manifest.deltas_follow else index % 2
+        bucket = self._memory.bucket(place, self.manifest.buckets[index].size)
+        ways = [
+            (name, step.buckets[index])
+            for name, step in zip(self._names, self._steps, strict=True)
+            if index < len(step.buckets)
+        ]
+        first = max((at for at, (_, stored) in enumerate(ways) if stored.word is None), default=0)
+        for name, stored in ways[first:]:
+            self._bring(bucket, stored, self._folder / name / stored.file)
+        return bucket
+
+    def _bring(self, bucket: SharedBucket, stored: StoredBucket, path: Path) -> None:
+        if stored.word is None:
+            bucket.reserve(stored.layout.names, stored.layout.shapes, stored.layout.torch_dtypes)
+        if bucket.used != stored.size:
+            what, todo = f"it has {stored.size} bytes of memory, its tensors {bucket.used}", "Publish again."
+            raise SlimeError(what, where=str(path), todo=todo)
+        memory = bucket.memory[: bucket.used].numpy()
+        if stored.word is None:
+            read_checked(path, stored.facts, memory.data)
+            return
+        data = bytearray(stored.facts["bytes"])
+        read_checked(path, stored.facts, data)
+        try:
+            delta.apply(memoryview(data), memory, stored.word)
+        except ValueError as error:
+            raise SlimeError(f"no delta of this bucket: {error}", where=str(path), todo="Publish again.") from error
+
+    def finish(self) -> None:
+        """All of it went into the engine as it was published: the next deltas may build on it."""
+        self._memory.drop(len(self.manifest.buckets))
+        if self.manifest.deltas_follow:
+            self._memory.holds = self.manifest.summary["fingerprint"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._pool.shutdown()
+        if not self._memory.holds:
+            self._memory.drop()
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + _VISIBLE_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def receive_stored(
+    told: Mapping[str, Any],
+    model: torch.nn.Module,
+    device: torch.device,
+    load: Callable[[dict[str, Any]], Any],
+    gather: Gather,
+) -> Any:
+    """Take in the version `told["name"]` of the folder `told["folder"]`; collective over the engine's ranks.
+
+    Args:
+        load: of a bucket in memory of `device`, as SGLang takes them.
+
+    Returns:
+        What `load` returned of the last bucket.
+
+    Raises:
+        SlimeError: a file is missing or damaged.
+        VersionFault: the same on another rank, or `load` raised there. What it raises on this one passes.
+    """
+    host = _host()
+    reads = next(pid for other, pid in gather((host, os.getpid())) if other == host) == os.getpid()
+    with ExitStack() as stack:
+        reader = stack.enter_context(Reader(_memories.setdefault(model, Memory()))) if reads else None
+        for index in count():
+            offer = None
+            if reader:
+                with _telling_others(gather, host):
+                    if index == 0:
+                        reader.open(Path(told["folder"]), told["name"])
+                    offer = reader.take(index)
+            bucket = _agree(gather((host, offer, "")), host)
+            last = bucket[NOTE_KEY]["last"]
+            with _telling_others(gather, host) if not last else nullcontext():
+                result = load(bucket | {"flattened_tensor": bucket["flattened_tensor"].to(device)})
+            if last:
+                break
+        if reader:
+            reader.finish()
+        return result
+
+
+@contextmanager
+def _telling_others(gather: Gather, host: str) -> Iterator[None]:
+    """What fails here fails on every rank: the others wait for this one's next offer."""
+    try:
+        yield
+    except Exception as error:
+        gather((host, None, str(error)))
+        raise
+
+
+def _agree(offers: Sequence[tuple[str, bytes | None, str]], host: str) -> Any:
+    """The bucket that was read on this host, unless something failed on any."""
+    if fault := next((fault for _, _, fault in offers if fault), None):
+        raise VersionFault(fault)
+    return pickle.loads(next(payload for other, payload, _ in offers if other == host and payload))
+
+
+def _host() -> str:
+    """Alike in processes that can map each other's memory: those of one kernel and of one container."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,0 +1,192 @@
+"""Publishing by way of a file system: a folder a version, which the engines then read.
+
+What is written is full, or a delta to the version before where the publisher still has that one's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
+
+import torch
+
+from slime.digest import DigestingFile
+from slime.files import disk_errors, sync, write_atomic
+from slime.weights.publisher.engine_link import EngineLink, Summary
+from slime.weights.publisher.transport import results
+from slime.weights.shared import delta
+from slime.weights.shared.bucket import Bucket
+from slime.weights.shared.receipt import BucketNote
+from slime.weights.shared.stored import (
+    MANIFEST,
+    Layout,
+    Manifest,
+    StoredBucket,
+    folder_name,
+    read_manifest,
+    serial_of,
+    stored,
+    summary_of,
+)
+
+
+@dataclass
+class Published:
+    """A version that this process wrote, with the memory of its buckets if a delta may follow."""
+
+    name: str
+    manifest: Manifest
+    memories: list[delta.Bytes]
+
+    def layout(self, index: int) -> Layout | None:
+        """Of a bucket, if there are so many."""
+        return self.manifest.buckets[index].layout if index < len(self.memories) else None
+
+
+@dataclass
+class VersionFolder:
+    """Where one run publishes; this process writes there alone.
+
+    Attributes:
+        full_every: so many versions need no other; 1: all.
+        newest: what the next delta builds on.
+    """
+
+    path: Path
+    full_every: int
+    newest: Published | None = None
+
+    def begin(self, version: int) -> tuple[str, Path]:
+        """Make room for a version; returns its name and the folder to write it to.
+
+        All but the newest version and what that needs goes, and so does what never became whole: a reader of the newest
+        has a step's time.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        names = stored(self.path)
+        needed = {names[-1], *read_manifest(self.path, names[-1]).builds_on} if names else set()
+        for name in names:
+            if name not in needed:
+                (self.path / name).rename(self.path / f".{name}.partial")
+        for torn in self.path.glob(".*.partial"):
+            shutil.rmtree(torn)
+        name = folder_name(serial_of(names[-1]) + 1 if names else 1, version)
+        folder = self.path / f".{name}.partial"
+        folder.mkdir()
+        return name, folder
+
+
+class Disk:
+    """One version on its way into a folder, and from there into the engines.
+
+    Args:
+        links: every engine; they see the folder by the same path.
+        pool: a thread for each.
+        folder: stays from one publish to the next.
+        device: where buckets are filled.
+    """
+
+    num_buckets = 1
+
+    def __init__(
+        self,
+        links: Sequence[EngineLink],
+        pool: ThreadPoolExecutor,
+        folder: VersionFolder,
+        version: int,
+        device: torch.device,
+    ) -> None:
+        self.links, self.new_bucket = links, partial(Bucket, device=device)
+        self.num_bytes: int = 0
+        self._pool, self._folder, self._version = pool, folder, version
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._buckets: list[StoredBucket] = []
+        self._memories: list[delta.Bytes] = []
+
+    def __enter__(self) -> Self:
+        base, self._folder.newest = self._folder.newest, None  # until this version is whole
+        is_due = base is None or len(base.manifest.builds_on) + 1 >= self._folder.full_every
+        self._base = None if is_due else base
+        with disk_errors(self._folder.path, key="weights.path"):
+            self._name, self._partial = self._folder.begin(self._version)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._writer.shutdown()
+        if self._partial.exists():  # given up; should it stay, it still is no version
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def send(self, bucket: Bucket, note: BucketNote) -> None:
+        memory = _to_host(bucket)
+        self._finish_writing()
+        self._writing = self._writer.submit(self._write, bucket.metadata, memory)
+        if note.last:
+            self._finish_writing()
+            self._commit(note.digests)
+            self._asked = [self._pool.submit(link.load_stored, self._folder.path, self._name) for link in self.links]
+
+    def receipts(self) -> list[Summary]:
+        return results(self._asked)
+
+    def _finish_writing(self) -> None:
+        if self._writing:
+            self._writing.result()
+
+    def _write(self, metadata: Sequence[SimpleNamespace], memory: delta.Bytes) -> None:
+        """A bucket becomes a file, whose bytes are on the disk itself when this returns."""
+        layout = Layout.of(metadata)
+        word, data = self._delta(layout, memory)
+        name = f"{len(self._buckets):05}.{'delta' if word else 'full'}"
+        with disk_errors(self._partial, key="weights.path"), DigestingFile(self._partial / name) as file:
+            file.write(data if isinstance(data, bytes) else data.data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._buckets.append(StoredBucket(name, file.facts, layout, len(memory), word))
+        self.num_bytes += file.facts["bytes"]
+        if self._folder.full_every > 1:
+            self._memories.append(memory)
+
+    def _delta(self, layout: Layout, memory: delta.Bytes) -> tuple[int | None, bytes | delta.Bytes]:
+        """Its words and the delta, or None and all the memory: there is no base, or the delta would be larger."""
+        index = len(self._buckets)
+        if self._base and self._base.layout(index) == layout:
+            before, self._base.memories[index] = self._base.memories[index], memory  # no version is held twice
+            word = layout.word(len(memory))
+            if (changes := delta.encode(memory, before, word)) is not None:
+                return word, changes
+        return None, memory
+
+    def _commit(self, digests: Sequence[int]) -> None:
+        base = self._base if any(bucket.word for bucket in self._buckets) else None
+        manifest = Manifest(
+            version=self._version,
+            summary=summary_of([bucket.layout for bucket in self._buckets], digests),
+            builds_on=[*base.manifest.builds_on, base.name] if base else [],
+            base=base.manifest.summary["fingerprint"] if base else "",
+            deltas_follow=self._folder.full_every > 1,
+            digests=digests,
+            buckets=self._buckets,
+        )
+        with disk_errors(self._partial, key="weights.path"):
+            write_atomic(self._partial / MANIFEST, manifest.to_json())
+            self._partial.rename(self._folder.path / self._name)
+            sync(self._folder.path)
+        if manifest.deltas_follow:
+            self._folder.newest = Published(self._name, manifest, self._memories)
+
+
+def _to_host(bucket: Bucket) -> delta.Bytes:
+    """A copy, with zeros between tensors, where a bucket has what was there before."""
+    memory: delta.Bytes = bucket.memory[: bucket.used].to("cpu", copy=True).numpy()
+    for one, other in pairwise(bucket.metadata):
+        memory[one.end_idx : other.start_idx] = 0
+    return memory
