@@ -64,7 +64,10 @@ def test_layout_that_does_not_fit_the_model_is_refused(words: str, message: str)
     [
         ("", 1),
         ("tensor_model_parallel_size=4", 4),  # experts are cut as attention is
-        ("tensor_model_parallel_size=4 expert_model_parallel_size=2", 4),
+        (
+            "tensor_model_parallel_size=4 expert_model_parallel_size=2",
+            8,
+        ),  # as in a run: whole experts would train wrongly
         ("tensor_model_parallel_size=2 expert_model_parallel_size=2 expert_tensor_parallel_size=2", 4),
         ("tensor_model_parallel_size=3 expert_model_parallel_size=2", 6),
     ],

@@ -9,7 +9,9 @@ import torch
 
 from slime import plugins
 from slime.config.schema import Device, SlimeConfig
+from slime.convert.layout import parse
 from slime.errors import SlimeError
+from slime.topology.layout import read_grid
 from slime.train import settings
 from slime.train.compat import apply_fixups
 
@@ -44,6 +46,16 @@ def test_what_the_code_depends_on_is_set() -> None:
     assert config(tensor_model_parallel_size=2).sequence_parallel
 
 
+@pytest.mark.parametrize(("tp", "ep", "etp"), [(1, 1, 1), (4, 1, 4), (4, 2, 4), (4, 4, 1), (2, 8, 1)])
+def test_experts_are_shared_as_the_plan_says_without_a_composed_config(tp: int, ep: int, etp: int) -> None:
+    sizes = {"tensor_model_parallel_size": tp, "expert_model_parallel_size": ep}
+    assert config(num_moe_experts=8, **sizes).expert_tensor_parallel_size == etp
+    assert read_grid(8, sizes).etp == etp
+    converted = parse([f"{key}={value}" for key, value in sizes.items()])
+    assert converted.sizes.get("expert_tensor_parallel_size", etp) == etp
+    assert converted.num_ranks == max(tp, ep * etp)
+
+
 def test_the_user_overrules_the_family_and_names_dtypes() -> None:
     made = config(layernorm_epsilon=1e-6, bf16=True, params_dtype="bf16")
     assert made.layernorm_epsilon == 1e-6
@@ -63,6 +75,11 @@ def test_gpus_train_in_bf16() -> None:
     ("megatron", "message"),
     [
         ({"tensor_model_parallel_size": 2, "sequence_parallel": False}, "sequence_parallel=false"),
+        (
+            {"num_moe_experts": 8, "tensor_model_parallel_size": 4, "expert_model_parallel_size": 2}
+            | {"expert_tensor_parallel_size": 1},
+            "with another expert_tensor_parallel_size is not supported",
+        ),
         ({"hiden_size": 64}, "no field 'hiden_size'. Did you mean 'hidden_size'?"),
         ({"recompute_granularity": "most"}, 'most must be "full"'),
     ],

@@ -10,7 +10,7 @@ from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.plugins import Plugins
 from slime.topology.engines import with_sizes
-from slime.topology.layout import SIZE_KEYS
+from slime.topology.layout import SIZE_KEYS, default_etp
 
 LOGPROB_ALARM = 0.05
 FP8_LOGPROB_ALARM = 0.2
@@ -25,8 +25,7 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
     for key, value in required_megatron(megatron).items():
         megatron.setdefault(key, value)
     if _size(megatron, "ep") > 1:
-        tp = _size(megatron, "tp")
-        megatron.setdefault(SIZE_KEYS["etp"], 1 if _size(megatron, "ep") >= tp else tp)
+        megatron.setdefault(SIZE_KEYS["etp"], default_etp(_size(megatron, "tp"), _size(megatron, "ep")))
     if megatron.get("recompute_granularity") == "full":
         megatron.setdefault("recompute_method", "uniform")
         megatron.setdefault("recompute_num_layers", 1)

@@ -11,7 +11,7 @@ from slime.config.schema import SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
 from slime.plan.rules import layout_problems
-from slime.topology.layout import read_grid, split_layers
+from slime.topology.layout import default_etp, read_grid, split_layers
 
 KEYS = (
     "tensor_model_parallel_size",
@@ -33,7 +33,7 @@ class Layout:
     def num_ranks(self) -> int:
         """The least number of ranks that it fits on."""
         tensor, pipeline, expert = (self.sizes.get(f"{kind}_model_parallel_size", 1) for kind in _KINDS)
-        expert *= self.sizes.get("expert_tensor_parallel_size", tensor)
+        expert *= self.sizes.get("expert_tensor_parallel_size", default_etp(tensor, expert))
         return math.lcm(tensor, expert) * pipeline
 
 
@@ -69,6 +69,7 @@ def parse(words: Sequence[str]) -> Layout:
         if not equals or not value.isdecimal() or not int(value):
             raise SlimeError("is not a number above 0", where=word, todo=f"Write it as {key}=2.")
         sizes[key] = int(value)
-    if sizes.get("expert_model_parallel_size", 1) > 1:
-        sizes.setdefault("expert_tensor_parallel_size", 1)  # as in a run; Megatron-core would take that of attention
+    if (expert := sizes.get("expert_model_parallel_size", 1)) > 1:
+        tensor = sizes.get("tensor_model_parallel_size", 1)
+        sizes.setdefault("expert_tensor_parallel_size", default_etp(tensor, expert))
     return Layout(sizes)

@@ -18,7 +18,7 @@ from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
 from slime.rollout.limits import longest_of
 from slime.topology.engines import engine_groups, home_of
-from slime.topology.layout import Grid, split_layers
+from slime.topology.layout import Grid, split_layers, trains_experts
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
 
@@ -114,7 +114,7 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
     if experts % grid.ep:
         what = f"{experts} experts cannot be divided by {grid.ep}"
         yield SlimeError(what, where=where, todo=f"Choose a divisor of {experts}.")
-    if grid.etp != grid.tp and grid.ep < grid.tp:
+    if not trains_experts(grid.tp, grid.ep, grid.etp):
         yield SlimeError(
             f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",
             where=f"{MEGATRON}.expert_tensor_parallel_size",

@@ -85,11 +85,23 @@ def read_grid(num_trainers: int, megatron: Mapping[str, Any]) -> Grid:
             raise SlimeError(
                 f"must be at least 1, got {size}", where=f"train.megatron.{SIZE_KEYS[name]}", todo="Raise it."
             )
-    filled = {name: size or 1 for name, size in sizes.items()} | {"etp": sizes["etp"] or sizes["tp"] or 1}
+    filled = {name: size or 1 for name, size in sizes.items()}
+    filled["etp"] = sizes["etp"] or default_etp(filled["tp"], filled["ep"])
     grid = Grid(num_trainers, **filled)
     _require_divides(grid, ("tp", "cp", "pp"))
     _require_divides(grid, ("etp", "ep", "pp"))
     return grid
+
+
+def default_etp(tp: int, ep: int) -> int:
+    """Ranks that share an expert unless `expert_tensor_parallel_size` says so: one, where that is right."""
+    return 1 if trains_experts(tp, ep, 1) else tp
+
+
+def trains_experts(tp: int, ep: int, etp: int) -> bool:
+    """Whether Megatron-core sums the experts' gradients over the tensor-parallel ranks, whose tokens differ under
+    sequence parallelism: it does not with another `etp` than `tp` and an `ep` below `tp`."""
+    return etp == tp or ep >= tp
 
 
 def _require_divides(grid: Grid, names: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from slime.config.schema import Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge, MtpBridge
 from slime.errors import SlimeError
 from slime.net import join_store, serve_store
+from slime.topology.layout import default_etp
 from slime.train import settings
 from slime.train.compat import apply_fixups, cpu_stands_in_for_cuda
 from slime.train.policy import PolicyModel
@@ -73,8 +74,8 @@ def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
 def make_groups(cfg: SlimeConfig) -> None:
     """Megatron's parallel groups and seeds for the layout of `cfg`; again for another layout."""
     sizes = {name: cfg.train.megatron[name] for name in _GROUP_SIZES if cfg.train.megatron.get(name) is not None}
-    if sizes.get("expert_model_parallel_size", 1) > 1:
-        sizes.setdefault("expert_tensor_parallel_size", 1)
+    tp, ep = (sizes.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "expert"))
+    sizes.setdefault("expert_tensor_parallel_size", default_etp(tp, ep))
     parallel_state.destroy_model_parallel()
     try:
         parallel_state.initialize_model_parallel(**sizes)

@@ -16,9 +16,11 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+from slime.config.derive import required_megatron
 from slime.config.schema import OPTIMIZER_DEFAULTS, Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
+from slime.topology.layout import default_etp, trains_experts
 from slime.train.specs.dsa_config import SparseLatentConfig
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -88,12 +90,12 @@ def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
         "persist_layer_norm": False,
         # Sequences are packed, so every micro-batch has its own length.
         "variable_seq_lengths": True,
-        "moe_token_dispatcher_type": "alltoall",
         "calculate_per_token_loss": True,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "sequence_parallel": size("tensor_model_parallel_size", 1) > 1,
-        "expert_tensor_parallel_size": 1 if size("expert_model_parallel_size", 1) > 1 else None,
+        "expert_tensor_parallel_size": default_etp(
+            size("tensor_model_parallel_size", 1), size("expert_model_parallel_size", 1)
+        ),
         "use_cpu_initialization": not cuda,
         # Also before a checkpoint is loaded: Megatron marks parameters as tensor parallel while it initialises them.
         "perform_initialization": True,
@@ -102,8 +104,7 @@ def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
     }
     if size("virtual_pipeline_model_parallel_size"):
         defaults |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}  # otherwise the interleaved schedule deadlocks
-    if size("context_parallel_size", 1) > 1:
-        defaults["cp_comm_type"] = "all_gather"
+    defaults |= required_megatron(cfg.train.megatron)
     precision = _precision(cfg)
     # One grouped matrix product for all experts of a rank; torch's takes bf16 alone.
     defaults["moe_grouped_gemm"] = cuda and precision["bf16"]
@@ -144,8 +145,8 @@ def _check(config: TransformerConfig) -> None:
     )
     rules = {
         "sequence_parallel=false with tensor_model_parallel_size > 1": tp > 1 and not config.sequence_parallel,
-        "expert_tensor_parallel_size < tensor_model_parallel_size with expert_model_parallel_size=1": (
-            bool(config.num_moe_experts) and ep == 1 and etp < tp
+        "expert_model_parallel_size below tensor_model_parallel_size with another expert_tensor_parallel_size": (
+            bool(config.num_moe_experts) and not trains_experts(tp, ep, etp)
         ),
         "a multi-token prediction layer before the last pipeline stage": config.mtp_standalone,
     }
