@@ -8,7 +8,7 @@ import pytest
 
 import slime
 from slime import checkpoints, files
-from slime.checkpoints import CheckpointStore
+from slime.checkpoints import CONVERTED, CheckpointStore, require_as_written
 from slime.digest import DigestingFile
 from slime.errors import SlimeError
 from tests.saving import assert_holds, content, save
@@ -240,3 +240,35 @@ def test_driver_state_is_data(folder):
     with pytest.raises(SlimeError, match=r"state\.buffer\.hook is of type builtins\.function"), store.saving(10, state):
         pass
     assert list(folder.iterdir()) == []
+
+
+def test_weights_that_a_run_starts_from_are_compared(folder, tmp_path):
+    """Those of another run's checkpoint, also under another name; every kind of damage to it is named."""
+    store = CheckpointStore(folder, keep=1)
+    save(store, 10)
+    weights = store.latest().path.rename(tmp_path / "mine")
+    read = []
+    require_as_written(weights, lambda paths: read.append(len(paths)) or checkpoints.examine(paths))
+    assert read == [len(content(10)) + 1]
+    flipped(weights)
+    with pytest.raises(SlimeError, match=r"^model\.weights: .*/mine is not what was written: model/shard-0\.bin has"):
+        require_as_written(weights)
+    (weights / "manifest.json").write_text("{}")
+    with pytest.raises(SlimeError, match=r"mine is not what was written: manifest\.json is not a manifest\. Copy or"):
+        require_as_written(weights)
+
+
+def test_weights_that_were_converted_are_compared(tmp_path, caplog):
+    (tmp_path / "a.distcp").write_bytes(b"123")
+    require_as_written(tmp_path)
+    assert said(caplog) == [f"{tmp_path} has neither manifest.json nor {CONVERTED}: its files are not compared"]
+    facts = {"a.distcp": checkpoints.facts_of(tmp_path / "a.distcp")}
+    (tmp_path / CONVERTED).write_text(json.dumps({"conversion": "hf-to-dist", "files": facts}))
+    require_as_written(tmp_path)
+    assert len(said(caplog)) == 1
+    (tmp_path / "a.distcp").write_bytes(b"124")
+    with pytest.raises(SlimeError, match=r"a\.distcp has other content"):
+        require_as_written(tmp_path)
+    (tmp_path / CONVERTED).write_text("[]")
+    with pytest.raises(SlimeError, match=f"{CONVERTED} is not a manifest"):
+        require_as_written(tmp_path)

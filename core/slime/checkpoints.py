@@ -28,6 +28,8 @@ from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
 
 MANIFEST, DRIVER = "manifest.json", "driver.json"
+CONVERTED = "slime-manifest.json"
+"""What `slime convert` writes last into a folder: every file with its size and digest."""
 
 Examine = Callable[[Sequence[Path]], Sequence[FileFacts]]
 """Reads files whole; returns the facts of each, in order."""
@@ -72,7 +74,7 @@ class Checkpoint:
             examine: reads every file whole; in a run the trainer ranks share this.
         """
         try:
-            self._compare(self.manifest()["files"], examine)
+            _compare(self.path, self.manifest()["files"], examine)
         except _Damaged as damage:
             return str(damage)
         return ""
@@ -101,18 +103,44 @@ class Checkpoint:
         except FileNotFoundError:
             raise _Damaged(f"{MANIFEST} is missing") from None
 
-    def _compare(self, saved: Mapping[str, FileFacts], examine: Examine) -> None:
-        """Sizes first: they cost nothing."""
-        paths = {name: self.path / name for name in saved}
-        for name, path in paths.items():
-            if not path.is_file():
-                raise _Damaged(f"{name} is missing")
-            if (size := path.stat().st_size) != saved[name]["bytes"]:
-                raise _Damaged(f"{name} has {size} bytes instead of {saved[name]['bytes']}")
-        for name, facts in zip(paths, examine(list(paths.values())), strict=True):
-            if facts != saved[name]:
-                found, wanted = facts["crc32"], saved[name]["crc32"]
-                raise _Damaged(f"{name} has other content than was saved: its CRC-32 is {found}, it was {wanted}")
+
+def require_as_written(folder: Path, examine: Examine = examine) -> None:
+    """Compare weights that a run starts from with what their writer noted: another run, or `slime convert`. Those of
+    another program are taken as they are, with a warning.
+
+    Args:
+        folder: whose name may be any.
+        examine: reads every file whole; in a run the trainer ranks share this.
+
+    Raises:
+        SlimeError: a file is not what was written.
+    """
+    try:
+        if (folder / MANIFEST).is_file():
+            saved = _read_manifest((folder / MANIFEST).read_bytes())["files"]
+        elif (folder / CONVERTED).is_file():
+            saved = _read_converted((folder / CONVERTED).read_bytes())
+        else:
+            log.warning("%s has neither %s nor %s: its files are not compared", folder, MANIFEST, CONVERTED)
+            return
+        _compare(folder, saved, examine)
+    except _Damaged as damage:
+        todo = "Copy or convert it again, or name another."
+        raise SlimeError(f"{folder} is not what was written: {damage}", where="model.weights", todo=todo) from None
+
+
+def _compare(folder: Path, saved: Mapping[str, FileFacts], examine: Examine) -> None:
+    """Sizes first: they cost nothing."""
+    paths = {name: folder / name for name in saved}
+    for name, path in paths.items():
+        if not path.is_file():
+            raise _Damaged(f"{name} is missing")
+        if (size := path.stat().st_size) != saved[name]["bytes"]:
+            raise _Damaged(f"{name} has {size} bytes instead of {saved[name]['bytes']}")
+    for name, facts in zip(paths, examine(list(paths.values())), strict=True):
+        if facts != saved[name]:
+            found, wanted = facts["crc32"], saved[name]["crc32"]
+            raise _Damaged(f"{name} has other content than was saved: its CRC-32 is {found}, it was {wanted}")
 
 
 @dataclass
@@ -290,7 +318,15 @@ def _encoded(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps({**manifest, "crc32": f"{digest:08x}"}, indent=1).encode()
 
 
-def _read_manifest(data: bytes, step: int) -> dict[str, Any]:
+def _read_converted(data: bytes) -> dict[str, FileFacts]:
+    try:
+        return dict(json.loads(data)["files"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _Damaged(f"{CONVERTED} is not a manifest") from None
+
+
+def _read_manifest(data: bytes, step: int | None = None) -> dict[str, Any]:
+    """A checkpoint's, of `step` if that is known."""
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError):
@@ -299,6 +335,6 @@ def _read_manifest(data: bytes, step: int) -> dict[str, Any]:
         raise _Damaged(f"{MANIFEST} is not a manifest")
     if _encoded({key: value for key, value in manifest.items() if key != "crc32"}) != data:
         raise _Damaged(f"{MANIFEST} has other content than was saved")
-    if manifest["step"] != step:
+    if step is not None and manifest["step"] != step:
         raise _Damaged(f"{MANIFEST} is of step {manifest['step']}")
     return manifest

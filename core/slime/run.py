@@ -34,7 +34,7 @@ def evaluate(cfg: SlimeConfig, checkpoint: Checkpoint | None = None) -> dict[str
     """The held-out metrics of the model that `cfg` starts from.
 
     Args:
-        checkpoint: whose weights `cfg.model.weights` names; the trainer ranks hold its files against what was saved.
+        checkpoint: whose weights `cfg.model.weights` names.
 
     Raises:
         SlimeError: the checkpoint is damaged, or whatever stopped the evaluation.
@@ -42,7 +42,6 @@ def evaluate(cfg: SlimeConfig, checkpoint: Checkpoint | None = None) -> dict[str
     with ExitStack() as stack:
         session = Session.open(cfg, stack, log_metrics=False)
         if checkpoint:
-            checkpoint.require_good(session.cluster.trainers.examine)
             session.position = Position(**checkpoint.driver_state()["position"])
         session.publish(session.position.rl_step)
         with Progress("eval", len(session.held_out), live=cfg.run.progress) as bar:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slime import plugins
-from slime.checkpoints import Checkpoint, CheckpointStore
+from slime.checkpoints import Checkpoint, CheckpointStore, require_as_written
 from slime.cluster import preflight
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.residency import Residency
@@ -312,6 +312,8 @@ class Session:
         """Continue from the newest good checkpoint, or start from the model's first weights."""
         checkpoint = self._store.latest(self.cluster.trainers.examine)
         if checkpoint is None:
+            if self.cfg.model.weights is not None:
+                require_as_written(resolve(self.cfg.model.weights), self.cluster.trainers.examine)
             self.cluster.trainers.init_weights()
             return None
         self.cluster.trainers.load(checkpoint.path)

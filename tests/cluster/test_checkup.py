@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from slime.cluster.checkup import (
 )
 from slime.cluster.preflight import _clock, complaint, read_wanted
 from slime.config.compose import compose, examine
+from slime.config.fp8 import KEY, Fp8Format
 from slime.config.needs import config_folder
 from slime.config.paths import resolve
 from slime.errors import SlimeError
@@ -117,11 +119,33 @@ def test_a_folder_of_weights_that_a_host_does_not_see_is_found(tmp_path: Path) -
 
 
 def test_a_model_that_is_missing_or_incomplete_is_found(wanted: Wanted, tmp_path: Path) -> None:
-    folder, files = wanted.model
-    (told,) = faults(replace(wanted, model=(str(tmp_path / "glm4"), files)))
+    folder, files = wanted.folders["model.path"]
+    (told,) = faults(replace(wanted, folders={"model.path": (str(tmp_path / "glm4"), files)}))
     assert told == f"there is no '{tmp_path / 'glm4'}'. Put model.path where every host of the run sees it."
-    (told,) = faults(replace(wanted, model=(folder, {**files, "model-00002.safetensors": 12})))
+    (told,) = faults(replace(wanted, folders={"model.path": (folder, {**files, "model-00002.safetensors": 12})}))
     assert f"1 file(s) in '{folder}' are not the driver's: model-00002.safetensors has none, there 12 bytes" in told
+
+
+def test_every_folder_that_a_host_reads_is_compared(tmp_path: Path) -> None:
+    """Weights of Megatron-core that another host has in part."""
+    (tmp_path / "dist").mkdir()
+    for name in ("metadata.json", "__0_0.distcp"):
+        (tmp_path / "dist" / name).write_bytes(b"12345")
+    words = ["+model=glm4-moe-tiny", "+cluster=local", "model.init=checkpoint", f"model.weights={tmp_path / 'dist'}"]
+    fp8 = resolve("pkg://slime_plugin_glm4/assets/glm4-moe-tiny")
+    shutil.copytree(fp8, tmp_path / "fp8")
+    config = json.loads((fp8 / "config.json").read_text()) | {KEY: Fp8Format().to_config()}
+    (tmp_path / "fp8/config.json").write_text(json.dumps(config))
+    with RunDir.open(tmp_path / "it") as run:
+        wanted = read_wanted(compose([*words, f"rollout.fp8={tmp_path / 'fp8'}"]), run)
+    assert wanted.folders.keys() == {"model.path", "model.weights", "rollout.fp8"}
+    assert faults(wanted) == []
+    (tmp_path / "dist/__0_0.distcp").write_bytes(b"1")
+    (told,) = faults(wanted)
+    assert told == (
+        f"1 file(s) in '{tmp_path / 'dist'}' are not the driver's: __0_0.distcp has 1 bytes, there 5 bytes. "
+        "Copy it again, or name a folder in model.weights that every host sees."
+    )
 
 
 def test_a_module_that_the_plan_needs_is_imported(wanted: Wanted) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime.checkpoints import require_as_written
 from slime.convert.layout import parse
 from slime.errors import SlimeError
 from slime.testing.models import run_config, write_checkpoint
@@ -91,6 +92,7 @@ def test_there_and_back_and_a_run_that_starts_from_it(source: Path, tmp_path: Pa
     run_ranks(to_dist, 4, source, tmp_path / "dist", LAYOUT)
     assert (tmp_path / "dist/tokenizer.json").exists()
     assert len(list((tmp_path / "dist").glob("*.distcp"))) > 8
+    require_as_written(tmp_path / "dist")  # as a run compares it
     run_ranks(from_dist, 1, tmp_path / "dist", tmp_path / "hf")
     assert_same(source, tmp_path / "hf")
     expected = load(source)

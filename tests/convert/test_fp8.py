@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from slime.checkpoints import CONVERTED
 from slime.config.fp8 import KEY, PLAIN
 from slime.convert import fp8, job
 from slime.convert.schemes import Strategy
@@ -20,7 +21,6 @@ from slime.convert.tensors import TensorReader, as_bytes
 from slime.errors import SlimeError
 from slime.testing.models import write_checkpoint
 from slime.weights.megatron.hf_files import HfFiles
-from slime.weights.megatron.save_hf import MANIFEST
 
 # Sizes that are whole blocks or less than one: transformers knows no others.
 HF = json.loads((Path(__file__).parents[2] / "plugins/models/glm4/tests/configs/moe.json").read_text())
@@ -66,7 +66,7 @@ def load(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MANIFEST}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != CONVERTED}
 
 
 @pytest.mark.parametrize("scales", Strategy)

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from slime.checkpoints import CONVERTED
 from slime.convert.staging import Staging
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
-from slime.weights.megatron.save_hf import MANIFEST
 from tests.memory import growth
 
 CONFIG = {"model_type": "any", "num_hidden_layers": 1}
@@ -44,7 +44,7 @@ def command(source: Path, destination: Path, *more: str) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MANIFEST}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != CONVERTED}
 
 
 @pytest.mark.slow

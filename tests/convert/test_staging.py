@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from slime.checkpoints import CONVERTED
 from slime.convert.staging import Staging, check
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
-from slime.weights.megatron.save_hf import MANIFEST
 
 IDENTITY = {"conversion": "copy", "source": "somewhere"}
 
@@ -100,9 +100,9 @@ def published(tmp_path: Path) -> Path:
 
 
 def test_published_folder_has_a_manifest_and_nothing_is_left_beside_it(published: Path) -> None:
-    assert sorted(path.name for path in published.iterdir()) == ["a", "b", "config.json", MANIFEST]
+    assert sorted(path.name for path in published.iterdir()) == ["a", "b", "config.json", CONVERTED]
     assert [path.name for path in published.parent.iterdir()] == ["out"]
-    manifest = json.loads((published / MANIFEST).read_text())
+    manifest = json.loads((published / CONVERTED).read_text())
     assert manifest["conversion"] == "copy"
     assert manifest["files"] == {name: facts_of(published / name) for name in ("a", "b", "config.json")}
     assert check(published, 2) == 3
@@ -118,5 +118,5 @@ def test_damage_after_the_conversion_is_found(published: Path) -> None:
 
 
 def test_folder_without_manifest_is_not_checked(tmp_path: Path) -> None:
-    with pytest.raises(SlimeError, match=f"there is no {MANIFEST}"):
+    with pytest.raises(SlimeError, match=f"there is no {CONVERTED}"):
         check(tmp_path, 1)

@@ -65,7 +65,7 @@ class Wanted:
     Attributes:
         software: of the driver, see `Software`.
         nonces: files that every host must see, with their texts, by the key that names the folder.
-        model: folder as the config names it, and size in bytes by name of its files.
+        folders: that the run reads, by the key of the config: as that names it, and size in bytes by name of its files.
         modules: Python modules that the run needs beside slime's own requirements.
         ib_devices: InfiniBand or RoCE devices by name.
         memory: bytes of host memory at the peak, 0 if that is not known.
@@ -74,7 +74,7 @@ class Wanted:
 
     software: Software
     nonces: Mapping[str, tuple[Path, str]]
-    model: tuple[str, Mapping[str, int]]
+    folders: Mapping[str, tuple[str, Mapping[str, int]]]
     modules: Sequence[str] = ()
     ib_devices: Sequence[str] = ()
     devices: Devices | None = None
@@ -120,7 +120,7 @@ def check_host(wanted: Wanted) -> Seen:
     faults = [
         *_software(wanted.software),
         *(fault for key, (path, text) in wanted.nonces.items() for fault in _nonce(key, path, text)),
-        *_model(*wanted.model),
+        *(fault for key, of in wanted.folders.items() for fault in _folder(key, *of)),
         *(fault for name in wanted.modules for fault in _module(name)),
         *_infiniband(wanted.ib_devices),
         *(_devices(wanted.devices, gpus) if wanted.devices else ()),
@@ -199,11 +199,11 @@ def _nonce(key: str, path: Path, text: str) -> Iterator[Fault]:
         yield Fault(what, f"Put {key} on a file system that every host of the run shares.")
 
 
-def _model(folder: str, files: Mapping[str, int]) -> Iterator[Fault]:
+def _folder(key: str, folder: str, files: Mapping[str, int]) -> Iterator[Fault]:
     try:
         found = sizes(resolve(folder))
     except SlimeError as problem:
-        yield Fault(problem.what, "Put model.path where every host of the run sees it.")
+        yield Fault(problem.what, f"Put {key} where every host of the run sees it.")
         return
     if differ := [name for name, size in files.items() if found.get(name) != size]:
         first = differ[0]
@@ -211,7 +211,7 @@ def _model(folder: str, files: Mapping[str, int]) -> Iterator[Fault]:
         what = (
             f"{len(differ)} file(s) in '{folder}' are not the driver's: {first} has {has}, there {files[first]} bytes"
         )
-        yield Fault(what, "Copy the model again, or name one that every host sees.")
+        yield Fault(what, f"Copy it again, or name a folder in {key} that every host sees.")
 
 
 def sizes(folder: Path) -> dict[str, int]:

@@ -25,6 +25,7 @@ from slime.errors import SlimeError
 from slime.plan.memory import MIB, MemoryPlan, plan_memory
 from slime.run_dir import RunDir
 from slime.topology.engines import engine_groups
+from slime.topology.fp8 import IN_BLOCKS
 from slime.topology.links import version_bytes
 from slime.topology.memory import GIB
 from slime.topology.placement import engine_places, trainer_places
@@ -151,13 +152,25 @@ def read_wanted(cfg: SlimeConfig, run: RunDir, *, writes: bool = True) -> Wanted
     return Wanted(
         software=read_software(),
         nonces={key: (lock, lock.read_text()) for key, lock in locks.items()},
-        model=(located(cfg.model.path), sizes(resolve(cfg.model.path))),
+        folders={key: (located(path), sizes(resolve(path))) for key, path in _folders(cfg)},
         modules=_modules(cfg, backends),
         ib_devices=cfg.cluster.ib_devices if "mooncake" in backends else (),
         devices=_devices(cfg, plan) if on_gpus else None,
         memory=max(place.table.total(place.table.peak) for place in plan.hosts) if plan else 0.0,
         space=space | ({"/dev/shm": SHARED_MEMORY} if on_gpus else {}),
     )
+
+
+def _folders(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
+    """What trainers and engines read on their own hosts, by its key."""
+    fp8 = None if cfg.rollout.fp8 == IN_BLOCKS else cfg.rollout.fp8
+    paths = {
+        "model.path": cfg.model.path,
+        "model.tokenizer": cfg.model.tokenizer,
+        "model.weights": cfg.model.weights,
+        "rollout.fp8": fp8,
+    }
+    yield from ((key, path) for key, path in paths.items() if path is not None)
 
 
 def _devices(cfg: SlimeConfig, plan: MemoryPlan | None) -> Devices:

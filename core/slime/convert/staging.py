@@ -18,9 +18,9 @@ from typing import IO, Any
 
 import slime
 from slime import files
+from slime.checkpoints import CONVERTED
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
-from slime.weights.megatron.save_hf import MANIFEST
 
 _POLL_S = 0.2
 
@@ -132,7 +132,7 @@ class Staging:
         with files.disk_errors(self._destination):
             files.sync_tree(self.files)
             manifest = {**self._identity, "files": facts}
-            files.write_atomic(self.files / MANIFEST, json.dumps(manifest, indent=1).encode())
+            files.write_atomic(self.files / CONVERTED, json.dumps(manifest, indent=1).encode())
             self.files.rename(self._destination)
             files.sync(self._destination.parent)
         shutil.rmtree(self._folder)
@@ -144,9 +144,9 @@ def check(folder: Path, processes: int) -> int:
     Raises:
         SlimeError: there is no manifest, or a file is missing or has other content than was written.
     """
-    manifest = folder / MANIFEST
+    manifest = folder / CONVERTED
     if not manifest.is_file():
-        raise SlimeError(f"there is no {MANIFEST}", where=str(folder), todo="Name a folder that slime convert wrote.")
+        raise SlimeError(f"there is no {CONVERTED}", where=str(folder), todo="Name a folder that slime convert wrote.")
     promised = json.loads(manifest.read_text(encoding="utf-8"))["files"]
     for name in promised:
         if not (folder / name).is_file():

@@ -15,13 +15,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from slime.checkpoints import CONVERTED
 from slime.contracts import HfConfig
 from slime.errors import SlimeError
 from slime.files import disk_errors, sync_tree
 from slime.weights.megatron.hf_files import INDEX, MEGATRONS, SINGLE, HfFiles
 
-MANIFEST = "slime-manifest.json"
-"""What `slime convert` writes last into a folder: every file with its size and digest."""
 SHARD_BYTES = 5 * 10**9
 """Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
 
@@ -131,7 +130,7 @@ def _os_error(error: SafetensorError) -> OSError:
 def copy_companions(source: Path, destination: Path) -> None:
     """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
     for file in sorted(source.iterdir()):
-        is_of_weights = file.name.endswith(".index.json") or file.name in (MANIFEST, MEGATRONS)
+        is_of_weights = file.name.endswith(".index.json") or file.name in (CONVERTED, MEGATRONS)
         if file.is_file() and file.suffix in _COMPANIONS and not is_of_weights:
             shutil.copyfile(file, destination / file.name)
 
