@@ -4,7 +4,7 @@
     python benchmarks/rollout.py --rounds 3 --prompts 64 --samples 8 --response-tokens 64
 
 The loop does all that a run does with a response: checks, log-probs, text, reward in a worker process, filter,
-statistics. The other side posts the identical JSON bodies with bare aiohttp, at the same concurrency, and drops the
+statistics. The other side posts the same requests with bare aiohttp, one by one, at the same concurrency, and drops the
 answers. Both alternate on one engine, and each round of the loop is compared with the mean of the straight rounds
 before and after it, so that a drifting machine favours neither. The project promises 0.95.
 """

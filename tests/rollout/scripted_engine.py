@@ -7,6 +7,7 @@ prompt token p is `answer(p, t)`, whatever was generated before, so a continued 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,6 +31,14 @@ async def connected(endpoint: Endpoint) -> AsyncIterator[EngineClient]:
         await client.close()
 
 
+def split(body: dict) -> list[dict]:
+    """The requests of one body."""
+    if not body.get("stream"):
+        return [body]
+    pairs = zip(body["input_ids"], body["sampling_params"], strict=True)
+    return [{"input_ids": input_ids, "sampling_params": sampling} for input_ids, sampling in pairs]
+
+
 def answer(prompt_token: int, position: int) -> int:
     return 100 + prompt_token * 10 + position % 10
 
@@ -48,6 +57,7 @@ class ScriptedEngine:
         self.version = "3"
         self.drafts: dict[str, int] = {}
         self.requests: list[dict] = []
+        self.messages: list[list[dict]] = []
         self.flushed_after: list[int] = []
         self.num_aborts = self.num_running = self.max_running = 0
         self.dies_after: int | None = None
@@ -83,15 +93,36 @@ class ScriptedEngine:
         self.flushed_after.append(len(self.requests))
         return web.Response()
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.requests.append(body)
+        self.messages.append(split(body))
+        self.requests += split(body)
         if self.dies_after is not None and len(self.requests) > self.dies_after:
             request.transport.close()
+        if not body.get("stream"):
+            return web.json_response(await self._counted(body))
+        return await self._stream(request, split(body))
+
+    async def _stream(self, request: web.Request, bodies: list[dict]) -> web.StreamResponse:
+        """As SGLang: an event for each as it is finished, in lines of its own, and then the end."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+
+        async def placed(index: int, body: dict) -> dict:
+            return {"index": index, **await self._counted(body)}
+
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(placed(index, body)) for index, body in enumerate(bodies)]
+            for answer in asyncio.as_completed(answers):
+                await response.write(b"data: " + json.dumps(await answer).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _counted(self, body: dict) -> dict:
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
         try:
-            return web.json_response(await self._answer(body["input_ids"], body["sampling_params"]["max_new_tokens"]))
+            return await self._answer(body["input_ids"], body["sampling_params"]["max_new_tokens"])
         finally:
             self.num_running -= 1
 

@@ -8,6 +8,7 @@ import pytest
 from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
 from slime.rollout.client import EngineClient, FinishReason
+from slime.rollout.together import events, joined
 from slime.testing.engines import hf_tensors
 from slime.weights.publisher.publish import publish
 
@@ -103,6 +104,27 @@ def test_info_and_health(served, tiny_model):
 def test_refused_request_says_why(served):
     with pytest.raises(SlimeError, match=r"/generate was refused with status 400.*temperature"):
         with_client(served, lambda client: client.generate(PROMPT, {"temperature": -1.0}))
+
+
+@pytest.mark.slow
+def test_sglang_answers_each_of_several_requests_once_and_refuses_them_together(served):
+    bodies = [
+        {"input_ids": [*PROMPT, number], "sampling_params": {"max_new_tokens": 8, "ignore_eos": True, **other}}
+        for number, other in enumerate([{}, {"temperature": 0.5}, {"max_new_tokens": 3}, {"top_k": 4}])
+    ]
+
+    async def answers(client, bodies):
+        async with client._asking("POST", "/generate", joined(bodies), None) as response:
+            return [event async for event in events(response.content.iter_any())]
+
+    found = with_client(served, lambda client: answers(client, bodies))
+    counts = {event["index"]: event["meta_info"]["completion_tokens"] for event in found}
+    assert (len(found), counts) == (4, {0: 8, 1: 8, 2: 3, 3: 8})
+
+    bodies[2]["sampling_params"]["temperature"] = -1.0
+    (refusal,) = with_client(served, lambda client: answers(client, bodies))
+    assert refusal["error"]["code"] == 400
+    assert "temperature" in refusal["error"]["message"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +15,9 @@ import aiohttp
 
 from slime.errors import NoAnswer, SlimeError
 from slime.net import Endpoint
+from slime.rollout.together import Answers, Body, Together, events
+
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
 
 
 class FinishReason(enum.StrEnum):
@@ -58,6 +62,7 @@ class EngineClient:
         timeout_s: for one request, except those that generate: how long they take says nothing of the engine (`load`
             does).
         log: the engine's log file, named in errors.
+        together: send what is asked for at one moment as one request; the router takes them one by one only.
 
     Raises (every method):
         SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
@@ -65,12 +70,17 @@ class EngineClient:
 
     num_generating = 1
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None, together: bool = True
+    ) -> None:
         self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
         self._headers = endpoint.headers
         self._session: aiohttp.ClientSession | None = None
+        self._together = Together(self._answer, self._answers) if together else None
 
     async def close(self) -> None:
+        if self._together:
+            await self._together.close()
         if self._session:
             await self._session.close()
 
@@ -88,13 +98,33 @@ class EngineClient:
         """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...).
 
         Args:
-            fields: others of SGLang's request (`rid`, ...).
+            fields: others of SGLang's request (`rid`, ...); one with any is sent by itself.
         """
         body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True, **fields}
-        return self._generation(await self._request("POST", "/generate", body, aiohttp.ClientTimeout(total=None)))
+        ask = self._together.ask if self._together and not fields else self._answer
+        return self._generation(await ask(body))
+
+    async def _answer(self, body: Body) -> Any:
+        return await self._request("POST", "/generate", body, _NO_LIMIT)
+
+    async def _answers(self, body: Body) -> Answers:
+        """SGLang's answers to the requests of one body, each with its place, as they come."""
+        missing = set(range(len(body["input_ids"])))
+        async with self._asking("POST", "/generate", body, _NO_LIMIT) as response:
+            self._check(response.status, "/generate", await response.text() if response.status != HTTPStatus.OK else "")
+            async for event in events(response.content.iter_any()):
+                if error := event.get("error"):
+                    self._check(error["code"], "/generate", error["message"])
+                if event["meta_info"]["finish_reason"]:
+                    missing.remove(event["index"])
+                    yield event["index"], event
+            if missing:
+                raise EOFError(f"it ends, and {len(missing)} of the requests have none")
 
     def _generation(self, answer: Mapping[str, Any]) -> Generation:
         meta = answer["meta_info"]
+        if status := meta["finish_reason"].get("status_code"):  # of an error, which a streamed answer has in its text
+            self._check(status, "/generate", meta["finish_reason"]["message"])
         logprobs = meta.get("output_token_logprobs") or []  # absent if aborted before the first token
         return Generation(
             tokens=[token for _, token, _ in logprobs],
@@ -165,20 +195,31 @@ class EngineClient:
     async def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
     ) -> Any:
+        async with self._asking(method, path, body, timeout) as response:
+            text = await response.text()
+        self._check(response.status, path, text)
+        return _parse(text)
+
+    @asynccontextmanager
+    async def _asking(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response, to be read within."""
         session, timeout = self._connect(), timeout or aiohttp.ClientTimeout(total=self.timeout_s)
         try:
             async with session.request(method, self.url + path, json=body, timeout=timeout) as response:
-                text = await response.text()
+                yield response
         except TimeoutError as error:
             limit = f"no answer to {path} within {self.timeout_s:g} s"
             raise self._error(limit, "Raise rollout.request_timeout_s if it was only slow.", NoAnswer) from error
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, EOFError) as error:
             raise self._error(f"no answer to {path}: {error}", "The engine died or was never there.") from error
-        if response.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+
+    def _check(self, status: int, path: str, text: str) -> None:
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._error(f"{path} failed: {text[:500]}", "Start the same command again to resume.", ServerFault)
-        if response.status != HTTPStatus.OK:
-            raise self._error(f"{path} was refused with status {response.status}: {text[:500]}", "Mend the request.")
-        return _parse(text)
+        if status != HTTPStatus.OK:
+            raise self._error(f"{path} was refused with status {status}: {text[:500]}", "Mend the request.")
 
     def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
         log = f" Its log: {self.log}" if self.log else ""

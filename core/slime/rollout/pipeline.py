@@ -117,7 +117,7 @@ class Pipeline:
         assert self.active, "nothing was submitted"
         while not self._finished:
             self._fill()
-            await self._one_ends()
+            await self._some_end()
         group = self._finished.pop(next(iter(self._finished)))
         return self.active.pop(group.id)
 
@@ -174,13 +174,18 @@ class Pipeline:
         running.add(task)
         task.add_done_callback(end)
 
-    async def _one_ends(self) -> None:
+    async def _some_end(self) -> None:
+        """Wait for what ends next, and take all that has ended with it, instead of waking up for each."""
         phase = "generate" if self._generating else "reward"
         start = time.perf_counter()
-        task, group, sample = await self._next_end()
+        ended = [await self._next_end()]
         self.seconds[phase] += time.perf_counter() - start
-        task.result()  # raises what the task raised
-        self._advance(group, sample)
+        while ended:
+            task, group, sample = ended.pop()
+            task.result()  # raises what the task raised
+            self._advance(group, sample)
+            if not self._ended.empty():
+                ended.append(self._ended.get_nowait())
 
     async def _next_end(self) -> tuple[_Task, Group, Sample]:
         """What ends next; while nothing does, see now and then whether the engines still generate."""

@@ -51,7 +51,7 @@ def open_router(engines: Sequence[Endpoint], logs: Path, start_timeout_s: float 
             router = RouterProcess(engines, port, log)
             stack.callback(router.stop)
             router.wait_until_ready(start_timeout_s)
-        yield EngineClient(router.endpoint, log=log)
+        yield EngineClient(router.endpoint, log=log, together=False)
 
 
 class RouterProcess:
