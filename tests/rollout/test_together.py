@@ -52,15 +52,6 @@ def test_what_is_asked_at_one_moment_is_one_message():
     assert [body["sampling_params"] for body in engine.requests] == [LIMIT | {"stream_interval": AT_ITS_END}] * 3
 
 
-def test_a_prompt_goes_ahead_of_its_repetitions():
-    """They find it in the cache then."""
-    engine = ScriptedEngine()
-    generations = ask(engine, 1, 1, 2, 2, 1)
-    assert [generation.tokens[0] for generation in generations] == [answer(prompt, 0) for prompt in (1, 1, 2, 2, 1)]
-    prompts = [[body["input_ids"][0] for body in message] for message in engine.messages]
-    assert sorted(prompts) == [[1, 2], [1, 2, 1]]
-
-
 def test_a_request_alone_is_asked_for_as_it_is():
     engine = ScriptedEngine()
     ask(engine, 1)
@@ -221,7 +212,7 @@ def test_what_ends_at_one_moment_is_replaced_by_one_message():
         return [(await pipeline.next_finished()).id for _ in range(6)]
 
     assert virtual_clock.run(main()) == [f"0/{number}" for number in range(6)]
-    assert engine.sizes == [2, 6] * 3
+    assert engine.sizes == [8, 8, 8]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])

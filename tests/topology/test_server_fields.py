@@ -20,6 +20,7 @@ def test_arguments_are_what_slime_sets_and_then_the_users():
     assert fields["device"] == "cpu"
     assert fields["schedule_policy"] == "lpm"
     assert fields["sleep_on_idle"] is False, "rollout.sglang has the last word"
+    assert fields["chunked_prefill_size"] == -1, "torch's attention has other bits for a part of a prompt"
 
 
 def test_every_field_is_one_of_server_args():

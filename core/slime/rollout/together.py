@@ -66,8 +66,7 @@ class Together:
 
     def _send(self) -> None:
         waiting, self._waiting = [one for one in self._waiting if not one.answer.done()], []
-        firsts, others = _firsts(waiting)
-        for part in [*_parts(firsts), *_parts(others)]:
+        for part in _parts(waiting):
             task = asyncio.create_task(self._serve(part))
             self._sent.add(task)
             task.add_done_callback(lambda task, part=part: self._end(task, part))  # type: ignore[misc]
@@ -100,17 +99,6 @@ def _drop(task: asyncio.Task[None], part: Sequence[_Waiting]) -> None:
     """Close the connection, by which the engine learns it, once nobody waits for anything from it."""
     if all(one.answer.cancelled() for one in part):
         task.cancel()
-
-
-def _firsts(waiting: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
-    """The first request of each prompt, and the others, which find the prompt in the engine's cache if they come later:
-    SGLang takes requests in their order, and computes a prompt once for each that comes before it is in the cache."""
-    seen, firsts, others = set[tuple[int, ...]](), list[_Waiting](), list[_Waiting]()
-    for one in waiting:
-        prompt = tuple(one.body["input_ids"])
-        (others if prompt in seen else firsts).append(one)
-        seen.add(prompt)
-    return firsts, others
 
 
 def _parts(waiting: Sequence[_Waiting]) -> list[list[_Waiting]]:

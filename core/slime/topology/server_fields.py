@@ -81,8 +81,10 @@ def _has_stop_strings(cfg: SlimeConfig) -> bool:
 
 
 def _device_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
-    if cfg.cluster.device is Device.cpu:  # an idle scheduler that polls would take a core from the trainer
-        return {"sleep_on_idle": True}
+    if cfg.cluster.device is Device.cpu:
+        # An idle scheduler that polls would take a core from the trainer. And torch's attention has other last bits for
+        # a part of a prompt than for all of it: where SGLang cuts would depend on what else is in a batch.
+        return {"sleep_on_idle": True, "chunked_prefill_size": -1}
     fields: dict[str, Any] = {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
     if group.role is not Role.prefill and not group.sglang.get("cuda_graph_bs_decode"):
         fields["cuda_graph_max_bs_decode"] = _largest_graph(cfg, group)
