@@ -13,6 +13,7 @@
 # attention  1        20     flash attention beside cuDNN, by length of the sequences
 # dsa        1        60     sparse beside dense attention, 4k to 64k tokens
 # publish    1        60     12-layer cut, colocated
+# disk       1       300     the same through files, full versions and deltas, and as a run in FP8
 # cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
 # tiny       1        60     the log-prob differences of glm4-tiny, in a shortened run
 # reward     any     120     the laptop run, to its reward
@@ -66,6 +67,10 @@ for part in "${parts[@]}"; do
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
+    disk)
+      publish publish-disk 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk
+      publish publish-disk-full 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk weights.full_every=1
+      slime disk-run 300 +model=glm4-moe-tiny +cluster=h200x1 rollout.fp8=block weights.transport=disk "${short[@]}" ;;
     cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 ;;
     tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" ;;
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;

@@ -160,6 +160,7 @@ def main() -> None:
     broadcasts = transport_of(cfg) is Transport.broadcast
     wires = bare_broadcast(cfg, sizes) if broadcasts else [0.0] * len(sizes)
     with tempfile.TemporaryDirectory() as folder:
+        cfg.weights.path = str(Path(folder, "weights"))
         try:
             measured = measure(cfg, Path(folder), sizes)
         except BaseException:

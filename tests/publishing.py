@@ -10,7 +10,7 @@ import torch
 
 from slime.types import Receipt
 from slime.weights.engine import from_folder
-from slime.weights.engine.from_folder import receive_stored
+from slime.weights.engine.from_folder import Gather, receive_stored
 from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.publish import publish_over
 from slime.weights.shared.receipt import NOTE_KEY, Fingerprint
@@ -45,9 +45,10 @@ def write(folder: VersionFolder, tensors: Tensors, version: int) -> Receipt:
 
 
 class Engine:
-    """The reading side of an engine of one rank, which keeps what an engine keeps."""
+    """A reading rank of an engine, of one rank unless told otherwise, which keeps what an engine keeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, gather: Gather = lambda offer: [offer]) -> None:
+        self.gather = gather
         self.model = torch.nn.Module()
         self.fails_at = -1
 
@@ -63,7 +64,7 @@ class Engine:
                 taken[meta.name] = data.clone().view(meta.dtype).view(meta.shape)
             return note
 
-        note = receive_stored({"folder": str(folder), "name": name}, self.model, CPU, load, lambda offer: [offer])
+        note = receive_stored({"folder": str(folder), "name": name}, self.model, CPU, load, self.gather)
         prints = Fingerprint()
         prints.add(list(taken.items()))
         assert note["digests"] == prints.digests(), "what the receipt compares"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slime.errors import SlimeError
 from slime.weights.engine import from_folder
+from slime.weights.engine.version_check import VersionFault
 from slime.weights.publisher.disk import VersionFolder
 from slime.weights.shared.stored import MANIFEST, read_manifest, stored
 from tests.publishing import Engine, check_same, kinds, publish_steps, stepped, weights, write
@@ -141,3 +146,31 @@ def test_a_version_that_is_not_there(folder: VersionFolder, monkeypatch: pytest.
     publish_steps(folder, 1)
     with pytest.raises(SlimeError, match="there is no version '000007-v6'"):
         Engine().read(folder.path, "000007-v6")
+
+
+def test_what_fails_on_one_rank_fails_on_all(folder: VersionFolder) -> None:
+    """In step: no rank is left waiting for another, wherever a bucket fails, and the next version comes to both."""
+    versions = publish_steps(folder, 2)
+    names = stored(folder.path)
+    num_buckets = len(read_manifest(folder.path, names[0]).buckets)
+    offers: list[Any] = [None, None]
+    barrier = threading.Barrier(2, timeout=30)
+
+    def gather_of(rank: int, offer: Any) -> list[Any]:
+        offers[rank] = offer
+        barrier.wait()
+        gathered = list(offers)
+        barrier.wait()
+        return gathered
+
+    ranks = [Engine(partial(gather_of, rank)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for fails_at in range(num_buckets - 1):
+            ranks[1].fails_at = fails_at
+            first, second = (pool.submit(rank.read, folder.path, names[0]) for rank in ranks)
+            assert isinstance(second.exception(), RuntimeError)
+            assert isinstance(first.exception(), VersionFault)
+            assert "no place for it" in str(first.exception())
+        ranks[1].fails_at = -1
+        for reading in [pool.submit(rank.read, folder.path, names[1]) for rank in ranks]:
+            check_same(reading.result(), versions[1])

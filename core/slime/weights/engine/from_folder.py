@@ -25,7 +25,7 @@ from slime.errors import SlimeError
 from slime.weights.engine.version_check import VersionFault
 from slime.weights.shared import delta
 from slime.weights.shared.bucket import SharedBucket
-from slime.weights.shared.receipt import NOTE_KEY, BucketNote
+from slime.weights.shared.receipt import BucketNote
 from slime.weights.shared.stored import MANIFEST, Manifest, StoredBucket, read_manifest
 
 Gather = Callable[[Any], Sequence[Any]]
@@ -49,7 +49,7 @@ class Memory:
     def bucket(self, index: int, size: int) -> SharedBucket:
         """One of them, in their order; one that is not there yet is made with `size` bytes."""
         if index == len(self.buckets):
-            self.buckets.append(SharedBucket(size))
+            self.buckets.append(SharedBucket(max(size, 1)))  # of nothing there is no map
         return self.buckets[index]
 
     def drop(self, first: int = 0) -> None:
@@ -102,8 +102,9 @@ class Reader:
                 )
         return steps
 
-    def take(self, index: int) -> bytes:
-        """The payload of a bucket, whose memory other processes map; the next one is read meanwhile.
+    def take(self, index: int) -> tuple[bytes, bool]:
+        """The payload of a bucket, whose memory other processes map, and whether it is the last; the next one is read
+        meanwhile.
 
         Raises:
             SlimeError: a file is missing or damaged.
@@ -112,7 +113,8 @@ class Reader:
         last = index + 1 == num_buckets
         if not last:
             self._next = self._pool.submit(self._read, index + 1)
-        return bucket.payload(BucketNote(self.manifest.version, index, last, [*self.manifest.digests] if last else []))
+        note = BucketNote(self.manifest.version, index, last, [*self.manifest.digests] if last else [])
+        return bucket.payload(note), last
 
     def _read(self, index: int) -> SharedBucket:
         place = index if self.manifest.deltas_follow else index % 2
@@ -195,9 +197,9 @@ def receive_stored(
                     if index == 0:
                         reader.open(Path(told["folder"]), told["name"])
                     offer = reader.take(index)
-            bucket = _agree(gather((host, offer, "")), host)
-            last = bucket[NOTE_KEY]["last"]
-            with _telling_others(gather, host) if not last else nullcontext():
+            payload, last = _agree(gather((host, offer, "")), host)
+            with nullcontext() if last else _telling_others(gather, host):
+                bucket = pickle.loads(payload)
                 result = load(bucket | {"flattened_tensor": bucket["flattened_tensor"].to(device)})
             if last:
                 break
@@ -216,11 +218,11 @@ def _telling_others(gather: Gather, host: str) -> Iterator[None]:
         raise
 
 
-def _agree(offers: Sequence[tuple[str, bytes | None, str]], host: str) -> Any:
+def _agree(offers: Sequence[tuple[str, tuple[bytes, bool] | None, str]], host: str) -> tuple[bytes, bool]:
     """The bucket that was read on this host, unless something failed on any."""
     if fault := next((fault for _, _, fault in offers if fault), None):
         raise VersionFault(fault)
-    return pickle.loads(next(payload for other, payload, _ in offers if other == host and payload))
+    return next(offer for other, offer, _ in offers if other == host and offer)
 
 
 def _host() -> str:
