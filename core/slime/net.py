@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
@@ -70,15 +70,31 @@ def take_key() -> Secret:
 
 
 @contextmanager
-def reserved_port(host: str) -> Iterator[int]:
-    """A TCP port at `host` that nobody is given while the context lasts, but that a server may listen on.
+def reserved_port(host: str, num_following: int = 0) -> Iterator[int]:
+    """A TCP port at `host`, and as many as follow it, that nobody is given while the context lasts, but that a server
+    may listen on.
 
     Linux lets a second socket bind and listen as long as both allow reuse and the first does not listen.
     """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((host, 0))
-        yield int(holder.getsockname()[1])
+    with ExitStack() as holders:
+        port = _hold(holders, host, 0)
+        while not all(_hold(holders, host, port + 1 + following) for following in range(num_following)):
+            holders.close()
+            port = _hold(holders, host, 0)
+        yield port
+
+
+def _hold(holders: ExitStack, host: str, port: int) -> int:
+    """The port, or where that is 0 any; 0 if it is not free."""
+    holder = holders.enter_context(socket.socket())
+    try:
+        holder.bind((host, port))
+    except (OSError, OverflowError):  # taken, or beyond the last
+        if not port:
+            raise
+        return 0
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: two holders are not to share it
+    return int(holder.getsockname()[1])
 
 
 def free_port(host: str) -> int:

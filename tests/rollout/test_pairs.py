@@ -17,7 +17,7 @@ from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.rollout import pairs as pairs_module
 from slime.rollout.client import EngineClient, FinishReason, ServerFault
-from slime.rollout.pairs import NO_GENERATION, Pairs
+from slime.rollout.pairs import NO_GENERATION, ROOMS, Pairs, PrefillServer
 
 SAMPLING = {"max_new_tokens": 3}
 Answer = Callable[["Side"], Awaitable[dict[str, Any]]]
@@ -182,6 +182,20 @@ def test_work_goes_to_who_has_least() -> None:
     assert len({len(request["rid"]) for side in before for request in side.requests}) == 1, "none begins another"
 
 
+def test_clients_that_follow_others_use_no_room_of_theirs() -> None:
+    """SGLang's scheduler dies of a room that it knows as done or aborted, and knows it forever."""
+
+    async def rooms() -> list[int]:
+        client = EngineClient(Endpoint("http://127.0.0.1:1", Secret("any")))
+        numbers = [PrefillServer(client, number, 700).room()["bootstrap_room"] for number in (0, 0, 0, 1)]
+        await client.close()
+        return numbers
+
+    numbers = asyncio.run(rooms())
+    assert len({*numbers}) == 4
+    assert max(numbers[:3]) < ROOMS < numbers[3], "each engine has a range of its own"
+
+
 @pytest.mark.parametrize("dead", ["prefill", "decode"])
 def test_the_death_of_one_side_ends_the_wait_of_the_other_and_is_what_is_told(dead: str) -> None:
     async def work(pairs: Pairs, before: list[Side], behind: list[Side]) -> Any:
@@ -206,6 +220,23 @@ def test_a_side_that_hangs_does_not_hide_the_death_of_the_other(monkeypatch: pyt
             await once(pairs, before, behind)
 
     use([never], [die], work)
+
+
+def test_a_death_is_told_also_if_the_other_side_noticed_it_first() -> None:
+    """Prefill aborts what it cannot send, which alone would count as an abort that somebody wanted."""
+
+    async def noticed(side: Side) -> dict[str, Any]:
+        return generated(reason="abort")
+
+    async def die_late(side: Side) -> dict[str, Any]:
+        await side.aborted.wait()
+        raise ConnectionError
+
+    async def work(pairs: Pairs, before: list[Side], behind: list[Side]) -> None:
+        with pytest.raises(SlimeError, match=f"engine {behind[0].endpoint}: no answer to /generate"):
+            await once(pairs, before, behind)
+
+    use([noticed], [die_late], work)
 
 
 def test_a_fault_of_one_side_is_told() -> None:

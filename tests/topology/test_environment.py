@@ -42,6 +42,12 @@ def test_a_request_may_wait_for_its_other_side_as_long_as_it_takes():
     assert not any("DISAGGREGATION" in name for name in of_first_engine(cpu_config()))
 
 
+def test_a_server_that_has_failed_ends_at_once():
+    """By SGLang's defaults it first waits 65 s for dumps that nobody asked for."""
+    variables = of_first_engine(cpu_config())
+    assert {variables[f"SGLANG_{kind}_BEFORE_CRASH"] for kind in ("PYSPY_DUMP", "CUDA_COREDUMP")} == {"0"}
+
+
 def test_one_interface_serves_every_library():
     cfg = cpu_config()
     cfg.cluster.socket_interface = "eth1"

@@ -171,11 +171,15 @@ def _end_of_child(name: str) -> str:
 
 
 def first_end(ends: Iterable[End | None]) -> Death | None:
-    """The death of the server that ended first: one that loses a rank on another host dies of that, soon after."""
+    """The death of the server that ended first: one that loses a rank on another host dies of that, soon after.
+
+    A few milliseconds may lie between the two, no more than between the clocks of two hosts; so one that was killed
+    comes before one that gave up.
+    """
     known = [end for end in ends if end]
     if not known:
         return None
-    first = min(known, key=lambda end: end.at).error
+    first = min(known, key=lambda end: (not end.killed, end.at)).error
     return Death(first.what, where=first.where, todo=first.todo)
 
 

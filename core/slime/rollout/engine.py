@@ -32,7 +32,7 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.observe.hang import look
 from slime.rollout.kv_transfer import require_mooncake
-from slime.rollout.lifeline import clear, how_ended, scratch_prefix
+from slime.rollout.lifeline import ChildEnd, clear, how_ended, scratch_prefix
 from slime.rollout.rendezvous import Rendezvous
 from slime.topology.environment import engine_environment
 from slime.topology.placement import process_name
@@ -63,10 +63,12 @@ class End:
     """Of a server that nobody stopped.
 
     Attributes:
-        at: seconds since the epoch, by the clock of its host.
+        killed: by a signal from outside, and so not because another server had ended.
+        at: when the first of its processes ended, in seconds since the epoch by the clock of its host.
         error: how, with the end of its log.
     """
 
+    killed: bool
     at: float
     error: SlimeError
 
@@ -212,9 +214,12 @@ class EngineProcess:
         self._waiting.join(dying_s)
         if self._ended_at is None:
             return None
-        how = how_ended(self._process.returncode)
+        output, how, at = self._output(), how_ended(self._process.returncode), self._ended_at
+        if child := ChildEnd.first(output):
+            how, at = f"{how}: process {child.pid} {child.how}", child.at
         todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
-        return End(self._ended_at, self._error(f"{how}; its log ends: {_tail(self._output())}", todo))
+        killed = "was killed by" in how and "SIGABRT" not in how  # a process aborts itself
+        return End(killed, at, self._error(f"{how}; its log ends: {_tail(output)}", todo))
 
     def release_memory(self, tags: Sequence[str]) -> None:
         """Give the device memory behind SGLang's `tags` back, once the last request has left the engine."""

@@ -9,6 +9,7 @@ inherit it.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import secrets
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 
 from slime.net import take_key
 from slime.observe.hang import register
-from slime.rollout.lifeline import die_with_parent, how_ended
+from slime.rollout.lifeline import ChildEnd, die_with_parent, how_ended
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
@@ -98,7 +99,9 @@ def watch(started: tuple[Any, Sequence[BaseProcess]], *arguments: Any) -> None:
     SGLang looks after them on the first host only, once a second, and never after those of data-parallel attention. A
     rank of another host then fails first, in a collective, and would be taken for the cause.
     """
-    threading.Thread(target=end_with, args=(started[1],), daemon=True).start()
+    only_waits = multiprocessing.parent_process() or parse(sys.argv[1:]).get("node_rank")
+    # A process that does nothing but wait for them must not end before it has said how they did.
+    threading.Thread(target=end_with, args=(started[1],), daemon=not only_waits).start()
 
 
 def watch_controlled(built: None, controller: Any, *arguments: Any) -> None:
@@ -109,10 +112,11 @@ def watch_controlled(built: None, controller: Any, *arguments: Any) -> None:
 def end_with(processes: Sequence[BaseProcess]) -> None:
     """End this process as soon as one of its children has ended, and say how: none of them does so by itself."""
     wait([process.sentinel for process in processes])
+    now = time.time()
     time.sleep(OWN_END_S)
-    codes = {process.pid: process.exitcode for process in processes if process.exitcode is not None}
-    for pid, code in codes.items():
-        sys.stderr.write(f"process {pid} {how_ended(code)}\n")
+    for process in processes:
+        if process.pid and process.exitcode is not None:
+            sys.stderr.write(f"{ChildEnd(now, process.pid, how_ended(process.exitcode))}\n")
     os._exit(1)
 
 

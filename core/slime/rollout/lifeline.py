@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 PARENT_POLL_S = 0.2
@@ -16,6 +18,29 @@ PARENT_POLL_S = 0.2
 def how_ended(code: int) -> str:
     """What the exit code of a process says, negative after a signal: `was killed by SIGKILL`."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+@dataclass(frozen=True)
+class ChildEnd:
+    """A line of an engine's log: how one of its processes ended, and when the one above it saw that.
+
+    Attributes:
+        at: seconds since the epoch.
+        how: by a signal, or by itself.
+    """
+
+    at: float
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} {self.how} at {self.at:.3f}"
+
+    @classmethod
+    def first(cls, log: str) -> ChildEnd | None:
+        """The earliest that the text of a log tells of: all others follow from it."""
+        told = re.findall(r"^process (\d+) (was killed by \w+|ended with exit code \d+) at ([\d.]+)$", log, re.M)
+        return min((cls(float(at), int(pid), how) for pid, how, at in told), key=lambda end: end.at, default=None)
 
 
 def scratch_prefix(mark: str) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +27,9 @@ END_S = 10.0
 """How long the other side of a broken pair has to answer."""
 ROOMS = 1 << 40
 """Of one prefill engine: more than it serves in years."""
+FIRST_ROOMS = 1 << 39
+"""The first is any of so many: an engine that served other clients before may still know how theirs ended, and fails
+where a room begins that it knows as done."""
 NO_GENERATION = Generation([], [], FinishReason.ABORT, None, 0, 0)
 
 _Answer = asyncio.Task[Generation]
@@ -70,7 +74,8 @@ class PrefillServer(Server):
 
     def __init__(self, client: EngineClient, number: int, bootstrap_port: int) -> None:
         super().__init__(client)
-        self._rooms = itertools.count(number * ROOMS + 1)  # SGLang takes room 0 for none
+        first = 1 + secrets.randbelow(FIRST_ROOMS)  # SGLang takes room 0 for none
+        self._rooms = itertools.count(number * ROOMS + first)
         self._bootstrap = {"bootstrap_host": urlsplit(client.url).hostname, "bootstrap_port": bootstrap_port}
 
     def room(self) -> dict[str, Any]:
@@ -134,7 +139,7 @@ class Pairs:
         finally:
             for answer in answers:
                 answer.cancel()
-        fault = _first_fault(done)
+        fault = _cause(answers, done)
         if fault and not _is_abort(fault, was_aborted=self._num_aborts > num_aborts):
             raise fault
         prefilled, decoded = map(_generated, answers)
@@ -169,10 +174,21 @@ async def _end(answer: _Answer, client: EngineClient, rid: str) -> None:
                 await client.abort(rid)
 
 
-def _first_fault(done: set[_Answer]) -> BaseException | None:
-    """Of the answers that came first; where both are faults, the one that is no consequence of the other."""
-    faults = [fault for answer in done if (fault := answer.exception())]
-    return min(faults, key=lambda fault: isinstance(fault, ServerFault), default=None)
+def _cause(answers: Iterable[_Answer], first: set[_Answer]) -> BaseException | None:
+    """Of the faults of both sides, the one that the other follows from; `first` came first.
+
+    An engine that is gone is the cause, also if the other side noticed it before we did.
+    """
+
+    def by_rank(answer: _Answer) -> tuple[bool, bool]:
+        return isinstance(answer.exception(), ServerFault | Unfinished), answer not in first
+
+    failed = [answer for answer in answers if _has_ended(answer) and answer.exception()]
+    return min(failed, key=by_rank).exception() if failed else None
+
+
+def _has_ended(answer: _Answer) -> bool:
+    return answer.done() and not answer.cancelled()
 
 
 def _is_abort(fault: BaseException, *, was_aborted: bool) -> bool:
@@ -181,4 +197,4 @@ def _is_abort(fault: BaseException, *, was_aborted: bool) -> bool:
 
 
 def _generated(answer: _Answer) -> Generation | None:
-    return None if not answer.done() or answer.cancelled() or answer.exception() else answer.result()
+    return answer.result() if _has_ended(answer) and not answer.exception() else None

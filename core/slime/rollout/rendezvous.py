@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from slime.net import LOOPBACK, reserved_port
 from slime.rollout.lifeline import scratch_prefix
 
+NUM_FOLLOWING = 6
+"""Ports that data-parallel attention counts from the one it is told (SGLang's `PortArgs.init_new`)."""
+
 
 @dataclass(frozen=True)
 class Rendezvous:
@@ -27,14 +30,14 @@ class Rendezvous:
 
 @contextmanager
 def open_rendezvous(host: str, mark: str) -> Iterator[Rendezvous]:
-    """At the address `host` of the first process; its port is nobody else's while the context lasts.
+    """At the address `host` of the first process; its ports are nobody else's while the context lasts.
 
     On one host ranks meet in a file: torch's store would listen on every interface, and ask nobody who he is.
 
     Args:
         mark: of the run, in the name of the file's folder.
     """
-    with reserved_port(host) as port:
+    with reserved_port(host, NUM_FOLLOWING) as port:
         address = f"{host}:{port}"
         if host != LOOPBACK:
             yield Rendezvous(address)

@@ -23,6 +23,9 @@ def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs at the temperature of sampling
         # The router asks /health, which must not try to generate while the engine's memory is lent to the trainers.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        # With them a server whose scheduler has failed stands still for a minute before it ends; its log says enough.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
     if uses_deepep(group.sglang):  # SGLang compares it with nothing; a batch beyond it dies inside deepep
         settings[DISPATCH_TOKENS] = str(dispatch_tokens(cfg, group))
