@@ -57,7 +57,6 @@ def test_open_makes_the_folders(path):
             "checkpoints",
             "logs",
             "samples",
-            "tensorboard",
         }
         assert run.export == path / "export"
 
@@ -133,7 +132,7 @@ def test_another_configuration_is_refused_by_key_and_the_old_one_stays(path, ove
     ("override", "change"),
     [
         ("run.num_steps=20", "run.num_steps: 10 -> 20"),
-        ("observe.tensorboard=false", "observe.tensorboard: True -> False"),
+        ("observe.samples_mb=1", "observe.samples_mb: 2.0 -> 1.0"),
         ("cluster.num_trainers=2", "cluster.num_trainers: 1 -> 2"),
         (
             "train.megatron.tensor_model_parallel_size=2",

@@ -10,7 +10,7 @@ from slime.hookspecs import hookimpl
 from slime.types import Decision, Group
 
 if TYPE_CHECKING:
-    from slime.contracts import BufferPolicy, SampleFilter
+    from slime.contracts import BufferPolicy, SampleFilter, Tracker
 
 
 class KeepAll:
@@ -42,6 +42,17 @@ def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
 @hookimpl
 def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
     return {"fifo": _fifo}
+
+
+def _tensorboard() -> Tracker:
+    from slime.observe.tensorboard import TensorBoard
+
+    return TensorBoard()
+
+
+@hookimpl
+def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
+    return {"tensorboard": _tensorboard}
 
 
 @hookimpl

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from slime.types import Decision, Group, Sample, Verdict
+    from slime.types import Decision, Group, RunStatus, Sample, TrackedRun, Verdict
     from slime.weights.megatron.mapping import WeightMapping
 
 HfConfig = Mapping[str, Any]
@@ -112,3 +112,26 @@ class BufferPolicy(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold exactly the groups of `state`, whatever was held before."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Shows a run's metrics somewhere else than in metrics.jsonl. Lives in the driver, and is called between steps."""
+
+    def start(self, run: TrackedRun) -> None:
+        """Connect, before anything expensive starts. Raising stops the run: nobody wants to miss its metrics.
+
+        A run that continues starts again with the same `run.folder`, where the tracker finds what it left there.
+        """
+
+    def resume(self, stage: str, step: int) -> None:
+        """The run continues after this step. Later ones that were logged run again, and come again."""
+
+    def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
+        """All metrics of a step, which may be not finite; `time` is in Unix seconds.
+
+        Raising is told in a line, once, and the run goes on: the same row comes again with a later one.
+        """
+
+    def finish(self, status: RunStatus) -> None:
+        """The last call; nobody waits for the devices any more."""

@@ -13,7 +13,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter
+    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter, Tracker
 
 hookspec = pluggy.HookspecMarker("slime")
 hookimpl = pluggy.HookimplMarker("slime")
@@ -39,6 +39,10 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_buffers(self) -> Mapping[str, Callable[..., BufferPolicy]]:
         """Buffer policies: `{name: factory}`, selected by `buffer=<name>`; `buffer.options` become keywords."""
+
+    @hookspec
+    def slime_trackers(self) -> Mapping[str, Callable[..., Tracker]]:
+        """Trackers: `{name: factory}`, selected by `observe.trackers.<name>`, whose keys become keywords."""
 
     @hookspec
     def slime_config_paths(self) -> Sequence[str]:

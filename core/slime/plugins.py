@@ -24,7 +24,7 @@ from slime.versions import other_versions
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter
+    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter, Tracker
 
 ENTRY_POINT_GROUP = "slime"
 BUILTIN = "slime-rl"
@@ -34,6 +34,7 @@ HOOK_OF_KIND = {
     "reward": "slime_rewards",
     "filter": "slime_filters",
     "buffer": "slime_buffers",
+    "tracker": "slime_trackers",
 }
 CONFIG_SCHEME = "pkg://"
 
@@ -125,7 +126,7 @@ class Registry(Generic[T]):
 
 
 class Plugins:
-    """Everything that is installed: four registries, config folders, option schemas and checks."""
+    """Everything that is installed: five registries, config folders, option schemas and checks."""
 
     def __init__(self, installed: Sequence[Plugin]) -> None:
         self.installed = tuple(installed)
@@ -134,6 +135,7 @@ class Plugins:
         self.rewards: Registry[RewardModel] = Registry("reward", contributions)
         self.filters: Registry[SampleFilter] = Registry("filter", contributions)
         self.buffers: Registry[BufferPolicy] = Registry("buffer", contributions)
+        self.trackers: Registry[Tracker] = Registry("tracker", contributions)
         self.schemas = {key: schema for plugin in self.sound for key, schema in plugin.schemas.items()}
 
     @property
@@ -146,7 +148,8 @@ class Plugins:
 
     @property
     def registries(self) -> dict[str, Registry[Any]]:
-        return {registry.kind: registry for registry in (self.models, self.rewards, self.filters, self.buffers)}
+        kinds = (self.models, self.rewards, self.filters, self.buffers, self.trackers)
+        return {registry.kind: registry for registry in kinds}
 
     def require_sound(self) -> None:
         """SlimeError about the first broken plugin; a run never starts beside one."""

@@ -1,7 +1,7 @@
 """The run directory: made after validation, held by one process, and what lies where in it.
 
 config.yaml  plugins.json  metrics.jsonl  reward.png  summary.txt  lock
-checkpoints/  logs/  samples/  tensorboard/  export/
+checkpoints/  logs/  samples/  eval/  export/  and what trackers leave: tensorboard/
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slime.errors import SlimeError
 
 log = logging.getLogger(__name__)
 
-FOLDERS = ("checkpoints", "logs", "tensorboard", "samples")
+FOLDERS = ("checkpoints", "logs", "samples")
 LOCK = "lock"
 
 MAY_CHANGE = (
@@ -54,7 +54,7 @@ class RunDir:
         self.metrics, self.summary, self.reward_plot = (
             path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
         )
-        self.checkpoints, self.logs, self.tensorboard, self.samples = (path / name for name in FOLDERS)
+        self.checkpoints, self.logs, self.samples = (path / name for name in FOLDERS)
         self.lock = path / LOCK  # like no other: whoever reads the same there sees this directory
         self.export = path / "export"  # appears whole, at the end
 
@@ -103,13 +103,13 @@ class RunDir:
         if changes:
             log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
         with files.disk_errors(self.config):
-            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(_container(cfg))).encode())
+            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(container(cfg))).encode())
         return list(changes.values())
 
     def _changes(self, cfg: SlimeConfig) -> dict[str, str]:
         """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
         resumes = self.config.exists() and _has_checkpoint(self.path)
-        changes = _changes(_read(self.config), _flat(_container(cfg))) if resumes else {}
+        changes = _changes(_read(self.config), _flat(container(cfg))) if resumes else {}
         if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in MAY_CHANGE)]:
             raise SlimeError(
                 f"this directory holds a run of another configuration ({'; '.join(refused)})",
@@ -234,7 +234,7 @@ def _has_checkpoint(path: Path) -> bool:
     return bool(published(path / "checkpoints"))
 
 
-def _container(cfg: SlimeConfig) -> dict[str, Any]:
+def container(cfg: SlimeConfig) -> dict[str, Any]:
     container = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
     assert isinstance(container, dict)
     return {str(section): keys for section, keys in container.items()}

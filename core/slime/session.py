@@ -28,6 +28,7 @@ from slime.observe.progress import Progress
 from slime.observe.samples import SampleLog
 from slime.observe.startup import Startup
 from slime.observe.stopwatch import Stopwatch
+from slime.observe.trackers import Trackers, shown_config
 from slime.plan.peaks import planned_peaks
 from slime.reward.service import RewardService
 from slime.rollout.client import EngineClient
@@ -37,11 +38,11 @@ from slime.rollout.limits import require_room
 from slime.rollout.loop import Collected, Rollout, most_in_flight
 from slime.rollout.pairs import Pairs
 from slime.rollout.router import open_router
-from slime.run_dir import RunDir
+from slime.run_dir import RunDir, container
 from slime.topology.engines import engine_groups, generates, works_in_pairs
 from slime.topology.layout import read_grid
 from slime.train.packing import pack_for
-from slime.types import Batch, Prompt, TrainSample
+from slime.types import Batch, Prompt, TrackedRun, TrainSample
 
 
 @dataclass
@@ -136,6 +137,7 @@ class Session:
         rewards = RewardService(cfg.reward, run.logs / "reward.log") if generates(cfg) else None
         if rewards:
             stack.enter_context(rewards)
+        trackers = stack.enter_context(_trackers(cfg, installed, run)) if log_metrics else None
         startup.say(f"starting Ray, {_processes(cfg)}")
         require_ready = partial(preflight.require_ready, cfg, run, writes=log_metrics)
         cluster = stack.enter_context(open_cluster(cfg, run.logs, startup.waiting, require_ready))
@@ -146,9 +148,9 @@ class Session:
         stack.enter_context(session._saying_how_to_go_on())
         startup.say("loading weights")
         checkpoint = session._restore()
-        if log_metrics:
+        if trackers:
             resumed = session.position.stage if checkpoint else None
-            session._metrics = stack.enter_context(MetricsLog(run, cfg.observe.tensorboard, resumed))
+            session._metrics = stack.enter_context(MetricsLog(run, trackers, resumed))
         if rewards:
             session._connect(stack, rewards, installed)
         first = cfg.model.weights or model
@@ -337,6 +339,11 @@ def _processes(cfg: SlimeConfig) -> str:
     engines = sum(group.num_engines for group in engine_groups(cfg))
     counts = {"trainer ranks": cfg.cluster.num_trainers, "engines": engines}
     return " and ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in counts.items() if count)
+
+
+def _trackers(cfg: SlimeConfig, installed: plugins.Plugins, run: RunDir) -> Trackers:
+    chosen = {name: installed.trackers.create(name, **options) for name, options in cfg.observe.trackers.items()}
+    return Trackers(chosen).start(TrackedRun(cfg.run.name, run.path, shown_config(container(cfg))))
 
 
 def _used(cfg: SlimeConfig) -> dict[str, str]:

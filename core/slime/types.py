@@ -9,13 +9,31 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
 
 Message = Mapping[str, Any]
 """One chat message, `{"role": ..., "content": ...}`."""
+RunStatus = Literal["finished", "failed", "interrupted"]
+"""How a run ended."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run.
+
+    Attributes:
+        name: `run.name`.
+        folder: the run directory, the same when the run continues.
+        config: the resolved config, section -> key -> value, without the values of environment variables.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def evaluation(run: Path, *words: str):
 
 def test_a_run_says_how_it_is_evaluated(run: Path) -> None:
     trained, cfg = compose([*TRAINED, "eval.samples_per_prompt=4"]), evaluation(run)
-    for section in ("cluster", "eval", "reward", "weights", "observe"):
+    for section in ("cluster", "eval", "reward", "weights"):
         assert getattr(cfg, section) == getattr(trained, section), section
     assert (cfg.train.megatron, cfg.rollout.engines) == (trained.train.megatron, trained.rollout.engines)
     assert cfg.run.seed == 7

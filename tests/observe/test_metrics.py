@@ -1,15 +1,14 @@
-"""metrics.jsonl and TensorBoard events, with kills and full disks made for real."""
+"""metrics.jsonl, with kills and full disks made for real."""
 
 import json
-import struct
 import subprocess
 import sys
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from slime.errors import SlimeError
 from slime.observe.metrics import MetricsLog, read_rows
+from slime.observe.trackers import Trackers
 from slime.run_dir import RunDir
 
 
@@ -19,8 +18,8 @@ def run(tmp_path):
         yield run
 
 
-def log_steps(run, stage, steps, resumed=None, tensorboard=False):
-    with MetricsLog(run, tensorboard, resumed) as metrics:
+def log_steps(run, stage, steps, resumed=None):
+    with MetricsLog(run, Trackers({}), resumed) as metrics:
         for step in steps:
             metrics.log(stage, step, {"rollout/reward_mean": step / 10})
 
@@ -29,18 +28,8 @@ def places(run):
     return [(row["stage"], row["step"]) for row in read_rows(run.metrics)]
 
 
-def events(folder):
-    """Every TensorBoard event under `folder`: TFRecords of length, its checksum, data, its checksum."""
-    for path in sorted(folder.rglob("*tfevents*")):
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            yield Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-
-
 def test_a_row_is_on_disk_when_log_returns(run):
-    with MetricsLog(run, tensorboard=False) as metrics:
+    with MetricsLog(run, Trackers({})) as metrics:
         metrics.log("rl", 3, {"rollout/reward_mean": 0.25, "seconds/generate": 2})
         (row,) = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert row.pop("time") > 1.7e9
@@ -51,7 +40,7 @@ def test_what_is_not_finite_stays_json_comes_back_and_is_warned_of(run, caplog):
     def strict(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    with MetricsLog(run, tensorboard=False) as metrics:
+    with MetricsLog(run, Trackers({})) as metrics:
         metrics.log("rl", 1, {"loss": float("nan"), "a": float("inf"), "b": float("-inf"), "c": 1.0})
     assert json.loads(run.metrics.read_text(), parse_constant=strict)["loss"] == "NaN"
     (row,) = read_rows(run.metrics)
@@ -105,7 +94,7 @@ def test_a_line_that_is_no_row_is_named(run, line):
 
 def test_a_run_whose_metrics_were_deleted_or_replaced_says_so(run):
     """What is written into a deleted file is lost, into another's place it is somebody else's."""
-    with MetricsLog(run, tensorboard=False) as metrics:
+    with MetricsLog(run, Trackers({})) as metrics:
         metrics.log("rl", 1, {"rollout/reward_mean": 0.5})
         run.require_intact()
         run.metrics.write_bytes(run.metrics.read_bytes())  # the same file still
@@ -117,25 +106,14 @@ def test_a_run_whose_metrics_were_deleted_or_replaced_says_so(run):
             run.require_intact()
 
 
-def test_tensorboard_has_every_value_and_hides_what_runs_again(run):
-    log_steps(run, "sft", [1, 2], tensorboard=True)
-    log_steps(run, "rl", [1, 2, 3], resumed=("sft", 2), tensorboard=True)
-    log_steps(run, "rl", [2, 3], resumed=("rl", 1), tensorboard=True)
-    assert {path.name for path in run.tensorboard.iterdir()} == {"sft", "rl"}
-    rl = list(events(run.tensorboard / "rl"))
-    values = [(event.step, value.tag, value.simple_value) for event in rl for value in event.summary.value]
-    assert values == [(step, "rollout/reward_mean", pytest.approx(step / 10)) for step in (1, 2, 3, 2, 3)]
-    starts = [event.step for event in rl if event.session_log.status == SessionLog.START]
-    assert starts == [0, 2]
-
-
 FILL = """
 import resource, sys
 from pathlib import Path
 from slime.observe.metrics import MetricsLog
+from slime.observe.trackers import Trackers
 from slime.run_dir import RunDir
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-metrics = MetricsLog(RunDir.open(Path(sys.argv[1])), tensorboard=False)
+metrics = MetricsLog(RunDir.open(Path(sys.argv[1])), Trackers({}))
 for step in range(1000):
     metrics.log("rl", step, {"rollout/reward_mean": 0.5})
 """

@@ -5,6 +5,7 @@ from PIL import Image
 
 from slime.observe import report
 from slime.observe.metrics import MetricsLog, read_rows
+from slime.observe.trackers import Trackers
 from slime.run_dir import RunDir
 
 SFT = [{"train/loss": 2.0, "seconds/step": 30.0, "tokens_per_s": 9000}, {"train/loss": 0.5, "seconds/step": 45.0}]
@@ -30,7 +31,7 @@ RL = [
 
 def finished_run(path, sft=SFT, rl=RL):
     run = RunDir.open(path)
-    with MetricsLog(run, tensorboard=False) as metrics:
+    with MetricsLog(run, Trackers({})) as metrics:
         for step, values in enumerate(sft, start=1):
             metrics.log("sft", step, values)
         for step, values in enumerate(rl):

@@ -100,7 +100,24 @@ def _names(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
         except SlimeError as problem:
             yield problem
         else:
-            yield from check_options(item, section.options, plugins.schemas.get(f"{registry.kind}/{section.name}"))
+            schema = plugins.schemas.get(f"{registry.kind}/{section.name}")
+            yield from check_options(item, section.options, schema, f"{registry.kind}.options")
+    yield from _trackers(cfg, plugins)
+
+
+def _trackers(cfg: SlimeConfig, plugins: Plugins) -> Iterator[SlimeError]:
+    for name, options in cfg.observe.trackers.items():
+        where = f"observe.trackers.{name}"
+        try:
+            item = plugins.trackers.get(name)
+        except SlimeError as problem:
+            yield SlimeError(problem.what, where=where, todo=problem.todo)
+            continue
+        if isinstance(options, dict):
+            yield from check_options(item, options, plugins.schemas.get(f"tracker/{name}"), where)
+        else:
+            todo = f"Write {where}=true, or {where}.<option>=<value>."
+            yield SlimeError(f"'{options}' is neither true, false nor options", where=where, todo=todo)
 
 
 def _paths(cfg: SlimeConfig) -> Iterator[SlimeError]:

@@ -35,6 +35,13 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
         cfg.rollout.engines = with_sizes(cfg)
     for kind, section in (("reward", cfg.reward), ("filter", cfg.filter), ("buffer", cfg.buffer)):
         section.options = _schema_defaults(plugins.schemas.get(f"{kind}/{section.name}")) | section.options
+    cfg.observe.trackers = {
+        name: _schema_defaults(plugins.schemas.get(f"tracker/{name}")) | ({} if options is True else options)
+        if options is True or isinstance(options, dict)
+        else options
+        for name, options in cfg.observe.trackers.items()
+        if options not in (None, False)
+    }
 
 
 def required_megatron(megatron: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from slime.config import algorithm, schema, weights
+from slime.config import algorithm, observe, schema, weights
 from slime.errors import nearest
 
 FOREIGN = ("train.megatron", "train.optimizer", "train.ddp", "rollout.sglang")
@@ -94,9 +94,8 @@ def type_in_words(hint: Any) -> str:
 def _field_docs() -> dict[tuple[str, str], str]:
     """(dataclass, field) -> the docstring under the field, in one line."""
     docs = {}
-    for section in (
-        node for module in (schema, algorithm, weights) for node in ast.parse(inspect.getsource(module)).body
-    ):
+    modules = (schema, algorithm, weights, observe)
+    for section in (node for module in modules for node in ast.parse(inspect.getsource(module)).body):
         if isinstance(section, ast.ClassDef):
             for before, after in zip(section.body, section.body[1:], strict=False):
                 if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and _is_docstring(after):

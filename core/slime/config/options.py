@@ -1,4 +1,4 @@
-"""Options of rewards, filters and buffers: typed by the plugin's schema, or by the factory's signature without one."""
+"""Options of what a plugin brings, a reward for instance: typed by the schema, or by the factory without one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from slime.errors import SlimeError, did_you_mean
 from slime.plugins import Contribution
 
 
-def check_options(item: Contribution, options: Mapping[str, Any], schema: type | None) -> Iterator[SlimeError]:
-    """What is wrong with `<kind>.options` of one contribution."""
+def check_options(
+    item: Contribution, options: Mapping[str, Any], schema: type | None, home: str
+) -> Iterator[SlimeError]:
+    """What is wrong with the options of one contribution, which stand under the key `home`."""
     names, required = _of_schema(schema) if schema else _of_factory(item)
     for name in options:
         if names is not None and name not in names:
             todo = did_you_mean(name, names) if names else "Remove it: it takes no options."
-            yield _error(item, name, f"{item.kind} '{item.name}' has no such option", todo)
+            yield SlimeError(f"{item.kind} '{item.name}' has no such option", where=f"{home}.{name}", todo=todo)
     for name in required - options.keys():
-        yield _error(item, name, f"{item.kind} '{item.name}' needs this option", f"Set {item.kind}.options.{name}=...")
+        what, where = f"{item.kind} '{item.name}' needs this option", f"{home}.{name}"
+        yield SlimeError(what, where=where, todo=f"Set {where}=...")
     if schema:
-        yield from _type_faults(item, options, schema)
+        yield from _type_faults(options, schema, home)
 
 
 def _of_schema(schema: type) -> tuple[set[str], set[str]]:
@@ -44,7 +47,7 @@ def _of_factory(item: Contribution) -> tuple[set[str] | None, set[str]]:
     return {parameter.name for parameter in parameters}, required
 
 
-def _type_faults(item: Contribution, options: Mapping[str, Any], schema: type) -> Iterator[SlimeError]:
+def _type_faults(options: Mapping[str, Any], schema: type, home: str) -> Iterator[SlimeError]:
     """OmegaConf's own conversion against the schema, one option at a time, so that each is named."""
     hints = inspect.get_annotations(schema, eval_str=True)
     for name in options.keys() & hints.keys():
@@ -53,8 +56,4 @@ def _type_faults(item: Contribution, options: Mapping[str, Any], schema: type) -
             OmegaConf.update(OmegaConf.structured(single), "value", options[name])
         except OmegaConfBaseException as error:
             fact = str(error).splitlines()[0]
-            yield _error(item, name, fact, f"It takes {type_in_words(hints[name])}.")
-
-
-def _error(item: Contribution, name: str, what: str, todo: str) -> SlimeError:
-    return SlimeError(what, where=f"{item.kind}.options.{name}", todo=todo)
+            yield SlimeError(fact, where=f"{home}.{name}", todo=f"It takes {type_in_words(hints[name])}.")

@@ -138,4 +138,5 @@ def _leave_training_out(cfg: SlimeConfig) -> None:
     cfg.run.num_steps, cfg.algo, cfg.sft = 1, AlgoConfig(), SftConfig()
     cfg.filter, cfg.buffer = FilterConfig(), BufferConfig()
     cfg.train.steps_per_rollout = 1
+    cfg.observe.trackers = {}
     cfg.train.checkpoint = CheckpointConfig(interval=None, export_hf=False)

@@ -25,6 +25,7 @@ from slime.config.choices import Placement as Placement
 from slime.config.choices import Resume as Resume
 from slime.config.choices import Role as Role
 from slime.config.choices import Transport as Transport
+from slime.config.observe import ObserveConfig as ObserveConfig
 from slime.config.weights import WeightsConfig as WeightsConfig
 
 OPTIMIZER_DEFAULTS = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0}
@@ -308,17 +309,6 @@ class BufferConfig:
     """Installed buffer policy (`slime plugins`)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The policy's own keys, typed by the schema its plugin registers."""
-
-
-@dataclass
-class ObserveConfig:
-    tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
-    samples_mb: float = 2.0
-    """Megabytes a step, and an evaluation, of what the model answered, in `samples/`; 0 keeps none."""
-    logprob_alarm: float | None = None
-    """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
-    same tokens above which the run stops; 0 only measures. Empty: 0.05, or 0.2 under `rollout.fp8`."""
 
 
 @dataclass

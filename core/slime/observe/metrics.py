@@ -1,4 +1,4 @@
-"""metrics.jsonl and TensorBoard events: one row a step, written through, never double after a resume.
+"""metrics.jsonl: one row a step, written through, never double after a resume; then the trackers get it.
 
 A row is one flat JSON object: `stage`, `step`, `time` (Unix seconds) and the values by name (`rollout/reward_mean`,
 `loss`, `seconds/generate`, ...). JSON has no NaN: a value that is not finite is written as the string "NaN",
@@ -20,6 +20,7 @@ from slime import files
 from slime.errors import SlimeError
 
 if TYPE_CHECKING:
+    from slime.observe.trackers import Trackers
     from slime.run_dir import RunDir
 
 STAGES = ("sft", "rl")
@@ -45,19 +46,20 @@ class MetricsLog:
 
     Args:
         run: the run directory, held by this process.
-        tensorboard: also write TensorBoard events, a TensorBoard run for each stage.
+        trackers: get every row too.
         resumed: (stage, step) of the checkpoint the run continues from; None starts anew. Rows after it move to
-            `logs/metrics-abandoned.jsonl`, because their steps run again; TensorBoard hides its own.
+            `logs/metrics-abandoned.jsonl`, because their steps run again.
     """
 
-    def __init__(self, run: RunDir, tensorboard: bool, resumed: Position | None = None) -> None:
-        self._path = run.metrics
+    def __init__(self, run: RunDir, trackers: Trackers, resumed: Position | None = None) -> None:
+        self._path, self._trackers = run.metrics, trackers
         with files.disk_errors(self._path):
             _truncate(run, resumed)
             # Unbuffered: after a failed write nothing is kept back that a later row would be glued to.
             self._file = self._path.open("ab", buffering=0)
         run.hold(self._file, self._path)
-        self._events = Events(run.tensorboard, resumed) if tensorboard else None
+        if resumed:
+            trackers.resume(*resumed)
 
     def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         """Append one row; it is in the operating system's hands when this returns.
@@ -73,14 +75,11 @@ class MetricsLog:
         _warn_not_finite(stage, step, numbers)
         with files.disk_errors(self._path):
             _write_all(self._file, json.dumps(row | {name: _to_json(value) for name, value in numbers.items()}))
-            if self._events:
-                self._events.write(stage, step, now, numbers)
+        self._trackers.log(stage, step, now, numbers)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         self._file.close()
-        if self._events:
-            self._events.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -89,50 +88,6 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class Events:
-    """TensorBoard events through tensorboardX's synchronous writer.
-
-    Its `SummaryWriter` would hand them to a thread, which dies silently on a full disk and then blocks the run.
-
-    Args:
-        folder: parent of the stages' TensorBoard runs.
-        resumed: as for `MetricsLog`.
-    """
-
-    def __init__(self, folder: Path, resumed: Position | None) -> None:
-        self._folder, self._resumed = folder, resumed
-        self._writers: dict[str, Any] = {}
-
-    def write(self, stage: str, step: int, now: float, values: Mapping[str, float]) -> None:
-        """One event with every value of a step, flushed."""
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        scalars = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        writer = self._writers.get(stage) or self._open(stage)
-        writer.write_event(Event(wall_time=now, step=step, summary=scalars))
-        writer.flush()
-
-    def _open(self, stage: str) -> Any:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        folder = self._folder / stage
-        folder.mkdir(parents=True, exist_ok=True)
-        # The name has the time in whole seconds only, and the writer truncates an existing file: hence the suffix.
-        writer = EventsWriter(str(folder / "events"), filename_suffix=f".{len(list(folder.iterdir()))}")
-        # TensorBoard hides what an earlier session wrote from this step on.
-        step = self._resumed[1] + 1 if self._resumed and self._resumed[0] == stage else 0
-        writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
-        self._writers[stage] = writer
-        return writer
-
-    def close(self) -> None:
-        """Flush and close every stage's file."""
-        for writer in self._writers.values():
-            writer.close()
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -19,17 +19,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from slime import builtins, plugins
 from slime.config import groups as config_groups
 from slime.config.schema import RewardConfig
+from slime.contracts import Tracker
 from slime.plugins import Contribution, Registry
 from slime.reward.service import RewardService
-from slime.types import Decision, Group, Prompt, Sample, Verdict, VerdictKind
+from slime.types import Decision, Group, Prompt, Sample, TrackedRun, Verdict, VerdictKind
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron")
 """What neither importing a plugin nor `slime plan` may import: each costs a second or more."""
+TRACKED = {"rollout/reward_mean": 0.25, "train/loss": math.nan, "seconds/step": 1.5}
+"""Metrics of a step of `check_tracker`."""
 UNKNOWN_OPTION = "no_such_option"
 
 Options = Mapping[str, Any]
@@ -110,6 +114,38 @@ def check_reason(decision: Decision) -> None:
     """Assert that a decision's reason can be a metric's name."""
     metric = re.fullmatch(r"[a-z0-9_]*", decision.reason)
     assert metric, f"reason '{decision.reason}' becomes a metric's name: use a-z, 0-9 and _"
+
+
+def check_tracker(name: str, folder: Path, options: Options | None = None) -> None:
+    """Assert that tracker `name` is well installed, and takes a run that stops and continues after its first step.
+
+    The steps are ("rl", 0), 1 and 2 with the metrics of `TRACKED`, of which one is not finite, then 2 again. What came
+    of them is for the caller to see, in `folder` or wherever the tracker shows it.
+
+    Args:
+        folder: the run directory.
+        options: `observe.trackers.<name>` of the run; the plugin's schema must know and type them.
+
+    Raises:
+        AssertionError: a part of the contract is broken; says which.
+        Exception: whatever the tracker raises.
+    """
+    registry = plugins.load().trackers
+    contribution = registry.get(name)
+    _check_light(contribution)
+    typed = _typed(f"tracker/{name}", options or {})
+    _check_refuses_unknown(registry, name, typed)
+    for resumed, steps in ((None, (0, 1, 2)), (("rl", 1), (2,))):
+        tracker = registry.create(name, **typed)
+        assert isinstance(tracker, Tracker), f"tracker '{name}' has not the methods of slime.contracts.Tracker"
+        tracker.start(TrackedRun("tracked", folder, {"run": {"name": "tracked", "seed": len(steps)}, "sft": {}}))
+        if resumed:
+            tracker.resume(*resumed)
+        for step in steps:
+            values = dict(TRACKED)
+            tracker.log("rl", step, 1.8e9 + step, values)
+            assert repr(values) == repr(TRACKED), "the tracker changed the metrics, which others get after it"
+        tracker.finish("finished" if resumed else "interrupted")
 
 
 def check_contribution(registry: Registry[Any], name: str, options: Options) -> None:

@@ -1,0 +1,126 @@
+"""Trackers that fail: the run goes on, says so in a line, and they get what they lack."""
+
+import pytest
+
+from slime.errors import SlimeError
+from slime.observe.trackers import HIDDEN, RETRY_S, Trackers, shown_config
+from slime.types import TrackedRun
+
+
+class Recorder:
+    """A tracker whose server is away while `away` says so."""
+
+    def __init__(self):
+        self.away, self.rows, self.asked, self.calls = None, [], 0, []
+
+    def start(self, run):
+        self._answer()
+        self.calls.append("start")
+
+    def resume(self, stage, step):
+        self.calls.append(f"resume {stage} {step}")
+
+    def log(self, stage, step, time, values):
+        self.asked += 1
+        self._answer()
+        self.rows.append((stage, step, time, values))
+
+    def finish(self, status):
+        self._answer()
+        self.calls.append(status)
+
+    def _answer(self):
+        if self.away:
+            raise self.away
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def clock():
+    """Seconds, of which 10 pass each time it is asked."""
+    return iter(range(0, 10**6, 10)).__next__
+
+
+def started(recorder, tmp_path, **kwargs):
+    return Trackers({"acme": recorder}, **kwargs).start(TrackedRun("it", tmp_path, {}))
+
+
+def log(trackers, steps):
+    for step in steps:
+        trackers.log("rl", step, float(step), {"loss": step / 2})
+
+
+def test_every_row_in_order(recorder, tmp_path):
+    with started(recorder, tmp_path) as trackers:
+        trackers.resume("sft", 3)
+        log(trackers, [1, 2])
+    assert recorder.rows == [("rl", 1, 1.0, {"loss": 0.5}), ("rl", 2, 2.0, {"loss": 1.0})]
+    assert recorder.calls == ["start", "resume sft 3", "finished"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_how_the_run_ended(recorder, tmp_path, error, status):
+    with pytest.raises(type(error)), started(recorder, tmp_path):
+        raise error
+    assert recorder.calls[-1] == status
+
+
+def test_one_that_does_not_start_stops_the_run_and_closes_the_others(recorder, tmp_path):
+    away = Recorder()
+    away.away = ConnectionError("nobody\nat home.")
+    with pytest.raises(SlimeError) as caught:
+        Trackers({"acme": recorder, "away": away}).start(TrackedRun("it", tmp_path, {}))
+    assert str(caught.value) == (
+        "observe.trackers.away: it does not start (ConnectionError: nobody at home). "
+        "Correct its settings, or run without: observe.trackers.away=false."
+    )
+    assert recorder.calls == ["start", "failed"]
+
+
+def test_a_failure_is_told_once_and_the_rows_come_later(recorder, tmp_path, clock, caplog):
+    with started(recorder, tmp_path, clock=clock) as trackers:
+        recorder.away = OSError("away")
+        log(trackers, range(1, 5))
+        assert recorder.asked == 1, "a server that is away is not asked at every step"
+        log(trackers, range(5, 5 + int(RETRY_S / 10)))
+        assert recorder.asked == 2
+        recorder.away = None
+        log(trackers, range(20, 20 + int(RETRY_S / 10)))
+    assert [row[1] for row in recorder.rows] == [*range(1, 11), *range(20, 26)]
+    first, second = caplog.messages
+    assert first == (
+        "tracker acme failed at rl step 1 (OSError: away): the run goes on without it, its rows wait, "
+        "and metrics.jsonl has them"
+    )
+    assert second == "tracker acme works again, and has every row"
+
+
+def test_one_that_stays_away_is_told_at_the_end(recorder, tmp_path, caplog):
+    with started(recorder, tmp_path) as trackers:
+        recorder.away = OSError("away")
+        log(trackers, [1, 2, 3])
+    assert caplog.messages[1:] == [
+        "tracker acme lacks 3 rows; metrics.jsonl has them",
+        "tracker acme did not close (OSError: away)",
+    ]
+
+
+def test_one_that_fails_takes_nothing_from_the_others(recorder, tmp_path):
+    bad = Recorder()
+    with Trackers({"bad": bad, "acme": recorder}).start(TrackedRun("it", tmp_path, {})) as trackers:
+        bad.away = OSError("away")
+        log(trackers, [1, 2])
+    assert [row[1] for row in recorder.rows] == [1, 2]
+
+
+def test_keys_in_the_environment_stay_here():
+    group = {"devices": 1, "environment": {"TOKEN": "secret"}}
+    config = {"cluster": {"environment": {"HF_TOKEN": "secret"}}, "rollout": {"engines": {"a": group}}}
+    shown = shown_config(config)
+    assert shown["cluster"] == {"environment": {"HF_TOKEN": HIDDEN}}
+    assert shown["rollout"]["engines"]["a"] == {"devices": 1, "environment": {"TOKEN": HIDDEN}}
+    assert config["cluster"]["environment"]["HF_TOKEN"] == group["environment"]["TOKEN"] == "secret", "the run's stays"
