@@ -133,10 +133,10 @@ def check_tracker(name: str, folder: Path, options: Options | None = None) -> No
     registry = plugins.load().trackers
     contribution = registry.get(name)
     _check_light(contribution)
-    typed = _typed(f"tracker/{name}", options or {})
-    _check_refuses_unknown(registry, name, typed)
+    given = typed(f"tracker/{name}", options or {})
+    _check_refuses_unknown(registry, name, given)
     for resumed, steps in ((None, (0, 1, 2)), (("rl", 1), (2,))):
-        tracker = registry.create(name, **typed)
+        tracker = registry.create(name, **given)
         assert isinstance(tracker, Tracker), f"tracker '{name}' has not the methods of slime.contracts.Tracker"
         tracker.start(TrackedRun("tracked", folder, {"run": {"name": "tracked", "seed": len(steps)}, "sft": {}}))
         if resumed:

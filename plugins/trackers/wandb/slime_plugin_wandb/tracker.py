@@ -6,6 +6,7 @@ import enum
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from slime.types import RunStatus, TrackedRun
 
@@ -38,7 +39,8 @@ class WeightsAndBiases:
     """Metrics are named `<stage>/<metric>`, over `<stage>/step`."""
 
     def __init__(self, options: Options) -> None:
-        self._options, self._run = options, None  # type: tuple[Options, Any]
+        self._options = options
+        self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
         """Log in if need be, and open the run."""
