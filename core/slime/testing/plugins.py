@@ -133,7 +133,7 @@ def check_tracker(name: str, folder: Path, options: Options | None = None) -> No
     registry = plugins.load().trackers
     contribution = registry.get(name)
     _check_light(contribution)
-    given = typed(f"tracker/{name}", options or {})
+    given = typed_options(f"tracker/{name}", options or {})
     _check_refuses_unknown(registry, name, given)
     for resumed, steps in ((None, (0, 1, 2)), (("rl", 1), (2,))):
         tracker = registry.create(name, **given)
