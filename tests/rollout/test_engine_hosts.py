@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from slime.cluster.stacks import suspects
 from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
@@ -168,6 +169,17 @@ def test_every_process_says_where_it_stands(processes):
         assert "in run_event_loop" in seen[name].stack
     assert "in launch_server" in seen["engine-0-server"].stack
     assert "engine-0-node1-server" in seen
+
+
+def test_a_rank_of_the_second_host_that_hangs_is_named(processes):
+    name, folder = "engine-0-node1-scheduler-tp1-dp1", processes[0].log.parent
+    (hung,) = (each.pid for each in look([], folder) if each.name == name)
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        told = suspects(look([], folder, answer_s=1.0), [])
+    finally:
+        os.kill(hung, signal.SIGCONT)
+    assert f"{name} (pid {hung} on {socket.gethostname()}) is stopped (T) and writes no stack" in told
 
 
 def test_a_rank_that_is_killed_is_named_with_its_host_and_ends_all(processes):

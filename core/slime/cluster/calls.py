@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.ssh import Sessions
 from slime.cluster.stacks import FILE as HANG_FILE
-from slime.cluster.stacks import suspects
+from slime.cluster.stacks import apart, suspects
 from slime.cluster.stacks import take as take_stacks
 from slime.cluster.watch import Death, Member, Watch, died, first_end
 from slime.errors import NoAnswer, SlimeError
@@ -160,9 +160,9 @@ class Calls:
         )
 
     def _hanging(self, error: NoAnswer) -> SlimeError:
-        """The error with every stack taken, and those named that give none."""
+        """The error with every stack taken. Those are named that give none, or else ranks that stand apart."""
         seen = take_stacks(self._members, self.logs, str(error))
-        told = suspects(seen, []) or f"all {len(seen)} processes answer a signal"
+        told = suspects(seen, []) or apart(seen) or f"all {len(seen)} processes answer a signal"
         return SlimeError(f"{error.what}; {told}", where=error.where, todo=f"{self._stacks} {error.todo}")
 
     @property

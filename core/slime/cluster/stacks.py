@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ REMOTE_S = 30.0
 """Seconds that the other hosts get to send their stacks."""
 FILE = "hang.txt"
 MAX_NAMED = 3
+_RANK = re.compile(r"(?P<engine>engine-\d+)(-node\d+)?-scheduler-")
+"""In the name under which an engine's rank registers, on whichever host."""
 
 
 def take(members: Sequence[Member], logs: Path, why: str) -> list[Seen]:
@@ -74,3 +78,32 @@ def suspects(seen: Sequence[Seen], pending: Collection[Member]) -> str:
     told = [*unseen, *silent, *late]
     more = f" and {len(told) - MAX_NAMED} more" if len(told) > MAX_NAMED else ""
     return "; ".join(told[:MAX_NAMED]) + more
+
+
+def apart(seen: Sequence[Seen]) -> str:
+    """Where the ranks of an engine stand, in a line, if not all in one function; empty if they do, in every engine.
+
+    One that waits for the others in a collective and one that hangs both answer a signal: a reader can tell which is
+    which.
+    """
+    engines: dict[str, list[Seen]] = defaultdict(list)
+    for each in seen:
+        if each.stack and (rank := _RANK.match(each.name)):
+            engines[rank["engine"]].append(each)
+    return "; ".join(
+        f"the ranks of {engine} stand apart: {_places(ranks)}"
+        for engine, ranks in engines.items()
+        if len({each.innermost for each in ranks}) > 1
+    )
+
+
+def _places(ranks: Sequence[Seen]) -> str:
+    """One rank of each place; the rarest place first."""
+    at: dict[str, list[Seen]] = defaultdict(list)
+    for each in ranks:
+        at[each.innermost].append(each)
+    rarest = sorted(at.items(), key=lambda item: len(item[1]))
+    told = [
+        f"{there[0].label}{f' and {len(there) - 1} more' if len(there) > 1 else ''} {place}" for place, there in rarest
+    ]
+    return ", ".join(told[:MAX_NAMED])

@@ -82,10 +82,21 @@ class Seen:
         """Where it stands, in a few words: the function of slime's, or else any, that its main thread is in."""
         if not self.stack:
             return self.state
+        frames = self._frames()
+        return _in_words(next((frame for frame in frames if "/slime/" in frame["file"]), frames[0] if frames else None))
+
+    @property
+    def innermost(self) -> str:
+        """The function that its main thread is in, whoever's it is."""
+        return _in_words(next(iter(self._frames()), None))
+
+    def _frames(self) -> list[re.Match[str]]:
         _, _, current = self.stack.rpartition("Current thread")
-        frames = list(_FRAME.finditer(current.partition("\n\n")[0]))
-        frame = next((frame for frame in frames if "/slime/" in frame["file"]), frames[0] if frames else None)
-        return f"in {frame['name']} ({Path(frame['file']).name}:{frame['line']})" if frame else "outside of Python"
+        return list(_FRAME.finditer(current.partition("\n\n")[0]))
+
+
+def _in_words(frame: re.Match[str] | None) -> str:
+    return f"in {frame['name']} ({Path(frame['file']).name}:{frame['line']})" if frame else "outside of Python"
 
 
 def look(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> list[Seen]:
