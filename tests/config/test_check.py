@@ -86,6 +86,10 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
         ({"reward.options.wrong_value": "no"}, "reward.options.wrong_value: Value 'no'"),
         ({"filter.options.size": 1}, "filter.options.size: filter 'none' has no such option. Remove it"),
         ({"data.path": "nowhere.jsonl"}, "data.path: there is no 'nowhere.jsonl'"),
+        (
+            {"data.path": "openai/gsm8k"},
+            "Hugging Face hub is fetched first: run 'hf download --repo-type dataset openai/gs",
+        ),
         ({"data.path": "pkg://slime_plugin_math/data"}, "data.path: 'pkg://slime_plugin_math/data' is a folder"),
         ({"eval.path": "/nowhere/x"}, "eval.path, folder /nowhere is missing: there is no '/nowhere/x'"),
         ({"data.prompt_key": "question", "eval.path": None}, "line 1: the row has no key 'question'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from slime.config.keys import FOREIGN, value_of
 from slime.config.megatron_fields import ACCEPTED
 from slime.config.needs import config_folder, is_awaited
 from slime.config.options import check_options
-from slime.config.paths import resolve
+from slime.config.paths import exists, resolve
 from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
 from slime.contracts import EngineBridge, ModelBridge, PlanBridge
 from slime.data.prompt_rows import check_prompts, conversation
@@ -32,6 +33,8 @@ from slime.topology.transport import transport_problems
 from slime.weights.megatron.hf_files import MEGATRONS
 
 ALGORITHMS = ("grpo", "sft")
+HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
+"""What looks like a data set's name on the Hugging Face hub, and like no file of rows."""
 FIRST_ROWS = 100
 """Rows of a file that are read before a run, of which an average one takes 20 microseconds."""
 GREEDY_BELOW = 1e-6
@@ -132,6 +135,12 @@ def _paths(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _file_of_rows(path: str) -> Path:
+    if HUB_NAME.fullmatch(path) and not exists(path):
+        fetch = f"hf download --repo-type dataset {path} --local-dir {path}"
+        raise SlimeError(
+            f"there is no '{path}'",
+            todo=f"A data set of the Hugging Face hub is fetched first: run '{fetch}', and name its file.",
+        )
     file = resolve(path)
     if not file.is_file():
         raise SlimeError(f"'{path}' is a folder", todo="Name a jsonl or parquet file.")

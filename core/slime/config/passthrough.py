@@ -18,7 +18,7 @@ from slime.config import megatron_fields
 from slime.config.annotations import accepts, in_words, is_value
 from slime.config.keys import FOREIGN
 from slime.config.megatron_fields import ACCEPTED
-from slime.errors import SlimeError, did_you_mean, nearest
+from slime.errors import SlimeError, nearest
 
 _TRANSFORMER = "core/transformer/transformer_config.py"
 SOURCES: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
@@ -196,8 +196,10 @@ def _elsewhere(section: str, key: str) -> str:
 
 
 def _nearest_field(section: str, key: str) -> str:
-    if nearest(key, settable(section)):
-        return did_you_mean(key, settable(section))
+    if near := nearest(key, settable(section)):
+        return f"Did you mean '{near}'?"
+    if begun := sorted(name for name in settable(section) if name.startswith(f"{key}_")):
+        return f"What begins so: {', '.join(begun)}."
     return f"Its fields are in {_classes(section)} of the installed {DISTRIBUTION[SOURCES[section][0]]}."
 
 
