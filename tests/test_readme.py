@@ -37,10 +37,11 @@ def test_every_command_is_understood(
 ) -> None:
     """Verbs that start processes are planned instead: the same words, the same checks."""
     words = shlex.split(line)
-    if words[0] == "eval":
+    if words[0] in ("eval", "report"):
         monkeypatch.chdir(tmp_path)
         assert command.main(words) == command.EXIT_ERROR
-        assert f"{tmp_path / words[1]}: this is neither a run directory" in capsys.readouterr().err
+        said = {"eval": "this is neither a run directory", "report": "there are no metrics"}[words[0]]
+        assert f"{tmp_path / words[1]}: {said}" in capsys.readouterr().err
         return
     if words[0] != "plugins":
         words = ["plan", *(word for word in words if "=" in word)]

@@ -22,7 +22,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def test_a_run_leaves_what_the_summary_names(finished: Run) -> None:
     summary = (finished.path / "summary.txt").read_text()
     assert finished.text().endswith(summary)
-    for name in ("config.yaml", "plugins.json", "metrics.jsonl", "tensorboard", "checkpoints", "reward.png", "export"):
+    for name in (
+        "config.yaml",
+        "plugins.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoints",
+        "reward.png",
+        "report.html",
+        "export",
+    ):
         assert name in summary
         assert (finished.path / name).exists()
     used = json.loads((finished.path / "plugins.json").read_text())["used"]

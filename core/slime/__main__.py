@@ -199,6 +199,13 @@ def _convert(argv: Sequence[str]) -> int:
     return 0
 
 
+def _report(argv: Sequence[str]) -> int:
+    from slime.tools.report import main as report
+
+    report(argv)
+    return 0
+
+
 def _samples(argv: Sequence[str]) -> int:
     from slime.tools.samples import main as show
 
@@ -222,6 +229,7 @@ VERBS: Mapping[str, Callable[[list[str]], int]] = {
     "plugins": _plugins,
     "convert": _convert,
     "samples": _samples,
+    "report": _report,
     "follow": _follow,
     "completion": _completion,
 }

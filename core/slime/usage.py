@@ -15,12 +15,13 @@ VERBS: Mapping[str, str] = {
     "plugins": "what is installed and what each plugin brings",
     "samples": "what the model answered, step by step",
     "follow": "engines outside a run take in the weights that it publishes to a folder",
+    "report": "a run on one page: plots, summary, samples and config",
     "convert": "checkpoints into other formats: FP8, BF16, Megatron-core, HF",
     "completion": "print a script that completes commands in bash, zsh or fish",
 }
 """Verb -> what it does, in a line."""
 
-OWN_PARSER = ("eval", "samples", "follow", "convert", "completion")
+OWN_PARSER = ("eval", "samples", "report", "follow", "convert", "completion")
 """Verbs that take arguments of their own instead of keys, and answer `--help` themselves."""
 
 FLAGS: Mapping[str, Mapping[str, str]] = {

@@ -63,6 +63,7 @@ def test_the_summary_says_what_happened(tmp_path):
         "  other           0.05 s    1%",
         "",
         str(run.path),
+        "  report.html     the run on one page: plots, samples, config",
         "  reward.png      the reward, in training and on held-out prompts",
         "  metrics.jsonl   every metric of every step, a JSON object a line",
         "  export          the final model as a Hugging Face folder",

@@ -1,4 +1,4 @@
-"""What stays after a run: a one-screen summary and the reward plot, both made from the run directory alone."""
+"""What stays after a run: a one-screen summary, the reward plot and the page, made from the run directory alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from slime import files
+from slime.observe import html
 from slime.observe.metrics import HELD_OUT, LOGPROB_DIFF, LOSS, REWARD, SAVING, STAGES, TOKENS_PER_S, Row, read_rows
 from slime.observe.progress import duration
 from slime.run_dir import RunDir
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CONTENTS = {
+    "report.html": "the run on one page: plots, samples, config",
     "reward.png": "the reward, in training and on held-out prompts",
     "metrics.jsonl": "every metric of every step, a JSON object a line",
     "samples": "what the model answered: slime samples <this folder>",
@@ -29,7 +31,7 @@ CONTENTS = {
 
 
 def write(run: RunDir) -> str:
-    """Write `summary.txt`, and `reward.png` if there are rewards, into the run directory; returns the summary.
+    """Write `summary.txt`, `report.html` and, if there are rewards, `reward.png`; returns the summary.
 
     Raises:
         SlimeError: the disk is full, or this is no longer the directory that the run opened.
@@ -39,6 +41,7 @@ def write(run: RunDir) -> str:
     with files.disk_errors(run.path):
         if _values(rows, REWARD) or _values(rows, HELD_OUT):
             plot_rewards(rows, run.reward_plot, title=run.path.name)
+        html.write(run.path, summary(rows, run.path))
         text = summary(rows, run.path)
         files.write_atomic(run.summary, text.encode())
     return text
