@@ -1,13 +1,13 @@
 """A step of slime's laptop run beside a step of TRL's GRPOTrainer, on the same model, prompts and batch.
 
-    python -m venv --system-site-packages FOLDER          # or into the environment that slime is developed in
-    FOLDER/bin/pip install --no-deps --requirement requirements/trl.txt
-    FOLDER/bin/python benchmarks/against_trl.py           # trains the model on demonstrations first, a minute
-    FOLDER/bin/python benchmarks/against_trl.py --model RUN/export --steps 30 --rounds 3
+    pip install --no-deps --requirement requirements/trl.txt  # beside slime: no package is replaced
+    python benchmarks/against_trl.py                          # trains the model on demonstrations first, a minute
+    python benchmarks/against_trl.py --model RUN/export --steps 30 --rounds 3
 
 Both start from the same exported folder, take 32 prompts x 8 samples of at most 16 tokens a step, learn by GRPO in
 float32 and neither evaluate nor save. They run one after the other, in turn, a fresh process a round; the first steps
-are left out as warm-up. TRL generates with transformers in its own process, its way without a GPU.
+are left out as warm-up. TRL generates with transformers in its own process, its way without a GPU; it computes with one
+thread unless `--trl-threads` says otherwise, slime with one in the engine and one in the trainer.
 
 Wall times of a busy machine say little, so processor time is printed too: of every process of the two, user and system,
 from the end of the first step counted to that of the last.
@@ -125,11 +125,10 @@ def slime_round(model: Path, steps: int, arguments: Sequence[str], folder: Path)
     return watched(command, folder / "slime" / "metrics.jsonl", {"OMP_NUM_THREADS": "1"})
 
 
-def trl_round(model: Path, steps: int, folder: Path) -> Round:
+def trl_round(model: Path, steps: int, folder: Path, threads: int = 1) -> Round:
     rows = folder / "trl.jsonl"
-    return watched(
-        [sys.executable, __file__, "--trl", str(rows), "--model", str(model), "--steps", str(steps)], rows, {}
-    )
+    command = [sys.executable, __file__, "--trl", str(rows), "--model", str(model), "--steps", str(steps)]
+    return watched(command, rows, {"OMP_NUM_THREADS": str(threads)})
 
 
 def supervised(folder: Path) -> Path:
@@ -265,6 +264,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="exported folder; by default one is trained on demonstrations")
     parser.add_argument("--steps", type=int, default=20, help="of a round, warm-up included")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--trl-threads", type=int, default=1)
     parser.add_argument("--trl", type=Path, metavar="ROWS", help=argparse.SUPPRESS)
     options, arguments = parser.parse_known_args()
     cfg = compose([*LAPTOP, *OWN, *arguments])
@@ -277,7 +277,7 @@ def main() -> None:
         for number in range(options.rounds):
             folder = Path(scratch) / str(number)
             folder.mkdir()
-            theirs.append(trl_round(model, options.steps, folder))
+            theirs.append(trl_round(model, options.steps, folder, options.trl_threads))
             ours.append(slime_round(model, options.steps, arguments, folder))
     num_samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
     print(f"{conditions()}\n\n{table(ours, theirs, num_samples)}")
