@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from slime.checkpoints import published
 from slime.cluster.checkup import Devices, Fault, Seen, Wanted, check_host, read_software, sizes
 from slime.cluster.launch import open_ray
 from slime.cluster.placement import HOST_LABEL, reserve, this_node
+from slime.cluster.reach import unreached
 from slime.cluster.reaper import reaped
 from slime.config.hf import read_hf_config
 from slime.config.hostfile import read_hostfile
@@ -82,7 +84,7 @@ def preflight(cfg: SlimeConfig, run: RunDir) -> dict[str, Seen]:
 
 
 def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> dict[str, Seen]:
-    """What each host has, by name; this process looks at its own host itself.
+    """What each host has, by name; this process looks at its own host itself. Then each tries to reach each.
 
     Args:
         nodes: Ray's ids of the hosts.
@@ -101,7 +103,12 @@ def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> di
     if asked:
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
     until = time.time()
-    return found | {names[node]: _answer(answer, since, until) for node, answer in asked.items()}
+    found |= {names[node]: _answer(answer, since, until) for node, answer in asked.items()}
+    missed = unreached({this_node(), *nodes}, names, ANSWER_S) if asked else {}
+    for host, faults in missed.items():
+        seen = found.get(host) or Seen(host, until, [], {})  # the driver's, where it takes no part otherwise
+        found[host] = replace(seen, faults=[*seen.faults, *faults])
+    return found
 
 
 def _names(cfg: SlimeConfig) -> dict[str, str]:
