@@ -11,23 +11,11 @@ import torch
 
 from slime.testing.ranks import Rank, run_ranks
 from slime.testing.recorded import recorded_samples
+from tests.train.one_rank import HF
 
 pytestmark = pytest.mark.slow
 
-HF = {
-    "attention_bias": True,
-    "head_dim": 64,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "max_position_embeddings": 128,
-    "model_type": "glm4",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
-    "vocab_size": 96,
-}
+WIDE = HF | {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512}
 EXPERTS = json.loads((Path(__file__).parents[2] / "plugins/models/glm4/tests/configs/moe.json").read_text())
 NUM_STEPS = 3
 
@@ -37,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from slime.testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("model")
-    write_checkpoint(HF, folder)
+    write_checkpoint(WIDE, folder)
     return folder
 
 

@@ -14,26 +14,15 @@ from slime.errors import SlimeError
 from slime.topology.layout import read_grid
 from slime.train import settings
 from slime.train.compat import apply_fixups
+from tests.train.one_rank import HF
 
-HF = {
-    "head_dim": 16,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "model_type": "glm4",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
-    "vocab_size": 96,
-}
+FAMILY = HF | {"rms_norm_eps": 1e-5}
 
 
 def config(**megatron: Any) -> Any:
     cfg = SlimeConfig()
     cfg.train.megatron = megatron
-    return settings.transformer_config(cfg, plugins.load().models.create("glm4"), HF)
+    return settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY)
 
 
 def test_what_the_code_depends_on_is_set() -> None:
@@ -65,7 +54,7 @@ def test_the_user_overrules_the_family_and_names_dtypes() -> None:
 def test_gpus_train_in_bf16() -> None:
     cfg = SlimeConfig()
     cfg.cluster.device = Device.cuda
-    made = settings.transformer_config(cfg, plugins.load().models.create("glm4"), HF)
+    made = settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY)
     assert made.bf16
     assert made.params_dtype == torch.bfloat16
     assert settings.optimizer_config(cfg).bf16

@@ -16,21 +16,7 @@ import torch
 
 from slime.net import free_port
 from slime.testing.ranks import Rank, run_ranks
-
-HF = {
-    "attention_bias": True,
-    "head_dim": 8,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-    "model_type": "glm4",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
-    "vocab_size": 96,
-}
+from tests.train.one_rank import HF
 
 
 @pytest.mark.slow
@@ -39,7 +25,7 @@ def test_fused_gradients_equal_autograds(tmp_path: Path) -> None:
     folders = {tied: tmp_path / str(tied) for tied in (False, True)}
     for tied, folder in folders.items():
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(HF | {"tie_word_embeddings": tied}))
+        (folder / "config.json").write_text(json.dumps(HF | {"rms_norm_eps": 1e-5, "tie_word_embeddings": tied}))
     results = run_ranks(gradients, 1, folders)[0]
     for tied in folders:
         for overlap in (False, True):
