@@ -23,7 +23,7 @@ from slime.config.hf import read_hf_config
 from slime.testing import models
 from slime.testing.engines import hf_tensors
 from slime.testing.generation import hold
-from slime.weights.publisher.quantized import quantized
+from slime.weights.shared.quantized import quantized
 
 PARTS = ("all", "attention", "experts", "MLPs beside the experts")
 NUM_SEQUENCES, LENGTH = 8, 256
@@ -76,7 +76,7 @@ def gaps(folder: str, part: str, powers_of_two: bool) -> tuple[torch.Tensor, tor
     plain, engine = (models.random_model(hf, seed=1).eval() for _ in range(2))
     fp8 = replace(Fp8Format(), powers_of_two=powers_of_two)
     held = ((name, tensor) for name, tensor in hf_tensors(engine) if part in ("all", part_of(name)))
-    hold(engine, dict(quantized(held, fp8, 1 << 24)))
+    hold(engine, dict(quantized(held, fp8)))
     torch.manual_seed(0)
     tokens = torch.randint(0, hf["vocab_size"], (NUM_SEQUENCES, LENGTH))
     routes = recorded(plain)

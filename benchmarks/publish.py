@@ -5,6 +5,7 @@
     python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split               # by NCCL broadcast
     python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split weights.transport=disk # through files
     python benchmarks/publish.py --buckets 1024,256 ...                             # MiB; default: weights.bucket_mb
+    python benchmarks/publish.py weights.transport=broadcast weights.num_sources=2 ...   # and the rate of each source
 
 Starts trainers and engines as a run does, without generating or training, and publishes again and again, with buckets
 of one size after the other. The first publish of each size is left out: it takes memory, and the very first opens
@@ -39,7 +40,7 @@ from slime.config.paths import resolve
 from slime.config.schema import Device, SlimeConfig, Transport
 from slime.net import free_port
 from slime.topology.engines import engine_groups
-from slime.topology.transport import transport_of
+from slime.topology.transport import sources, transport_of
 from slime.types import Receipt
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
@@ -65,35 +66,46 @@ class Measured:
 
 
 def bare_broadcast(cfg: SlimeConfig, sizes: Sequence[int]) -> list[float]:
-    """GB/s at which one device sends buckets to as many others as the engines have; for each of the sizes, in MiB."""
-    world_size = 1 + sum(group.devices for group in engine_groups(cfg))
+    """GB/s at which as many devices as there are sources send buckets at once, each to as many others as the engines
+    have; for each of the sizes, in MiB."""
+    num_sources = len(sources(cfg))
+    world_size = num_sources + sum(group.devices for group in engine_groups(cfg))
     with tempfile.NamedTemporaryFile() as result:
-        arguments = (world_size, free_port("127.0.0.1"), sizes, cfg.cluster.device, result.name)
+        arguments = (world_size, free_port("127.0.0.1"), sizes, cfg.cluster.device, result.name, num_sources)
         mp.spawn(_broadcast, arguments, nprocs=world_size)
         return [float(rate) for rate in json.loads(Path(result.name).read_text())]
 
 
-def _broadcast(rank: int, world_size: int, port: int, sizes: Sequence[int], device: Device, result: str) -> None:
+def _broadcast(
+    rank: int, world_size: int, port: int, sizes: Sequence[int], device: Device, result: str, num_sources: int
+) -> None:
     cuda = device is Device.cuda
     where = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(where)
     backend = "nccl" if cuda else "gloo"
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
-    rates = [_rate(torch.zeros(size * 2**20, dtype=torch.uint8, device=where)) for size in sizes]
+    engines = range(num_sources, world_size)
+    groups = [(source, dist.new_group([source, *engines])) for source in range(num_sources)]
+    mine = [(source, group) for source, group in groups if rank in (source, *engines)]
+    rates = [_rate(mine, torch.zeros(len(mine), size * 2**20, dtype=torch.uint8, device=where)) for size in sizes]
     if rank == 0:
-        Path(result).write_text(json.dumps(rates))
+        Path(result).write_text(json.dumps([rate * num_sources for rate in rates]))
     dist.destroy_process_group()
 
 
-def _rate(bucket: torch.Tensor) -> float:
+def _rate(groups: Sequence[tuple[int, dist.ProcessGroup]], buckets: torch.Tensor) -> float:
+    """GB/s of one source, while all send."""
     for number in range(1 + NUM_BROADCASTS):
         if number == 1:  # the first one opens the connections
-            _wait(bucket.is_cuda)
+            _wait(buckets.is_cuda)
             start = time.perf_counter()
-        dist.broadcast(bucket, 0)
-    _wait(bucket.is_cuda)
-    return bucket.nbytes * NUM_BROADCASTS / (time.perf_counter() - start) / 1e9
+        pairs = zip(groups, buckets, strict=True)
+        works = [dist.broadcast(bucket, source, group=group, async_op=True) for (source, group), bucket in pairs]
+        for work in works:
+            work.wait()
+    _wait(buckets.is_cuda)
+    return buckets[0].nbytes * NUM_BROADCASTS / (time.perf_counter() - start) / 1e9
 
 
 def _wait(cuda: bool) -> None:
@@ -192,11 +204,22 @@ def print_table(cfg: SlimeConfig, sizes: Sequence[int], measured: Sequence[Measu
     for name in measured[0].residue:
         _print_row(name, [each.residue[name] for each in measured], "GiB")
     _print_row("rate", rates, "GB/s", digits=1)
+    for name in measured[0].receipt.rates:
+        _print_row(
+            f"  {name.partition(' of ')[0]}", [_rate_of(each.receipt, name) for each in measured], "GB/s", digits=1
+        )
     if any(wires):
         _print_row("a bare broadcast's", wires, "GB/s", digits=1)
         _print_row("share of it", [100 * rate / wire for rate, wire in zip(rates, wires, strict=True)], "%", digits=0)
     if cfg.cluster.device is Device.cuda:
         _print_promise(rates, measured, wires)
+
+
+def _rate_of(receipt: Receipt, source: str) -> float:
+    """Of the last publish. Sources are numbered, their stores' ports differ."""
+    return next(
+        rate for name, rate in receipt.rates.items() if name.partition(" of ")[0] == source.partition(" of ")[0]
+    )
 
 
 def _print_row(name: str, values: Sequence[float], unit: str, digits: int = 3) -> None:

@@ -274,9 +274,10 @@ class Receipt:
         version: the weight version all engines now answer with.
         num_tensors, num_bytes: of the published set.
         num_bytes_sent: what left the publisher: of a delta far less.
-        fingerprint: of its names, shapes, dtypes and bytes, in order.
+        fingerprint: of its names, shapes, dtypes and bytes, whatever their order.
         engines: the URL of each engine that proved it.
         seconds: wall time by phase (gather, fill, digest, send, verify, ...); of the slowest publisher.
+        rates: GB/s at which each source sent what is broadcast, by its name.
     """
 
     version: int
@@ -286,6 +287,7 @@ class Receipt:
     fingerprint: str
     engines: tuple[str, ...]
     seconds: Mapping[str, float]
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def merged(cls, receipts: Sequence[Receipt]) -> Receipt:

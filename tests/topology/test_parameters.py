@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib.resources import files
 from typing import Any
 
@@ -98,9 +99,10 @@ def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[i
             for name, parameter in module.named_parameters():
                 numbers[2 if not parameter.requires_grad else ".experts." in name] += parameter.numel()
             numbers[2] += sum(value.numel() for name, value in module.named_buffers() if "expert_bias" in name)
-        owners = take_inventory(modules, bridge.weight_mapping(hf)).owners
-        mine = [part for parts in owners.values() for part in parts if part.rank == rank.rank]
-        exported = sum(part.num_bytes for part in mine), sum(part.num_bytes for part in mine if not part.everywhere)
+        holders = take_inventory(modules, bridge.weight_mapping(hf)).holders
+        mine = [held for shards in holders.values() for held in shards if held.ranks[0] == rank.rank]
+        sizes = [(math.prod(held.shape) * held.dtype.itemsize, held.everywhere) for held in mine]
+        exported = sum(size for size, _ in sizes), sum(size for size, everywhere in sizes if not everywhere)
         counts.append((parallel_state.get_pipeline_model_parallel_rank(), *numbers, *exported))
     return counts
 
@@ -125,7 +127,9 @@ def test_ranks_hold_what_megatron_builds(package: str, model: str, layouts: list
         grid = read_grid(4, layout if layout.get(EP, 1) == 1 else {ETP: 1, **layout})
         held = held_by_stage(weights, grid, {**keywords, **layout}, trains_mtp=bool(layout.get("mtp")))
         everything, unshared = (
-            owned_bytes(weights, grid, {**keywords, **layout}, 4, replicas=replicas, copies_embeddings="mtp" in layout)
+            owned_bytes(
+                weights, grid, {**keywords, **layout}, lambda _: 4, replicas=replicas, copies_embeddings="mtp" in layout
+            )
             for replicas in (True, False)
         )
         for rank, of_rank in enumerate(found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig, Transport
-from slime.topology.transport import publishers, transport_of, transport_problems
+from slime.topology.transport import publishers, sources, transport_of, transport_problems
 
 
 def config(device: str, placement: str, num_nodes: int = 1, num_trainers: int = 8) -> SlimeConfig:
@@ -60,3 +60,23 @@ def test_memory_of_another_host_is_refused() -> None:
     cfg.weights.transport = Transport.ipc
     (problem,) = transport_problems(cfg)
     assert str(problem) == "weights.transport: is ipc, but engines and trainers share no memory. Leave it out."
+
+
+@pytest.mark.parametrize(
+    ("num_sources", "num_trainers", "expected"), [(1, 8, (0,)), (2, 8, (0, 4)), (3, 8, (0, 2, 5)), (8, 2, (0, 1))]
+)
+def test_sources_lie_far_from_each_other(num_sources: int, num_trainers: int, expected: tuple[int, ...]) -> None:
+    cfg = config("cuda", "disaggregated", num_trainers=num_trainers)
+    cfg.weights.num_sources = num_sources
+    assert sources(cfg) == expected
+    assert list(transport_problems(cfg)) == []
+
+
+def test_several_sources_without_broadcast_are_refused() -> None:
+    cfg = config("cpu", "disaggregated")
+    cfg.weights.num_sources = 2
+    (problem,) = transport_problems(cfg)
+    assert str(problem) == (
+        "weights.num_sources: is 2, but only what is broadcast has several sources. "
+        "Leave it out, or set weights.transport=broadcast."
+    )

@@ -73,6 +73,7 @@ BOUNDS: Mapping[Bound, tuple[str, ...]] = {
         "reward.memory_mb",
         "weights.bucket_mb",
         "weights.full_every",
+        "weights.num_sources",
     ),
     POSITIVE: (
         "cluster.host_memory_gb",

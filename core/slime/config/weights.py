@@ -16,6 +16,9 @@ class WeightsConfig:
     """ipc: engines map the publisher's memory (colocated GPUs, or cpu on one host); broadcast: a process group of
     rank 0 and the engines, over NCCL (gloo on cpu); auto: ipc where it can be, else broadcast; disk: by way of files
     (`docs/publishing.md`)."""
+    num_sources: int = 1
+    """Trainer ranks that broadcast at once, each what it holds of the model (pipeline stage, experts, replica); 1: rank
+    0 gathers and sends all. Engines have memory for one bucket more."""
     path: str = "${run.dir}/${run.name}/weights"
     """With `transport: disk`, the folder that versions are published in, of this run alone. Every host of the run sees
     it by the same path."""

@@ -20,8 +20,8 @@ from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
 from slime.weights.publisher.publish import publish
-from slime.weights.publisher.quantized import quantized
 from slime.weights.shared.fp8 import dequantize
+from slime.weights.shared.quantized import quantized
 
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""
@@ -29,7 +29,6 @@ PROMPT = [5, 6, 7, 9, 11]
 NUM_TOKENS = 24
 BUCKET_BYTES = 1 << 12
 """Small: most tensors go alone, but what the engine's loader fuses must come together nevertheless."""
-BATCH_BYTES = 1 << 16
 """Quantised at once."""
 
 
@@ -68,7 +67,7 @@ def check_generation(
                 tensor.data = models.in_checkpoint(name, tensor.data, dtype).float()
             exported = {name: models.in_checkpoint(name, each, dtype) for name, each in _exported(hf, model).items()}
             if fp8:
-                exported = dict(quantized(iter(exported.items()), fp8, BATCH_BYTES))
+                exported = dict(quantized(exported.items(), fp8))
                 hold(model, exported)
             receipt = publish(iter(exported.items()), [engine.endpoint], version, BUCKET_BYTES)
             assert receipt.num_tensors == len(exported)

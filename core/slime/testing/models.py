@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime import plugins
+from slime.config.fp8 import SCALE, Fp8Format
 from slime.config.hf import read_hf_config
 from slime.config.schema import Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.testing.ranks import Rank, run_ranks
 from slime.weights.megatron.hf_files import SINGLE
+from slime.weights.shared.quantized import quantized
 
 Parallel = Mapping[str, Any]
 """`train.megatron`: parallel sizes and precision; what is left of the ranks is data parallel."""
@@ -165,12 +166,16 @@ def check_parity(family: str, folder: Path, *, num_layers: int | None = None, to
 
 def check_round_trip(family: str, folder: Path, world_size: int, layouts: Mapping[str, Parallel]) -> None:
     """HF -> Megatron -> HF gives back every byte, in each of the layouts, in one and the same order, on rank 0 or on
-    every rank."""
+    every rank; divided among all ranks, as it is or in FP8, it gives back every tensor once."""
     results = run_ranks(round_trips, world_size, family, folder, layouts, timeout_s=110)
     orders = results[0][0]
-    for rank, (_, differences) in enumerate(results):
+    for rank, (_, _, differences) in enumerate(results):
         assert not differences, f"the round trip changed {differences} on rank {rank}"
     assert all(order == orders[0] for order in orders), "the order of export depends on the layout"
+    for number, shares in enumerate(zip(*(shares for _, shares, _ in results), strict=True)):
+        names = [name for share in shares for name in share if number % 2 == 0 or not name.endswith(SCALE)]
+        assert sorted(names) == sorted(orders[0]), "what ranks receive by turns is not the model"
+        assert sum(map(bool, shares)) > 1 or world_size == 1, "one rank received everything"
 
 
 def check_refusals(family: str, folder: Path, scratch: Path) -> None:
@@ -252,12 +257,15 @@ def _packed_logits(module: torch.nn.Module, tokens: Sequence[Tensor]) -> Tensor:
 
 def round_trips(
     rank: Rank, family: str, folder: Path, layouts: Mapping[str, Parallel]
-) -> tuple[list[list[str]], dict[str, list[str]]]:
-    """Export order on this rank, and tensors that it changed, by layout. Runs in every rank."""
-    from slime.train import megatron
-    from slime.weights.megatron.export import export_hf
+) -> tuple[list[list[str]], list[list[str]], dict[str, list[str]]]:
+    """Export order on this rank, its share where buckets are divided, and tensors that were changed, by layout.
 
-    orders, differences = [], {}
+    Runs in every rank.
+    """
+    from slime.train import megatron
+    from slime.weights.megatron.export import export_hf, take_inventory
+
+    orders, shares, differences = [], [], {}
     for number, (layout, parallel) in enumerate(layouts.items()):
         cfg = run_config(family, folder, parallel)
         if number:
@@ -276,7 +284,15 @@ def round_trips(
             orders.append([name for name, _ in exported])
             if changed := changed_tensors(exported, folder):
                 differences[f"{layout}, {everywhere=}"] = changed
-    return orders, differences
+        inventory = take_inventory(modules, mapping)
+        for fp8 in (None, Fp8Format()):
+            everybody = tuple(range(rank.world_size))
+            portions = list(inventory.export(mapping, 100_000, everybody, fp8=fp8).run())
+            assert [last for _, last in portions][-1:] in ([], [True]), "the last bucket of a receiver says so"
+            shares.append([named for tensors, _ in portions for named in tensors])
+            if changed := changed_tensors(shares[-1], folder, fp8, partly=True):
+                differences[f"{layout}, {fp8=}, divided"] = changed
+    return orders, [[name for name, _ in share] for share in shares], differences
 
 
 def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
@@ -289,16 +305,25 @@ def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
     return [module.eval() for module in model.modules]
 
 
-def changed_tensors(exported: Sequence[tuple[str, Tensor]], folder: Path) -> list[str]:
-    """Names of tensors that are not exported with exactly the bytes, shape and dtype they have in the files."""
+def changed_tensors(
+    exported: Sequence[tuple[str, Tensor]], folder: Path, fp8: Fp8Format | None = None, *, partly: bool = False
+) -> list[str]:
+    """Names of tensors that are not exported with exactly the bytes, shape and dtype they have in the files.
+
+    Args:
+        fp8: how those of the files are quantised first.
+        partly: the export need not have all of them.
+    """
     left = dict(exported)
     assert len(left) == len(exported), "a tensor was exported twice"
     changed = []
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  (safe_open is no mapping)
-                if name not in left or not _same_bytes(left.pop(name), opened.get_tensor(name)):
-                    changed.append(name)
+        tensors = load_file(file)
+        for name, tensor in quantized(tensors.items(), fp8) if fp8 else tensors.items():
+            if (found := left.pop(name, None)) is None:
+                changed += [] if partly else [name]
+            elif not _same_bytes(found, tensor):
+                changed.append(name)
     return changed + sorted(left)
 
 

@@ -34,8 +34,8 @@ from slime.testing.models import write_checkpoint
 from slime.testing.ranks import Rank, run_ranks
 from slime.topology.fp8 import rollout_format
 from slime.types import TrainSample
-from slime.weights.publisher.quantized import quantized
-from slime.weights.shared.fp8 import dequantize
+from slime.weights.shared.fp8 import E4M3, dequantize
+from slime.weights.shared.quantized import quantized
 from slime.weights.shared.views import Named
 
 NARROW: Mapping[str, int] = {
@@ -155,7 +155,7 @@ def _round_to_fp8(folder: Path, fp8: Fp8Format) -> None:
     """Make the weights of a checkpoint those that an engine computes with, which quantise to the same again."""
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
-        rounded = dict(quantized(iter(tensors.items()), fp8, BUCKET_BYTES))
+        rounded = dict(quantized(tensors.items(), fp8))
         for name, tensor in tensors.items():
             if (scales := rounded.get(name + SCALE)) is not None:
                 tensors[name] = dequantize(rounded[name], scales, (BLOCK, BLOCK), tensor.dtype)
@@ -183,9 +183,10 @@ def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> li
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     kind = partial(CudaBucket if cfg.cluster.device is Device.cuda else SharedBucket, device=trainer.device)
-    publish(_for_engine(cfg, _others(trainer.export())), [engine], 1, BUCKET_BYTES, bucket_type=kind)
+    fp8 = rollout_format(cfg)
+    publish(_others(trainer.export(fp8=fp8)), [engine], 1, BUCKET_BYTES, bucket_type=kind)
     asyncio.run(_sample(engine, [[1, 2, 3]], version=1))
-    publish(_for_engine(cfg, trainer.export()), [engine], VERSION, BUCKET_BYTES, bucket_type=kind)
+    publish(trainer.export(fp8=fp8), [engine], VERSION, BUCKET_BYTES, bucket_type=kind)
     exact, prompts = _in_fp32(trainer), _prompts(trainer.hf)
     samples = {sequences: asyncio.run(_sample(engine, of_kind)) for sequences, of_kind in prompts.items()}
     return [(model, cfg.model.family, *_compared(trainer, exact, *of_kind)) for of_kind in samples.items()]
@@ -193,12 +194,9 @@ def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> li
 
 def _others(tensors: Iterator[Named]) -> Iterator[Named]:
     """Weights that a model answers otherwise with."""
-    return ((name, tensor.flip(0)) for name, tensor in tensors)
-
-
-def _for_engine(cfg: SlimeConfig, tensors: Iterator[Named]) -> Iterator[Named]:
-    fp8 = rollout_format(cfg)
-    return quantized(tensors, fp8, BUCKET_BYTES) if fp8 else tensors
+    for name, tensor in tensors:
+        plain = tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor  # which torch does not flip everywhere
+        yield name, plain.flip(0).view(tensor.dtype)
 
 
 def _compared(trainer: Any, exact: Any, sequences: str, samples: Sequence[TrainSample]) -> tuple[Any, ...]:

@@ -232,6 +232,6 @@ class EngineRank:
         table.add("prefill and logits", self.workspace, [Phase.generate])
         table.add("CUDA graphs", self.graphs, always)
         table.add("DeepEP buffers", self.deepep, always)
-        table.add("arriving weights", 2 * bucket, [Phase.publish])
+        table.add("arriving weights", (1 + self.cfg.weights.num_sources) * bucket, [Phase.publish])
         table.add("engine's CUDA, NCCL", self.context, always)
         return table

@@ -6,8 +6,9 @@ NCCL broadcasts along a ring, here in rank order: a message passes every link bu
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.topology.engine_memory import FP8_BYTES, in_fp8_blocks
@@ -59,7 +60,7 @@ def owned_bytes(
     weights: Sequence[Weight],
     grid: Grid,
     model: Model,
-    width: int,
+    width: Callable[[Weight], float],
     *,
     replicas: bool = True,
     copies_embeddings: bool = False,
@@ -71,11 +72,11 @@ def owned_bytes(
 
     Args:
         model: Megatron's keywords with `num_layers` and what divides them into stages.
-        width: bytes a parameter.
+        width: bytes a parameter of a weight, as it travels.
         replicas: count too what every rank holds, which nobody has to send to all.
         copies_embeddings: the last of several stages has a copy of them: with two stages all ranks hold them.
     """
-    owned = [0] * grid.world_size
+    owned = [0.0] * grid.world_size
     for weight, stage in zip(weights, stages_of(weights, grid, model), strict=True):
         parts = {Cut.whole: 1, Cut.tensor: grid.tp, Cut.expert: grid.ep * grid.etp}[weight.cut]
         holders = 2 if copies_embeddings and weight.block is Block.embedding else 1
@@ -83,8 +84,8 @@ def owned_bytes(
             continue
         first = stage * grid.world_size // grid.pp
         for rank in range(first, first + parts):
-            owned[rank] += width * weight.numel // parts
-    return owned
+            owned[rank] += width(weight) * weight.numel / parts
+    return [round(num_bytes) for num_bytes in owned]
 
 
 def publish_links(cfg: SlimeConfig, topology: Topology, weights: Sequence[Weight], model: Model) -> list[Link]:
@@ -94,7 +95,8 @@ def publish_links(cfg: SlimeConfig, topology: Topology, weights: Sequence[Weight
     sent, width = _sent(cfg, weights), _width(cfg, model)
     everywhere = topology.transport is Transport.ipc and cfg.cluster.placement is Placement.colocated
     copied = bool(model.get("share_embeddings_and_output_weights") or cfg.train.mtp_loss_scale)
-    owned = owned_bytes(sent, topology.grid, model, width, replicas=not everywhere, copies_embeddings=copied)
+    travels = partial(_width_in_engines, cfg, width)
+    owned = owned_bytes(sent, topology.grid, model, travels, replicas=not everywhere, copies_embeddings=copied)
     gathered = _to_all(cfg, topology, owned) if everywhere else _to_first(cfg, topology, owned)
     version = version_bytes(cfg, weights, model)
     return [*(link for link in gathered if link.num_bytes), *_to_engines(cfg, topology, version, everywhere)]
@@ -102,7 +104,8 @@ def publish_links(cfg: SlimeConfig, topology: Topology, weights: Sequence[Weight
 
 def version_bytes(cfg: SlimeConfig, weights: Sequence[Weight], model: Model) -> int:
     """Of a version as it is published."""
-    return round(sum(_bytes_in_engines(cfg, weight, _width(cfg, model)) for weight in _sent(cfg, weights)))
+    width = _width(cfg, model)
+    return round(sum(_width_in_engines(cfg, width, weight) * weight.numel for weight in _sent(cfg, weights)))
 
 
 def _sent(cfg: SlimeConfig, weights: Sequence[Weight]) -> list[Weight]:
@@ -115,8 +118,9 @@ def _width(cfg: SlimeConfig, model: Model) -> int:
     return 2 if model.get("bf16", cfg.cluster.device is Device.cuda) else 4
 
 
-def _bytes_in_engines(cfg: SlimeConfig, weight: Weight, width: int) -> float:
-    return (FP8_BYTES if in_fp8_blocks(cfg, weight) else width) * weight.numel
+def _width_in_engines(cfg: SlimeConfig, width: int, weight: Weight) -> float:
+    """Bytes a parameter on its way: shards are quantised before they are gathered."""
+    return FP8_BYTES if in_fp8_blocks(cfg, weight) else width
 
 
 def _to_all(cfg: SlimeConfig, topology: Topology, owned: Sequence[int]) -> Iterator[Link]:

@@ -29,6 +29,13 @@ def publishers(cfg: SlimeConfig) -> list[range]:
     return [range(1)] * num_engines(cfg)
 
 
+def sources(cfg: SlimeConfig) -> tuple[int, ...]:
+    """The trainer ranks that broadcast, of which rank 0 is the first: `weights.num_sources` of them, as far from each
+    other as can be, which is how pipeline stages lie."""
+    count = min(cfg.weights.num_sources, cfg.cluster.num_trainers)
+    return tuple(number * cfg.cluster.num_trainers // count for number in range(count))
+
+
 def _can_share_memory(cfg: SlimeConfig) -> bool:
     """Whether every publisher and its engine see the same memory: on GPUs, rank by rank; on cpu, on one host."""
     if cfg.cluster.device is Device.cpu:
@@ -44,3 +51,6 @@ def transport_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     colocated = cfg.cluster.placement is Placement.colocated
     if chosen is Transport.broadcast and colocated and cfg.cluster.device is Device.cuda:
         yield SlimeError("is broadcast, but NCCL takes one process a GPU", where=where, todo=todo)
+    if cfg.weights.num_sources > 1 and chosen is not Transport.broadcast:
+        what = f"is {cfg.weights.num_sources}, but only what is broadcast has several sources"
+        yield SlimeError(what, where="weights.num_sources", todo="Leave it out, or set weights.transport=broadcast.")

@@ -28,8 +28,9 @@ from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, 
 from slime.types import Batch
 
 if TYPE_CHECKING:
+    from slime.config.fp8 import Fp8Format
     from slime.digest import FileFacts
-    from slime.weights.megatron.export import Inventory
+    from slime.weights.megatron.export import Export, Inventory, Receivers
 
 Scores = list[Tensor]
 """[2, t] log-probs and entropies by micro-batch; empty on pipeline stages other than the last."""
@@ -265,7 +266,7 @@ class Trainer:
         return contribute
 
     def export(
-        self, bucket_bytes: int | None = None, *, everywhere: bool = False, with_mtp: bool = True
+        self, bucket_bytes: int | None = None, *, everywhere: bool = False, fp8: Fp8Format | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """HF names and full tensors of the current weights, on rank 0 or everywhere; a rank that receives none runs
         through it for nothing. See `slime.weights.megatron.export.export_hf`."""
@@ -276,9 +277,13 @@ class Trainer:
             self.mapping,
             bucket_bytes or BUCKET_BYTES,
             everywhere=everywhere,
-            with_mtp=with_mtp,
+            fp8=fp8,
             inventory=self._inventory,
         )
+
+    def export_plan(self, bucket_bytes: int, receivers: Receivers, *, with_mtp: bool, fp8: Fp8Format | None) -> Export:
+        """The same in buckets, divided among `receivers`. See `slime.weights.megatron.export.Export`."""
+        return self._inventory.export(self.mapping, bucket_bytes, receivers, with_mtp=with_mtp, fp8=fp8)
 
     @cached_property
     def _inventory(self) -> Inventory:

@@ -23,14 +23,13 @@ class LocalTensor:
     """A parameter (or persistent buffer) of this rank and its part of the whole.
 
     Attributes:
-        primary: this rank is the one among equal replicas (data, context and, for unsharded tensors, tensor parallel)
-            that speaks for them.
+        is_copy: it repeats another stage's parameter.
     """
 
     entry: Entry
     tensor: torch.Tensor
     shard: Shard
-    primary: bool
+    is_copy: bool
 
 
 def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> dict[str, LocalTensor]:
@@ -105,7 +104,7 @@ def _local_tensor(name: str, tensor: torch.Tensor, mapping: WeightMapping) -> Lo
             todo=f"Choose a divisor of {num_units}.",
         )
     is_copy = getattr(tensor, "shared", False)  # Megatron's mark on what the last stage holds of the embeddings
-    return LocalTensor(entry, tensor, shard, _is_primary(entry, shard) and not is_copy)
+    return LocalTensor(entry, tensor, shard, is_copy)
 
 
 def _shard(entry: Entry, tensor: torch.Tensor) -> Shard:
@@ -126,11 +125,3 @@ def _tensor_parallel_size(entry: Entry) -> int:
     if entry.rule.per_expert:
         return int(parallel_state.get_expert_tensor_parallel_world_size())
     return int(parallel_state.get_tensor_model_parallel_world_size())
-
-
-def _is_primary(entry: Entry, shard: Shard) -> bool:
-    if entry.rule.per_expert:
-        replica = parallel_state.get_expert_data_parallel_rank()
-    else:
-        replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    return replica == 0 and (shard.size > 1 or _tensor_parallel_rank(entry) == 0)

@@ -74,10 +74,11 @@ class EngineLink:
         self._ask({"folder": str(folder), "name": name})
         return self.received()
 
-    def ask_to_receive(self, group: str, store: tuple[str, int], name: str) -> None:
-        """Have the engine take a whole version from broadcasts of the process group `group`, as part `name` of the
+    def ask_to_receive(self, sources: Sequence[str], store: tuple[str, int], name: str) -> None:
+        """Have the engine take a whole version from broadcasts of the process groups `sources`, as part `name` of the
         TCPStore at `store` tells. The answer comes when it has: `received`."""
-        self._ask({"store": store, "timeout_s": self.timeout_s, "name": name}, group)
+        stream = {"store": store, "timeout_s": self.timeout_s, "name": name, "sources": list(sources)}
+        self._ask(stream, sources[0])
 
     def _ask(self, told: dict[str, Any], group: str = "") -> None:
         body = {

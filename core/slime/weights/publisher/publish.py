@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from slime.net import Endpoint
 from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
+from slime.weights.megatron.export import Portion, drain
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.fused import in_one_bucket
 from slime.weights.publisher.transport import SharedMemory, Transport
-from slime.weights.shared.bucket import Bucket, SharedBucket, room_for
+from slime.weights.shared.bucket import Bucket, SharedBucket, in_buckets, loaded_together, num_bytes_of
 from slime.weights.shared.receipt import BucketNote, Fingerprint
 from slime.weights.shared.views import Named
 
@@ -63,34 +63,29 @@ def publish(
 
 def publish_over(transport: Transport, tensors: NamedTensors, version: int, bucket_bytes: int) -> Receipt:
     """As `publish`, over any transport."""
+    return publish_buckets(transport, _portions(tensors, bucket_bytes), version, bucket_bytes)
+
+
+def publish_buckets(transport: Transport, portions: Iterator[Portion], version: int, bucket_bytes: int) -> Receipt:
+    """As `publish`, of tensors that come in buckets."""
     with ExitStack() as stack:
-        stack.callback(drain, tensors)
+        stack.callback(drain, portions)
         watch = Stopwatch()
         with watch("connect"):
             buckets = [stack.enter_context(transport.new_bucket(bucket_bytes)) for _ in range(transport.num_buckets)]
             stack.enter_context(transport)
-        return _Publisher(version, transport, buckets, watch).run(in_buckets(tensors, bucket_bytes))
+        return _Publisher(version, transport, buckets, watch).run(portions)
 
 
-def drain(tensors: NamedTensors) -> None:
-    """Run through what is left."""
-    for _ in tensors:
-        pass
-
-
-def in_buckets(tensors: NamedTensors, capacity: int) -> Iterator[tuple[list[Named], bool]]:
-    """What travels together: up to `capacity` bytes of tensors or one larger one; and whether nothing follows."""
-    held: list[Named] = []
-    used = 0
-    for run in in_one_bucket(tensors):
-        needed = sum(room_for(tensor) for _, tensor in run)
-        if held and used + needed > capacity:
-            yield held, False
-            held, used = [], 0
-        held += run
-        used += needed
-    assert held, "a model has weights"
-    yield held, True
+def _portions(tensors: NamedTensors, capacity: int) -> Iterator[Portion]:
+    runs = loaded_together(tensors, name=lambda named: named[0])
+    before: list[Named] = []
+    for bucket in in_buckets(runs, capacity, lambda run: sum(num_bytes_of(x.shape, x.dtype) for _, x in run)):
+        if before:
+            yield before, False
+        before = bucket
+    assert before, "a model has weights"
+    yield before, True
 
 
 class _Publisher:
@@ -102,12 +97,14 @@ class _Publisher:
         self.num_sent = 0
         self.published = Fingerprint()
 
-    def run(self, groups: Iterator[tuple[list[Named], bool]]) -> Receipt:
-        while group := self._gather(groups):
-            digests = self._hand_over(*group)
+    def run(self, portions: Iterator[Portion]) -> Receipt:
+        while portion := self._gather(portions):
+            digests = self._hand_over(*portion)
         summary = self.published.summary(digests)
         with self.watch("verify"):
-            for link, receipt in zip(self.transport.links, self.transport.receipts(), strict=True):
+            receipts = self.transport.receipts()
+            summary = self.transport.total(summary)
+            for link, receipt in zip(self.transport.links, receipts, strict=True):
                 link.require_receipt(receipt, summary)
         return Receipt(
             version=self.version,
@@ -117,11 +114,12 @@ class _Publisher:
             fingerprint=summary["fingerprint"],
             engines=tuple(link.url for link in self.transport.links),
             seconds={name.removeprefix("seconds/"): value for name, value in self.watch.seconds().items()},
+            rates=self.transport.rates,
         )
 
-    def _gather(self, groups: Iterator[tuple[list[Named], bool]]) -> tuple[list[Named], bool] | None:
+    def _gather(self, portions: Iterator[Portion]) -> Portion | None:
         with self.watch("gather"):
-            return next(groups, None)
+            return next(portions, None)
 
     def _hand_over(self, tensors: list[Named], last: bool) -> list[int]:
         with self.watch("fill"):

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime.config.schema import Device, SlimeConfig, Transport
-from slime.net import Endpoint, serve_store
+from slime.errors import SlimeError
+from slime.net import Endpoint
 from slime.topology.engines import engine_groups
 from slime.topology.fp8 import rollout_format
 from slime.topology.server_fields import drafts_with_own_layer
-from slime.topology.transport import publishers, transport_of
+from slime.topology.transport import publishers, sources, transport_of
 from slime.types import Receipt
+from slime.weights.megatron.export import Receivers, drain
+from slime.weights.publisher.broadcasts import Broadcasts
 from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.publish import drain, publish_over
-from slime.weights.publisher.quantized import check_device, quantized
-from slime.weights.publisher.transport import Broadcast, SharedMemory, join_engines, results
+from slime.weights.publisher.publish import publish_buckets
+from slime.weights.publisher.transport import SharedMemory
 from slime.weights.publisher.transport import Transport as Handover
 from slime.weights.shared.bucket import CudaBucket, SharedBucket
 
 if TYPE_CHECKING:
     from slime.train.trainer import Trainer
 
-_GROUP = "slime-weights"
-"""Name of the process group of publisher and engines."""
-
 
 class Publisher:
     """Made once on every rank of the trainer, at the same time: it makes process groups.
 
     Who serves whom is `slime.topology.transport.publishers`; where that is not rank 0 alone, every rank gathers all
-    weights.
+    weights. What is broadcast may come from several ranks (`slime.topology.transport.sources`).
 
     Args:
         host: address at which the engines' hosts reach this one.
@@ -51,15 +49,18 @@ class Publisher:
         if self._fp8:
             check_device(trainer.device)
         self._peers: dist.ProcessGroup | None = None
-        self._stream: tuple[dist.ProcessGroup, TCPStore] | None = None
         self._folder = VersionFolder(Path(cfg.weights.path), cfg.weights.full_every)
-        self._everywhere = False
+        self._receivers: Receivers = (0,)
         for engine, ranks in zip(engines, publishers(cfg), strict=True):
             self._take(engine, list(ranks))
+        self._broadcasts: Broadcasts | None = None
+        if transport_of(cfg) is Transport.broadcast:
+            self._receivers = sources(cfg)
+            self._broadcasts = Broadcasts(self._receivers, trainer.device, host, cfg.rollout.request_timeout_s)
 
     def _take(self, engine: Endpoint, ranks: list[int]) -> None:
         """Collective: `engine` gets its weights from `ranks`."""
-        self._everywhere |= ranks != [0]
+        self._receivers = (0,) if self._receivers and ranks == [0] else None
         peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
         if dist.get_rank() in ranks:
             self._serves, self._peers = True, peers
@@ -73,32 +74,46 @@ class Publisher:
             bucket_mb: MiB of tensors handed over at once.
 
         Raises:
-            SlimeError: as `slime.weights.publisher.publish.publish`; on the ranks that serve the engine.
+            SlimeError: as `slime.weights.publisher.publish.publish`; on the ranks that send weights.
         """
         with_mtp = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
         bucket_bytes = bucket_mb * 2**20
-        tensors = self._trainer.export(bucket_bytes, everywhere=self._everywhere, with_mtp=with_mtp)
-        if not self._serves:
-            drain(tensors)
-            return None
-        if self._fp8:
-            tensors = quantized(tensors, self._fp8, bucket_bytes)
+        export = self._trainer.export_plan(bucket_bytes, self._receivers, with_mtp=with_mtp, fp8=self._fp8)
         links = [EngineLink(engine, version, self._cfg.rollout.request_timeout_s) for engine in self._served]
-        with ThreadPoolExecutor(max(len(links), 1)) as pool:
-            transport = self._transport(links, pool, version)
-            return publish_over(transport, tensors, version, bucket_bytes)
+        with ThreadPoolExecutor(len(links) + len(export.receivers)) as pool:
+            transport = self._transport(links, pool, version, export.receivers)
+            if transport is None:
+                drain(export.run())
+                return None
+            receipt = publish_buckets(transport, export.run(), version, bucket_bytes)
+        return receipt if self._serves else None
 
-    def _transport(self, links: Sequence[EngineLink], pool: ThreadPoolExecutor, version: int) -> Handover:
-        device, chosen = self._trainer.device, transport_of(self._cfg)
-        if chosen is Transport.disk:
-            return Disk(links, pool, self._folder, version, device)
-        if chosen is Transport.ipc:
-            kind = CudaBucket if self._cfg.cluster.device is Device.cuda else SharedBucket
-            return SharedMemory(links, pool, partial(kind, device=device), self._peers)
-        if self._stream is None:
-            results([pool.submit(link.connect) for link in links])
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            store = serve_store(self._host, timeout=timedelta(seconds=self._cfg.rollout.request_timeout_s))
-            self._stream = join_engines(links, pool, _GROUP, store, backend), store
-        group, store = self._stream
-        return Broadcast(links, pool, (_GROUP, group), device, store)
+    def _transport(
+        self, links: Sequence[EngineLink], pool: ThreadPoolExecutor, version: int, senders: Sequence[int | None]
+    ) -> Handover | None:
+        """None: this rank sends nothing."""
+        if self._broadcasts:
+            return self._broadcasts.begin(links, pool, senders)
+        if not self._serves:
+            return None
+        if transport_of(self._cfg) is Transport.disk:
+            return Disk(links, pool, self._folder, version, self._trainer.device)
+        kind = CudaBucket if self._cfg.cluster.device is Device.cuda else SharedBucket
+        return SharedMemory(links, pool, partial(kind, device=self._trainer.device), self._peers)
+
+
+def check_device(device: torch.device) -> None:
+    """Refuse GPUs on which SGLang computes with other values than those it loads.
+
+    Raises:
+        SlimeError: it changes the layout of FP8 weights while they load: on Blackwell with scales rounded to powers
+            of two, on GPUs before Ada for kernels that multiply in bf16. A publish would not reach what it made.
+    """
+    if device.type != "cuda":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if major >= 10 or (major, minor) < (8, 9):
+        name = torch.cuda.get_device_name(device)
+        what = f"{name}: SGLang changes the layout of FP8 weights there, where no publish reaches"
+        todo = "Use H100 or H200 GPUs, or rollout.fp8=null: to run a checkpoint in FP8, convert it to bf16."
+        raise SlimeError(what, where="rollout.fp8", todo=todo)

@@ -6,8 +6,9 @@ memory, and one for a whole version that is broadcast.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol, Self
@@ -18,12 +19,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime.errors import SlimeError
 from slime.weights.publisher.engine_link import EngineLink, Summary
+from slime.weights.publisher.sources import Report, Sources
 from slime.weights.shared.bucket import Bucket
-from slime.weights.shared.receipt import BucketNote
-from slime.weights.shared.stream import announce, forget, give_up, part_of
+from slime.weights.shared.receipt import BucketNote, total
+from slime.weights.shared.stream import announce, forget, give_up, give_up_for, has_failed, part_of, tell_failed
 
 _POLL_S = 2e-4
 """How often a broadcast is looked at."""
+_LOOK_S = 0.05
+"""How often other sources are looked at while engines load what is left."""
 _LEAVE_S = 5.0
 """How long engines may take to leave a version that was given up. Under NCCL they wait for a dead one without end."""
 
@@ -34,7 +38,9 @@ class Transport(Protocol):
     links: Sequence[EngineLink]
     """The engines this process talks to; `receipts` has one of each."""
     num_buckets: int
-    """So many take turns: when `send` returns, the next one may be filled anew."""
+    """Buckets in the ring. After `send`, the next one may be overwritten."""
+    rates: Mapping[str, float]
+    """After `total`: GB/s of each source, from its first bucket to its last. Empty where nothing is sent."""
 
     @property
     def num_bytes(self) -> int | None:
@@ -52,6 +58,9 @@ class Transport(Protocol):
 
     def receipts(self) -> list[Summary]:
         """After the last bucket: what the engines say, all awaited before the first error is raised."""
+
+    def total(self, summary: Summary) -> Summary:
+        """After `receipts`: what they should say, by the summary of what this process sent."""
 
 
 class SharedMemory:
@@ -75,6 +84,7 @@ class SharedMemory:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.links, self.new_bucket, self.num_buckets = links, bucket_type, 2
+        self.rates: Mapping[str, float] = {}
         self._pool, self._group = pool, group
         self._on_its_way: list[Future[Summary]] = []
 
@@ -105,6 +115,9 @@ class SharedMemory:
             raise fault[0]
         return summaries
 
+    def total(self, summary: Summary) -> Summary:
+        return summary
+
     def _gather(self, payload: bytes) -> list[bytes]:
         """The payloads of all publishers of the engine, on the first of them."""
         if self._group is None:
@@ -117,14 +130,17 @@ class SharedMemory:
 class Broadcast:
     """The publisher broadcasts from its device to every tensor-parallel rank of every engine, bucket after bucket.
 
-    See `slime.weights.shared.stream`.
+    See `slime.weights.shared.stream`. Several sources may send a version, each a part of it; the first of them talks to
+    the engines for all.
 
     Args:
-        links: every engine.
+        links: every engine; none for another source than the first.
         pool: a thread for each.
         group: process group of this process (rank 0) and the engines' ranks, and its name there.
         device: where buckets lie.
-        store: of `serve_store`; any number of publishes may have it, one after the other.
+        store: of `serve_store`, or the same store in another process; any number of publishes may have it, one after
+            the other.
+        among: all sources of this version; None: this one alone.
     """
 
     num_bytes: int | None = None
@@ -136,49 +152,77 @@ class Broadcast:
         group: tuple[str, dist.ProcessGroup],
         device: torch.device,
         store: TCPStore,
+        *,
+        among: Sources | None = None,
     ) -> None:
         self.links, self.new_bucket, self.num_buckets = links, partial(Bucket, device=device), 3
-        self._pool, (self._group_name, self._group) = pool, group
-        self._server, self._name = store, f"stream {store.add('streams', 1)}"
-        self._store = part_of(store, self._name)
+        self.rates: Mapping[str, float] = {}
+        self._pool, (self._name, self._group) = pool, group
+        self._among = among or Sources(f"stream {store.add('streams', 1)}", {self._name: 0}, None)
+        self._server, self._stream = store, self._among.stream
+        self._version = part_of(store, self._stream)
+        self._store = part_of(self._version, self._name)
         self._in_flight: deque[dist.Work] = deque()
-        self._num_announced = 0
+        self._num_announced, self._num_bytes, self._start = 0, 0, 0.0
+        self._requests: list[Future[Summary]] = []
+        self._reports: dict[str, Future[Report]] = {}
+
+    @property
+    def _is_first(self) -> bool:
+        return self._name == next(iter(self._among.members))
 
     def __enter__(self) -> Self:
         """The engines are asked at once: later the thread that fills buckets would leave the others little time."""
-        address = self._server.host, self._server.port
-        asking = [self._pool.submit(link.ask_to_receive, self._group_name, address, self._name) for link in self.links]
+        address, names = (self._server.host, self._server.port), list(self._among.members)
+        if self._is_first:
+            self._reports = {name: self._pool.submit(self._among.report_of, name) for name in names[1:]}
+        asking = [self._pool.submit(link.ask_to_receive, names, address, self._stream) for link in self.links]
         try:
             results(asking)
         except SlimeError:
-            give_up(self._store, 0)  # the others wait
+            self._give_up()  # the others wait
             raise
         self._requests = [self._pool.submit(link.received) for link in self.links]
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if all(request.done() for request in self._requests):
+        failed = raised[0] is not None
+        if all(request.done() for request in self._requests) and (self._is_first or not failed):
             forget(self._store, self._num_announced)
+            if failed and self._reports:
+                tell_failed(self._version)
             return
-        give_up(self._store, self._num_announced)
+        self._give_up()
+        if not self._is_first:
+            self._among.report(None)
+        wait(self._reports.values(), _LEAVE_S)
+        for name in [name for name, report in self._reports.items() if report.done() and report.exception()]:
+            give_up_for(part_of(self._version, name))  # engines wait for what it does not announce any more
         wait(self._requests, _LEAVE_S)
         for link, request in zip(self.links, self._requests, strict=True):
             if not request.done():
                 link.hang_up()
 
+    def _give_up(self) -> None:
+        give_up(self._store, self._num_announced)
+        if self._reports:
+            tell_failed(self._version)
+
     def send(self, bucket: Bucket, note: BucketNote) -> None:
+        self._start = self._start or time.perf_counter()
         announce(self._store, bucket, note)
         self._num_announced += 1
+        self._num_bytes += bucket.used
         work = dist.broadcast(bucket.memory[: bucket.used], group=self._group, group_src=0, async_op=True)
         self._in_flight.append(work)
         while len(self._in_flight) == self.num_buckets:
             self._wait(self._in_flight.popleft())
 
     def _wait(self, work: dist.Work) -> None:
-        """An engine that failed never joins a broadcast, and only its request says so."""
+        """An engine that failed never joins a broadcast, and only its request says so; or the first source, which has
+        it, if this is another."""
         while not work.is_completed():
-            for request in wait(self._requests, _POLL_S).done:
-                request.result()
+            self._look_for_faults()
         try:
             work.wait()
         except RuntimeError:  # gloo's, when an engine is gone
@@ -186,31 +230,75 @@ class Broadcast:
                 request.result()
             raise
 
+    def _look_for_faults(self) -> None:
+        if self._is_first:
+            for request in wait(self._requests, _POLL_S).done:
+                request.result()
+            self._look_for_ends()
+            return
+        time.sleep(_POLL_S)
+        if has_failed(self._version):
+            what = f"{next(iter(self._among.members))} says that this version failed; it names the reason"
+            raise SlimeError(what, where=f"publish from {self._name}", todo="See there.")
+
+    def _look_for_ends(self) -> None:
+        """Of other sources."""
+        for report in self._reports.values():
+            if report.done():
+                report.result()
+
     def receipts(self) -> list[Summary]:
-        summaries = results(self._requests)
+        while self._reports and wait(self._requests, _LOOK_S).not_done:
+            self._look_for_ends()
+        summaries: list[Summary] = results(self._requests)
         while self._in_flight:
-            self._in_flight.popleft().wait()
+            self._wait(self._in_flight.popleft())
         return summaries
+
+    def total(self, summary: Summary) -> Summary:
+        rate = self._num_bytes / 1e9 / (time.perf_counter() - self._start)
+        if not self._is_first:
+            self._among.report((summary, rate))
+            return summary
+        others = dict(zip(self._reports, results(list(self._reports.values())), strict=True))
+        self.rates = {self._name: rate, **{name: rate for name, (_, rate) in others.items()}}
+        return total([summary, *(each for each, _ in others.values())])
 
 
 def join_engines(
     links: Sequence[EngineLink], pool: ThreadPoolExecutor, name: str, store: TCPStore, backend: str
 ) -> dist.ProcessGroup:
-    """The process group `name` of this process (rank 0, which serves `store`) and every rank of every engine.
+    """The process group `name` of this process (rank 0, which serves `store`) and every rank of every engine."""
+    joining = ask_to_join(links, pool, name, store, backend)
+    group = join_as_source(name, store, backend, num_ranks(links))
+    results(joining)
+    return group
 
-    Made by SGLang's own function, as the engines' ends are.
-    """
-    from sglang.srt.utils.common import init_custom_process_group
 
-    starts = [1 + sum(link.num_ranks for link in links[:index]) for index in range(len(links))]
-    world_size = 1 + sum(link.num_ranks for link in links)
-    joining = [
+def num_ranks(links: Sequence[EngineLink]) -> int:
+    """Of all engines."""
+    return sum(link.num_ranks for link in links)
+
+
+def ask_to_join(
+    links: Sequence[EngineLink], pool: ThreadPoolExecutor, name: str, store: TCPStore, backend: str
+) -> list[Future[None]]:
+    """Have the engines join the process group `name`, of which a source is rank 0."""
+    starts = [1 + num_ranks(links[:index]) for index in range(len(links))]
+    world_size = 1 + num_ranks(links)
+    return [
         pool.submit(link.join, (store.host, store.port), start, world_size, name, backend)
         for link, start in zip(links, starts, strict=True)
     ]
+
+
+def join_as_source(name: str, store: TCPStore, backend: str, num_engine_ranks: int) -> dist.ProcessGroup:
+    """A source's end of it. Made by SGLang's own function, as the engines' ends are."""
+    from sglang.srt.utils.common import init_custom_process_group
+
     ours = part_of(store, name)  # as the function itself does with a store that it opens, on the engines' side
-    group = init_custom_process_group(backend=backend, store=ours, world_size=world_size, rank=0, group_name=name)
-    results(joining)
+    size = 1 + num_engine_ranks
+    group = init_custom_process_group(backend=backend, store=ours, world_size=size, rank=0, group_name=name)
     assert isinstance(group, dist.ProcessGroup)
     return group
 

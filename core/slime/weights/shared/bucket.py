@@ -5,21 +5,60 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
+from slime.config.fp8 import SCALE
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
 from slime.weights.shared.views import Named, Place, copy_all, views
 
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
 
-def room_for(tensor: torch.Tensor) -> int:
-    """Bytes it takes up in a bucket, at most."""
-    return -(-tensor.nbytes // _ALIGN) * _ALIGN
+_DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
+"""Of latent attention. A weight mapping exports one straight after the other (`slime.weights.megatron.blocks.mla`)."""
+T = TypeVar("T")
+
+
+def num_bytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes that a tensor takes up in a bucket, at most."""
+    return -(-torch.Size(shape).numel() * dtype.itemsize // _ALIGN) * _ALIGN
+
+
+def loaded_together(items: Iterable[T], name: Callable[[T], str]) -> Iterator[list[T]]:
+    """The items in their order, in runs that must come to SGLang's loaders in one call; mostly of one.
+
+    They fuse some tensors into one parameter; and of others they derive another, which they would do twice.
+
+    Args:
+        name: of an item's first tensor; a matrix and its scales count as one.
+    """
+    return (list(run) for _, run in groupby(items, key=lambda item: _parameter(name(item))))
+
+
+def _parameter(name: str) -> str:
+    found = _DOWN_PROJECTIONS.match(name)
+    return found[1] if found else name.removesuffix(SCALE)
+
+
+def in_buckets(runs: Iterable[list[T]], capacity: int, num_bytes: Callable[[list[T]], int]) -> Iterator[list[T]]:
+    """What travels together: runs of up to `capacity` bytes, or one larger run."""
+    held: list[T] = []
+    used = 0
+    for run in runs:
+        needed = num_bytes(run)
+        if held and used + needed > capacity:
+            yield held
+            held, used = [], 0
+        held += run
+        used += needed
+    if held:
+        yield held
 
 
 def place(

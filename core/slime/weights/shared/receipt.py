@@ -50,8 +50,8 @@ class BucketNote:
 
 
 class Fingerprint:
-    """The tensors of one version as they come by: their digests, and one over all, names, shapes, dtypes and order
-    included."""
+    """The tensors of one version as they come by: their digests, and one over all, names, shapes and dtypes
+    included, whatever their order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -78,16 +78,26 @@ class Fingerprint:
 def summarize(
     names: Sequence[str], forms: Sequence[str], sizes: Sequence[int], digests: Sequence[int]
 ) -> dict[str, Any]:
-    """Of tensors in their order.
+    """Of tensors, whatever their order.
 
     Args:
         forms: as of `form`.
         sizes: bytes.
     """
     tensors = zip(names, forms, digests, strict=True)
-    lines = "".join(f"{name}|{form}|{digest:016x}\n" for name, form, digest in tensors)
-    fingerprint = hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
-    return {"tensors": len(names), "bytes": sum(sizes), "fingerprint": fingerprint}
+    fingerprint = sum(_line_hash(f"{name}|{form}|{digest:016x}") for name, form, digest in tensors) & _MASK
+    return {"tensors": len(names), "bytes": sum(sizes), "fingerprint": f"{fingerprint:016x}"}
+
+
+def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The summary of a version from those of its parts."""
+    fingerprint = sum(int(summary["fingerprint"], 16) for summary in summaries) & _MASK
+    counts = {key: sum(summary[key] for summary in summaries) for key in ("tensors", "bytes")}
+    return {**counts, "fingerprint": f"{fingerprint:016x}"}
+
+
+def _line_hash(line: str) -> int:
+    return int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "little")
 
 
 def form(shape: Sequence[int], dtype: torch.dtype) -> str:

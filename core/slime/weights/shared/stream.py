@@ -1,4 +1,5 @@
-"""A version as a stream of broadcasts: what each bucket holds is announced in a store, under its number.
+"""A version as streams of broadcasts, one from each source: what a bucket holds is announced in a store, under its
+number.
 
 Announced ahead, it lets an engine wait for the next bucket while it loads one. The store stays from one version to the
 next; each stream has a part of it for its own.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from typing import Any
 
 import torch
@@ -21,6 +24,10 @@ from slime.net import join_store
 from slime.weights.shared.bucket import Bucket
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
 
+Tensors = dict[str, list[Any]]
+"""What a bucket is announced with: names, shapes and dtypes."""
+_FAILED = "failed"
+
 
 @functools.lru_cache(maxsize=1)
 def publishers_store(host: str, port: int, timeout_s: float) -> TCPStore:
@@ -28,7 +35,7 @@ def publishers_store(host: str, port: int, timeout_s: float) -> TCPStore:
     return join_store(host, port, timedelta(seconds=timeout_s))
 
 
-def part_of(store: TCPStore, name: str) -> Store:
+def part_of(store: Store, name: str) -> Store:
     """What one stream may call its own."""
     return PrefixStore(name, store)
 
@@ -48,42 +55,124 @@ def give_up(store: Store, num_announced: int) -> None:
     store.set(str(num_announced), json.dumps(None))
 
 
+def give_up_for(store: Store) -> None:
+    """End the stream of a source that cannot do it."""
+    give_up(store, next(index for index in count() if not store.check([str(index)])))
+
+
+def tell_failed(version: Store) -> None:
+    """End a version for the sources that still send."""
+    version.set(_FAILED, "1")
+
+
+def has_failed(version: Store) -> bool:
+    return bool(version.check([_FAILED]))
+
+
 def forget(store: Store, num_announced: int) -> None:
     """Clear the store of a stream that every engine has read."""
     for index in range(num_announced):
         store.delete_key(str(index))
 
 
-def receive_buckets(store: Store, group: dist.ProcessGroup, device: torch.device) -> Iterator[dict[str, Any]]:
-    """The buckets of a version, as SGLang takes them; each comes while the next is on the wire, until the last.
+@dataclass(frozen=True)
+class Source:
+    """One stream of a version, at an engine.
 
-    Two memories take turns: a broadcast begins once the device is done with all that it had to do until then, the
-    loading from its memory included.
+    Attributes:
+        name: of the trainer that sends, and of `group`.
+        store: its part of the publisher's store.
+        group: process group of the trainer (rank 0) and the engines.
+    """
+
+    name: str
+    store: Store
+    group: dist.ProcessGroup
+
+    def broadcasts(self, reserve: Callable[[Tensors], Bucket]) -> Iterator[_Coming]:
+        """Its buckets, each as its broadcast begins."""
+        for index in count():
+            told = json.loads(self.store.get(str(index)))
+            if told is None:
+                raise RuntimeError(f"{self.name} gave this version up")
+            bucket, note = reserve(told["tensors"]), BucketNote(**told["note"])
+            work = dist.broadcast(bucket.memory[: bucket.used], group=self.group, group_src=0, async_op=True)
+            yield _Coming(self, bucket, note, work)
+            if note.last:
+                return
+
+
+@dataclass(frozen=True)
+class _Coming:
+    source: Source
+    bucket: Bucket
+    note: BucketNote
+    work: dist.Work
+
+    def arrive(self) -> dict[str, Any]:
+        """The bucket as SGLang takes it, but for its note."""
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(f"the broadcast from {self.source.name} broke off: {error}") from error
+        memory = self.bucket.memory[: self.bucket.used]
+        return {"flattened_tensor": memory, "metadata": self.bucket.metadata}
+
+
+def receive_buckets(sources: Sequence[Source], device: torch.device) -> Iterator[dict[str, Any]]:
+    """The buckets of a version, as SGLang takes them, from each source in turn; one that has ended is left out.
+
+    A bucket of each source may be on the wire while one is loaded. Memories take turns: a broadcast begins once the
+    device is done with all that it had to do until then, the loading from its memory included.
 
     Raises:
-        RuntimeError: the publisher gave up, is gone, or is silent for longer than the store's timeout.
+        RuntimeError: a source gave up, is gone, or is silent for longer than the store's timeout.
     """
-    memories = cycle([Bucket(0, device), Bucket(0, device)])
-    before: tuple[Bucket, dist.Work, dict[str, Any]] | None = None
-    for index in count():
-        told = json.loads(store.get(str(index)))
-        if told is None:
-            raise RuntimeError("the publisher gave this version up")
-        bucket = next(memories)
-        _reserve(bucket, **told["tensors"])
-        work = dist.broadcast(bucket.memory[: bucket.used], group=group, group_src=0, async_op=True)
-        if before:
-            yield _as_payload(*before)
-        before = bucket, work, told["note"]
-        if told["note"]["last"]:
-            yield _as_payload(*before)
-            return
+    memories = cycle([Bucket(0, device) for _ in range(len(sources) + 1)])
+    on_the_wire: deque[_Coming] = deque()
+    books = _Books()
+    streams = [source.broadcasts(lambda tensors: _reserved(next(memories), **tensors)) for source in sources]
+    for coming in _by_turns(streams):
+        on_the_wire.append(coming)
+        if len(on_the_wire) > len(sources):
+            yield books.numbered(on_the_wire.popleft(), last=False)
+    while on_the_wire:
+        coming = on_the_wire.popleft()
+        yield books.numbered(coming, last=not on_the_wire)
 
 
-def _reserve(bucket: Bucket, names: list[str], shapes: list[list[int]], dtypes: list[str]) -> None:
+class _Books:
+    """Of the buckets that came: from whom, and the digests that each source tells with its last one."""
+
+    def __init__(self) -> None:
+        self._counts: list[tuple[str, int]] = []
+        self._digests: dict[str, list[int]] = {}
+
+    def numbered(self, coming: _Coming, *, last: bool) -> dict[str, Any]:
+        """The bucket as one of the version's, over all sources; the last brings the digests of all tensors."""
+        payload = coming.arrive()
+        self._counts.append((coming.source.name, len(payload["metadata"])))
+        if coming.note.last:
+            self._digests[coming.source.name] = coming.note.digests
+        note = replace(coming.note, index=len(self._counts) - 1, last=last, digests=self._in_order() if last else [])
+        return payload | {NOTE_KEY: note.to_dict()}
+
+    def _in_order(self) -> list[int]:
+        told = {name: iter(digests) for name, digests in self._digests.items()}
+        return [digest for name, count in self._counts for digest in islice(told[name], count)]
+
+
+def _by_turns(streams: Sequence[Iterator[_Coming]]) -> Iterator[_Coming]:
+    live = deque(streams)
+    while live:
+        coming = next(live[0])
+        yield coming
+        if coming.note.last:
+            live.popleft()
+        else:
+            live.rotate(-1)
+
+
+def _reserved(bucket: Bucket, names: list[str], shapes: list[list[int]], dtypes: list[str]) -> Bucket:
     bucket.reserve(names, shapes, [getattr(torch, dtype) for dtype in dtypes])
-
-
-def _as_payload(bucket: Bucket, work: dist.Work, note: dict[str, Any]) -> dict[str, Any]:
-    work.wait()
-    return {"flattened_tensor": bucket.memory[: bucket.used], "metadata": bucket.metadata, NOTE_KEY: note}
+    return bucket

@@ -64,9 +64,9 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
     dense: dict[tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]]
     dense = defaultdict(lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):
+        if target.dtype == source.dtype == torch.float8_e4m3fn:  # of which torch copies many at once only as bytes
+            target, source = target.view(torch.uint8), source.view(torch.uint8)
         if target.is_contiguous() and source.is_contiguous():
-            if target.dtype == source.dtype == torch.float8_e4m3fn:  # of which torch copies many at once only as bytes
-                target, source = target.view(torch.uint8), source.view(torch.uint8)
             these, those = dense[target.dtype, source.dtype]
             these.append(target)
             those.append(source)

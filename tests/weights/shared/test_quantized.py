@@ -1,12 +1,12 @@
-"""What a publish in FP8 sends: names, order, dtypes, and that an export always runs to its end."""
+"""What a publish in FP8 sends: names, order and dtypes."""
 
 import pytest
 import torch
 
 from slime.config.fp8 import SCALE, Fp8Format
-from slime.weights.publisher.fused import in_one_bucket
-from slime.weights.publisher.quantized import quantized
+from slime.weights.shared.bucket import loaded_together
 from slime.weights.shared.fp8 import E4M3, quantize
+from slime.weights.shared.quantized import quantized
 
 WEIGHTS = {
     "model.embed_tokens.weight": (64, 256),
@@ -29,9 +29,8 @@ def weights():
     return [(name, torch.randn(shape, generator=generator).bfloat16()) for name, shape in WEIGHTS.items()]
 
 
-@pytest.mark.parametrize("batch_bytes", [1, 100_000, 1 << 30])
 @pytest.mark.parametrize("powers_of_two", [False, True])
-def test_a_matrix_is_followed_by_its_scales(batch_bytes, powers_of_two):
+def test_a_matrix_is_followed_by_its_scales(powers_of_two):
     fp8 = Fp8Format(powers_of_two=powers_of_two)
     expected = []
     for name, tensor in weights():
@@ -40,43 +39,29 @@ def test_a_matrix_is_followed_by_its_scales(batch_bytes, powers_of_two):
         else:
             [(weight, scales)] = quantize([tensor], powers_of_two=powers_of_two)
             expected += [(name, weight), (name + SCALE, scales)]
-    found = list(quantized(iter(weights()), fp8, batch_bytes))
+    found = quantized(weights(), fp8)
     assert [name for name, _ in found] == [name for name, _ in expected]
     for (name, tensor), (_, other) in zip(found, expected, strict=True):
         assert tensor.dtype == other.dtype, name
         assert torch.equal(tensor.view(torch.uint8), other.view(torch.uint8)), name
 
 
+def test_what_is_quantised_stays_as_it_is():
+    once = quantized(weights(), Fp8Format())
+    assert all(one is other for (_, one), (_, other) in zip(quantized(once, Fp8Format()), once, strict=True))
+
+
 def test_what_sglang_loads_in_one_call_comes_in_one_bucket():
     """Both down projections with both scales; and a matrix of which another is derived, with its scales."""
-    runs = [[name for name, _ in run] for run in in_one_bucket(quantized(iter(weights()), Fp8Format(), 1))]
+    runs = [[name for name, _ in run] for run in loaded_together(quantized(weights(), Fp8Format()), lambda x: x[0])]
     attention = "model.layers.0.self_attn."
     down = [f"{attention}{module}.weight{end}" for module in ("q_a_proj", "kv_a_proj_with_mqa") for end in ("", SCALE)]
     assert down in runs
     assert [f"{attention}kv_b_proj.weight", f"{attention}kv_b_proj.weight{SCALE}"] in runs
 
 
-@pytest.mark.parametrize("taken", [0, 1, 5])
-def test_an_export_runs_to_its_end(taken):
-    """Also when the receiver stops: the other ranks are in it."""
-    export = iter(weights())
-    stream = quantized(export, Fp8Format(), 1)
-    for _ in range(taken):
-        next(stream)
-    stream.close()
-    assert taken == 0 or next(export, None) is None
-
-
-def test_an_export_runs_to_its_end_after_an_error():
-    broken = [("model.layers.0.mlp.up_proj.weight", torch.zeros(2, 2, dtype=torch.bool)), *weights()]
-    export = iter(broken)
-    with pytest.raises(RuntimeError):
-        list(quantized(export, Fp8Format(), 1))
-    assert next(export, None) is None
-
-
 def test_dtypes():
-    dtypes = {name: tensor.dtype for name, tensor in quantized(iter(weights()), Fp8Format(), 1)}
+    dtypes = {name: tensor.dtype for name, tensor in quantized(weights(), Fp8Format())}
     assert dtypes["model.layers.0.mlp.experts.0.down_proj.weight"] == E4M3
     assert dtypes["model.layers.0.mlp.experts.0.down_proj.weight_scale_inv"] == torch.float32
     assert dtypes["model.layers.0.self_attn.indexer.wk.weight"] == torch.bfloat16

@@ -1,0 +1,43 @@
+"""Where tensors lie in a bucket, and which of them share one."""
+
+from itertools import pairwise
+
+import torch
+
+from slime.weights.megatron.blocks import mla
+from slime.weights.shared.bucket import in_buckets, loaded_together, place
+
+
+def runs(*names: str) -> list[list[str]]:
+    return list(loaded_together(names, name=str))
+
+
+def test_down_projections_of_a_layer_stay_together() -> None:
+    of_layer = [
+        [f"model.layers.{layer}.self_attn.{x}.weight" for x in ("q_a_proj", "kv_a_proj_with_mqa")] for layer in (0, 1)
+    ]
+    norm = "model.layers.0.input_layernorm.weight"
+    assert runs(norm, *of_layer[0], *of_layer[1]) == [[norm], *of_layer]
+
+
+def test_a_mapping_exports_one_straight_after_the_other() -> None:
+    names = [name.format(layer=0) for rule in mla() for name in rule.hf]
+    assert [len(run) for run in runs(*names)] == [2, 1, 1, 1, 1, 1]
+    assert [len(run) for run in runs(*(name.format(layer=0) for rule in mla(q_lora=False) for name in rule.hf))] == [
+        1
+    ] * 5
+
+
+def test_buckets_are_filled_and_runs_are_not_cut() -> None:
+    runs = [[3], [4], [2, 2], [9], [1], [5]]
+    assert list(in_buckets(runs, 7, num_bytes=sum)) == [[3, 4], [2, 2], [9], [1, 5]]
+    assert list(in_buckets([], 7, num_bytes=sum)) == []
+
+
+def test_places_are_aligned_and_in_order() -> None:
+    shapes = [(3, 5), (7,), (0,), (2, 2)]
+    dtypes = [torch.bfloat16, torch.uint8, torch.float32, torch.float64]
+    places = list(place("abcd", shapes, dtypes))
+    assert [meta.numel for meta in places] == [30, 7, 0, 32]
+    assert all(meta.start_idx % 64 == 0 for meta in places)
+    assert all(one.end_idx <= other.start_idx for one, other in pairwise(places))
