@@ -165,6 +165,7 @@ def _svg(title: str, unit: str, stage: str, draw: Callable[[Axes], None]) -> str
         draw(axes)
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set(xlabel=f"{'supervised' if stage == 'sft' else 'reinforcement-learning'} step", ylabel=unit)
+        axes.locator_params(axis="x", integer=True)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         buffer = io.BytesIO()
