@@ -159,8 +159,8 @@ def test_a_step_repeats_bit_for_bit_however_it_is_batched(bench):
 
     The prompts together are more than SGLang would prefill at once by itself; it would cut one of them.
     """
-    together = bench(prompts_per_step=56).collect(1, 2)
-    few = bench(prompts_per_step=56, max_requests_per_engine=30).collect(1, 2)
+    together = bench(prompts_per_step=64).collect(1, 2)
+    few = bench(prompts_per_step=64, max_requests_per_engine=40).collect(1, 2)
     assert responses(few) == responses(together)
     tokens = [tuple(response[2]) for response in responses(together)]
     assert len(set(tokens)) > len(tokens) / 2, "samples of a prompt differ from one another"
