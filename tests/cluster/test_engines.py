@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -95,10 +96,16 @@ def test_engines_with_devices_of_their_own_are_told_none() -> None:
     assert devices_beside(over_hosts("cuda", "disaggregated", 4), []) == [[[]], [[]], [[], []]]
 
 
-def test_of_several_ends_the_first_is_named() -> None:
-    """The others are of ranks that lost it."""
+def end(name: str, at: float, *, killed: bool = False) -> End:
+    return End(killed, at, SlimeError("ended", where=name, todo="Read its log."))
+
+
+def test_of_several_ends_the_first_is_named_and_before_it_one_that_was_killed() -> None:
+    """The others are of ranks that lost it; clocks of two hosts may differ by more than the ends do."""
+
+    def named(*ends: End) -> set[str]:
+        return {str(first_end(order)).split(":")[0] for order in itertools.permutations([*ends, None])}
+
     assert first_end([None, None]) is None
-    ends = [End(at, SlimeError(f"ended at {at}", where="engine", todo="Read.")) for at in (7.0, 3.0, 5.0)]
-    named = first_end([ends[0], None, *ends[1:]])
-    assert named
-    assert str(named) == str(ends[1].error)
+    assert named(end("first", 9.99), end("second", 10.0)) == {"first"}
+    assert named(end("gave up", 9.99), end("killed", 10.0, killed=True)) == {"killed"}

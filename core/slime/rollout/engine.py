@@ -170,7 +170,7 @@ class EngineProcess:
     def environment(self, scratch: str) -> dict[str, str]:
         """The topology's, and what has SGLang's sockets in `scratch`, a folder that we remove."""
         ours = engine_environment(self.cfg, self.group)
-        settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch}
+        settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch, "SLIME_ENGINE_PARENT": str(os.getpid())}
         settings["SLIME_ENGINE_STACKS"] = str(self.log.absolute().with_suffix(""))
         settings["SGLANG_HOST_IP"] = self.host  # where its ranks, and the other side of a pair, look for it
         if self.devices:

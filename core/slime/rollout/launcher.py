@@ -173,5 +173,5 @@ if __name__ in ("__main__", "__mp_main__"):
     hook()
 if __name__ == "__main__":
     register_as("server")
-    die_with_parent(os.environ["SLIME_ENGINE_SCRATCH"])
+    die_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), os.environ["SLIME_ENGINE_SCRATCH"])
     main()

@@ -62,13 +62,16 @@ def clear_all(mark: str) -> None:
             clear(str(left)) if left.is_dir() else left.unlink(missing_ok=True)
 
 
-def die_with_parent(scratch: str = "") -> None:
-    """Kill this process group as soon as the parent is gone, however it went; `clear` the folder `scratch` first.
+def die_with_parent(parent: int, scratch: str = "") -> None:
+    """Kill this process group as soon as its parent is gone, however it went; `clear` the folder `scratch` first.
 
     Polling the parent's id holds in every case: a pipe would stay open in forked siblings, and PR_SET_PDEATHSIG
     already fires when the *thread* that started us ends, which in a Ray actor or a thread pool is no death at all.
+
+    Args:
+        parent: its process id, from the parent itself: it may be gone before this is called.
     """
-    threading.Thread(target=_watch_parent, args=(os.getppid(), scratch), daemon=True).start()
+    threading.Thread(target=_watch_parent, args=(parent, scratch), daemon=True).start()
 
 
 def _watch_parent(parent: int, scratch: str) -> None:

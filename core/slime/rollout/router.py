@@ -1,7 +1,7 @@
 """`sglang-router` before several engines: a process of its own, which ends when the one that started it ends.
 
-`python -m slime.rollout.router PORT ENGINE_URL...` is what runs in it, with the engines' key on its standard input.
-Only `/generate` goes through the router; weights and aborts concern every engine and go to each directly.
+`python -m slime.rollout.router PARENT PORT ENGINE_URL...` is what runs in it, with the engines' key on its standard
+input. Only `/generate` goes through the router; weights and aborts concern every engine and go to each directly.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RouterProcess:
         self._urls, self._log = [engine.url for engine in engines], log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(port), *self._urls],
+                [sys.executable, "-m", __name__, str(os.getpid()), str(port), *self._urls],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -141,11 +141,12 @@ def guard(arguments: Sequence[str]) -> int:
 
     A thread beside the router could not watch the parent: the router keeps Python's global lock while it serves.
     """
+    parent, port, *urls = arguments
     child = os.fork()
     if child == 0:
-        main(int(arguments[0]), list(arguments[1:]))
+        main(int(port), urls)
         return 0
-    die_with_parent()
+    die_with_parent(int(parent))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
