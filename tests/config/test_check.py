@@ -127,6 +127,14 @@ def test_every_numeric_key_is_bounded_or_known_to_be_free() -> None:
             {"train.optimizer.lr": 1e-3, "train.optimizer.min_lr": 1e-2, "train.lr_decay": LrDecay.cosine},
             "min_lr: is 0.01, above train.optimizer.lr=0.001",
         ),
+        (
+            {"sft.num_steps": 5, "sft.lr_warmup_steps": 5},
+            "sft.lr_warmup_steps: is 5, which leaves none of 5 steps for the decay. Lower it below 5, or set sft.lr_d",
+        ),
+        (
+            {"run.num_steps": 3, "train.lr_warmup_steps": 4, "train.lr_decay": LrDecay.linear},
+            "train.lr_warmup_steps: is 4, which leaves none of 3 steps for the decay",
+        ),
         ({"train.optimizer.min_lr": 1e-7}, "min_lr: does nothing without train.lr_decay other than constant. Set that"),
         ({"train.optimizer.optimizer_cpu_offload": True}, "does nothing without cluster.device=cuda. Set that too"),
         ({"train.optimizer.overlap_cpu_optimizer_d2h_h2d": True}, "does nothing without train.optimizer.optimizer_cpu"),

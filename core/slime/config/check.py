@@ -17,7 +17,7 @@ from slime.config.megatron_fields import ACCEPTED
 from slime.config.needs import config_folder, is_awaited
 from slime.config.options import check_options
 from slime.config.paths import exists, resolve
-from slime.config.schema import AlgoConfig, Init, KlEstimator, SlimeConfig
+from slime.config.schema import AlgoConfig, Init, KlEstimator, LrDecay, SlimeConfig
 from slime.contracts import EngineBridge, ModelBridge, PlanBridge
 from slime.data.prompt_rows import check_prompts, conversation
 from slime.data.rows import Row, first_rows
@@ -81,6 +81,14 @@ def _optimizer(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if lr is not None and lr < min_lr:
         where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
         yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
+    decay_steps = cfg.train.lr_decay_steps or cfg.run.num_steps * cfg.train.steps_per_rollout
+    train = ("train", cfg.train.lr_decay, cfg.train.lr_warmup_steps, decay_steps)
+    sft = ("sft", cfg.sft.lr_decay, cfg.sft.lr_warmup_steps, cfg.sft.num_steps)
+    for section, decay, warmup_steps, steps in (train, sft):
+        if steps and decay is not LrDecay.constant and warmup_steps >= steps:
+            what = f"is {warmup_steps}, which leaves none of {steps} steps for the decay"
+            todo = f"Lower it below {steps}, or set {section}.lr_decay=constant."
+            yield SlimeError(what, where=f"{section}.lr_warmup_steps", todo=todo)
 
 
 def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:

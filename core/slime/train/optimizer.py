@@ -15,7 +15,6 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from slime.config.schema import LrDecay, SlimeConfig
-from slime.errors import SlimeError
 from slime.train import settings
 from slime.train.compat.adam import FusedAdam
 from slime.train.megatron import Model
@@ -48,9 +47,6 @@ def scheduler_of(optimizer: Any, schedule: LrSchedule, weight_decay: float) -> O
 
     Step n of a warm-up of w steps has n / (w + 1) of the peak, and step w + 1 all of it. Upstream begins at 0, which
     costs pre-training one step in a hundred thousand, and reinforcement learning a whole rollout.
-
-    Raises:
-        SlimeError: the warm-up leaves no step for the decay.
     """
     for group in optimizer.param_groups:
         group["max_lr"], group["min_lr"] = schedule.max_lr, schedule.min_lr
@@ -156,10 +152,4 @@ def _decay_end(schedule: LrSchedule) -> int:
     """Megatron-core wants the decay to end after the warm-up, even when nothing decays."""
     if schedule.decay is LrDecay.constant:
         return max(schedule.decay_steps, schedule.warmup_steps + 1)
-    if schedule.warmup_steps >= schedule.decay_steps:
-        raise SlimeError(
-            f"a warm-up of {schedule.warmup_steps} steps leaves none of {schedule.decay_steps} for the decay",
-            where=f"{'sft' if schedule.stage == 'sft' else 'train'}.lr_warmup_steps",
-            todo="Shorten the warm-up or lengthen the decay.",
-        )
     return schedule.decay_steps
