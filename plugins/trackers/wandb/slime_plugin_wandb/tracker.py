@@ -76,5 +76,11 @@ class WeightsAndBiases:
         self._run.log({f"{stage}/step": step, **{f"{stage}/{name}": value for name, value in values.items()}})
 
     def finish(self, status: RunStatus) -> None:
-        """Wait until all is sent, or on disk."""
+        """Wait until all is sent, or on disk, and end W&B's own process.
+
+        That may lose every row of a run that begins under the same id while it still clears the first away.
+        """
+        import wandb
+
         self._run.finish(exit_code=0 if status == "finished" else 1)
+        wandb.teardown()
