@@ -126,6 +126,11 @@ class SecondRankDamaged(SharedMemory):
         payloads = [bucket.payload(note), second.payload(note)]
         self._on_its_way = [self._pool.submit(link.load, payloads, note.last) for link in self.links]
 
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        for second in self.seconds:
+            second.__exit__(None, None, None)
+
 
 def check_faults(it: Served) -> None:
     """A shard that is damaged on one rank, or gets nothing, is named by the tensor, and mended by the next version."""

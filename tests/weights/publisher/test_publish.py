@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import gc
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -283,7 +282,6 @@ def test_iterator_is_drained_after_a_fault(served, tensors):
 
 
 def test_shared_memory_is_gone_afterwards(engine, served):
-    gc.collect()  # buckets of other tests, whose publishes failed, may wait in the cycles of their tracebacks
     own = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert not any("slime-bucket" in target for target in own)
     for process in Path("/proc").glob("[0-9]*"):
