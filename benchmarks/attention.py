@@ -13,7 +13,7 @@ import statistics
 import torch
 from machine import conditions
 
-from slime.train.specs.causal_attention import LONG, Attend, Segments, cudnn, flash
+from slime.models.packed.causal_attention import LONG, Attend, Segments, cudnn, flash
 
 NUM_TOKENS = 32768
 LENGTHS = (2048, 4096, 8192, 32768)

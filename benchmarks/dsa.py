@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from machine import conditions
 from torch import Tensor
 
-from slime.train.context_parallel import Run
-from slime.train.specs.indexer import IndexQueries, select_keys
-from slime.train.specs.sparse_attention import sparse_attention
+from slime.models.dsa.indexer import IndexQueries, select_keys
+from slime.models.dsa.sparse_attention import sparse_attention
+from slime.models.packed.context_parallel import Run
 
 NUM_MEASURED = 3
 

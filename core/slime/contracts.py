@@ -37,7 +37,7 @@ class ModelBridge(Protocol):
         """Keywords of Megatron's `GPTModel` beside the config: rotary_percent, rotary_base, tied embeddings."""
 
     def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-        """Layer specs of this pipeline stage, assembled from `slime.train.specs`."""
+        """Layer specs of this pipeline stage, assembled from `slime.models.specs`."""
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         """The declarative HF <-> Megatron table."""
@@ -46,10 +46,10 @@ class ModelBridge(Protocol):
 @runtime_checkable
 class MtpBridge(ModelBridge, Protocol):
     """A family with a multi-token prediction layer: its `transformer_config` says `mtp_num_layers`, its
-    `weight_mapping` has `slime.weights.megatron.blocks.mtp`."""
+    `weight_mapping` has `slime.models.mtp.rules`."""
 
     def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
-        """The prediction layer, `slime.train.specs.mtp_layer` around the family's decoder layer."""
+        """The prediction layer, `slime.models.specs.mtp_layer` around the family's decoder layer."""
 
 
 @runtime_checkable

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from slime.models import embeddings
 from slime.plugins import load
 from slime.testing.ranks import Rank, run_ranks
 from slime.topology.layout import read_grid
 from slime.topology.links import owned_bytes
 from slime.topology.parameters import Block, Weight, held_by_stage, unknown_parameter, weights_of
-from slime.weights.megatron.blocks import embeddings
 from slime.weights.megatron.mapping import Rule, WeightMapping
 
 TP, PP, EP, ETP, CP = (
@@ -66,7 +66,7 @@ def test_only_choosing_layers_have_an_indexer() -> None:
 
 
 def test_a_block_of_somebody_elses_is_named() -> None:
-    rules = (*embeddings(96), Rule("decoder.layers.{layer}.self_attention.gate.weight", ("gate",)))
+    rules = (*embeddings.rules(96), Rule("decoder.layers.{layer}.self_attention.gate.weight", ("gate",)))
     assert unknown_parameter(WeightMapping(rules, 1)) == "decoder.layers.{layer}.self_attention.gate.weight"
     assert unknown_parameter(WeightMapping(rules[:1], 1)) is None
 

@@ -225,7 +225,7 @@ def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("with_main_grad", [True, False])
 def test_logprobs_and_entropies(lone_group: dist.ProcessGroup, with_main_grad: bool) -> None:
     """Against float64: logits are rounded to bf16, 2^-9 of at most 12; probabilities and gradients once more."""
-    from slime.train.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
+    from slime.models.output.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
 
     generator = torch.Generator("cuda").manual_seed(0)
     options = {"device": "cuda", "generator": generator}

@@ -227,7 +227,7 @@ def _in_fp32(trainer: Any) -> Any:
 @contextmanager
 def _keys_as_in_engine() -> Iterator[None]:
     """The trainer rounds index queries and keys as the engine does."""
-    from slime.train.specs import indexer
+    from slime.models.dsa import indexer
 
     exact = indexer.index_scores
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slime.architecture import ConfigReader
-from slime.architecture_dsa import choosing_layers, dsa
+from slime.models import dsa
+from slime.models.config_reader import ConfigReader
 from slime.testing.ranks import Rank, run_ranks
 
 
@@ -34,8 +34,8 @@ def check_the_engine_builds(configs: Mapping[str, Path], scratch: Path) -> None:
         (scratch / name / "config.json").write_text(json.dumps(hf))
     [found] = run_ranks(build_all, 1, {name: scratch / name for name in read}, scratch / "ordinary")
     for name, hf in read.items():
-        interleaved = dsa(ConfigReader(hf))["dsa_indexer_rotary_interleaved"]
-        assert found[name] == Built(hf["architectures"][0], list(choosing_layers(hf)), interleaved), name
+        interleaved = dsa.keywords(ConfigReader(hf))["dsa_indexer_rotary_interleaved"]
+        assert found[name] == Built(hf["architectures"][0], list(dsa.choosing_layers(hf)), interleaved), name
 
 
 def build_all(rank: Rank, folders: Mapping[str, Path], ordinary: Path) -> dict[str, Built]:

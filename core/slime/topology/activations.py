@@ -1,4 +1,4 @@
-"""Bytes that a trainer rank keeps of a token for the backward pass, as the modules of `slime.train.specs` save them.
+"""Bytes that a trainer rank keeps of a token for the backward pass, as the modules of `slime.models.specs` save them.
 
 Held against the peaks of `benchmarks/results/train-h200.md` (dense model); `benchmarks/memory.py` measures the others.
 All activations are bf16.

@@ -2,7 +2,7 @@
 
 Which parameters there are, the table of the family's weights says (`WeightMapping`): sandwich norms, biases, layers
 with an indexer. Their shapes follow from Megatron's keywords, which the bridge gives. What tensor parallelism cuts and
-what it leaves whole is as the specs of `slime.train.specs` build it.
+what it leaves whole is as the specs of `slime.models.specs` build it.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.train.context_parallel import row_index, runs_of_rank
-from slime.train.specs.packed_attention import PackedSequences, TokensAhead
+from slime.models.packed.attention import PackedSequences, TokensAhead
+from slime.models.packed.context_parallel import row_index, runs_of_rank
 from slime.types import Batch, MicroBatch
 
 
@@ -50,7 +50,7 @@ def local_micro_batches(
 
     Args:
         batch: whole, or this rank's share.
-        contiguous: how context parallelism cuts sequences, see `slime.train.context_parallel.runs_of_rank`.
+        contiguous: how context parallelism cuts sequences, see `slime.models.packed.context_parallel.runs_of_rank`.
         with_ahead: give `packed` what a multi-token prediction layer is trained on.
     """
     mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]

@@ -17,11 +17,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime.config.schema import Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge, MtpBridge
 from slime.errors import SlimeError
+from slime.models.policy import PolicyModel
 from slime.net import join_store, serve_store
 from slime.topology.layout import default_etp
 from slime.train import settings
 from slime.train.compat import apply_fixups, cpu_stands_in_for_cuda
-from slime.train.policy import PolicyModel
 
 _GROUP_SIZES = (
     "tensor_model_parallel_size",

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from slime.algo.losses import MAX_LOG_RATIO, Clips, bounded_ratio, importance_weights, kl_penalty, policy_loss
 from slime.config.schema import AlgoConfig, Importance, ImportanceTokens
+from slime.models.packed.attention import TokensAhead
 from slime.train.local_batch import LocalMicroBatch
-from slime.train.specs.packed_attention import TokensAhead
 
 MTP_LOSS = "mtp_loss"
 OUTSIDE_SHARE = {Importance.truncate: "importance_truncated_share", Importance.mask: "importance_masked_share"}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from slime.train.policy import PolicyModel
+from slime.models.policy import PolicyModel
 
 Weights = list[dict[str, Tensor]]
 """By module, its parameters and buffers by name."""

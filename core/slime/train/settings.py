@@ -20,8 +20,8 @@ from slime.config.derive import required_megatron
 from slime.config.schema import OPTIMIZER_DEFAULTS, Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
+from slime.models.dsa.config import SparseLatentConfig
 from slime.topology.layout import default_etp, trains_experts
-from slime.train.specs.dsa_config import SparseLatentConfig
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -17,9 +17,9 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.config.schema import Device, Init, SlimeConfig
+from slime.models.layer_losses import LayerLosses
 from slime.train import checkpoint, host_memory, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
-from slime.train.layer_losses import LayerLosses
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
 from slime.train.objective import MTP_LOSS, OUTSIDE_SHARE, Contribution, reinforced, supervised, with_prediction_ahead
 from slime.train.offload import Offload, residue

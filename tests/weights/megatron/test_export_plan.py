@@ -7,7 +7,7 @@ import torch
 
 from slime.config.fp8 import Fp8Format
 from slime.errors import SlimeError
-from slime.weights.megatron import blocks
+from slime.models import mlp
 from slime.weights.megatron.export import assemble, read_blocks
 from slime.weights.megatron.export_plan import Bucket, Holding, Planner, holders
 from slime.weights.megatron.local import LocalTensor
@@ -16,7 +16,7 @@ from slime.weights.shared.quantized import quantized
 
 NAMES = {0: "decoder.layers.0.mlp.linear_fc1.weight", 1: "decoder.layers.0.mlp.linear_fc2.weight"}
 NORM = "decoder.final_layernorm.weight"
-MAPPING = WeightMapping((*blocks.gated_mlp(), Rule(NORM, ("model.norm.weight",))), num_layers=1)
+MAPPING = WeightMapping((*mlp.rules(), Rule(NORM, ("model.norm.weight",))), num_layers=1)
 GATE, UP, DOWN, HF_NORM = (name for entry in MAPPING.entries for name in entry.hf)
 
 

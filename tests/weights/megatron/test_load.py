@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from slime.errors import SlimeError
-from slime.weights.megatron import blocks
+from slime.models import decoder, embeddings, mtp, output
 from slime.weights.megatron.hf_files import INDEX, SINGLE, HfFiles
 from slime.weights.megatron.load import load_hf
 from slime.weights.megatron.mapping import WeightMapping
@@ -19,15 +19,15 @@ VOCAB, HIDDEN = 8, 4
 
 
 def mapping(num_layers: int = 2) -> WeightMapping:
-    rules = blocks.embeddings(VOCAB) + blocks.norms() + blocks.output(VOCAB, tied=False)
+    rules = embeddings.rules(VOCAB) + decoder.norm_rules() + output.rules(VOCAB, tied=False)
     return WeightMapping(rules, num_layers)
 
 
 def predicting(num_layers: int = 2) -> WeightMapping:
     """The same with a multi-token prediction layer."""
     prefix = f"model.layers.{num_layers}."
-    rules = mapping(num_layers).rules + blocks.mtp(blocks.norms(), prefix)
-    return WeightMapping(rules, num_layers, copies=blocks.mtp_copies(prefix))
+    rules = mapping(num_layers).rules + mtp.rules(decoder.norm_rules(), prefix)
+    return WeightMapping(rules, num_layers, copies=mtp.copies(prefix))
 
 
 def tensors(num_layers: int = 2) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.weights.megatron import blocks
+from slime.models import embeddings, mla, output, rules
 from slime.weights.megatron.mapping import Layout, Rule, Shard, WeightMapping
 
 GROUPS, HEAD = 4, 2
@@ -42,8 +42,8 @@ def rows(count: int, start: int = 0) -> torch.Tensor:
 
 LAYOUTS = {
     "plain": (Layout(), [rows(16)]),
-    "gate-up": (blocks.GATE_UP, [rows(8), rows(8, 100)]),
-    "fused-gate-up": (blocks.FUSED_GATE_UP, [rows(16)]),
+    "gate-up": (rules.GATE_UP, [rows(8), rows(8, 100)]),
+    "fused-gate-up": (rules.FUSED_GATE_UP, [rows(16)]),
     "qkv": (
         Layout(parts=(2, 1, 1), num_units=GROUPS),
         [rows(2 * GROUPS * HEAD), rows(GROUPS * HEAD, 100), rows(GROUPS * HEAD, 200)],
@@ -104,13 +104,13 @@ def test_entries_run_layer_by_layer_between_stem_and_head() -> None:
 
 
 def test_tied_output_layer_is_a_second_copy_of_the_embeddings() -> None:
-    rules = blocks.embeddings(16) + blocks.output(16, tied=True)
+    rules = embeddings.rules(16) + output.rules(16, tied=True)
     exported = [rule.hf for rule in rules if rule.exported]
     assert exported == [("model.embed_tokens.weight",), ("model.norm.weight",)]
 
 
 def test_latent_attention_without_query_compression_has_one_query_projection() -> None:
-    assert {rule.megatron.split(".")[-2] for rule in blocks.mla(q_lora=False)} == {
+    assert {rule.megatron.split(".")[-2] for rule in mla.rules(q_lora=False)} == {
         "linear_q_proj",
         "linear_kv_down_proj",
         "kv_layernorm",

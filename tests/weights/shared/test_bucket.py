@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from slime.weights.megatron.blocks import mla
+from slime.models import mla
 from slime.weights.shared.bucket import in_buckets, loaded_together, place
 
 
@@ -21,11 +21,11 @@ def test_down_projections_of_a_layer_stay_together() -> None:
 
 
 def test_a_mapping_exports_one_straight_after_the_other() -> None:
-    names = [name.format(layer=0) for rule in mla() for name in rule.hf]
+    names = [name.format(layer=0) for rule in mla.rules() for name in rule.hf]
     assert [len(run) for run in runs(*names)] == [2, 1, 1, 1, 1, 1]
-    assert [len(run) for run in runs(*(name.format(layer=0) for rule in mla(q_lora=False) for name in rule.hf))] == [
-        1
-    ] * 5
+    assert [
+        len(run) for run in runs(*(name.format(layer=0) for rule in mla.rules(q_lora=False) for name in rule.hf))
+    ] == [1] * 5
 
 
 def test_buckets_are_filled_and_runs_are_not_cut() -> None:

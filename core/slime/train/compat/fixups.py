@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from slime.train.accumulate import add_product
+from slime.models.accumulate import add_product
 from slime.train.compat.adam import FusedAdam
 from slime.train.compat.rng import use_cpu_rng
 

@@ -21,7 +21,7 @@ _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole w
 
 
 _DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
-"""Of latent attention. A weight mapping exports one straight after the other (`slime.weights.megatron.blocks.mla`)."""
+"""Of latent attention. A weight mapping exports one straight after the other (`slime.models.mla.rules`)."""
 T = TypeVar("T")
 
 

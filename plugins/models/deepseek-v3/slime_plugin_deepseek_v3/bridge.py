@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime import architecture, architecture_dsa
-from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights.megatron import blocks
+from slime.models import decoder, dsa, embeddings, mla, moe, mtp
+from slime.models.config_reader import ConfigReader
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from slime.train.specs.dsa_config import SparseLatentConfig
+    from slime.models.dsa.config import SparseLatentConfig
 
 
 class DeepseekV3:
@@ -41,7 +40,7 @@ class DeepseekV3:
         return spec.prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return blocks.moe_decoder(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
+        return decoder.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
 
 
 class DeepseekV32:
@@ -66,10 +65,10 @@ class DeepseekV32:
         return spec.sparse_prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return blocks.moe_decoder(hf, (*blocks.mla(), *blocks.indexer()))
+        return decoder.moe_mapping(hf, (*mla.rules(), *dsa.rules()))
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture_dsa.dsa_problems(hf, megatron)
+        return dsa.problems(hf, megatron)
 
 
 def _read(hf: HfConfig, *, sparse: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -78,14 +77,14 @@ def _read(hf: HfConfig, *, sparse: bool = False) -> tuple[dict[str, Any], dict[s
     for not_of_the_forward_pass in ("aux_loss_alpha", "ep_size", "pretraining_tp", "seq_aux"):
         reader.get(not_of_the_forward_pass, None)
     config = {
-        **architecture.decoder(reader),
-        **architecture.mla(reader),
-        **architecture.sigmoid_moe(reader),
-        **architecture.mtp(reader),
+        **decoder.keywords(reader),
+        **mla.keywords(reader),
+        **moe.sigmoid_keywords(reader),
+        **mtp.keywords(reader),
     }
     if sparse:
         reader.only("layer_types", None, ["deepseek_sparse_attention"] * config["num_layers"])
-        config |= architecture_dsa.dsa(reader)
-    kwargs = architecture.embeddings(reader)
+        config |= dsa.keywords(reader)
+    kwargs = embeddings.keywords(reader)
     reader.finish()
     return config, kwargs

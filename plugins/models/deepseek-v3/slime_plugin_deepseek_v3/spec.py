@@ -9,9 +9,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.train import specs
-from slime.train.specs.dsa import dsa, sparse_latent_attention
-from slime.train.specs.dsa_config import SparseLatentConfig
+from slime.models import specs
+from slime.models.dsa.config import SparseLatentConfig
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -26,13 +25,13 @@ def prediction(config: TransformerConfig) -> ModuleSpec:
 
 def sparse_block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """As `block`, with sparse attention."""
-    layer = partial(specs.dense_or_moe_layer, config, attention=dsa(config, vp_stage))
+    layer = partial(specs.dense_or_moe_layer, config, attention=specs.dsa(config, vp_stage))
     return specs.decoder_block(config, vp_stage, layer)
 
 
 def sparse_prediction(config: SparseLatentConfig) -> ModuleSpec:
     """As `prediction`, with sparse attention and an indexer of its own."""
-    return specs.mtp_layer(config, specs.dense_or_moe_layer(config, True, attention=sparse_latent_attention()))
+    return specs.mtp_layer(config, specs.dense_or_moe_layer(config, True, attention=specs.sparse_latent_attention()))
 
 
 def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime import architecture
-from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights.megatron import blocks
+from slime.models import decoder, embeddings, gqa, mla, mlp, moe, mtp, output, rotary
+from slime.models.config_reader import ConfigReader
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -35,12 +34,12 @@ class Glm4:
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         rules = (
-            *blocks.embeddings(hf["vocab_size"]),
-            *blocks.norms(),
-            *blocks.sandwich_norms(),
-            *blocks.gqa(hf["num_attention_heads"], hf["num_key_value_heads"], bias=hf.get("attention_bias", True)),
-            *blocks.fused_gated_mlp(),
-            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+            *embeddings.rules(hf["vocab_size"]),
+            *decoder.norm_rules(),
+            *decoder.sandwich_norm_rules(),
+            *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=hf.get("attention_bias", True)),
+            *mlp.fused_rules(),
+            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
         )
         return WeightMapping(rules, hf["num_hidden_layers"])
 
@@ -67,13 +66,13 @@ class Glm4Moe:
         return spec.moe_prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        attention = blocks.gqa(
+        attention = gqa.rules(
             hf["num_attention_heads"],
             hf["num_key_value_heads"],
             bias=hf.get("attention_bias", False),
             qk_norm=hf.get("use_qk_norm", False),
         )
-        return blocks.moe_decoder(hf, attention)
+        return decoder.moe_mapping(hf, attention)
 
     def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
         if sglang.get("ep_num_redundant_experts"):
@@ -107,15 +106,15 @@ class Glm4MoeLite:
         return spec.latent_moe_prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return blocks.moe_decoder(hf, blocks.mla(q_lora=hf.get("q_lora_rank") is not None))
+        return decoder.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
     bias = reader.get("attention_bias", True)
     config = {
-        **architecture.decoder(reader),
-        **architecture.gqa(reader, bias=bias, qk_norm=False, rotary_interleaved=True),
+        **decoder.keywords(reader),
+        **gqa.keywords(reader, bias=bias, qk_norm=False, rotary_interleaved=True),
     }
     return config, _model_kwargs(reader)
 
@@ -124,10 +123,10 @@ def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
     bias, qk_norm = reader.get("attention_bias", False), reader.get("use_qk_norm", False)
     config = {
-        **architecture.decoder(reader),
-        **architecture.gqa(reader, bias=bias, qk_norm=qk_norm, rotary_interleaved=False),
-        **architecture.sigmoid_moe(reader),
-        **architecture.mtp(reader),
+        **decoder.keywords(reader),
+        **gqa.keywords(reader, bias=bias, qk_norm=qk_norm, rotary_interleaved=False),
+        **moe.sigmoid_keywords(reader),
+        **mtp.keywords(reader),
     }
     return config, _model_kwargs(reader)
 
@@ -136,18 +135,18 @@ def _read_latent_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
     reader.get("pretraining_tp", None)  # says how the checkpoint was trained
     config = {
-        **architecture.decoder(reader),
-        **architecture.mla(reader),
-        **architecture.sigmoid_moe(reader),
-        **architecture.mtp(reader),
+        **decoder.keywords(reader),
+        **mla.keywords(reader),
+        **moe.sigmoid_keywords(reader),
+        **mtp.keywords(reader),
     }
-    kwargs = architecture.embeddings(reader)
+    kwargs = embeddings.keywords(reader)
     reader.finish()
     return config, kwargs
 
 
 def _model_kwargs(reader: ConfigReader) -> dict[str, Any]:
     """The last part of a config.json; whatever is left unread now is refused."""
-    kwargs = {**architecture.rotary(reader, default_percent=0.5), **architecture.embeddings(reader)}
+    kwargs = {**rotary.keywords(reader, default_percent=0.5), **embeddings.keywords(reader)}
     reader.finish()
     return kwargs

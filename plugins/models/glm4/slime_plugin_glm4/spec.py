@@ -9,7 +9,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.train import specs
+from slime.models import specs
 
 
 def dense_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime import architecture, architecture_dsa
-from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights.megatron import blocks
+from slime.models import decoder, dsa, embeddings, mla, moe, mtp
+from slime.models.config_reader import ConfigReader
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-    from slime.train.specs.dsa_config import SparseLatentConfig
+    from slime.models.dsa.config import SparseLatentConfig
 
 
 class GlmMoeDsa:
@@ -44,23 +43,23 @@ class GlmMoeDsa:
         return spec.prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        attention = (*blocks.mla(), *blocks.indexer(architecture_dsa.choosing_layers(hf)))
-        return blocks.moe_decoder(hf, attention)
+        attention = (*mla.rules(), *dsa.rules(dsa.choosing_layers(hf)))
+        return decoder.moe_mapping(hf, attention)
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        return architecture_dsa.dsa_problems(hf, megatron)
+        return dsa.problems(hf, megatron)
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = ConfigReader(hf)
     config = {
-        **architecture.decoder(reader),
-        **architecture.mla(reader),
-        **architecture_dsa.dsa(reader),
-        **architecture.sigmoid_moe(reader),
-        **architecture.mtp(reader),
+        **decoder.keywords(reader),
+        **mla.keywords(reader),
+        **dsa.keywords(reader),
+        **moe.sigmoid_keywords(reader),
+        **mtp.keywords(reader),
     }
-    kwargs = architecture.embeddings(reader)
+    kwargs = embeddings.keywords(reader)
     reader.only("moe_router_dtype", "float32")
     reader.only("layer_types", None, ["deepseek_sparse_attention"] * reader.get("num_hidden_layers"))
     for not_of_the_forward_pass in ("ep_size", "index_share_for_mtp_iteration", "num_experts", "pretraining_tp"):

@@ -7,18 +7,17 @@ from functools import partial
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from slime.train import specs
-from slime.train.specs.dsa import dsa, sparse_latent_attention
-from slime.train.specs.dsa_config import SparseLatentConfig
+from slime.models import specs
+from slime.models.dsa.config import SparseLatentConfig
 
 
 def block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Sparse attention everywhere; dense or expert layers, as `moe_layer_freq` says."""
-    layer = partial(specs.dense_or_moe_layer, config, attention=dsa(config, vp_stage))
+    layer = partial(specs.dense_or_moe_layer, config, attention=specs.dsa(config, vp_stage))
     return specs.decoder_block(config, vp_stage, layer)
 
 
 def prediction(config: SparseLatentConfig) -> ModuleSpec:
     """The multi-token prediction layer, with experts and an indexer of its own."""
-    layer = specs.dense_or_moe_layer(config, True, attention=sparse_latent_attention())
+    layer = specs.dense_or_moe_layer(config, True, attention=specs.sparse_latent_attention())
     return specs.mtp_layer(config, layer)

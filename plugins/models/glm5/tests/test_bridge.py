@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from slime.architecture import ConfigReader
-from slime.architecture_dsa import choosing_layers, index_layers
 from slime.contracts import MtpBridge
 from slime.errors import SlimeError
+from slime.models.config_reader import ConfigReader
+from slime.models.dsa import choosing_layers, index_layers
 from slime_plugin_glm5.bridge import GlmMoeDsa
 
 HERE = Path(__file__).parent

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime import architecture
-from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights.megatron import blocks
+from slime.models import decoder, embeddings, gqa, mlp, mtp, output, rotary
+from slime.models.config_reader import ConfigReader
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -47,17 +46,18 @@ class Mimo:
         return spec.prediction(config)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        attention = blocks.gqa(hf["num_attention_heads"], hf["num_key_value_heads"], bias=True)
-        layer = (*blocks.norms(), *attention, *blocks.gated_mlp())
-        mtp = blocks.mtp(layer, _MTP, modules=_MTP_MODULES)
+        attention = gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=True)
+        layer = (*decoder.norm_rules(), *attention, *mlp.rules())
+        prediction = mtp.rules(layer, _MTP, modules=_MTP_MODULES)
         rules = (
-            *blocks.embeddings(hf["vocab_size"]),
+            *embeddings.rules(hf["vocab_size"]),
             *layer,
-            *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
         )
         if hf.get("num_nextn_predict_layers"):
-            return WeightMapping((*rules, *mtp), hf["num_hidden_layers"])
-        return WeightMapping(rules, hf["num_hidden_layers"], ignored=frozenset(x for rule in mtp for x in rule.hf))
+            return WeightMapping((*rules, *prediction), hf["num_hidden_layers"])
+        ignored = frozenset(name for rule in prediction for name in rule.hf)
+        return WeightMapping(rules, hf["num_hidden_layers"], ignored=ignored)
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -69,10 +69,10 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     for not_of_the_forward_pass in ("max_window_layers", "sliding_window"):
         reader.get(not_of_the_forward_pass, None)
     config = {
-        **architecture.decoder(reader),
-        **architecture.gqa(reader, bias=True, qk_norm=False, rotary_interleaved=False),
-        **architecture.mtp(reader),
+        **decoder.keywords(reader),
+        **gqa.keywords(reader, bias=True, qk_norm=False, rotary_interleaved=False),
+        **mtp.keywords(reader),
     }
-    kwargs = {**architecture.rotary(reader, default_percent=1.0), **architecture.embeddings(reader)}
+    kwargs = {**rotary.keywords(reader, default_percent=1.0), **embeddings.keywords(reader)}
     reader.finish()
     return config, kwargs

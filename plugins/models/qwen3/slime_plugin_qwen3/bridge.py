@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime import architecture
-from slime.architecture import ConfigReader
 from slime.contracts import HfConfig
-from slime.weights.megatron import blocks
-from slime.weights.megatron.blocks import Rules
+from slime.models import decoder, embeddings, gqa, mlp, moe, output, rotary
+from slime.models.config_reader import ConfigReader
+from slime.models.rules import Rules
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Qwen3:
         return spec.block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return WeightMapping(_rules(hf, blocks.gated_mlp()), hf["num_hidden_layers"])
+        return WeightMapping(_rules(hf, mlp.rules()), hf["num_hidden_layers"])
 
 
 class Qwen3Moe:
@@ -53,18 +52,18 @@ class Qwen3Moe:
         return spec.block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        experts = blocks.moe(shared_expert=False, correction_bias=False)
+        experts = moe.rules(shared_expert=False, correction_bias=False)
         return WeightMapping(_rules(hf, experts), hf["num_hidden_layers"], hf[_experts_key(hf)])
 
 
 def _rules(hf: HfConfig, mlp: Rules) -> Rules:
     """The table around the MLP, which is what the two families differ in."""
     return (
-        *blocks.embeddings(hf["vocab_size"]),
-        *blocks.norms(),
-        *blocks.gqa(hf["num_attention_heads"], hf["num_key_value_heads"], qk_norm=True),
+        *embeddings.rules(hf["vocab_size"]),
+        *decoder.norm_rules(),
+        *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], qk_norm=True),
         *mlp,
-        *blocks.output(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+        *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
     )
 
 
@@ -85,7 +84,7 @@ def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     reader.only("mlp_only_layers", None, [])
     for loss_of_transformers in ("output_router_logits", "router_aux_loss_coef"):
         reader.get(loss_of_transformers, None)
-    config = {**_decoder(reader), **architecture.softmax_moe(reader, experts_key=_experts_key(hf))}
+    config = {**_decoder(reader), **moe.softmax_keywords(reader, experts_key=_experts_key(hf))}
     return config, _model_kwargs(reader)
 
 
@@ -96,13 +95,13 @@ def _decoder(reader: ConfigReader) -> dict[str, Any]:
     reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
     reader.only("attention_bias", False)
     return {
-        **architecture.decoder(reader),
-        **architecture.gqa(reader, bias=False, qk_norm=True, rotary_interleaved=False),
+        **decoder.keywords(reader),
+        **gqa.keywords(reader, bias=False, qk_norm=True, rotary_interleaved=False),
     }
 
 
 def _model_kwargs(reader: ConfigReader) -> dict[str, Any]:
     """The last part of a config.json; whatever is left unread now is refused."""
-    kwargs = {**architecture.rotary(reader, default_percent=1.0), **architecture.embeddings(reader)}
+    kwargs = {**rotary.keywords(reader, default_percent=1.0), **embeddings.keywords(reader)}
     reader.finish()
     return kwargs

@@ -6,7 +6,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.train import specs
+from slime.models import specs
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

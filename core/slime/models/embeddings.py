@@ -1,0 +1,24 @@
+"""Token embeddings: keywords and names. The module is Megatron-core's. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime.models.config_reader import ConfigReader
+from slime.models.rules import Rules
+from slime.weights.megatron.mapping import Layout, Rule
+
+
+def keywords(reader: ConfigReader) -> dict[str, Any]:
+    """Vocabulary (without padding), context length and tied embeddings, as `GPTModel` keywords."""
+    return {
+        "vocab_size": reader.get("vocab_size"),
+        "max_sequence_length": reader.get("max_position_embeddings"),
+        "share_embeddings_and_output_weights": reader.get("tie_word_embeddings", False),
+    }
+
+
+def rules(vocab_size: int) -> Rules:
+    """Token embeddings [vocab_size, hidden]."""
+    layout = Layout(num_rows=vocab_size)
+    return (Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), layout),)

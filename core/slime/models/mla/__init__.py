@@ -1,0 +1,74 @@
+"""Multi-head latent attention: keywords and names. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime.errors import SlimeError
+from slime.models.config_reader import ConfigReader
+from slime.models.rotary import rope_parameters
+from slime.models.rules import Rules, layer_rule
+
+
+def keywords(reader: ConfigReader) -> dict[str, Any]:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1); rotary embeddings plain or scaled by YaRN.
+
+    Every norm uses `rms_norm_eps`, as the engine's do.
+    """
+    num_heads = reader.get("num_attention_heads")
+    reader.only("num_key_value_heads", num_heads)
+    reader.only("attention_bias", False)
+    reader.only("rope_interleave", True)
+    for derived in ("head_dim", "qk_head_dim"):
+        reader.get(derived, None)
+    return {
+        "multi_latent_attention": True,
+        "num_attention_heads": num_heads,
+        "q_lora_rank": reader.get("q_lora_rank", None),
+        "kv_lora_rank": reader.get("kv_lora_rank"),
+        "qk_head_dim": reader.get("qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": reader.get("qk_rope_head_dim"),
+        "v_head_dim": reader.get("v_head_dim"),
+        "qk_layernorm": True,
+        **_latent_rotary(reader),
+    }
+
+
+def _latent_rotary(reader: ConfigReader) -> dict[str, Any]:
+    parameters, kind, base = rope_parameters(reader, "default", "yarn")
+    reader.only("partial_rotary_factor", 1.0)
+    if kind == "default":
+        return {"rope_type": "rope", "rotary_base": base}
+    mscale, mscale_all_dim = parameters.get("mscale", 1.0), parameters.get("mscale_all_dim", 0.0)
+    if not mscale_all_dim and mscale != 1.0:
+        raise SlimeError(
+            f"'mscale: {mscale}' without 'mscale_all_dim' is not supported",
+            where="config.json",
+            todo="Engines and trainer read it differently.",
+        )
+    return {
+        "rope_type": "yarn",
+        "rotary_base": base,
+        "rotary_scaling_factor": parameters["factor"],
+        "original_max_position_embeddings": parameters["original_max_position_embeddings"],
+        "beta_fast": parameters.get("beta_fast", 32),
+        "beta_slow": parameters.get("beta_slow", 1),
+        "mscale": mscale,
+        "mscale_all_dim": mscale_all_dim,
+    }
+
+
+def rules(*, q_lora: bool = True) -> Rules:
+    """Multi-head latent attention; `q_lora` says that queries have a low-rank projection of their own.
+
+    Its two down projections come behind one another: SGLang wants them in one bucket (`slime.weights.shared.bucket`).
+    """
+    names = {
+        **({"linear_q_down_proj": "q_a_proj"} if q_lora else {"linear_q_proj": "q_proj"}),
+        "linear_kv_down_proj": "kv_a_proj_with_mqa",
+        **({"q_layernorm": "q_a_layernorm", "linear_q_up_proj": "q_b_proj"} if q_lora else {}),
+        "kv_layernorm": "kv_a_layernorm",
+        "linear_kv_up_proj": "kv_b_proj",
+        "linear_proj": "o_proj",
+    }
+    return tuple(layer_rule(f"self_attention.{ours}.weight", f"self_attn.{hf}.weight") for ours, hf in names.items())

@@ -1,0 +1,27 @@
+"""Gated MLP: names. Its keywords are the decoder's (`slime.models.decoder`). No torch."""
+
+from __future__ import annotations
+
+from slime.models.rules import FUSED_GATE_UP, GATE_UP, Layers, Rules, layer_rule
+
+
+def rules(layers: Layers = None, *, megatron: str = "mlp.", hf: str = "mlp.") -> Rules:
+    """Gated MLP with gate and up projections of their own."""
+    return (
+        layer_rule(
+            f"{megatron}linear_fc1.weight",
+            f"{hf}gate_proj.weight",
+            f"{hf}up_proj.weight",
+            layout=GATE_UP,
+            layers=layers,
+        ),
+        layer_rule(f"{megatron}linear_fc2.weight", f"{hf}down_proj.weight", layers=layers),
+    )
+
+
+def fused_rules(layers: Layers = None) -> Rules:
+    """Gated MLP whose checkpoint keeps gate and up behind one another in a single tensor."""
+    return (
+        layer_rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", layout=FUSED_GATE_UP, layers=layers),
+        layer_rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", layers=layers),
+    )

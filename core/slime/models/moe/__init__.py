@@ -1,0 +1,86 @@
+"""Mixture of experts: keywords and names. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime.errors import SlimeError
+from slime.models import mlp
+from slime.models.config_reader import ConfigReader
+from slime.models.rules import Layers, Rules, layer_rule
+
+
+def softmax_keywords(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
+    """Experts in every layer, with softmax scores over all of them; no shared expert, no auxiliary loss.
+
+    Args:
+        experts_key: the field with the number of experts.
+    """
+    return {
+        "num_moe_experts": reader.get(experts_key),
+        "moe_layer_freq": 1,
+        "moe_ffn_hidden_size": reader.get("moe_intermediate_size"),
+        "moe_router_topk": reader.get("num_experts_per_tok"),
+        "moe_router_score_function": "softmax",
+        # The softmax of the chosen logits is the softmax of all, normalised over the chosen ones.
+        "moe_router_pre_softmax": not reader.get("norm_topk_prob"),
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+    }
+
+
+def sigmoid_keywords(reader: ConfigReader) -> dict[str, Any]:
+    """Dense layers first, then routed experts with sigmoid scores, a correction bias and a shared expert.
+
+    Routing of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2). The correction bias is a weight of the checkpoint: its
+    update rate is 0 unless `train.megatron` sets another. Fields in which a checkpoint or transformers says all this
+    again must agree.
+    """
+    topk, num_dense = reader.get("num_experts_per_tok"), reader.get("first_k_dense_replace")
+    has_experts = [layer >= num_dense for layer in range(reader.get("num_hidden_layers"))]
+    reader.only("scoring_func", "sigmoid")
+    reader.only("topk_method", "noaux_tc")
+    reader.only("moe_layer_freq", 1)
+    reader.only("mlp_layer_types", None, ["sparse" if of_layer else "dense" for of_layer in has_experts])
+    reader.only("norm_topk_prob", topk > 1)  # Megatron normalises sigmoid scores exactly when there are several
+    expert_size = reader.get("moe_intermediate_size")
+    return {
+        "num_moe_experts": reader.get("n_routed_experts"),
+        "moe_layer_freq": [int(of_layer) for of_layer in has_experts],
+        "moe_ffn_hidden_size": expert_size,
+        "moe_shared_expert_intermediate_size": expert_size * reader.get("n_shared_experts") or None,
+        "moe_router_topk": topk,
+        "moe_router_score_function": "sigmoid",
+        "moe_router_pre_softmax": True,
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_topk_scaling_factor": reader.get("routed_scaling_factor"),
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        **_expert_groups(reader, topk),
+    }
+
+
+def _expert_groups(reader: ConfigReader, topk: int) -> dict[str, Any]:
+    num_groups, kept_groups = reader.get("n_group", 1), reader.get("topk_group", 1)
+    if num_groups == 1:
+        return {}
+    if topk // kept_groups != 2:
+        raise SlimeError(
+            f"'num_experts_per_tok: {topk}' with 'topk_group: {kept_groups}' is not supported",
+            where="config.json",
+            todo="Megatron ranks a group of experts by its best num_experts_per_tok // topk_group, the models by two.",
+        )
+    return {"moe_router_num_groups": num_groups, "moe_router_group_topk": kept_groups}
+
+
+def rules(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) -> Rules:
+    """Router, routed experts and, if any, the shared expert of the layers that have experts."""
+    bias = layer_rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", layers=layers)
+    shared = mlp.rules(layers, megatron="mlp.shared_experts.", hf="mlp.shared_experts.")
+    return (
+        layer_rule("mlp.router.weight", "mlp.gate.weight", layers=layers),
+        *((bias,) if correction_bias else ()),
+        *(shared if shared_expert else ()),
+        *mlp.rules(layers, megatron="mlp.experts.local_experts.{expert}.", hf="mlp.experts.{expert}."),
+    )

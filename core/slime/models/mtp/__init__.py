@@ -1,0 +1,52 @@
+"""The multi-token prediction layer (arXiv 2412.19437, section 2.2): keywords and names. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from slime.models.config_reader import ConfigReader
+from slime.models.rules import HF, MEGATRON, Rules
+from slime.weights.megatron.mapping import Rule
+
+
+def keywords(reader: ConfigReader) -> dict[str, Any]:
+    """One multi-token prediction layer (arXiv 2412.19437, section 2.2), or none; engines draft with one at most.
+
+    With tied embeddings Megatron-core gives the last pipeline stage an output layer that nothing keeps in step.
+    """
+    num_layers = reader.only("num_nextn_predict_layers", 0, 1, None) or None
+    if num_layers:
+        reader.only("tie_word_embeddings", False)
+    return {"mtp_num_layers": num_layers}
+
+
+MODULES: Mapping[str, str] = MappingProxyType(
+    {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "final_layernorm": "shared_head.norm"}
+)
+"""What it has beside its decoder layer: Megatron's names, and those of most checkpoints."""
+
+
+def rules(layer: Rules, hf: str, *, modules: Mapping[str, str] = MODULES) -> Rules:
+    """The multi-token prediction layer (arXiv 2412.19437, section 2.2), which most checkpoints number behind the last.
+
+    Args:
+        layer: blocks of the decoder layer inside it, such as `norms() + gqa(...) + moe(...)`.
+        hf: what its tensors' names begin with, such as `model.layers.61.`.
+        modules: the checkpoint's names of the two input norms, the projection and the output norm, by Megatron's.
+    """
+    own = [Rule(f"mtp.layers.0.{ours}.weight", (f"{hf}{theirs}.weight",)) for ours, theirs in modules.items()]
+    return (*own, *(_moved(rule, hf) for rule in layer))
+
+
+def _moved(rule: Rule, hf: str) -> Rule:
+    """A decoder layer's rule as that of the layer inside the prediction layer."""
+    megatron = "mtp.layers.0.transformer_layer." + rule.megatron.removeprefix(MEGATRON)
+    return replace(rule, megatron=megatron, hf=tuple(hf + name.removeprefix(HF) for name in rule.hf), layers=None)
+
+
+def copies(hf: str) -> dict[str, str]:
+    """Copies of embeddings and output layer that many checkpoints keep in their prediction layer; engines skip them."""
+    return {f"{hf}embed_tokens.weight": "model.embed_tokens.weight", f"{hf}shared_head.head.weight": "lm_head.weight"}

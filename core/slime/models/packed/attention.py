@@ -1,0 +1,229 @@
+"""Packed sequences (thd) and causal attention over them, with all-gather context parallelism.
+
+Shape letters: t tokens of this rank, h query heads, g key-value heads, d query/key head size, e value head size.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from slime.models.dsa.indexer_loss import AttentionTarget
+from slime.models.linear import device_of
+from slime.models.packed.causal_attention import Segments, causal_attention
+from slime.models.packed.rows import PackRows
+from slime.models.rotary.module import RotaryTable
+
+
+@dataclass(frozen=True)
+class TokensAhead:
+    """What a multi-token prediction layer reads of a pack: everything one position ahead within its sequence.
+
+    Attributes:
+        tokens: [1, t] int64, the next token of each.
+        labels: [1, t] int64, the one after.
+        loss_weights: [t] fp32, of predicting that; 0 where there is none.
+        layer_loss_weights: [t] fp32, the same for losses of the prediction layer's own, see `PackedSequences`.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    loss_weights: Tensor
+    layer_loss_weights: Tensor
+
+
+@dataclass
+class PackedSequences(PackedSeqParams):  # type: ignore[misc]
+    """Megatron-core's packed-sequence parameters with the lengths kept on the host.
+
+    One object serves every layer of a micro-batch; the lengths need no device synchronisation.
+
+    Attributes:
+        lengths: padded length of each sequence, over all context-parallel ranks.
+        cp_size, cp_rank: of the context-parallel group that shares the pack.
+        contiguous: each rank holds one chunk of a sequence instead of two (zig-zag).
+        padding: [t] bool, of what only fills up; None where all tokens count alike.
+        loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
+            step's loss tokens. None where nothing is trained.
+        selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
+            the layer that chose it: rows of the pack int32, [tokens of this rank's sequence shard, topk].
+        attention_targets: in a training pass, what the indexer of such a layer learns from all that share its choice.
+        ahead: for a multi-token prediction layer; None where none is trained.
+    """
+
+    lengths: Sequence[int] = ()
+    cp_size: int = 1
+    cp_rank: int = 0
+    contiguous: bool = False
+    padding: Tensor | None = None
+    loss_weights: Tensor | None = None
+    selected_keys: dict[int, Tensor] = field(default_factory=dict)
+    attention_targets: dict[int, AttentionTarget] = field(default_factory=dict)
+    ahead: TokensAhead | None = None
+    _rotary: tuple[Tensor, RotaryTable] | None = field(default=None, init=False)
+
+    @classmethod
+    def of(
+        cls, cu_seqlens: Sequence[int], cp_size: int, cp_rank: int, device: torch.device, *, contiguous: bool = False
+    ) -> PackedSequences:
+        """From padded sequence borders [num_sequences + 1]."""
+        borders = torch.tensor(list(cu_seqlens), dtype=torch.int32, device=device)
+        lengths = [int(end) - int(start) for start, end in pairwise(cu_seqlens)]
+        assert all(length % (2 * cp_size) == 0 for length in lengths) or cp_size == 1, "pad to multiples of 2 * CP"
+        return cls(
+            qkv_format="thd",
+            cu_seqlens_q=borders,
+            cu_seqlens_kv=borders,
+            max_seqlen_q=max(lengths),
+            max_seqlen_kv=max(lengths),
+            lengths=lengths,
+            cp_size=cp_size,
+            cp_rank=cp_rank,
+            contiguous=contiguous,
+        )
+
+    def for_one_pass(self) -> PackedSequences:
+        """The same pack with nothing selected yet.
+
+        Another pass, under other weights or in another pipeline stage, selects anew; recomputation of a layer is
+        handed the object of its first computation and finds the very same keys.
+        """
+        one_pass = copy.copy(self)
+        one_pass.selected_keys, one_pass.attention_targets = {}, {}
+        return one_pass
+
+    def for_prediction(self) -> PackedSequences:
+        """The same pass as a multi-token prediction layer takes part in it: a query counts as its prediction does."""
+        assert self.ahead is not None, "trained with the tokens ahead"
+        prediction = copy.copy(self)
+        prediction.loss_weights = self.ahead.layer_loss_weights
+        return prediction
+
+    def padding_of(self, shard: dist.ProcessGroup | None) -> Tensor | None:
+        """[1, tokens]: `padding`, or the part of it that this rank of sequence parallelism holds."""
+        if self.padding is None:
+            return None
+        return self.padding[None] if shard is None else self.padding.chunk(shard.size())[shard.rank()][None]
+
+    @cached_property
+    def rows(self) -> PackRows:
+        """Where this rank's tokens stand in the pack."""
+        device = self.cu_seqlens_q.device
+        return PackRows.of(self.lengths, self.cp_size, self.cp_rank, contiguous=self.contiguous, device=device)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The sequences as attention takes them where one rank holds them whole."""
+        return Segments(self.lengths, self.lengths, self.cu_seqlens_q, self.cu_seqlens_kv)
+
+    def rotary_table(self, angles: Tensor, interleaved: bool, scale: float) -> RotaryTable:
+        """See `RotaryTable.of`; made for the first layer, kept for the others (and for recomputation's copies)."""
+        if self._rotary is None or self._rotary[0].data_ptr() != angles.data_ptr():
+            self._rotary = (angles, RotaryTable.of(angles, self.rows.positions, interleaved, scale))
+        return self._rotary[1]
+
+    @cached_property
+    def cp_layout(self) -> ContextParallelLayout:
+        """Where this rank's queries find their keys in the gathered pack."""
+        assert not self.contiguous, "this attention balances its work by zig-zag"
+        return ContextParallelLayout.of(self.lengths, self.cp_size, self.cp_rank, self.cu_seqlens_q.device)
+
+
+@dataclass(frozen=True)
+class ContextParallelLayout:
+    """Zig-zag context parallelism: rank r holds chunks r and 2n-1-r of every sequence cut into 2n chunks.
+
+    Each of the two chunks becomes a sequence of its own, whose keys are all chunks up to and including it.
+
+    Attributes:
+        key_index: [sum of key lengths] rows of the gathered keys [n * t], in the order of the chunks.
+        segments: the chunks; causal from the bottom right.
+    """
+
+    key_index: Tensor
+    segments: Segments
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> ContextParallelLayout:
+        index, queries, keys, offset = [], [], [], 0
+        num_local_tokens = sum(lengths) // cp_size
+        for length in lengths:
+            half = length // (2 * cp_size)
+            chunks = [_gathered_rows(c, half, offset, num_local_tokens, cp_size) for c in range(2 * cp_size)]
+            for chunk in (cp_rank, 2 * cp_size - 1 - cp_rank):
+                index += chunks[: chunk + 1]
+                queries.append(half)
+                keys.append((chunk + 1) * half)
+            offset += 2 * half
+        return cls(torch.cat(index).to(device), Segments.of(queries, keys, device))
+
+
+def _gathered_rows(chunk: int, half: int, offset: int, num_local_tokens: int, cp_size: int) -> Tensor:
+    """Rows of chunk `chunk` (of 2n) of a sequence that begins at local row `offset` on every rank."""
+    first_half = chunk < cp_size
+    rank = chunk if first_half else 2 * cp_size - 1 - chunk
+    start = rank * num_local_tokens + offset + (0 if first_half else half)
+    return torch.arange(start, start + half)
+
+
+class PackedAttention(MegatronModule):  # type: ignore[misc]
+    """Megatron-core's `core_attention` slot: grouped queries and unequal value head size, causal, no dropout."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert not config.attention_dropout, "post-training runs without dropout"
+        groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
+        self.cp_group = groups.cp
+        self.attend = causal_attention(device_of(config), config.params_dtype)
+        self.scale = softmax_scale or config.softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSequences | None = None,
+    ) -> Tensor:
+        """query [t, h, d], key [t, g, d], value [t, g, e] -> [t, h * e]."""
+        assert packed_seq_params is not None, "slime packs every batch"
+        if packed_seq_params.cp_size == 1:
+            return self.attend(query, key, value, packed_seq_params.segments, self.scale).flatten(1)
+        layout = packed_seq_params.cp_layout
+        key, value = self._gather(key, value, layout.key_index)
+        return self.attend(query, key, value, layout.segments, self.scale).flatten(1)
+
+    def _gather(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of every context-parallel rank, in the order of `index`; the gradient is scattered back."""
+        both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+        both = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=self.cp_group)
+        keys, values = both.index_select(0, index).split([key[0].numel(), value[0].numel()], dim=1)
+        return keys.reshape(-1, *key.shape[1:]), values.reshape(-1, *value.shape[1:])

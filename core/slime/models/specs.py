@@ -1,0 +1,27 @@
+"""Layer specs that model families assemble: the same modules on CPU and CUDA, without Transformer Engine.
+
+Megatron-core's local spec refuses sequence parallelism, context parallelism and packed sequences, and its other spec
+needs Transformer Engine. These fill the slots of its own layers with norms, linears and a core attention that do all
+three. `post_norm` puts a norm behind the output projection as well (sandwich norms).
+"""
+
+from slime.models.decoder.module import decoder_block, dense_or_moe_layer, transformer_layer
+from slime.models.dsa.module import dsa, sparse_latent_attention
+from slime.models.gqa.module import gqa
+from slime.models.mla.module import mla
+from slime.models.mlp.module import gated_mlp
+from slime.models.moe.module import moe
+from slime.models.mtp.module import mtp_layer
+
+__all__ = [
+    "decoder_block",
+    "dense_or_moe_layer",
+    "dsa",
+    "gated_mlp",
+    "gqa",
+    "mla",
+    "moe",
+    "mtp_layer",
+    "sparse_latent_attention",
+    "transformer_layer",
+]

@@ -1,0 +1,149 @@
+"""Chunked log-probs and entropies against torch's log_softmax(logits / temperature), in float64, with gradients."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slime.models.output.logprob import PlainKernels, logprobs_and_entropy
+from slime.testing.ranks import Rank, run_ranks
+
+NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
+PLAIN = PlainKernels()
+SHARDED_TEMPERATURE = 0.7
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator, dtype=torch.float64)
+    return hidden, weight, torch.randint(0, VOCAB, (NUM_TOKENS,), generator=generator)
+
+
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=1)
+    return torch.stack([logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(1)])
+
+
+def factors(entropy_gradient: bool) -> Tensor:
+    """What the two outputs are weighted with in a scalar loss."""
+    factors = torch.linspace(-1, 2, 2 * NUM_TOKENS, dtype=torch.float64).view(2, -1)
+    return factors * torch.tensor([[1.0], [float(entropy_gradient)]])
+
+
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize(("chunk_tokens", "temperature"), [(1, 1.0), (7, 0.7), (7, 1.0), (23, 1.3), (100, 1.0)])
+def test_equals_log_softmax(
+    lone_group: dist.ProcessGroup, chunk_tokens: int, temperature: float, entropy_gradient: bool
+) -> None:
+    hidden, weight, labels = inputs()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    wanted = plain(hidden, weight, labels, temperature)
+    options = {
+        "chunk_tokens": chunk_tokens,
+        "temperature": temperature,
+        "entropy_gradient": entropy_gradient,
+        "group": lone_group,
+        "kernels": PLAIN,
+    }
+    got = logprobs_and_entropy(hidden, weight, labels, **options)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)  # float64 sums in another order
+    loss_factors = factors(entropy_gradient)
+    gradients = torch.autograd.grad((got * loss_factors).sum(), (hidden, weight))
+    wanted_gradients = torch.autograd.grad((wanted * loss_factors).sum(), (hidden, weight))
+    torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_large_logits_do_not_overflow(lone_group: dist.ProcessGroup) -> None:
+    hidden, weight, labels = (x.float() if x.is_floating_point() else x for x in inputs())
+    options = {"chunk_tokens": 5, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
+    got = logprobs_and_entropy(hidden * 1000, weight, labels, **options)
+    assert got.isfinite().all()
+    # fp32 logits of order 1e4 are good to 1e-3
+    torch.testing.assert_close(
+        got[0], plain(hidden.double() * 1000, weight.double(), labels)[0].float(), atol=2e-2, rtol=1e-6
+    )
+
+
+def test_bf16_weights_get_fp32_logprobs_and_a_gradient_of_their_own_type(lone_group: dist.ProcessGroup) -> None:
+    hidden, weight, labels = inputs()
+    hidden, weight = hidden.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_()
+    got = logprobs_and_entropy(
+        hidden, weight, labels, chunk_tokens=4, entropy_gradient=False, group=lone_group, kernels=PLAIN
+    )
+    got[0].sum().backward()
+    assert got.dtype == torch.float32
+    assert weight.grad.dtype == torch.bfloat16
+    wanted = torch.autograd.grad(plain(hidden.double(), weight.double(), labels)[0].sum(), weight)[0]
+    # logits and their gradients are rounded to bf16 (2^-9 relative) before each product
+    assert (weight.grad.double() - wanted.double()).norm() / wanted.double().norm() < 2e-2
+
+
+def test_no_tensor_of_all_tokens_by_the_vocabulary_exists(lone_group: dist.ProcessGroup) -> None:
+    hidden, weight, labels = torch.randn(512, 8), torch.randn(1000, 8), torch.zeros(512, dtype=torch.int64)
+    hidden.requires_grad_()
+    largest = LargestResult()
+    with largest:
+        got = logprobs_and_entropy(
+            hidden, weight, labels, chunk_tokens=16, entropy_gradient=True, group=lone_group, kernels=PLAIN
+        )
+        got.sum().backward()
+    assert largest.numel == 16 * 1000
+
+
+class LargestResult(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the elements of the largest tensor that any operation returns, backward included."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+def test_a_main_gradient_is_added_to_and_autograd_gets_a_placeholder(lone_group: dist.ProcessGroup) -> None:
+    hidden, weight, labels = inputs()
+    weight.requires_grad_()
+    options = {"chunk_tokens": 7, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
+    (wanted,) = torch.autograd.grad(logprobs_and_entropy(hidden, weight, labels, **options).sum(), weight)
+    main_grad = torch.ones_like(weight)
+    logprobs_and_entropy(hidden, weight, labels, main_grad=main_grad, **options).sum().backward()
+    torch.testing.assert_close(main_grad, wanted + 1, rtol=1e-12, atol=1e-12)
+    assert weight.grad_added_to_main_grad
+    assert weight.grad.data_ptr() == weight.data_ptr(), "the placeholder takes memory of its own"
+
+
+@pytest.mark.slow
+def test_a_sharded_vocabulary_changes_nothing() -> None:
+    hidden, weight, labels = inputs()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    wanted = plain(hidden, weight, labels, SHARDED_TEMPERATURE)
+    hidden_gradient, weight_gradient = torch.autograd.grad((wanted * factors(True)).sum(), (hidden, weight))
+    results = run_ranks(on_two_ranks, 2)
+    for values, *_ in results:
+        torch.testing.assert_close(values, wanted.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(sum(result[1] for result in results), hidden_gradient, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat([result[2] for result in results]), weight_gradient, rtol=1e-12, atol=1e-12)
+
+
+def on_two_ranks(rank: Rank) -> tuple[Tensor, Tensor, Tensor]:
+    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size)
+    hidden, weight, labels = inputs()
+    shard = weight.chunk(2)[rank.rank].clone().requires_grad_()
+    hidden.requires_grad_()
+    values = logprobs_and_entropy(
+        hidden,
+        shard,
+        labels,
+        chunk_tokens=7,
+        entropy_gradient=True,
+        group=dist.group.WORLD,
+        kernels=PLAIN,
+        temperature=SHARDED_TEMPERATURE,
+    )
+    gradients = torch.autograd.grad((values * factors(True)).sum(), (hidden, shard))
+    return values.detach(), *gradients
