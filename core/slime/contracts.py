@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from slime.models.traits import Traits
     from slime.types import Decision, Group, RunStatus, Sample, TrackedRun, Verdict
     from slime.weights.megatron.mapping import WeightMapping
 
@@ -50,6 +51,14 @@ class MtpBridge(ModelBridge, Protocol):
 
     def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
         """The prediction layer, `slime.models.specs.mtp_layer` around the family's decoder layer."""
+
+
+@runtime_checkable
+class TraitsBridge(ModelBridge, Protocol):
+    """A family with building blocks that ask something of the code around the model, as `slime.models.mtp` does."""
+
+    def traits(self, hf: HfConfig) -> Sequence[Traits]:
+        """Of the blocks that this model has; must not import torch."""
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ Shape letter: t tokens of this context-parallel rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.models.packed.attention import PackedSequences, TokensAhead
+from slime.models.packed.attention import PackedSequences
 from slime.models.packed.context_parallel import row_index, runs_of_rank
+from slime.models.traits import ExtraLoss
 from slime.types import Batch, MicroBatch
 
 
@@ -44,22 +46,26 @@ class LocalMicroBatch:
 
 
 def local_micro_batches(
-    batch: Batch, device: torch.device, *, contiguous: bool = False, with_ahead: bool = False
+    batch: Batch, device: torch.device, *, contiguous: bool = False, extra_losses: Sequence[ExtraLoss] = ()
 ) -> list[LocalMicroBatch]:
     """This rank's micro-batches of an optimizer step, in order.
 
     Args:
         batch: whole, or this rank's share.
         contiguous: how context parallelism cuts sequences, see `slime.models.packed.context_parallel.runs_of_rank`.
-        with_ahead: give `packed` what a multi-token prediction layer is trained on.
+        extra_losses: whose parts of the model find in `packed` what they are trained on.
     """
     mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]
     assert mine, "every rank has micro-batches, and this is its share"
-    return [_local(micro, batch.num_tokens, device, contiguous, with_ahead) for micro in mine]
+    return [_local(micro, batch.num_tokens, device, contiguous, extra_losses) for micro in mine]
 
 
 def _local(
-    micro: MicroBatch, num_step_tokens: int, device: torch.device, contiguous: bool, with_ahead: bool
+    micro: MicroBatch,
+    num_step_tokens: int,
+    device: torch.device,
+    contiguous: bool,
+    extra_losses: Sequence[ExtraLoss],
 ) -> LocalMicroBatch:
     cp_size, cp_rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
     index = row_index(runs_of_rank(micro.cu_seqlens, cp_size, cp_rank, contiguous=contiguous))
@@ -71,11 +77,8 @@ def _local(
     packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
     loss_weights = tensor(micro.loss_weights)
     packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
-    if with_ahead:
-        tokens, labels, weights = (
-            tensor(one_ahead(x, micro.cu_seqlens)) for x in (micro.tokens, micro.labels, micro.loss_weights)
-        )
-        packed.ahead = TokensAhead(tokens[None], labels[None], weights, weights * num_step_tokens)
+    for extra in extra_losses:
+        extra.prepare(packed, micro, tensor, num_step_tokens)
     return LocalMicroBatch(
         tokens=tensor(micro.tokens)[None],
         labels=tensor(micro.labels)[None],
@@ -89,11 +92,3 @@ def _local(
         num_tokens=num_tokens,
         num_step_tokens=num_step_tokens,
     )
-
-
-def one_ahead(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
-    """[num_tokens]: at every position the value of the next one of its sequence, 0 at the last."""
-    ahead = np.zeros_like(values)
-    ahead[:-1] = values[1:]
-    ahead[cu_seqlens[1:] - 1] = 0
-    return ahead

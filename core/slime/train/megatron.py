@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,9 +16,10 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.config.schema import Device, SlimeConfig
-from slime.contracts import HfConfig, ModelBridge, MtpBridge
+from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError
 from slime.models.policy import PolicyModel
+from slime.models.traits import Traits, traits_of
 from slime.net import join_store, serve_store
 from slime.topology.layout import default_etp
 from slime.train import settings
@@ -41,11 +43,13 @@ class Model:
         chunks: one DDP-wrapped chunk a virtual pipeline stage (one without interleaving).
         modules: the same chunks, unwrapped; parameter names are Megatron-core's own.
         config: the TransformerConfig that all chunks share.
+        traits: of the model's blocks.
     """
 
     chunks: list[DistributedDataParallel]
     modules: list[PolicyModel]
     config: TransformerConfig
+    traits: tuple[Traits, ...]
 
 
 def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
@@ -103,29 +107,33 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
+    traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf)
     with cpu_stands_in_for_cuda():
-        modules = _modules(cfg, bridge, hf, config)
+        modules = _modules(cfg, bridge, hf, config, traits)
         chunks = [_wrap(cfg, config, module, index) for index, module in enumerate(modules)]
     if chunks[0].ddp_config.overlap_grad_reduce:
         # Only the last micro-batch's backward may start the reduction.
         config.no_sync_func = chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
-    return Model(chunks, modules, config)
+    return Model(chunks, modules, config, traits)
 
 
 def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     """The modules of `build` with names, shapes and parallel marks, but without memory for their parameters, and
     without chunks."""
+    traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(cfg, bridge, hf, config), config)
+        return Model([], _modules(cfg, bridge, hf, config, traits), config, traits)
 
 
-def _modules(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> list[PolicyModel]:
+def _modules(
+    cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, config: TransformerConfig, traits: Sequence[Traits]
+) -> list[PolicyModel]:
     kwargs = _model_kwargs(bridge, hf, config)
-    if bridge.transformer_config(hf).get("mtp_num_layers"):
-        assert isinstance(bridge, MtpBridge), "what says mtp_num_layers has an mtp_spec"
-        kwargs["mtp_spec"] = bridge.mtp_spec(config)
+    for trait in traits:
+        if trait.policy_kwargs is not None:
+            kwargs |= trait.policy_kwargs(bridge, config)
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
     return [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]
 

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from slime.algo.losses import MAX_LOG_RATIO, Clips, bounded_ratio, importance_weights, kl_penalty, policy_loss
 from slime.config.schema import AlgoConfig, Importance, ImportanceTokens
-from slime.models.packed.attention import TokensAhead
 from slime.train.local_batch import LocalMicroBatch
 
-MTP_LOSS = "mtp_loss"
 OUTSIDE_SHARE = {Importance.truncate: "importance_truncated_share", Importance.mask: "importance_masked_share"}
 """The metric that counts the tokens whose importance ratio lay outside the bounds, by what was done with them."""
 
@@ -112,19 +110,14 @@ def _correct(
     return torch.where(corrected > 0, weights, 1.0)
 
 
-def with_prediction_ahead(
-    contribution: Contribution, logprobs: Tensor, ahead: TokensAhead, scale: float
-) -> Contribution:
-    """Beside a policy's contribution, the loss of its multi-token prediction layer: cross-entropy (arXiv 2412.19437,
-    section 2.2) of the response tokens, each with the weight that it has in the main loss.
+def with_extra_loss(contribution: Contribution, name: str, loss: Tensor, scale: float) -> Contribution:
+    """Beside a policy's contribution, the loss of another part of the model, a scalar, under its own name.
 
     Args:
-        logprobs: [t] of the tokens after the next ones, with gradients that end in the prediction layer.
         scale: the loss's weight; `loss` among the means stays the policy's own.
     """
-    mtp_loss = (-logprobs * ahead.loss_weights).sum()
-    means = {**contribution.means, MTP_LOSS: mtp_loss}
-    return replace(contribution, loss=contribution.loss + scale * mtp_loss, means=means)
+    means = {**contribution.means, name: loss}
+    return replace(contribution, loss=contribution.loss + scale * loss, means=means)
 
 
 def _ratio_sums(log_ratio: Tensor, clips: Clips, mask: Tensor) -> dict[str, Tensor]:

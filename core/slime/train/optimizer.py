@@ -74,7 +74,7 @@ class Optimizer:
     """
 
     def __init__(self, cfg: SlimeConfig, model: Model) -> None:
-        self._cfg = cfg
+        self._cfg, self._traits = cfg, model.traits
         self.megatron = get_megatron_optimizer(settings.optimizer_config(cfg), model.chunks)
         for adam in self.adams():
             _drop_classes(adam)
@@ -85,11 +85,7 @@ class Optimizer:
     @property
     def unfrozen_by(self) -> list[str]:
         """The keys in force of those that let a part of the model learn which is frozen without them."""
-        keys = {
-            "train.mtp_loss_scale": self._cfg.train.mtp_loss_scale,
-            "train.megatron.dsa_indexer_loss_coeff": self._cfg.train.megatron.get("dsa_indexer_loss_coeff"),
-        }
-        return [key for key, value in keys.items() if value]
+        return [trait.learns_by for trait in self._traits if trait.weight(self._cfg)]
 
     def enter(self, stage: str) -> None:
         """Switch to the schedule of `stage`, with fresh moments; nothing happens if it is the current one."""

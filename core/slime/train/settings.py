@@ -7,7 +7,7 @@ code depends on are checked afterwards, so that a contradiction is an error and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from slime.config.derive import required_megatron
 from slime.config.schema import OPTIMIZER_DEFAULTS, Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
-from slime.models.dsa.config import SparseLatentConfig
+from slime.models.traits import Traits, traits_of
 from slime.topology.layout import default_etp, trains_experts
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,28 +32,30 @@ _DTYPE_KEYS = {"params_dtype", "pipeline_dtype", "autocast_dtype", "main_grads_d
 
 
 def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> TransformerConfig:
-    """Megatron's TransformerConfig (MLATransformerConfig for latent attention) of this model in this layout.
-
-    A multi-token prediction layer that is not trained is not Megatron-core's: `mtp_num_layers` is None then.
+    """Megatron's TransformerConfig of this model in this layout: MLATransformerConfig for latent attention, or what a
+    block of the model brings.
 
     Raises:
         SlimeError: Megatron-core refuses the combination, or it contradicts what slime's code depends on.
     """
+    traits = traits_of(bridge, hf)
     values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
-    if not cfg.train.mtp_loss_scale:
-        values["mtp_num_layers"] = None
+    for trait in traits:
+        if not trait.weight(cfg):
+            values |= trait.while_frozen
     if isinstance(activation := values.get("activation_func"), str):
         values["activation_func"] = getattr(F, activation)
     values.setdefault("use_te_activation_func", _is_swiglu(values))
-    config = _construct(_kind(values), values, "train.megatron")
-    _check(config)
+    config = _construct(_kind(values, traits), values, "train.megatron")
+    _check(config, traits)
     return config
 
 
-def _kind(values: Mapping[str, Any]) -> type:
-    kind: type = TransformerConfig
-    if values.get("multi_latent_attention"):
-        kind = SparseLatentConfig if values.get("dsa_indexer_layers") else MLATransformerConfig
+def _kind(values: Mapping[str, Any], traits: Sequence[Traits]) -> type:
+    for trait in traits:
+        if trait.config_class is not None:
+            return trait.config_class()
+    kind: type = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
     return kind
 
 
@@ -136,7 +138,7 @@ def _construct(kind: type, values: Mapping[str, Any], where: str) -> Any:
         raise SlimeError(str(error).rstrip("."), where=where, todo="Change the setting that this names.") from error
 
 
-def _check(config: TransformerConfig) -> None:
+def _check(config: TransformerConfig, traits: Sequence[Traits]) -> None:
     """Refuse what Megatron-core accepts and computes wrongly, or what slime's own modules do not do."""
     tp, ep, etp = (
         config.tensor_model_parallel_size,
@@ -148,7 +150,7 @@ def _check(config: TransformerConfig) -> None:
         "expert_model_parallel_size below tensor_model_parallel_size with another expert_tensor_parallel_size": (
             bool(config.num_moe_experts) and not trains_experts(tp, ep, etp)
         ),
-        "a multi-token prediction layer before the last pipeline stage": config.mtp_standalone,
+        **{what: getattr(config, name) for trait in traits for name, what in trait.refused.items()},
     }
     for setting, broken in rules.items():
         if broken:

@@ -18,10 +18,11 @@ from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.config.schema import Device, Init, SlimeConfig
 from slime.models.layer_losses import LayerLosses
+from slime.models.traits import extra_losses
 from slime.train import checkpoint, host_memory, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
-from slime.train.objective import MTP_LOSS, OUTSIDE_SHARE, Contribution, reinforced, supervised, with_prediction_ahead
+from slime.train.objective import OUTSIDE_SHARE, Contribution, reinforced, supervised, with_extra_loss
 from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
 from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score, update_expert_bias
@@ -58,14 +59,10 @@ class Trainer:
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
         self.gradient_check = GradientCheck(self.model)
+        self.extra_losses = extra_losses(cfg, self.model.traits)
         self.layer_losses = LayerLosses(self.model.modules, self.device)
         self._offload = Offload(self.model, self.optimizer, self.device)
         self.reference: reference.Weights | None = None
-
-    @property
-    def trains_mtp(self) -> bool:
-        """Whether there is a multi-token prediction layer that learns."""
-        return bool(self.model.config.mtp_num_layers)
 
     @property
     def data_parallel_size(self) -> int:
@@ -113,8 +110,8 @@ class Trainer:
         """One optimizer step on demonstrations: mean negative log-likelihood of the response tokens.
 
         Returns:
-            loss, entropy (nats), grad_norm, lr, num_tokens (padding left out), seconds/train; mtp_loss (nats) where a
-            prediction layer learns, indexer_loss (nats), load_balancing_loss and z_loss where layers have them; the
+            loss, entropy (nats), grad_norm, lr, num_tokens (padding left out), seconds/train; the losses that blocks of
+            the model add, each under its own name (`slime.models.traits.ExtraLoss`, `slime.models.layer_losses`); the
             same on every rank.
         """
         seconds: dict[str, float] = {}
@@ -140,7 +137,7 @@ class Trainer:
             Means over the batches, the same on every rank:
 
             - loss, pg_loss: as `algo.loss_mean` weighs tokens; grad_norm, lr;
-            - mtp_loss, indexer_loss, load_balancing_loss, z_loss: as in `train_sft`;
+            - the losses that blocks of the model add: as in `train_sft`;
             - entropy, kl (to the reference), approx_kl (from the old policy): nats a loss token;
             - ratio_mean (to the old policy), clip_fraction, clip_low_fraction, clip_high_fraction: over loss tokens;
             - logprob_diff_mean, logprob_diff_max, engine_kl (engine against trainer, nats): over the loss tokens that
@@ -178,9 +175,10 @@ class Trainer:
             module.temperature = temperature
 
     def _local(self, batch: Batch) -> list[LocalMicroBatch]:
-        """This rank's part of a batch; sparse attention costs every query the same, so its sequences stay whole."""
-        contiguous = self.model.config.dsa_indexer_topk is not None
-        return local_micro_batches(batch, self.device, contiguous=contiguous, with_ahead=self.trains_mtp)
+        """This rank's part of a batch, cut as the model's blocks want it."""
+        contiguous = any(trait.contiguous for trait in self.model.traits)
+        extra = [loss for loss, _ in self.extra_losses]
+        return local_micro_batches(batch, self.device, contiguous=contiguous, extra_losses=extra)
 
     def _old_scores(self, local: Sequence[list[LocalMicroBatch]]) -> list[Scores]:
         """Empty where the old policy needs no pass of its own."""
@@ -236,8 +234,9 @@ class Trainer:
         self, batch: Batch, micro_batches: Sequence[LocalMicroBatch], loss: LossFunction, *, step: int, **names: Any
     ) -> dict[str, float]:
         """Gradients, metrics (which refuse what is not finite), then the step itself."""
-        if self.trains_mtp:
-            loss, names["means"] = self._with_prediction_ahead(loss, micro_batches), (*names["means"], MTP_LOSS)
+        if self.extra_losses:
+            loss = self._with_extra_losses(loss, micro_batches)
+            names["means"] = (*names["means"], *(extra.name for extra, _ in self.extra_losses))
         contributions = accumulate_gradients(self.model, micro_batches, loss)
         num_step_tokens = micro_batches[0].num_step_tokens
         values = metrics.reduce_contributions(
@@ -253,15 +252,14 @@ class Trainer:
         grad_norm, lr = self.optimizer.step()
         return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(num_step_tokens)}
 
-    def _with_prediction_ahead(self, loss: LossFunction, micro_batches: Sequence[LocalMicroBatch]) -> LossFunction:
-        """`loss`, of the first two rows of scores, and that of the multi-token prediction layer, of the third."""
-        scale = self.cfg.train.mtp_loss_scale
-        assert scale is not None, "it is what makes the layer learn"
+    def _with_extra_losses(self, loss: LossFunction, micro_batches: Sequence[LocalMicroBatch]) -> LossFunction:
+        """`loss`, of the first two rows of scores, and the extra ones, each of one of the further rows."""
 
         def contribute(scores: Tensor, number: int) -> Contribution:
-            ahead = micro_batches[number].packed.ahead
-            assert ahead is not None, "made for every micro-batch"
-            return with_prediction_ahead(loss(scores[:2], number), scores[2], ahead, scale)
+            contribution, packed = loss(scores[:2], number), micro_batches[number].packed
+            for row, (extra, scale) in zip(scores[2:], self.extra_losses, strict=True):
+                contribution = with_extra_loss(contribution, extra.name, extra.of(row, packed), scale)
+            return contribution
 
         return contribute
 

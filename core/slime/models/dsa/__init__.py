@@ -13,6 +13,7 @@ from slime.contracts import HfConfig
 from slime.errors import SlimeError
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Layers, Rules, layer_rule
+from slime.models.traits import Traits
 from slime.topology.layout import SIZE_KEYS, Grid, split_layers
 
 
@@ -98,3 +99,16 @@ def _problem(first: int, choosing: tuple[int, ...]) -> str:
         f"a pipeline stage would start on layer {first + 1}, which reuses the keys that layer {source + 1} chooses; "
         f"start it on layer {nearest} with train.megatron.pipeline_model_parallel_layout"
     )
+
+
+def _config_class() -> type:
+    from slime.models.dsa.config import SparseLatentConfig
+
+    return SparseLatentConfig
+
+
+TRAITS = Traits(
+    learns_by="train.megatron.dsa_indexer_loss_coeff",
+    config_class=_config_class,
+    contiguous=True,  # every query attends to the same number of keys
+)

@@ -1,15 +1,22 @@
-"""The multi-token prediction layer (arXiv 2412.19437, section 2.2): keywords and names. No torch."""
+"""The multi-token prediction layer (arXiv 2412.19437, section 2.2): keywords, names and traits. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from slime.contracts import HfConfig, ModelBridge, MtpBridge
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import HF, MEGATRON, Rules
+from slime.models.traits import Traits
 from slime.weights.megatron.mapping import Rule
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from slime.models.mtp.loss import PredictionLoss
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:
@@ -50,3 +57,28 @@ def _moved(rule: Rule, hf: str) -> Rule:
 def copies(hf: str) -> dict[str, str]:
     """Copies of embeddings and output layer that many checkpoints keep in their prediction layer; engines skip them."""
     return {f"{hf}embed_tokens.weight": "model.embed_tokens.weight", f"{hf}shared_head.head.weight": "lm_head.weight"}
+
+
+def traits(hf: HfConfig) -> tuple[Traits, ...]:
+    """Those of the layer, if the model has one."""
+    return (_TRAITS,) if hf.get("num_nextn_predict_layers") else ()
+
+
+def _policy_kwargs(bridge: ModelBridge, config: TransformerConfig) -> dict[str, Any]:
+    assert isinstance(bridge, MtpBridge), "a family with a prediction layer has an mtp_spec"
+    return {"mtp_spec": bridge.mtp_spec(config)}
+
+
+def _loss() -> PredictionLoss:
+    from slime.models.mtp.loss import PredictionLoss
+
+    return PredictionLoss()
+
+
+_TRAITS = Traits(
+    learns_by="train.mtp_loss_scale",
+    while_frozen={"mtp_num_layers": None},  # one that does not learn is not Megatron-core's
+    policy_kwargs=_policy_kwargs,
+    refused={"mtp_standalone": "a multi-token prediction layer before the last pipeline stage"},
+    extra_loss=_loss,
+)

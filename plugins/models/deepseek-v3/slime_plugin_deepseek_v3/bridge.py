@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slime.contracts import HfConfig
 from slime.models import decoder, dsa, embeddings, mla, moe, mtp
 from slime.models.config_reader import ConfigReader
+from slime.models.traits import Traits
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class DeepseekV3:
 
         return spec.prediction(config)
 
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return mtp.traits(hf)
+
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return decoder.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
 
@@ -63,6 +67,9 @@ class DeepseekV32:
         from slime_plugin_deepseek_v3 import spec
 
         return spec.sparse_prediction(config)
+
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return (dsa.TRAITS, *mtp.traits(hf))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return decoder.moe_mapping(hf, (*mla.rules(), *dsa.rules()))

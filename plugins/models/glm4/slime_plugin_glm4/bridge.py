@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slime.contracts import HfConfig
 from slime.models import decoder, embeddings, gqa, mla, mlp, moe, mtp, output, rotary
 from slime.models.config_reader import ConfigReader
+from slime.models.traits import Traits
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ class Glm4Moe:
 
         return spec.moe_prediction(config)
 
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return mtp.traits(hf)
+
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = gqa.rules(
             hf["num_attention_heads"],
@@ -104,6 +108,9 @@ class Glm4MoeLite:
         from slime_plugin_glm4 import spec
 
         return spec.latent_moe_prediction(config)
+
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return mtp.traits(hf)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         return decoder.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slime.contracts import HfConfig
 from slime.models import decoder, dsa, embeddings, mla, moe, mtp
 from slime.models.config_reader import ConfigReader
+from slime.models.traits import Traits
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class GlmMoeDsa:
         from slime_plugin_glm5 import spec
 
         return spec.prediction(config)
+
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return (dsa.TRAITS, *mtp.traits(hf))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = (*mla.rules(), *dsa.rules(dsa.choosing_layers(hf)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from slime.contracts import HfConfig
 from slime.models import decoder, embeddings, gqa, mlp, mtp, output, rotary
 from slime.models.config_reader import ConfigReader
+from slime.models.traits import Traits
 from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Mimo:
         from slime_plugin_mimo import spec
 
         return spec.prediction(config)
+
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return mtp.traits(hf)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=True)

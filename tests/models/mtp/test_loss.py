@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slime.config.schema import LossMean
-from slime.train.local_batch import one_ahead
+from slime.models.mtp.loss import one_ahead
 from slime.train.packing import pack
 from slime.types import TrainSample
 
