@@ -117,7 +117,7 @@ def faults() -> Table:
     from slime.config.paths import resolve
     from slime.testing.engines import running_engine
     from slime.testing.models import write_checkpoint
-    from tests.weights import test_publish as tests
+    from tests.weights.publisher import test_publish as tests
 
     model, bits = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), random.Random(SEED)
     with folder() as path, running_engine(model, path / "engine.log") as engine:
@@ -134,10 +134,9 @@ def faults() -> Table:
 
 def faulty_publish(engine: Any, tensors: Mapping[str, Any], sent: Mapping[str, Any], bucket: type) -> list[str]:
     """What publishing `sent` by way of `bucket` says, whether the engine answers then, and after a good publish."""
-    from tests.weights.test_publish import BUCKET, generate
-
     from slime.errors import SlimeError
-    from slime.weights.publisher.publish import publish
+    from slime.testing.publishing import publish
+    from tests.weights.publisher.test_publish import BUCKET, generate
 
     publish(iter(tensors.items()), [engine], 1, BUCKET)
     said, then = "**nothing**", "refuses"

@@ -31,9 +31,9 @@ from slime.config.fp8 import SCALE
 from slime.config.paths import resolve
 from slime.data.tokenize import load_tokenizer
 from slime.files import human_bytes
+from slime.testing.publishing import publish_over
 from slime.weights.engine.from_folder import receive_stored
 from slime.weights.publisher.disk import Disk, VersionFolder
-from slime.weights.publisher.publish import publish_over
 from slime.weights.shared import delta
 from slime.weights.shared.fp8 import quantize
 from slime.weights.shared.stored import stored

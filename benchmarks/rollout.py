@@ -42,7 +42,7 @@ from slime.rollout.client import EngineClient, Generation
 from slime.rollout.engine import EngineProcess
 from slime.rollout.loop import Rollout
 from slime.testing.models import write_checkpoint
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 
 PROMISED = 0.95
 VERSION = 1

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from slime.testing.publishing import publish_over
 from slime.types import Receipt
 from slime.weights.engine import from_folder
 from slime.weights.engine.from_folder import Gather, receive_stored
 from slime.weights.publisher.disk import Disk, VersionFolder
-from slime.weights.publisher.publish import publish_over
 from slime.weights.shared.receipt import NOTE_KEY, Fingerprint
 from slime.weights.shared.stored import read_manifest, stored
 

@@ -10,7 +10,7 @@ from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
 from slime.rollout.client import EngineClient, FinishReason
 from slime.rollout.together import events, joined
 from slime.testing.engines import hf_tensors
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 
 from .scripted_engine import ScriptedEngine, connected
 

@@ -10,7 +10,7 @@ from slime.errors import SlimeError
 from slime.rollout.client import FinishReason
 from slime.rollout.limits import longest_sequence, num_drafted, require_room, room
 from slime.testing.engines import hf_tensors
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 
 from .scripted_engine import connected
 

@@ -31,9 +31,9 @@ from slime.rollout.loop import Collected, Rollout
 from slime.rollout.pairs import Pairs
 from slime.rollout.router import open_router
 from slime.testing.models import write_checkpoint
+from slime.testing.publishing import publish
 from slime.topology.engines import works_in_pairs
 from slime.types import Status
-from slime.weights.publisher.publish import publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -28,7 +28,7 @@ from slime.rollout.engine import EngineProcess
 from slime.rollout.limits import require_room
 from slime.rollout.pairs import Pairs
 from slime.testing.engines import hf_tensors
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 
 from .test_loop_sglang import Bench, responses
 

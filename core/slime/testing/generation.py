@@ -19,7 +19,7 @@ from slime.net import Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 from slime.weights.shared.fp8 import dequantize
 from slime.weights.shared.quantized import quantized
 

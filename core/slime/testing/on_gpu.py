@@ -176,8 +176,8 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
 
 def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
+    from slime.testing.publishing import publish
     from slime.train.trainer import Trainer
-    from slime.weights.publisher.publish import publish
     from slime.weights.shared.bucket import CudaBucket, SharedBucket
 
     trainer = Trainer(cfg, *rank)

@@ -19,7 +19,7 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, Secret
 from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 from slime.weights.shared.bucket import SharedBucket
 
 pytestmark = pytest.mark.slow

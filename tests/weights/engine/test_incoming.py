@@ -11,7 +11,7 @@ import torch
 from slime.weights.engine.incoming import IncomingVersion
 from slime.weights.engine.load_plan import ReceivedBucket
 from slime.weights.engine.version_check import VersionFault
-from slime.weights.shared.bucket import Bucket, contents
+from slime.weights.shared.bucket import Bucket
 from slime.weights.shared.receipt import BucketNote, tensor_digest
 
 Tensors = Mapping[str, torch.Tensor]
@@ -86,7 +86,7 @@ class Engine:
             bucket = Bucket(1024, torch.device("cpu"))
             bucket.fill([(name, tensor)])
             corrupt(bucket.memory)
-            arrived = ReceivedBucket(bucket.memory, contents(bucket.metadata))
+            arrived = ReceivedBucket.of(bucket.memory, bucket.metadata)
             last = index + 1 == len(tensors)
             digests = [tensor_digest(each) for each in tensors.values()] if last else []
             note = BucketNote(number, index, last, digests)

@@ -23,8 +23,8 @@ from slime.errors import SlimeError
 from slime.rollout.engine import EngineProcess
 from slime.testing import models
 from slime.testing.engines import as_exported, running_engine
+from slime.testing.publishing import publish, publish_over
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.publish import publish, publish_over
 from slime.weights.publisher.transport import SharedMemory
 from slime.weights.shared.bucket import Bucket, SharedBucket
 from slime.weights.shared.receipt import BucketNote
@@ -116,9 +116,10 @@ class SecondRankDamaged(SharedMemory):
         self.seconds: list[Bucket] = []
 
     def send(self, bucket: Bucket, note: BucketNote) -> None:
-        self.receipts()
+        self.await_answers()
         second = SharedBucket(len(bucket.memory))
-        second.metadata, self.seconds = bucket.metadata, [*self.seconds, second]
+        second.reserve(bucket.header)
+        self.seconds.append(second)
         second.memory.copy_(bucket.memory)
         for meta in second.metadata:
             if meta.name == VICTIM:

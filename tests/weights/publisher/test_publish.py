@@ -15,10 +15,10 @@ from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors, running_engine
+from slime.testing.publishing import publish, publish_over
 from slime.tools.follow import main as follow
 from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.publish import publish, publish_over
 from slime.weights.shared.bucket import SharedBucket
 from slime.weights.shared.receipt import NOTE_KEY
 
@@ -129,8 +129,8 @@ def through_disk(folder, tensors, endpoints, version, kind=Disk):
 class FlippedOnDisk(Disk):
     """A file that loses a bit behind the publisher's back, before an engine is asked."""
 
-    def _commit(self, digests):
-        super()._commit(digests)
+    def _commit(self, summary):
+        super()._commit(summary)
         file = next((self._folder.path / self._name).glob("00002.*"))
         data = bytearray(file.read_bytes())
         data[-1] ^= 1

@@ -14,7 +14,7 @@ from slime.net import LOOPBACK
 from slime.rollout.client import EngineClient
 from slime.rollout.engine import EngineProcess
 from slime.testing.engines import hf_tensors
-from slime.weights.publisher.publish import publish
+from slime.testing.publishing import publish
 from slime.weights.shared.bucket import CudaBucket
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]

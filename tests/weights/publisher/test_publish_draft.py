@@ -18,8 +18,8 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, serve_store
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
+from slime.testing.publishing import publish, publish_over
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.publish import publish, publish_over
 from slime.weights.publisher.transport import Broadcast, join_engines, results
 from slime_plugin_mimo import hf
 

@@ -20,10 +20,10 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, join_store, serve_store
 from slime.testing.engines import hf_tensors
 from slime.testing.models import write_checkpoint
+from slime.testing.publishing import publish, publish_over
 from slime.testing.ranks import Rank, run_ranks
 from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.publish import publish, publish_over
 from slime.weights.publisher.sources import Sources
 from slime.weights.publisher.transport import Broadcast, ask_to_join, join_as_source, join_engines, num_ranks, results
 from slime.weights.shared.bucket import Bucket

@@ -1,11 +1,7 @@
-"""Where tensors lie in a bucket, and which of them share one."""
-
-from itertools import pairwise
-
-import torch
+"""Which tensors share a bucket."""
 
 from slime.models import mla
-from slime.weights.shared.bucket import in_buckets, loaded_together, place
+from slime.weights.shared.bucket import in_buckets, loaded_together
 
 
 def runs(*names: str) -> list[list[str]]:
@@ -32,12 +28,3 @@ def test_buckets_are_filled_and_runs_are_not_cut() -> None:
     runs = [[3], [4], [2, 2], [9], [1], [5]]
     assert list(in_buckets(runs, 7, num_bytes=sum)) == [[3, 4], [2, 2], [9], [1, 5]]
     assert list(in_buckets([], 7, num_bytes=sum)) == []
-
-
-def test_places_are_aligned_and_in_order() -> None:
-    shapes = [(3, 5), (7,), (0,), (2, 2)]
-    dtypes = [torch.bfloat16, torch.uint8, torch.float32, torch.float64]
-    places = list(place("abcd", shapes, dtypes))
-    assert [meta.numel for meta in places] == [30, 7, 0, 32]
-    assert all(meta.start_idx % 64 == 0 for meta in places)
-    assert all(one.end_idx <= other.start_idx for one, other in pairwise(places))

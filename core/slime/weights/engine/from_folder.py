@@ -131,7 +131,7 @@ class Reader:
 
     def _bring(self, bucket: SharedBucket, stored: StoredBucket, path: Path) -> None:
         if stored.word is None:
-            bucket.reserve(stored.layout.names, stored.layout.shapes, stored.layout.torch_dtypes)
+            bucket.reserve(stored.header)
         if bucket.used != stored.size:
             what, todo = f"it has {stored.size} bytes of memory, its tensors {bucket.used}", "Publish again."
             raise SlimeError(what, where=str(path), todo=todo)

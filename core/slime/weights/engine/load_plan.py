@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from slime.weights.engine.coverage import Intervals
 from slime.weights.engine.writes import Memory
-from slime.weights.shared.bucket import Contents
 from slime.weights.shared.views import Place, copy_all, views
 
+Contents = Sequence[tuple[str, Place]]
+"""Of a bucket: its tensors by name."""
 Partial = dict[str, tuple[int, list[list[int]]]]
 """Of tensors that one rank did not use as a whole: size in bytes and the byte ranges it used; JSON-able."""
 
@@ -29,12 +30,16 @@ class ReceivedBucket:
 
     Attributes:
         memory: [num_bytes] uint8.
-        contents: its tensors by name.
         tensors: views of the memory.
     """
 
     memory: torch.Tensor
     contents: Contents
+
+    @classmethod
+    def of(cls, memory: torch.Tensor, metadata: Sequence[Any]) -> Self:
+        """From SGLang's `FlattenedTensorMetadata` of each tensor."""
+        return cls(memory, [(meta.name, Place.dense(meta.start_idx, meta.shape, meta.dtype)) for meta in metadata])
 
     @cached_property
     def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:

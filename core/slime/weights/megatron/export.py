@@ -8,20 +8,21 @@ folder that transformers loads (`slime.weights.megatron.save_hf`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from slime.config.fp8 import BLOCK, SCALE, Fp8Format
-from slime.weights.megatron.export_plan import Block, Bucket, Form, Holders, Holding, Planner, holders, in_fp8
+from slime.weights.megatron.export_plan import Block, Bucket, Holders, Holding, Planner, holders, in_fp8
 from slime.weights.megatron.local import LocalTensor, local_tensors
 from slime.weights.megatron.mapping import WeightMapping
 from slime.weights.shared.fp8 import quantize
 from slime.weights.shared.quantized import quantized
-from slime.weights.shared.views import Named, copy_all
+from slime.weights.shared.views import Named, copy_all, packed, views
 
 BUCKET_BYTES = 256 * 2**20
 """Tensors that are on their way at once, in bytes; one larger parameter travels alone."""
@@ -175,20 +176,23 @@ def _start(bucket: Bucket, local: Mapping[str, LocalTensor], fp8: Fp8Format | No
     """Begin to move a bucket: a message from each rank that has something of it, to the receiver or by broadcast."""
     rank, to_all = dist.get_rank(), bucket.receiver is None
     receives = to_all or bucket.receiver == rank
+    device = next(iter(local.values())).tensor.device
     values = read_blocks(bucket.supplied(rank), local, fp8)
     works, operations, messages = [], [], []
     for sender, blocks in bucket.messages.items():
         if sender != rank and not receives:
             continue
-        message = _packed(blocks, values) if sender == rank else _room(blocks, local)
+        message, parts = _message(blocks, device)
         messages.append(message)
+        if sender == rank:
+            copy_all(_flat(parts.values()), _flat(values[block] for block in blocks))
+        else:
+            values |= parts
         if to_all:
             works.append(dist.broadcast(message, src=sender, async_op=True))
         else:
             operation, peer = (dist.isend, bucket.receiver) if sender == rank else (dist.irecv, sender)
             operations.append(dist.P2POp(operation, message, peer))
-        if sender != rank:
-            values |= _unpacked(blocks, message)
     works += dist.batch_isend_irecv(operations) if operations else []
     return _Coming(works, messages, values if receives else None)
 
@@ -207,35 +211,16 @@ def read_blocks(blocks: Sequence[Block], local: Mapping[str, LocalTensor], fp8: 
     return {block: list(next(done)) if block.in_fp8 else [each] for block, each in zip(blocks, rows, strict=True)}
 
 
-def _packed(blocks: Sequence[Block], values: Values) -> torch.Tensor:
-    tensors = [values[block][index] for block, index, _ in _order(blocks)]
-    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+def _message(blocks: Sequence[Block], device: torch.device) -> tuple[torch.Tensor, Values]:
+    """Memory in which blocks travel, and their place there."""
+    places = packed(form for block in blocks for form in block.sent)
+    memory = torch.empty(places[-1].end, dtype=torch.uint8, device=device)
+    parts = iter(views(memory, places))
+    return memory, {block: list(islice(parts, len(block.sent))) for block in blocks}
 
 
-def _room(blocks: Sequence[Block], local: Mapping[str, LocalTensor]) -> torch.Tensor:
-    num_bytes = sum(_num_bytes(form) for _, _, form in _order(blocks))
-    return torch.empty(num_bytes, dtype=torch.uint8, device=next(iter(local.values())).tensor.device)
-
-
-def _unpacked(blocks: Sequence[Block], message: torch.Tensor) -> Values:
-    order = _order(blocks)
-    values: Values = {block: [] for block in blocks}
-    for (block, _, (shape, dtype)), each in zip(
-        order, torch.split(message, [_num_bytes(form) for *_, form in order]), strict=True
-    ):
-        values[block].append(each.view(dtype).view(shape))
-    return values
-
-
-def _order(blocks: Sequence[Block]) -> list[tuple[Block, int, Form]]:
-    """How tensors lie in a message, wide dtypes first: every one starts at a multiple of its item size."""
-    sent = [(block, index, form) for block in blocks for index, form in enumerate(block.sent)]
-    return sorted(sent, key=lambda each: -each[2][1].itemsize)
-
-
-def _num_bytes(form: Form) -> int:
-    shape, dtype = form
-    return torch.Size(shape).numel() * dtype.itemsize
+def _flat(parts: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return list(chain.from_iterable(parts))
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +14,10 @@ import torch
 from slime.config.fp8 import BLOCK, Fp8Format
 from slime.errors import SlimeError
 from slime.weights.megatron.mapping import Entry, Piece, Shard
-from slime.weights.shared.bucket import in_buckets, loaded_together, num_bytes_of
+from slime.weights.shared.bucket import in_buckets, loaded_together
 from slime.weights.shared.fp8 import E4M3, scales_shape
 from slime.weights.shared.quantized import is_quantized
-
-Form = tuple[tuple[int, ...], torch.dtype]
-"""Shape and dtype of a tensor."""
+from slime.weights.shared.views import Form, aligned
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class Planner:
         forms = [
             each for name, form in tensors for each in (in_fp8(form) if self._is_quantized(name, form) else [form])
         ]
-        return sum(num_bytes_of(*form) for form in forms)
+        return sum(aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in forms)
 
     def _bucket(self, entries: Sequence[Entry], receiver: int | None, *, last: bool) -> Bucket:
         tensors: list[tuple[str, Form]] = []

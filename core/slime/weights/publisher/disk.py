@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Self
 
 import torch
@@ -23,18 +23,16 @@ from slime.files import disk_errors, sync, write_atomic
 from slime.weights.publisher.engine_link import EngineLink, Summary
 from slime.weights.publisher.transport import results
 from slime.weights.shared import delta
-from slime.weights.shared.bucket import Bucket
+from slime.weights.shared.bucket import Bucket, Header
 from slime.weights.shared.receipt import BucketNote
 from slime.weights.shared.stored import (
     MANIFEST,
-    Layout,
     Manifest,
     StoredBucket,
     folder_name,
     read_manifest,
     serial_of,
     stored,
-    summary_of,
 )
 
 
@@ -46,9 +44,9 @@ class Published:
     manifest: Manifest
     memories: list[delta.Bytes]
 
-    def layout(self, index: int) -> Layout | None:
+    def header(self, index: int) -> Header | None:
         """Of a bucket, if there are so many."""
-        return self.manifest.buckets[index].layout if index < len(self.memories) else None
+        return self.manifest.buckets[index].header if index < len(self.memories) else None
 
 
 @dataclass
@@ -129,55 +127,51 @@ class Disk:
     def send(self, bucket: Bucket, note: BucketNote) -> None:
         memory = _to_host(bucket)
         self._finish_writing()
-        self._writing = self._writer.submit(self._write, bucket.metadata, memory)
-        if note.last:
-            self._finish_writing()
-            self._commit(note.digests)
-            self._asked = [self._pool.submit(link.load_stored, self._folder.path, self._name) for link in self.links]
+        self._writing = self._writer.submit(self._write, bucket.header, memory)
+        self._digests = note.digests
 
-    def receipts(self) -> list[Summary]:
-        return results(self._asked)
-
-    def total(self, summary: Summary) -> Summary:
-        return summary
+    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
+        self._finish_writing()
+        self._commit(sent)
+        path, name = self._folder.path, self._name
+        return sent, results([self._pool.submit(link.load_stored, path, name) for link in self.links])
 
     def _finish_writing(self) -> None:
         if self._writing:
             self._writing.result()
 
-    def _write(self, metadata: Sequence[SimpleNamespace], memory: delta.Bytes) -> None:
+    def _write(self, header: Header, memory: delta.Bytes) -> None:
         """A bucket becomes a file, whose bytes are on the disk itself when this returns."""
-        layout = Layout.of(metadata)
-        word, data = self._delta(layout, memory)
+        word, data = self._delta(header, memory)
         name = f"{len(self._buckets):05}.{'delta' if word else 'full'}"
         with disk_errors(self._partial, key="weights.path"), DigestingFile(self._partial / name) as file:
             file.write(data if isinstance(data, bytes) else data.data)
             file.flush()
             os.fsync(file.fileno())
-        self._buckets.append(StoredBucket(name, file.facts, layout, len(memory), word))
+        self._buckets.append(StoredBucket(name, file.facts, header, len(memory), word))
         self.num_bytes += file.facts["bytes"]
         if self._folder.full_every > 1:
             self._memories.append(memory)
 
-    def _delta(self, layout: Layout, memory: delta.Bytes) -> tuple[int | None, bytes | delta.Bytes]:
+    def _delta(self, header: Header, memory: delta.Bytes) -> tuple[int | None, bytes | delta.Bytes]:
         """Its words and the delta, or None and all the memory: there is no base, or the delta would be larger."""
         index = len(self._buckets)
-        if self._base and self._base.layout(index) == layout:
+        if self._base and self._base.header(index) == header:
             before, self._base.memories[index] = self._base.memories[index], memory  # no version is held twice
-            word = layout.word(len(memory))
+            word = _word(header, len(memory))
             if (changes := delta.encode(memory, before, word)) is not None:
                 return word, changes
         return None, memory
 
-    def _commit(self, digests: Sequence[int]) -> None:
+    def _commit(self, summary: Summary) -> None:
         base = self._base if any(bucket.word for bucket in self._buckets) else None
         manifest = Manifest(
             version=self._version,
-            summary=summary_of([bucket.layout for bucket in self._buckets], digests),
+            summary=summary,
             builds_on=[*base.manifest.builds_on, base.name] if base else [],
             base=base.manifest.summary["fingerprint"] if base else "",
             deltas_follow=self._folder.full_every > 1,
-            digests=digests,
+            digests=self._digests,
             buckets=self._buckets,
         )
         with disk_errors(self._partial, key="weights.path"):
@@ -191,6 +185,15 @@ class Disk:
 def _to_host(bucket: Bucket) -> delta.Bytes:
     """A copy, with zeros between tensors, where a bucket has what was there before."""
     memory: delta.Bytes = bucket.memory[: bucket.used].to("cpu", copy=True).numpy()
-    for one, other in pairwise(bucket.metadata):
-        memory[one.end_idx : other.start_idx] = 0
+    for one, other in pairwise(bucket.places):
+        memory[one.end : other.start] = 0
     return memory
+
+
+def _word(header: Header, num_bytes: int) -> int:
+    """Bytes of an element of most of the memory, or 1 where they do not divide it."""
+    held: Counter[int] = Counter()
+    for place in header.places:
+        held[place.dtype.itemsize] += place.end - place.start
+    word = held.most_common(1)[0][0]
+    return word if num_bytes % word == 0 else 1

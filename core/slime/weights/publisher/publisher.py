@@ -74,7 +74,7 @@ class Publisher:
             bucket_mb: MiB of tensors handed over at once.
 
         Raises:
-            SlimeError: as `slime.weights.publisher.publish.publish`; on the ranks that send weights.
+            SlimeError: as `slime.weights.publisher.publish.publish_buckets`; on the ranks that send weights.
         """
         with_mtp = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
         bucket_bytes = bucket_mb * 2**20

@@ -36,11 +36,11 @@ class Transport(Protocol):
     """One publish of one version, as a context: leaving it before the last bucket was sent gives the version up."""
 
     links: Sequence[EngineLink]
-    """The engines this process talks to; `receipts` has one of each."""
+    """The engines this process talks to."""
     num_buckets: int
     """Buckets in the ring. After `send`, the next one may be overwritten."""
     rates: Mapping[str, float]
-    """After `total`: GB/s of each source, from its first bucket to its last. Empty where nothing is sent."""
+    """After `finish`: GB/s of each source, from its first bucket to its last. Empty where nothing is sent."""
 
     @property
     def num_bytes(self) -> int | None:
@@ -56,11 +56,13 @@ class Transport(Protocol):
     def send(self, bucket: Bucket, note: BucketNote) -> None:
         """Start the engines on a bucket. Raises what went wrong with those before it."""
 
-    def receipts(self) -> list[Summary]:
-        """After the last bucket: what the engines say, all awaited before the first error is raised."""
+    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
+        """After the last bucket: what each engine should say, and what it says. All are awaited before the first error
+        is raised.
 
-    def total(self, summary: Summary) -> Summary:
-        """After `receipts`: what they should say, by the summary of what this process sent."""
+        Args:
+            sent: the summary of what this process sent.
+        """
 
 
 class SharedMemory:
@@ -96,11 +98,14 @@ class SharedMemory:
         wait(self._on_its_way)  # the engines read this process's memory
 
     def send(self, bucket: Bucket, note: BucketNote) -> None:
-        self.receipts()  # an engine loads one bucket at a time
+        self.await_answers()  # an engine loads one bucket at a time
         payloads = self._gather(bucket.payload(note))
         self._on_its_way = [self._pool.submit(link.load, payloads, note.last) for link in self.links]
 
-    def receipts(self) -> list[Summary]:
+    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
+        return sent, self.await_answers()
+
+    def await_answers(self) -> list[Summary]:
         on_its_way, self._on_its_way = self._on_its_way, []
         if self._group is None:
             return results(on_its_way)
@@ -114,9 +119,6 @@ class SharedMemory:
         if fault[0]:
             raise fault[0]
         return summaries
-
-    def total(self, summary: Summary) -> Summary:
-        return summary
 
     def _gather(self, payload: bytes) -> list[bytes]:
         """The payloads of all publishers of the engine, on the first of them."""
@@ -247,22 +249,19 @@ class Broadcast:
             if report.done():
                 report.result()
 
-    def receipts(self) -> list[Summary]:
+    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
         while self._reports and wait(self._requests, _LOOK_S).not_done:
             self._look_for_ends()
-        summaries: list[Summary] = results(self._requests)
+        receipts: list[Summary] = results(self._requests)
         while self._in_flight:
             self._wait(self._in_flight.popleft())
-        return summaries
-
-    def total(self, summary: Summary) -> Summary:
         rate = self._num_bytes / 1e9 / (time.perf_counter() - self._start)
         if not self._is_first:
-            self._among.report((summary, rate))
-            return summary
+            self._among.report((sent, rate))
+            return sent, receipts
         others = dict(zip(self._reports, results(list(self._reports.values())), strict=True))
         self.rates = {self._name: rate, **{name: rate for name, (_, rate) in others.items()}}
-        return total([summary, *(each for each, _ in others.values())])
+        return total([sent, *(each for each, _ in others.values())]), receipts
 
 
 def join_engines(

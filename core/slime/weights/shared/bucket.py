@@ -7,27 +7,20 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import torch
 
 from slime.config.fp8 import SCALE
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
-from slime.weights.shared.views import Named, Place, copy_all, views
-
-_ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
-
+from slime.weights.shared.views import Named, Place, copy_all, packed, views
 
 _DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
 """Of latent attention. A weight mapping exports one straight after the other (`slime.models.mla.rules`)."""
 T = TypeVar("T")
-
-
-def num_bytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes that a tensor takes up in a bucket, at most."""
-    return -(-torch.Size(shape).numel() * dtype.itemsize // _ALIGN) * _ALIGN
 
 
 def loaded_together(items: Iterable[T], name: Callable[[T], str]) -> Iterator[list[T]]:
@@ -61,26 +54,23 @@ def in_buckets(runs: Iterable[list[T]], capacity: int, num_bytes: Callable[[list
         yield held
 
 
-def place(
-    names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
-) -> Iterator[SimpleNamespace]:
-    """Where tensors lie in a bucket: SGLang's `FlattenedTensorMetadata`, field by field."""
-    used = 0
-    for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
-        start = -(-used // _ALIGN) * _ALIGN
-        used = start + torch.Size(shape).numel() * dtype.itemsize
-        yield SimpleNamespace(
-            name=name, shape=torch.Size(shape), dtype=dtype, start_idx=start, end_idx=used, numel=used - start
-        )
+@dataclass(frozen=True)
+class Header:
+    """The tensors of a bucket, whose places follow from them. It is made of JSON's own types."""
 
+    names: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+    dtypes: Sequence[str]
 
-Contents = Sequence[tuple[str, Place]]
-"""Of a bucket: its tensors by name."""
+    @classmethod
+    def of(cls, tensors: Sequence[Named]) -> Self:
+        values = [tensor for _, tensor in tensors]
+        dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
+        return cls([name for name, _ in tensors], [list(value.shape) for value in values], dtypes)
 
-
-def contents(metadata: Sequence[SimpleNamespace]) -> Contents:
-    """Of a bucket with this metadata."""
-    return [(meta.name, Place.dense(meta.start_idx, meta.shape, meta.dtype)) for meta in metadata]
+    @property
+    def places(self) -> list[Place]:
+        return packed(zip(self.shapes, [getattr(torch, dtype) for dtype in self.dtypes], strict=True))
 
 
 class Bucket:
@@ -88,12 +78,13 @@ class Bucket:
 
     Attributes:
         memory: [capacity] uint8.
-        metadata: where each tensor lies.
+        header: what is in it.
+        places: where each tensor lies.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.device = device
-        self.metadata: list[SimpleNamespace] = []
+        self.header, self.places = Header([], [], []), list[Place]()
         self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:
@@ -102,19 +93,33 @@ class Bucket:
 
     @property
     def used(self) -> int:
-        return int(self.metadata[-1].end_idx) if self.metadata else 0
+        return self.places[-1].end if self.places else 0
 
-    def reserve(self, names: Sequence[str], shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> None:
+    @property
+    def metadata(self) -> list[SimpleNamespace]:
+        """SGLang's `FlattenedTensorMetadata`, field by field."""
+        return [
+            SimpleNamespace(
+                name=name,
+                shape=place.shape,
+                dtype=place.dtype,
+                start_idx=place.start,
+                end_idx=place.end,
+                numel=place.end - place.start,
+            )
+            for name, place in zip(self.header.names, self.places, strict=True)
+        ]
+
+    def reserve(self, header: Header) -> None:
         """Room for these tensors and nothing else; only one that goes alone may need more memory than there is."""
-        self.metadata = list(place(names, shapes, dtypes))
+        self.header, self.places = header, header.places
         if self.used > len(self.memory):
             self._grow(self.used)
 
     def fill(self, tensors: Sequence[Named]) -> None:
         """Hold copies of `tensors` and nothing else."""
-        names, values = zip(*tensors, strict=True)
-        self.reserve(names, [value.shape for value in values], [value.dtype for value in values])
-        copy_all(views(self.memory, [place for _, place in contents(self.metadata)]), values)
+        self.reserve(Header.of(tensors))
+        copy_all(views(self.memory, self.places), [tensor for _, tensor in tensors])
 
     def payload(self, note: BucketNote) -> bytes:
         """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle, no data.
@@ -130,9 +135,7 @@ class Bucket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         del self.memory
 
 
@@ -156,10 +159,8 @@ class SharedBucket(Bucket):
     def _handle(self) -> _Rebuilt:
         return _Rebuilt(self._map)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
         os.close(self._descriptor)
 
 
@@ -177,10 +178,8 @@ class CudaBucket(Bucket):
         named[_DEVICE] = str(torch.cuda.get_device_properties(self.device).uuid)
         return _Rebuilt(functools.partial(rebuild, *named))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the engine has let go of
 
 

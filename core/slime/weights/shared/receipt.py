@@ -63,7 +63,7 @@ class Fingerprint:
         """Read tensors of one device, without waiting for it."""
         self._started += start_digests([tensor for _, tensor in tensors])
         self._sizes += [tensor.nbytes for _, tensor in tensors]
-        self._forms += [form(tensor.shape, tensor.dtype) for _, tensor in tensors]
+        self._forms += [f"{tuple(tensor.shape)}|{tensor.dtype}" for _, tensor in tensors]
         self.names += [name for name, _ in tensors]
 
     def digests(self) -> list[int]:
@@ -72,21 +72,9 @@ class Fingerprint:
 
     def summary(self, digests: Sequence[int]) -> dict[str, Any]:
         """The numbers in which both sides must agree."""
-        return summarize(self.names, self._forms, self._sizes, digests)
-
-
-def summarize(
-    names: Sequence[str], forms: Sequence[str], sizes: Sequence[int], digests: Sequence[int]
-) -> dict[str, Any]:
-    """Of tensors, whatever their order.
-
-    Args:
-        forms: as of `form`.
-        sizes: bytes.
-    """
-    tensors = zip(names, forms, digests, strict=True)
-    fingerprint = sum(_line_hash(f"{name}|{form}|{digest:016x}") for name, form, digest in tensors) & _MASK
-    return {"tensors": len(names), "bytes": sum(sizes), "fingerprint": f"{fingerprint:016x}"}
+        tensors = zip(self.names, self._forms, digests, strict=True)
+        fingerprint = sum(_line_hash(f"{name}|{form}|{digest:016x}") for name, form, digest in tensors) & _MASK
+        return {"tensors": len(self.names), "bytes": sum(self._sizes), "fingerprint": f"{fingerprint:016x}"}
 
 
 def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -98,11 +86,6 @@ def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _line_hash(line: str) -> int:
     return int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "little")
-
-
-def form(shape: Sequence[int], dtype: torch.dtype) -> str:
-    """Shape and dtype of a tensor in one text."""
-    return f"{tuple(shape)}|{dtype}"
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:

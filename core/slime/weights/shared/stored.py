@@ -13,57 +13,18 @@ The first number counts publishes, the second is the weight version, which a res
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-
-import torch
 
 from slime.digest import FileFacts
 from slime.errors import SlimeError
-from slime.weights.shared.receipt import form, summarize
+from slime.weights.shared.bucket import Header
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"(\d{6,})-v\d+")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The tensors of a bucket, whose places follow from them (`slime.weights.shared.bucket.place`)."""
-
-    names: Sequence[str]
-    shapes: Sequence[Sequence[int]]
-    dtypes: Sequence[str]
-
-    @classmethod
-    def of(cls, metadata: Sequence[SimpleNamespace]) -> Layout:
-        return cls(
-            [meta.name for meta in metadata],
-            [list(meta.shape) for meta in metadata],
-            [str(meta.dtype).removeprefix("torch.") for meta in metadata],
-        )
-
-    @property
-    def torch_dtypes(self) -> list[torch.dtype]:
-        return [getattr(torch, dtype) for dtype in self.dtypes]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each tensor."""
-        return [math.prod(s) * dtype.itemsize for s, dtype in zip(self.shapes, self.torch_dtypes, strict=True)]
-
-    def word(self, num_bytes: int) -> int:
-        """Bytes of an element of most of the memory, or 1 where they do not divide it."""
-        held: Counter[int] = Counter()
-        for dtype, size in zip(self.torch_dtypes, self.sizes, strict=True):
-            held[dtype.itemsize] += size
-        word = held.most_common(1)[0][0]
-        return word if num_bytes % word == 0 else 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +38,7 @@ class StoredBucket:
 
     file: str
     facts: FileFacts
-    layout: Layout
+    header: Header
     size: int
     word: int | None
 
@@ -108,15 +69,7 @@ class Manifest:
 
 
 def _bucket(fields: Mapping[str, Any]) -> StoredBucket:
-    return StoredBucket(**{**fields, "layout": Layout(**fields["layout"])})
-
-
-def summary_of(layouts: Sequence[Layout], digests: Sequence[int]) -> dict[str, Any]:
-    """Of a version with these buckets, as the engines' receipts have it."""
-    names = [name for layout in layouts for name in layout.names]
-    sizes = [size for layout in layouts for size in layout.sizes]
-    forms = [form(*each) for layout in layouts for each in zip(layout.shapes, layout.torch_dtypes, strict=True)]
-    return summarize(names, forms, sizes, digests)
+    return StoredBucket(**{**fields, "header": Header(**fields["header"])})
 
 
 def folder_name(serial: int, version: int) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import count, cycle, islice
 from typing import Any
@@ -21,11 +21,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from slime.net import join_store
-from slime.weights.shared.bucket import Bucket
+from slime.weights.shared.bucket import Bucket, Header
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
 
-Tensors = dict[str, list[Any]]
-"""What a bucket is announced with: names, shapes and dtypes."""
 _FAILED = "failed"
 
 
@@ -42,12 +40,7 @@ def part_of(store: Store, name: str) -> Store:
 
 def announce(store: Store, bucket: Bucket, note: BucketNote) -> None:
     """Tell what the broadcast that begins now brings."""
-    tensors = {
-        "names": [meta.name for meta in bucket.metadata],
-        "shapes": [list(meta.shape) for meta in bucket.metadata],
-        "dtypes": [str(meta.dtype).removeprefix("torch.") for meta in bucket.metadata],
-    }
-    store.set(str(note.index), json.dumps({"tensors": tensors, "note": note.to_dict()}))
+    store.set(str(note.index), json.dumps({"header": asdict(bucket.header), "note": note.to_dict()}))
 
 
 def give_up(store: Store, num_announced: int) -> None:
@@ -89,13 +82,14 @@ class Source:
     store: Store
     group: dist.ProcessGroup
 
-    def broadcasts(self, reserve: Callable[[Tensors], Bucket]) -> Iterator[_Coming]:
-        """Its buckets, each as its broadcast begins."""
+    def broadcasts(self, buckets: Iterator[Bucket]) -> Iterator[_Coming]:
+        """What it sends, each in the next of `buckets`, as its broadcast begins."""
         for index in count():
             told = json.loads(self.store.get(str(index)))
             if told is None:
                 raise RuntimeError(f"{self.name} gave this version up")
-            bucket, note = reserve(told["tensors"]), BucketNote(**told["note"])
+            bucket, note = next(buckets), BucketNote(**told["note"])
+            bucket.reserve(Header(**told["header"]))
             work = dist.broadcast(bucket.memory[: bucket.used], group=self.group, group_src=0, async_op=True)
             yield _Coming(self, bucket, note, work)
             if note.last:
@@ -131,8 +125,7 @@ def receive_buckets(sources: Sequence[Source], device: torch.device) -> Iterator
     memories = cycle([Bucket(0, device) for _ in range(len(sources) + 1)])
     on_the_wire: deque[_Coming] = deque()
     books = _Books()
-    streams = [source.broadcasts(lambda tensors: _reserved(next(memories), **tensors)) for source in sources]
-    for coming in _by_turns(streams):
+    for coming in _by_turns([source.broadcasts(memories) for source in sources]):
         on_the_wire.append(coming)
         if len(on_the_wire) > len(sources):
             yield books.numbered(on_the_wire.popleft(), last=False)
@@ -171,8 +164,3 @@ def _by_turns(streams: Sequence[Iterator[_Coming]]) -> Iterator[_Coming]:
             live.popleft()
         else:
             live.rotate(-1)
-
-
-def _reserved(bucket: Bucket, names: list[str], shapes: list[list[int]], dtypes: list[str]) -> Bucket:
-    bucket.reserve(names, shapes, [getattr(torch, dtype) for dtype in dtypes])
-    return bucket

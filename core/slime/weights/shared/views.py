@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
@@ -12,6 +12,9 @@ from typing import Self
 import torch
 
 Named = tuple[str, torch.Tensor]
+Form = tuple[Sequence[int], torch.dtype]
+"""Shape and dtype of a tensor."""
+_ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,28 @@ class Place:
         return cls(tensor.data_ptr() - block.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
     @classmethod
-    def dense(cls, start: int, shape: torch.Size, dtype: torch.dtype) -> Self:
+    def dense(cls, start: int, shape: Sequence[int], dtype: torch.dtype) -> Self:
         """Of a tensor in one piece."""
         strides = list(accumulate(reversed(shape[1:]), operator.mul, initial=1))
-        return cls(start, shape, tuple(strides[: len(shape)][::-1]), dtype)
+        return cls(start, torch.Size(shape), tuple(strides[: len(shape)][::-1]), dtype)
+
+    @property
+    def end(self) -> int:
+        """Of a tensor in one piece."""
+        return self.start + self.shape.numel() * self.dtype.itemsize
+
+
+def aligned(num_bytes: int) -> int:
+    """Where the next tensor of a block may start."""
+    return -(-num_bytes // _ALIGN) * _ALIGN
+
+
+def packed(forms: Iterable[Form]) -> list[Place]:
+    """Places for tensors one after the other."""
+    places: list[Place] = []
+    for shape, dtype in forms:
+        places.append(Place.dense(aligned(places[-1].end) if places else 0, shape, dtype))
+    return places
 
 
 def views(block: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:

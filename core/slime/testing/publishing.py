@@ -1,0 +1,50 @@
+"""Weights into engines without a trainer: of tensors that are there, instead of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from slime.net import Endpoint
+from slime.types import Receipt
+from slime.weights.megatron.export import Portion
+from slime.weights.publisher.engine_link import EngineLink
+from slime.weights.publisher.publish import publish_buckets
+from slime.weights.publisher.transport import SharedMemory, Transport
+from slime.weights.shared.bucket import Bucket, SharedBucket, in_buckets, loaded_together
+from slime.weights.shared.views import Named, aligned
+
+TIMEOUT_S = 600.0
+
+
+def publish(
+    tensors: Iterator[Named],
+    engines: Sequence[Endpoint],
+    version: int,
+    bucket_bytes: int,
+    *,
+    bucket_type: Callable[[int], Bucket] = SharedBucket,
+) -> Receipt:
+    """As a trainer does (`publish_buckets`), through memory of this host.
+
+    Args:
+        bucket_type: from bytes to a bucket in memory that the engines can map.
+    """
+    links = [EngineLink(engine, version, TIMEOUT_S) for engine in engines]
+    with ThreadPoolExecutor(len(links)) as pool:
+        return publish_over(SharedMemory(links, pool, bucket_type), tensors, version, bucket_bytes)
+
+
+def publish_over(transport: Transport, tensors: Iterator[Named], version: int, bucket_bytes: int) -> Receipt:
+    """The same over any transport."""
+    return publish_buckets(transport, _portions(tensors, bucket_bytes), version, bucket_bytes)
+
+
+def _portions(tensors: Iterator[Named], capacity: int) -> Iterator[Portion]:
+    runs = loaded_together(tensors, name=lambda named: named[0])
+    before: list[Named] = []
+    for bucket in in_buckets(runs, capacity, lambda run: sum(aligned(tensor.nbytes) for _, tensor in run)):
+        if before:
+            yield before, False
+        before = bucket
+    yield before, True
