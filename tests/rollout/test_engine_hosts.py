@@ -26,8 +26,10 @@ from slime.rollout.engine import DYING_S
 from slime.testing.engines import as_exported, engine_over_hosts
 from slime.testing.models import random_model
 from slime.testing.publishing import publish, publish_over
+from slime.weights.publisher.broadcast import Broadcast
+from slime.weights.publisher.broadcast_groups import join_engines
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import Broadcast, SharedMemory, join_engines
+from slime.weights.publisher.transport import SharedMemory
 from slime.weights.shared.bucket import SharedBucket
 
 pytestmark = pytest.mark.slow

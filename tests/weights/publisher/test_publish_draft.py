@@ -19,8 +19,10 @@ from slime.net import LOOPBACK, serve_store
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
 from slime.testing.publishing import publish, publish_over
+from slime.weights.publisher.broadcast import Broadcast
+from slime.weights.publisher.broadcast_groups import join_engines
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import Broadcast, join_engines, results
+from slime.weights.publisher.transport import results
 from slime_plugin_mimo import hf
 
 pytestmark = pytest.mark.slow

@@ -194,9 +194,9 @@ def receive_version(
     if "folder" in told:
         stored: Answer = receive_stored(told, updater.get_model(), torch.device(updater.device), load, _gather)
         return stored
-    store = stream.part_of(stream.publishers_store(*told["store"], told["timeout_s"]), told["name"])
+    version = stream.part_of(stream.publishers_store(*told["store"], told["timeout_s"]), told["name"])
     groups = {name: updater._model_update_group[name] for name in told["sources"]}
-    sources = [stream.Source(name, stream.part_of(store, name), group) for name, group in groups.items()]
+    sources = [stream.Source(name, stream.part_of(version, name), group) for name, group in groups.items()]
     buckets = stream.receive_buckets(sources, torch.device(updater.device))
     try:
         for bucket in buckets:

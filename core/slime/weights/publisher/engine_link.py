@@ -20,7 +20,7 @@ from slime.weights.shared.receipt import NOTE_KEY
 Summary = dict[str, Any]
 """What an engine says it has received of a version: `Fingerprint.summary` and the version."""
 
-_READ_LOG = "Read that engine's log in the run directory, then restart: the run resumes from its last checkpoint."
+READ_LOG = "Read {} log in the run directory, then restart: the run resumes from its last checkpoint."
 
 
 class EngineLink:
@@ -164,7 +164,7 @@ class EngineLink:
         return f"publish of weight version {self.version} to engine {self.url}"
 
     def _error(self, what: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
-        return kind(what, where=self._where, todo=_READ_LOG)
+        return kind(what, where=self._where, todo=READ_LOG.format("that engine's"))
 
 
 def _reason(body: str) -> str:

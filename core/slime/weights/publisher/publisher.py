@@ -20,7 +20,7 @@ from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.transport import publishers, sources, transport_of
 from slime.types import Receipt
 from slime.weights.megatron.export import Receivers, drain
-from slime.weights.publisher.broadcasts import Broadcasts
+from slime.weights.publisher.broadcast_groups import BroadcastGroups
 from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.publish import publish_buckets
@@ -53,10 +53,10 @@ class Publisher:
         self._receivers: Receivers = (0,)
         for engine, ranks in zip(engines, publishers(cfg), strict=True):
             self._take(engine, list(ranks))
-        self._broadcasts: Broadcasts | None = None
+        self._broadcasts: BroadcastGroups | None = None
         if transport_of(cfg) is Transport.broadcast:
             self._receivers = sources(cfg)
-            self._broadcasts = Broadcasts(self._receivers, trainer.device, host, cfg.rollout.request_timeout_s)
+            self._broadcasts = BroadcastGroups(self._receivers, trainer.device, host, cfg.rollout.request_timeout_s)
 
     def _take(self, engine: Endpoint, ranks: list[int]) -> None:
         """Collective: `engine` gets its weights from `ranks`."""

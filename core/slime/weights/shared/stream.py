@@ -2,7 +2,7 @@
 number.
 
 Announced ahead, it lets an engine wait for the next bucket while it loads one. The store stays from one version to the
-next; each stream has a part of it for its own.
+next; each version has a part of it for its own, and each stream a part of that.
 """
 
 from __future__ import annotations
@@ -29,28 +29,31 @@ _FAILED = "failed"
 
 @functools.lru_cache(maxsize=1)
 def publishers_store(host: str, port: int, timeout_s: float) -> TCPStore:
-    """An engine's end of the publisher's store, the same for every stream."""
+    """An engine's end of the publisher's store, the same for every version."""
     return join_store(host, port, timedelta(seconds=timeout_s))
 
 
 def part_of(store: Store, name: str) -> Store:
-    """What one stream may call its own."""
+    """What one version may call its own, or one stream of it."""
     return PrefixStore(name, store)
 
 
-def announce(store: Store, bucket: Bucket, note: BucketNote) -> None:
+def announce(stream: Store, bucket: Bucket, note: BucketNote) -> None:
     """Tell what the broadcast that begins now brings."""
-    store.set(str(note.index), json.dumps({"header": asdict(bucket.header), "note": note.to_dict()}))
+    stream.set(str(note.index), json.dumps({"header": asdict(bucket.header), "note": note.to_dict()}))
 
 
-def give_up(store: Store, num_announced: int) -> None:
-    """End a stream before its last bucket."""
-    store.set(str(num_announced), json.dumps(None))
+def give_up(stream: Store) -> None:
+    """End a stream before its last bucket, also for a source that cannot do it."""
+    num_announced = next(index for index in count() if not stream.check([str(index)]))
+    stream.set(str(num_announced), json.dumps(None))
 
 
-def give_up_for(store: Store) -> None:
-    """End the stream of a source that cannot do it."""
-    give_up(store, next(index for index in count() if not store.check([str(index)])))
+def forget(stream: Store) -> None:
+    """Clear a stream that every engine has read."""
+    index = count()
+    while stream.delete_key(str(next(index))):
+        pass
 
 
 def tell_failed(version: Store) -> None:
@@ -62,55 +65,40 @@ def has_failed(version: Store) -> bool:
     return bool(version.check([_FAILED]))
 
 
-def forget(store: Store, num_announced: int) -> None:
-    """Clear the store of a stream that every engine has read."""
-    for index in range(num_announced):
-        store.delete_key(str(index))
-
-
 @dataclass(frozen=True)
 class Source:
     """One stream of a version, at an engine.
 
     Attributes:
         name: of the trainer that sends, and of `group`.
-        store: its part of the publisher's store.
+        stream: what it announces.
         group: process group of the trainer (rank 0) and the engines.
     """
 
     name: str
-    store: Store
+    stream: Store
     group: dist.ProcessGroup
 
     def broadcasts(self, buckets: Iterator[Bucket]) -> Iterator[_Coming]:
         """What it sends, each in the next of `buckets`, as its broadcast begins."""
         for index in count():
-            told = json.loads(self.store.get(str(index)))
+            told = json.loads(self.stream.get(str(index)))
             if told is None:
                 raise RuntimeError(f"{self.name} gave this version up")
             bucket, note = next(buckets), BucketNote(**told["note"])
             bucket.reserve(Header(**told["header"]))
             work = dist.broadcast(bucket.memory[: bucket.used], group=self.group, group_src=0, async_op=True)
-            yield _Coming(self, bucket, note, work)
+            yield _Coming(self.name, bucket, note, work)
             if note.last:
                 return
 
 
 @dataclass(frozen=True)
 class _Coming:
-    source: Source
+    source: str
     bucket: Bucket
     note: BucketNote
     work: dist.Work
-
-    def arrive(self) -> dict[str, Any]:
-        """The bucket as SGLang takes it, but for its note."""
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            raise RuntimeError(f"the broadcast from {self.source.name} broke off: {error}") from error
-        memory = self.bucket.memory[: self.bucket.used]
-        return {"flattened_tensor": memory, "metadata": self.bucket.metadata}
 
 
 def receive_buckets(sources: Sequence[Source], device: torch.device) -> Iterator[dict[str, Any]]:
@@ -124,35 +112,41 @@ def receive_buckets(sources: Sequence[Source], device: torch.device) -> Iterator
     """
     memories = cycle([Bucket(0, device) for _ in range(len(sources) + 1)])
     on_the_wire: deque[_Coming] = deque()
-    books = _Books()
+    arrived = _Arrived()
     for coming in _by_turns([source.broadcasts(memories) for source in sources]):
         on_the_wire.append(coming)
         if len(on_the_wire) > len(sources):
-            yield books.numbered(on_the_wire.popleft(), last=False)
+            yield arrived.add(on_the_wire.popleft(), last=False)
     while on_the_wire:
         coming = on_the_wire.popleft()
-        yield books.numbered(coming, last=not on_the_wire)
+        yield arrived.add(coming, last=not on_the_wire)
 
 
-class _Books:
-    """Of the buckets that came: from whom, and the digests that each source tells with its last one."""
+class _Arrived:
+    """The buckets that came, over all sources."""
 
     def __init__(self) -> None:
         self._counts: list[tuple[str, int]] = []
-        self._digests: dict[str, list[int]] = {}
+        self._digests: dict[str, Iterator[int]] = {}
 
-    def numbered(self, coming: _Coming, *, last: bool) -> dict[str, Any]:
-        """The bucket as one of the version's, over all sources; the last brings the digests of all tensors."""
-        payload = coming.arrive()
-        self._counts.append((coming.source.name, len(payload["metadata"])))
+    def add(self, coming: _Coming, *, last: bool) -> dict[str, Any]:
+        """Wait for a bucket. Its note numbers it within the version, whose last one brings the digests of all tensors:
+        each source tells those of its own with its last."""
+        try:
+            coming.work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(f"the broadcast from {coming.source} broke off: {error}") from error
+        bucket = coming.bucket
+        self._counts.append((coming.source, len(bucket.places)))
         if coming.note.last:
-            self._digests[coming.source.name] = coming.note.digests
-        note = replace(coming.note, index=len(self._counts) - 1, last=last, digests=self._in_order() if last else [])
-        return payload | {NOTE_KEY: note.to_dict()}
+            self._digests[coming.source] = iter(coming.note.digests)
+        digests = self._in_order() if last else []
+        note = replace(coming.note, index=len(self._counts) - 1, last=last, digests=digests)
+        memory = bucket.memory[: bucket.used]
+        return {"flattened_tensor": memory, "metadata": bucket.metadata, NOTE_KEY: note.to_dict()}
 
     def _in_order(self) -> list[int]:
-        told = {name: iter(digests) for name, digests in self._digests.items()}
-        return [digest for name, count in self._counts for digest in islice(told[name], count)]
+        return [digest for name, count in self._counts for digest in islice(self._digests[name], count)]
 
 
 def _by_turns(streams: Sequence[Iterator[_Coming]]) -> Iterator[_Coming]:

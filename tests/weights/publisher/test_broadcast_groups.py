@@ -23,9 +23,10 @@ from slime.testing.models import write_checkpoint
 from slime.testing.publishing import publish, publish_over
 from slime.testing.ranks import Rank, run_ranks
 from slime.types import Receipt
+from slime.weights.publisher.broadcast import Broadcast, Sources
+from slime.weights.publisher.broadcast_groups import ask_to_join, join_as_source, join_engines, num_ranks
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.sources import Sources
-from slime.weights.publisher.transport import Broadcast, ask_to_join, join_as_source, join_engines, num_ranks, results
+from slime.weights.publisher.transport import results
 from slime.weights.shared.bucket import Bucket
 from slime.weights.shared.stream import part_of
 

@@ -16,8 +16,10 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, free_port, serve_store
 from slime.testing.engines import hf_tensors, running_engine
 from slime.testing.publishing import publish, publish_over
+from slime.weights.publisher.broadcast import Broadcast
+from slime.weights.publisher.broadcast_groups import join_engines
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import Broadcast, join_engines, results
+from slime.weights.publisher.transport import results
 from slime.weights.shared.bucket import Bucket
 
 BUCKET = 1 << 18
