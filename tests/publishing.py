@@ -72,7 +72,7 @@ class Engine:
 
     @property
     def holds(self) -> str:
-        return from_folder._memories[self.model].holds
+        return from_folder._held[self.model].version
 
 
 def check_same(taken: Tensors, tensors: Tensors) -> None:

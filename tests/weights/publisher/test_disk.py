@@ -44,7 +44,7 @@ def test_without_deltas_all_versions_are_full(tmp_path: Path) -> None:
         assert set(kinds(tmp_path)) == {"full"}
         assert folder.newest is None
         check_same(engine.read(tmp_path, stored(tmp_path)[-1]), weights(version))
-        assert not from_folder._memories[engine.model].buckets, "nothing is kept"
+        assert not from_folder._held[engine.model].buckets, "nothing is kept"
     assert len(stored(tmp_path)) == 2
 
 

@@ -21,14 +21,11 @@ class Coverage:
 
     def add_view(self, view: torch.Tensor, base: int) -> None:
         """Cover what `view`, a part of the block, touches; `base` is the address of the block's first byte."""
-        if view.nbytes == self.num_bytes and view.is_contiguous():
-            self._whole = True  # most are: no arithmetic
-        else:
-            self.add(byte_runs(view, base))
+        self.add(byte_runs(view, base))
 
     def add(self, intervals: Intervals) -> None:
         if len(intervals) == 1 and intervals[0, 1] - intervals[0, 0] == self.num_bytes:
-            self._whole = True
+            self._whole = True  # most are: no arithmetic
         else:
             self._pieces.append(intervals)
 

@@ -12,7 +12,7 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -35,15 +35,15 @@ _VISIBLE_S = 60.0
 _POLL_S = 0.05
 
 
-class Memory:
+class Held:
     """The buckets of the version that an engine holds, or two that take turns.
 
     Attributes:
-        holds: fingerprint of the version whose buckets are all there; empty: none's.
+        version: fingerprint of the version whose buckets are all there; empty: none's.
     """
 
     def __init__(self) -> None:
-        self.holds = ""
+        self.version = ""
         self.buckets: list[SharedBucket] = []
 
     def bucket(self, index: int, size: int) -> SharedBucket:
@@ -55,11 +55,11 @@ class Memory:
     def drop(self, first: int = 0) -> None:
         """Give buckets back to the host, from the `first` on."""
         for bucket in self.buckets[first:]:
-            bucket.__exit__(None, None, None)
+            bucket.__exit__()
         del self.buckets[first:]
 
 
-_memories: weakref.WeakKeyDictionary[torch.nn.Module, Memory] = weakref.WeakKeyDictionary()
+_held: weakref.WeakKeyDictionary[torch.nn.Module, Held] = weakref.WeakKeyDictionary()
 """On the reading rank, by model."""
 
 
@@ -67,40 +67,20 @@ class Reader:
     """Reads one version, a bucket ahead.
 
     Args:
-        memory: what the engine holds; while the version comes, and if it never becomes whole, nothing to build on.
+        held: by the engine; while the version comes, and if it never becomes whole, nothing to build on.
+
+    Raises:
+        SlimeError: the version is not there, it is damaged, or what it builds on is gone or other than it was.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._pool = ThreadPoolExecutor(1)
-        self._names: list[str] = []
-        self._steps: list[Manifest] = []
-
-    def open(self, folder: Path, name: str) -> None:
-        """Learn what leads to the version, and begin to read.
-
-        Raises:
-            SlimeError: it is not there, it is damaged, or what it builds on is gone or other than it was.
-        """
+    def __init__(self, held: Held, folder: Path, name: str) -> None:
+        self._held = held
         _wait_for(folder / name / MANIFEST)
-        self._folder, self._names, self.manifest = folder, [name], read_manifest(folder, name)
-        self._steps = self._read_steps(self._memory.holds)
-        self._memory.holds = ""
-        self._next: Future[SharedBucket] = self._pool.submit(self._read, 0)
-
-    def _read_steps(self, held: str) -> list[Manifest]:
-        """What leads to the version, in order: from what is held on, or from a full version."""
-        steps, needed = [self.manifest], [*self.manifest.builds_on]
-        while needed and steps[0].base != held:
-            self._names.insert(0, needed.pop())
-            steps.insert(0, read_manifest(self._folder, self._names[0]))
-            if steps[0].summary["fingerprint"] != steps[1].base:
-                raise SlimeError(
-                    f"version '{self._names[1]}' does not build on '{self._names[0]}'",
-                    where=str(self._folder),
-                    todo="Remove both and publish again.",
-                )
-        return steps
+        self.manifest = read_manifest(folder, name)
+        self._steps = _steps(folder, name, self.manifest, held.version)
+        held.version = ""
+        self._pool = ThreadPoolExecutor(1)
+        self._next = self._pool.submit(self._read, 0)
 
     def take(self, index: int) -> tuple[bytes, bool]:
         """The payload of a bucket, whose memory other processes map, and whether it is the last; the next one is read
@@ -109,8 +89,7 @@ class Reader:
         Raises:
             SlimeError: a file is missing or damaged.
         """
-        bucket, num_buckets = self._next.result(), len(self.manifest.buckets)
-        last = index + 1 == num_buckets
+        bucket, last = self._next.result(), index + 1 == len(self.manifest.buckets)
         if not last:
             self._next = self._pool.submit(self._read, index + 1)
         note = BucketNote(self.manifest.version, index, last, [*self.manifest.digests] if last else [])
@@ -118,47 +97,57 @@ class Reader:
 
     def _read(self, index: int) -> SharedBucket:
         place = index if self.manifest.deltas_follow else index % 2
-        bucket = self._memory.bucket(place, self.manifest.buckets[index].size)
-        ways = [
-            (name, step.buckets[index])
-            for name, step in zip(self._names, self._steps, strict=True)
-            if index < len(step.buckets)
-        ]
-        first = max((at for at, (_, stored) in enumerate(ways) if stored.word is None), default=0)
-        for name, stored in ways[first:]:
-            self._bring(bucket, stored, self._folder / name / stored.file)
+        bucket = self._held.bucket(place, self.manifest.buckets[index].size)
+        files = [(path, step.buckets[index]) for path, step in self._steps if index < len(step.buckets)]
+        first = max((at for at, (_, stored) in enumerate(files) if stored.word is None), default=0)
+        for path, stored in files[first:]:
+            _bring(bucket, stored, path / stored.file)
         return bucket
-
-    def _bring(self, bucket: SharedBucket, stored: StoredBucket, path: Path) -> None:
-        if stored.word is None:
-            bucket.reserve(stored.header)
-        if bucket.used != stored.size:
-            what, todo = f"it has {stored.size} bytes of memory, its tensors {bucket.used}", "Publish again."
-            raise SlimeError(what, where=str(path), todo=todo)
-        memory = bucket.memory[: bucket.used].numpy()
-        if stored.word is None:
-            read_checked(path, stored.facts, memory.data)
-            return
-        data = bytearray(stored.facts["bytes"])
-        read_checked(path, stored.facts, data)
-        try:
-            delta.apply(memoryview(data), memory, stored.word)
-        except ValueError as error:
-            raise SlimeError(f"no delta of this bucket: {error}", where=str(path), todo="Publish again.") from error
 
     def finish(self) -> None:
         """All of it went into the engine as it was published: the next deltas may build on it."""
-        self._memory.drop(len(self.manifest.buckets))
+        self._held.drop(len(self.manifest.buckets))
         if self.manifest.deltas_follow:
-            self._memory.holds = self.manifest.summary["fingerprint"]
+            self._held.version = self.manifest.summary["fingerprint"]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._pool.shutdown()
-        if not self._memory.holds:
-            self._memory.drop()
+        if not self._held.version:
+            self._held.drop()
+
+
+def _steps(folder: Path, name: str, manifest: Manifest, held: str) -> list[tuple[Path, Manifest]]:
+    """The folders that lead to a version, in order: from the one on what is held, or from a full one."""
+    steps, needed = [(folder / name, manifest)], [*manifest.builds_on]
+    while needed and steps[0][1].base != held:
+        before = read_manifest(folder, needed[-1])
+        if before.summary["fingerprint"] != steps[0][1].base:
+            what = f"version '{steps[0][0].name}' does not build on '{needed[-1]}'"
+            raise SlimeError(what, where=str(folder), todo="Remove both and publish again.")
+        steps.insert(0, (folder / needed.pop(), before))
+    return steps
+
+
+def _bring(bucket: SharedBucket, stored: StoredBucket, path: Path) -> None:
+    """A file into a bucket: whole, or as a delta to what is there."""
+    if stored.word is None:
+        bucket.reserve(stored.header)
+    if bucket.used != stored.size:
+        what, todo = f"it has {stored.size} bytes of memory, its tensors {bucket.used}", "Publish again."
+        raise SlimeError(what, where=str(path), todo=todo)
+    memory = bucket.memory[: bucket.used].numpy()
+    if stored.word is None:
+        read_checked(path, stored.facts, memory.data)
+        return
+    data = bytearray(stored.facts["bytes"])
+    read_checked(path, stored.facts, data)
+    try:
+        delta.apply(memoryview(data), memory, stored.word)
+    except ValueError as error:
+        raise SlimeError(f"no delta of this bucket: {error}", where=str(path), todo="Publish again.") from error
 
 
 def _wait_for(path: Path) -> None:
@@ -189,13 +178,14 @@ def receive_stored(
     host = _host()
     reads = next(pid for other, pid in gather((host, os.getpid())) if other == host) == os.getpid()
     with ExitStack() as stack:
-        reader = stack.enter_context(Reader(_memories.setdefault(model, Memory()))) if reads else None
+        reader = None
         for index in count():
             offer = None
-            if reader:
-                with _telling_others(gather, host):
-                    if index == 0:
-                        reader.open(Path(told["folder"]), told["name"])
+            with _telling_others(gather, host):
+                if reads and index == 0:
+                    held = _held.setdefault(model, Held())
+                    reader = stack.enter_context(Reader(held, Path(told["folder"]), told["name"]))
+                if reader:
                     offer = reader.take(index)
             payload, last = _agree(gather((host, offer, "")), host)
             with nullcontext() if last else _telling_others(gather, host):

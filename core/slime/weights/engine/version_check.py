@@ -13,9 +13,8 @@ from slime.weights.engine.coverage import Coverage, Intervals
 from slime.weights.engine.load_plan import Copy, Fill, LoadPlan, Partial, ReceivedBucket
 from slime.weights.engine.writes import Memory, Write, differences
 from slime.weights.shared.receipt import BucketNote, Fingerprint
-from slime.weights.shared.views import Place
+from slime.weights.shared.views import Named, Place
 
-NamedTensors = Sequence[tuple[str, torch.Tensor]]
 _NUM_NAMED = 3  # so many names in a message, then a count
 
 
@@ -35,7 +34,7 @@ class VersionCheck:
     def __init__(
         self,
         version: int,
-        parameters: Iterable[tuple[str, torch.Tensor]],
+        parameters: Iterable[Named],
         previous: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.version = version
@@ -49,7 +48,7 @@ class VersionCheck:
         self.writers: dict[str, list[str]] = {region.name: [] for region in self.parameters.regions}
         self.partial: Partial = {}
 
-    def receive(self, note: BucketNote, tensors: NamedTensors) -> None:
+    def receive(self, note: BucketNote, tensors: Sequence[Named]) -> None:
         """A bucket came: check that it is its turn, and read it."""
         if (note.version, note.index) != (self.version, self._next_index):
             raise VersionFault(
@@ -106,7 +105,8 @@ class VersionCheck:
         self.partial |= plan.partial
 
     def finish(self, published: Sequence[int]) -> dict[str, Any]:
-        """After the last bucket: all tensors arrived as published, the parameters hold them, and no byte else.
+        """After the last bucket: all tensors arrived as published, every copy holds the bits of its source, and every
+        parameter was written completely.
 
         Args:
             published: the digest of each tensor, in the order in which they came.
@@ -114,7 +114,8 @@ class VersionCheck:
         Returns:
             The receipt: what of this version came.
         """
-        gaps = self._gaps()  # while the device is still busy
+        coverages = self._written.items()  # looked at while the device is still busy
+        gaps = {name: ranges for name, coverage in coverages if len(ranges := coverage.missing())}
         digests = self._fingerprint.digests()
         if len(digests) != len(published):
             raise VersionFault(
@@ -126,25 +127,14 @@ class VersionCheck:
                 raise VersionFault(
                     f"tensor '{name}' arrived with digest {received:016x}, it was published with {sent:016x}"
                 )
-        self._check_bits()
-        self._check_gaps(gaps)
-        return {"version": self.version, **self._fingerprint.summary(digests)}
-
-    def _check_bits(self) -> None:
-        """Every copy holds the bits of its source: compared by now on the device, asked for together."""
         wrong = torch.cat(self._differences).nonzero().flatten().tolist() if self._differences else []
         if wrong:
             raise VersionFault(self._complaints[wrong[0]])
-
-    def _gaps(self) -> dict[str, Intervals]:
-        return {name: ranges for name, coverage in self._written.items() if len(ranges := coverage.missing())}
-
-    def _check_gaps(self, gaps: Mapping[str, Intervals]) -> None:
-        """Every parameter must have been written completely by this version."""
         if gaps:
             named = [self._describe_gap(name, gaps[name]) for name in list(gaps)[:_NUM_NAMED]]
             more = f" and {len(gaps) - _NUM_NAMED} more" if len(gaps) > _NUM_NAMED else ""
             raise VersionFault(f"version {self.version} leaves parameters unwritten: {', '.join(named)}{more}")
+        return {"version": self.version, **self._fingerprint.summary(digests)}
 
     def _describe_gap(self, name: str, gaps: Intervals) -> str:
         missing, total = int(np.diff(gaps).sum()), self._written[name].num_bytes
@@ -167,17 +157,13 @@ def unused(partial_by_rank: Sequence[Partial]) -> dict[str, int]:
     return missing
 
 
-def tensor_in_traceback(error: BaseException, tensors: NamedTensors) -> str | None:
+def tensor_in_traceback(error: BaseException, tensors: Sequence[Named]) -> str | None:
     """Name of the published tensor that a failed loader was holding: SGLang's shape errors do not say it."""
     memory = Memory(tensors)
     trace, found = error.__traceback__, None
     while trace:
         for value in trace.tb_frame.f_locals.values():
-            region = memory.find(value) if _holds_data(value) else None
+            region = memory.find(value) if isinstance(value, torch.Tensor) and not value.is_meta else None
             found = region.name if region else found
         trace = trace.tb_next
     return found
-
-
-def _holds_data(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.is_meta

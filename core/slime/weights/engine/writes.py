@@ -110,22 +110,18 @@ class Memory:
 
 
 def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """[num_copies] boolean: `differs` of each (target, source), where it can be on CUDA in one launch."""
+    """[num_copies] boolean, of at least one: `differs` of each (target, source), where it can be on CUDA in one
+    launch."""
     plain = [index for index, copy in enumerate(copies) if copy[0].is_cuda and _is_plain(*copy)]
-    launched = _launched([copies[index] for index in plain])
-    if len(plain) == len(copies):
-        return launched
-    found = dict(zip(plain, launched.unbind(), strict=True))
+    found: dict[int, torch.Tensor] = {}
+    if plain:
+        from slime.weights.shared import kernels
+
+        launched = kernels.differ(*zip(*(copies[index] for index in plain), strict=True))
+        if len(plain) == len(copies):
+            return launched
+        found = dict(zip(plain, launched.unbind(), strict=True))
     return torch.stack([found[index] if index in found else differs(*copy) for index, copy in enumerate(copies)])
-
-
-def _launched(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    if not copies:
-        return torch.empty(0, dtype=torch.bool)
-    from slime.weights.shared import kernels
-
-    targets, sources = zip(*copies, strict=True)
-    return kernels.differ(targets, sources)
 
 
 def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:

@@ -111,17 +111,6 @@ def _shard(entry: Entry, tensor: torch.Tensor) -> Shard:
     """What Megatron's own marks on the parameter say; a parameter without them is replicated."""
     if not getattr(tensor, "tensor_model_parallel", False):
         return Shard()
-    rank, size = _tensor_parallel_rank(entry), _tensor_parallel_size(entry)
-    return Shard(rank, size, tensor.partition_dim)  # type: ignore[attr-defined]
-
-
-def _tensor_parallel_rank(entry: Entry) -> int:
-    if entry.rule.per_expert:
-        return int(parallel_state.get_expert_tensor_parallel_rank())
-    return int(parallel_state.get_tensor_model_parallel_rank())
-
-
-def _tensor_parallel_size(entry: Entry) -> int:
-    if entry.rule.per_expert:
-        return int(parallel_state.get_expert_tensor_parallel_world_size())
-    return int(parallel_state.get_tensor_model_parallel_world_size())
+    of_experts = parallel_state.get_expert_tensor_parallel_group
+    group = of_experts() if entry.rule.per_expert else parallel_state.get_tensor_model_parallel_group()
+    return Shard(group.rank(), group.size(), tensor.partition_dim)  # type: ignore[attr-defined]

@@ -132,10 +132,11 @@ class Broadcast:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        failed = raised[0] is not None
-        if all(request.done() for request in self._requests) and (self._is_first or not failed):
+        if raised[0] is None:
+            return
+        if self._is_first and all(request.done() for request in self._requests):
             forget(self._stream)
-            if failed and self._reports:
+            if self._reports:
                 tell_failed(self._version)
             return
         self._give_up()
@@ -204,5 +205,7 @@ class Broadcast:
             self._among.report((sent, rate))
             return sent, receipts
         others = dict(zip(self._reports, results(list(self._reports.values())), strict=True))
+        for name in self._among.members:  # by now every engine has read all of it
+            forget(part_of(self._version, name))
         self.rates = {self._name: rate, **{name: rate for name, (_, rate) in others.items()}}
         return total([sent, *(each for each, _ in others.values())]), receipts
