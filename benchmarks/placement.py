@@ -28,6 +28,7 @@ from slime.cluster.placement import HOST_LABEL, Slots, reserve
 from slime.config.compose import examine
 from slime.config.groups import scan
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
+from slime.observe.startup import Startup
 from slime.plugins import load
 from slime.topology.placement import Place, engine_places, engine_ranks, shares_gpus, trainer_places
 
@@ -196,7 +197,7 @@ def main() -> None:
 def without_actors(cfg: SlimeConfig) -> list[str]:
     """The placement group alone."""
     with ray_cluster(cfg.cluster, 0):
-        return differences(by_table(cfg, reserve(cfg)))
+        return differences(by_table(cfg, reserve(cfg, Startup())))
 
 
 if __name__ == "__main__":

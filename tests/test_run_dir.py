@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
 from slime.observe import report
-from slime.run_dir import RunDir
+from slime.run_dir import RunDir, saying_how_to_go_on
 
 HOLD = """
 import sys
@@ -225,3 +225,16 @@ def test_a_plan_finds_a_file_in_the_way(tmp_path):
     (tmp_path / "runs").touch()
     found = RunDir.obstacle(config(f"run.dir={tmp_path / 'runs'}"))
     assert f"cannot make the directory ({tmp_path / 'runs'} is a file)" in str(found)
+
+
+def test_a_ctrl_c_says_where_the_same_command_continues(tmp_path):
+    with RunDir.open(tmp_path) as run:
+        for saved, note in (
+            (None, "nothing was saved yet"),
+            ("step-000004", "the same command continues from step-000004"),
+        ):
+            if saved:
+                (run.checkpoints / saved).mkdir(parents=True)
+            with pytest.raises(KeyboardInterrupt) as raised, saying_how_to_go_on(run):
+                raise KeyboardInterrupt
+            assert raised.value.__notes__ == [note]

@@ -12,7 +12,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
@@ -256,3 +257,14 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
     """Every key that differs, with `key: old -> new`; `-` stands for a key that is not there."""
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key, "-") != new.get(key, "-"))
     return {key: f"{key}: {old.get(key, '-')} -> {new.get(key, '-')}" for key in keys}
+
+
+@contextmanager
+def saying_how_to_go_on(run: RunDir) -> Iterator[None]:
+    """Note at a Ctrl-C what the same command would do next."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        newest = [checkpoint.path.name for checkpoint in published(run.checkpoints)][-1:]
+        interrupt.add_note(f"the same command continues from {newest[0]}" if newest else "nothing was saved yet")
+        raise

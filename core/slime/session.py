@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from slime.rollout.limits import require_room
 from slime.rollout.loop import Collected, Rollout, most_in_flight
 from slime.rollout.pairs import Pairs
 from slime.rollout.router import open_router
-from slime.run_dir import RunDir, container
+from slime.run_dir import RunDir, container, saying_how_to_go_on
 from slime.topology.engines import engine_groups, generates, works_in_pairs
 from slime.topology.layout import read_grid
 from slime.train.packing import pack_for
@@ -138,14 +138,14 @@ class Session:
         if rewards:
             stack.enter_context(rewards)
         trackers = stack.enter_context(_trackers(cfg, installed, run)) if log_metrics else None
+        stack.enter_context(saying_how_to_go_on(run))
         startup.say(f"starting Ray, {_processes(cfg)}")
         require_ready = partial(preflight.require_ready, cfg, run, writes=log_metrics)
-        cluster = stack.enter_context(open_cluster(cfg, run.logs, startup.waiting, require_ready))
+        cluster = stack.enter_context(open_cluster(cfg, run.logs, startup, require_ready))
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)
         stack.enter_context(cluster.calls.naming_causes())
-        stack.enter_context(session._saying_how_to_go_on())
         startup.say("loading weights")
         checkpoint = session._restore()
         if trackers:
@@ -156,16 +156,6 @@ class Session:
         first = cfg.model.weights or model
         startup.ready(f"ready: continues from {checkpoint.path}" if checkpoint else f"ready: starts from {first}")
         return session
-
-    @contextmanager
-    def _saying_how_to_go_on(self) -> Iterator[None]:
-        """Note at a Ctrl-C what the same command would do next."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            newest = [checkpoint.path.name for checkpoint in self._store.all()][-1:]
-            interrupt.add_note(f"the same command continues from {newest[0]}" if newest else "nothing was saved yet")
-            raise
 
     def _connect(self, stack: ExitStack, rewards: RewardService, installed: plugins.Plugins) -> None:
         """Clients of the engines, and the sampling loop over them, in one event loop."""

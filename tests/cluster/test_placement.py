@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.cluster.placement import Slot, bundles, slots
+from slime.cluster.placement import Slot, bundles, slots, suffices
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
 from slime.topology.placement import engine_places, engine_ranks, trainer_places
 
@@ -87,6 +87,18 @@ def test_an_engine_has_a_process_on_each_of_its_hosts(placement: str, hosts: lis
     ((first, second),) = slots(cfg)[1]
     assert [first.bundle, second.bundle] == hosts
     assert first.num_gpus == second.num_gpus == (0.0 if placement == "colocated" else 4.0)
+
+
+def test_what_a_cluster_could_never_hold_is_known_without_waiting() -> None:
+    node, smaller = {"CPU": 16.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}
+    whole, half = {"CPU": 8.0, "GPU": 8.0}, {"CPU": 8.0, "GPU": 4.0}
+    assert suffices([node, smaller, node], [half, whole, whole], apart=True)
+    assert not suffices([node, smaller, smaller], [half, whole, whole], apart=True), "two whole hosts, and one is there"
+    assert not suffices([node, node], [half, half, half], apart=True), "three hosts, and two are there"
+    assert not suffices([{"CPU": 16.0}], [half], apart=True), "no GPU"
+    assert suffices([{"CPU": 4.0}], [{"CPU": 2.0}, {"CPU": 2.0}], apart=False)
+    assert not suffices([{"CPU": 4.0}], [{"CPU": 2.0}, {"CPU": 3.0}], apart=False)
+    assert not suffices([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 3.0}], apart=False)
 
 
 @pytest.mark.slow

@@ -34,7 +34,8 @@ from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.errors import NoAnswer, SlimeError
 from slime.net import new_key
-from slime.run_dir import RunDir
+from slime.observe.startup import Startup
+from slime.run_dir import RunDir, saying_how_to_go_on
 
 class Idle(Actor):
     def sleep(self, seconds):
@@ -45,12 +46,19 @@ class Idle(Actor):
 run = RunDir.open(Path(sys.argv[1]))
 cfg = SlimeConfig(cluster=ClusterConfig(name="local"))
 
+class Impatient(Startup):
+    def say(self, what):
+        super().say(what)
+        os.kill(os.getpid(), signal.SIGINT)
+
 def outcome(title, act):
     started = time.monotonic()
     try:
-        act()
-    except SlimeError as error:
-        said = [title, str(error), str(error.__cause__), time.monotonic() - started]
+        with saying_how_to_go_on(run):
+            act()
+    except (SlimeError, KeyboardInterrupt) as error:
+        words = str(error) or error.__notes__[0]
+        said = [title, words, str(error.__cause__), time.monotonic() - started]
         print(json.dumps(said), flush=True)
 
 def kill_later(name, number):
@@ -95,9 +103,13 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     os.kill(pids["trainer-3"], signal.SIGCONT)
     outcome("nobody", lambda: fails(SlimeError("odd", where="data", todo="Look.")))
 
-    cfg.cluster.num_trainers, cfg.cluster.devices_per_node, cfg.cluster.start_timeout_s = 9, 9, 1
+    cfg.cluster.num_trainers, cfg.cluster.devices_per_node, cfg.cluster.start_timeout_s = 9, 9, 600
     cfg.algo.name = "sft"
-    outcome("too many", lambda: reserve(cfg))
+    outcome("too many", lambda: reserve(cfg, Startup()))
+    cfg.cluster.num_trainers = 2
+    outcome("interrupted", lambda: reserve(cfg, Impatient()))
+    cfg.cluster.start_timeout_s = 1
+    outcome("taken", lambda: reserve(cfg, Startup()))
 
     kill_later("trainer-3", signal.SIGKILL)
     outcome("killed while engines generate", generate)
@@ -131,11 +143,13 @@ class Told:
         folder: of the run.
         pids: by name.
         errors: by what was done: the message, the message of its cause, and the seconds it took.
+        startup: lines of what was waited for.
     """
 
     folder: Path
     pids: dict[str, int]
     errors: dict[str, tuple[str, str, float]]
+    startup: list[str]
 
     def label(self, name: str) -> str:
         return f"{name} (pid {self.pids[name]} on {socket.gethostname()})"
@@ -150,11 +164,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     environment["HOME"] = str(folder / "home")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as driver:
         assert driver.stdout
-        lines = itertools.takewhile(lambda line: line != "null\n", driver.stdout)
+        lines = list(itertools.takewhile(lambda line: line != "null\n", driver.stdout))
         said = [json.loads(line) for line in lines if line[:1] in ("[", "{")]
         driver.kill()
     pids, *errors = said
-    return Told(folder, pids, {title: (message, cause, seconds) for title, message, cause, seconds in errors})
+    outcomes = {title: (message, cause, seconds) for title, message, cause, seconds in errors}
+    return Told(folder, pids, outcomes, [line for line in lines if " s  " in line])
 
 
 def test_who_gives_no_answer_is_named_with_its_state(told: Told) -> None:
@@ -183,8 +198,24 @@ def test_an_error_that_nobody_caused_stays_as_it_is(told: Told) -> None:
 
 
 def test_a_run_that_is_too_large_is_told_beside_what_ray_has(told: Told) -> None:
-    what = "the run needs 1 host with 9 CPUs and 0 GPUs, free at once, and Ray has 1 host with 5 CPUs and 0 GPUs in all"
-    assert told.errors["too many"][0].startswith(f"placement: {what} (waited 1 s). Free devices")
+    """At once: nothing was waited for, and it would have been ten minutes."""
+    what = (
+        "the run needs 1 host with 9 CPUs and 0 GPUs, and Ray has 1 host with 5 CPUs and 0 GPUs in all. Lower cluster"
+    )
+    assert told.errors["too many"][0].startswith(f"placement: {what}")
+    assert not [line for line in told.startup if "9 CPUs" in line]
+
+
+def test_a_wait_for_devices_is_told_and_ends_at_ctrl_c(told: Told) -> None:
+    interrupted, taken = told.startup
+    free = "free are 0 CPUs and 0 GPUs of 5 CPUs and 0 GPUs"
+    assert interrupted.endswith(
+        f" s  waiting for 1 host with 2 CPUs and 0 GPUs, free at once; {free}; gives up after 600 s\n"
+    )
+    assert told.errors["interrupted"][0] == "nothing was saved yet"
+    assert taken.endswith("gives up after 1 s\n")
+    what = "the run needs 1 host with 2 CPUs and 0 GPUs, free at once, and Ray has 1 host with 5 CPUs and 0 GPUs in all"
+    assert told.errors["taken"][0].startswith(f"placement: {what} (waited 1 s). Free devices")
 
 
 @pytest.mark.parametrize(

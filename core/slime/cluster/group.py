@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from rich.console import Console
+
 from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
@@ -21,6 +23,7 @@ from slime.cluster.watch import Member
 from slime.config.paths import located
 from slime.config.schema import Placement, SlimeConfig
 from slime.net import new_key
+from slime.observe.startup import Startup
 from slime.topology.fp8 import IN_BLOCKS
 from slime.topology.placement import process_name, shares_gpus
 
@@ -66,19 +69,19 @@ def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
 def open_cluster(
     cfg: SlimeConfig,
     logs: Path,
-    tell: Callable[[str, list[str]], None] = lambda what, whom: None,
+    startup: Startup | None = None,
     require_ready: Callable[[Collection[str]], None] = lambda nodes: None,
 ) -> Iterator[Cluster]:
     """Reserve the devices, create every actor, and take all of it down at the end.
 
     Args:
-        tell: as of `Calls`.
+        startup: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
     """
-    cfg = _for_actors(cfg)
+    cfg, startup = _for_actors(cfg), startup or Startup(Console(quiet=True))
     mark = secrets.token_hex(4)
     with reaped(mark), open_ray(cfg, logs, mark) as sessions:
-        slots = reserve(cfg)
+        slots = reserve(cfg, startup)
         require_ready(slots.nodes)
         run = RunInfo(cfg, logs, new_key(), mark, slots.nodes == {this_node()})
         trainers = [
@@ -94,7 +97,7 @@ def open_cluster(
             ]
             for index, nodes in enumerate(slots.engines)
         ]
-        calls = Calls(trainers, [*chain(*processes)], logs, sessions, not cfg.cluster.ray_address, tell)
+        calls = Calls(trainers, [*chain(*processes)], logs, sessions, not cfg.cluster.ray_address, startup.waiting)
         engines = Engines(calls, cfg, processes)
         try:
             yield Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster), engines)

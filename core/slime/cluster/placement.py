@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
+from slime.observe.startup import WAITING_S, Startup
 from slime.topology.placement import Place, engine_places, shares_gpus, trainer_places
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 HOST_LABEL = "slime-host"
 """Label of a Ray node: which host of the topology it is, or line of the hostfile, counted from 0."""
+POLL_S = 1
+"""How long a Ctrl-C waits at most: Ray sees none while it looks for devices, and counts in whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -96,40 +100,72 @@ def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
     return [{name: count for name, count in wanted[host].items() if count} for host in sorted(wanted)]
 
 
-def reserve(cfg: SlimeConfig) -> Slots:
-    """Reserve every device of the run at once, or say what the cluster lacks.
+def reserve(cfg: SlimeConfig, startup: Startup) -> Slots:
+    """Reserve every device of the run at once, as soon as others leave them free.
 
     Each host of the topology gets a Ray node of its own, and its processes go there: no engine and no tensor-parallel
     group is cut because some device of a node is taken. On cpu a host may stand for several. Ray chooses which node is
     which host, unless nodes have the label `slime-host` with its number, and which of a node's devices is which.
+
+    Args:
+        startup: told what is waited for, from the first second.
+
+    Raises:
+        SlimeError: Ray has too few devices, taken ones included, or they are not free within `start_timeout_s`.
     """
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
-    wanted = bundles(cfg)
-    labelled = all(HOST_LABEL in node["Labels"] for node in ray.nodes() if node["Alive"])
+    wanted, apart = bundles(cfg), cfg.cluster.device is not Device.cpu
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if not suffices([node["Resources"] for node in nodes], wanted, apart=apart):
+        raise _lacking(wanted, nodes, 0.0)
+    labelled = all(HOST_LABEL in node["Labels"] for node in nodes)
     group = placement_group(
         wanted,
-        strategy="SPREAD" if cfg.cluster.device is Device.cpu else "STRICT_SPREAD",
+        strategy="STRICT_SPREAD" if apart else "SPREAD",
         bundle_label_selector=[{HOST_LABEL: str(host)} for host in hosts_of(cfg)] if labelled else None,
     )
-    if not group.wait(timeout_seconds=cfg.cluster.start_timeout_s):
-        raise _lacking(cfg, wanted)
+    limit_s, started = cfg.cluster.start_timeout_s, time.monotonic()
+    told = started - WAITING_S
+    while not group.wait(POLL_S):
+        now = time.monotonic()
+        if now >= told + WAITING_S:
+            told = now
+            free = f"free are {_amounts(ray.available_resources())} of {_amounts(ray.cluster_resources())}"
+            startup.say(f"waiting for {_hosts(wanted)}, free at once; {free}; gives up after {limit_s:g} s")
+        if now >= started + limit_s:
+            raise _lacking(wanted, nodes, limit_s)
     trainers, engines = slots(cfg)
-    nodes = frozenset(placement_group_table(group)["bundles_to_node_id"].values())
-    return Slots(group, tuple(trainers), tuple(engines), nodes)
+    found = frozenset(placement_group_table(group)["bundles_to_node_id"].values())
+    return Slots(group, tuple(trainers), tuple(engines), found)
 
 
-def _lacking(cfg: SlimeConfig, wanted: Sequence[Mapping[str, float]]) -> SlimeError:
-    import ray
+def suffices(nodes: Collection[Mapping[str, float]], wanted: Collection[Mapping[str, float]], *, apart: bool) -> bool:
+    """False if the nodes could not hold the bundles even if nobody else used them.
 
-    need = Counter(_amounts(bundle) for bundle in wanted)
-    have = Counter(_amounts(node["Resources"]) for node in ray.nodes() if node["Alive"])
+    Args:
+        apart: each bundle takes a node of its own.
+    """
+
+    def num_with(held: Collection[Mapping[str, float]], least: Mapping[str, float]) -> int:
+        return sum(all(each.get(name, 0) >= count for name, count in least.items()) for each in held)
+
+    if apart:
+        return all(num_with(nodes, bundle) >= num_with(wanted, bundle) for bundle in wanted)
+    total = sum((Counter(node) for node in nodes), Counter[str]())
+    needed = sum((Counter(bundle) for bundle in wanted), Counter[str]())
+    return all(num_with(nodes, bundle) for bundle in wanted) and num_with([total], needed) == 1
+
+
+def _lacking(wanted: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], waited_s: float) -> SlimeError:
+    have = _hosts([node["Resources"] for node in nodes])
+    free, waited = (", free at once", f" (waited {waited_s:g} s)") if waited_s else ("", "")
+    less = "ower cluster.num_trainers or rollout.engines.*.devices, or add nodes."
     return SlimeError(
-        f"the run needs {_hosts(need)}, free at once, and Ray has {_hosts(have)} in all "
-        f"(waited {cfg.cluster.start_timeout_s:g} s)",
+        f"the run needs {_hosts(wanted)}{free}, and Ray has {have} in all{waited}",
         where="placement",
-        todo="Free devices, lower cluster.num_trainers or rollout.engines.*.devices, or add nodes.",
+        todo=f"Free devices, l{less}" if waited_s else f"L{less}",
     )
 
 
@@ -137,5 +173,6 @@ def _amounts(resources: Mapping[str, float]) -> str:
     return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
 
 
-def _hosts(counts: Mapping[str, int]) -> str:
+def _hosts(resources: Sequence[Mapping[str, float]]) -> str:
+    counts = Counter(map(_amounts, resources))
     return ", ".join(f"{count} host{'s' * (count > 1)} with {amounts}" for amounts, count in counts.items())

@@ -24,6 +24,7 @@ from slime.config.needs import config_folder
 from slime.config.paths import located, resolve
 from slime.config.schema import Device, Role, SlimeConfig, Transport
 from slime.errors import SlimeError
+from slime.observe.startup import Startup
 from slime.plan.memory import MIB, MemoryPlan, plan_memory
 from slime.run_dir import RunDir
 from slime.topology.engines import engine_groups
@@ -80,7 +81,7 @@ def preflight(cfg: SlimeConfig, run: RunDir) -> dict[str, Seen]:
         return {socket.gethostname(): check_host(read_wanted(cfg, run))}
     mark = secrets.token_hex(4)
     with reaped(mark), open_ray(cfg, run.logs, mark):
-        return look(read_wanted(cfg, run), reserve(cfg).nodes, _names(cfg))
+        return look(read_wanted(cfg, run), reserve(cfg, Startup()).nodes, _names(cfg))
 
 
 def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> dict[str, Seen]:
