@@ -38,7 +38,7 @@ def new_key() -> Secret:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where an engine, or the router before several, takes requests.
+    """Where an engine takes requests.
 
     Attributes:
         url: `http://host:port`.

@@ -37,7 +37,6 @@ from slime.rollout.generate import Engine
 from slime.rollout.limits import require_room
 from slime.rollout.loop import Collected, Rollout, most_in_flight
 from slime.rollout.pairs import Pairs
-from slime.rollout.router import open_router
 from slime.run_dir import RunDir, container, saying_how_to_go_on
 from slime.topology.engines import engine_groups, generates, works_in_pairs
 from slime.topology.layout import read_grid
@@ -111,7 +110,6 @@ class Session:
         self._runner: asyncio.Runner
         self._rewards: RewardService
         self._engines: list[Engine] = []
-        self._router: EngineClient | None = None
         self._rollout: Rollout
         self._residency = Residency(cluster)
         self._planned = planned_peaks(cfg, plugins.load())
@@ -169,9 +167,6 @@ class Session:
             self._close_later(stack, client)
         self._runner.run(require_room(clients, cfg))
         self._engines = [self._runner.run(Pairs.of(cfg, clients))] if works_in_pairs(cfg) else [*clients]
-        if len(self._engines) > 1:
-            self._router = stack.enter_context(open_router(self.cluster.engines.endpoints, self.run.logs))
-            self._close_later(stack, self._router)
         if self._data.prompts:
             self._rollout = Rollout(
                 cfg.rollout,
@@ -183,7 +178,6 @@ class Session:
                 sample_filter=installed.filters.create(cfg.filter.name, **cfg.filter.options),
                 scorer=rewards,
                 engines=self._engines,
-                router=self._router,
             )
 
     def _close_later(self, stack: ExitStack, client: EngineClient) -> None:
@@ -260,7 +254,6 @@ class Session:
             tokenizer=self.tokenizer,
             scorer=self._rewards,
             engines=self._engines,
-            router=self._router,
             max_in_flight=most_in_flight(cfg.rollout, self._engines),
             patience_s=cfg.rollout.request_timeout_s,
             progress=lambda done, total: bar.status("evaluate", done, total),

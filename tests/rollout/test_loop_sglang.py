@@ -1,4 +1,4 @@
-"""The sampling loop, evaluation and the router against SGLang itself, with the demo's model, data and reward."""
+"""The sampling loop, evaluation and several engines against SGLang itself, with the demo's model, data and reward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -29,7 +28,6 @@ from slime.rollout.engine import EngineProcess
 from slime.rollout.evaluate import evaluate
 from slime.rollout.loop import Collected, Rollout
 from slime.rollout.pairs import Pairs
-from slime.rollout.router import open_router
 from slime.testing.models import write_checkpoint
 from slime.testing.publishing import publish
 from slime.topology.engines import works_in_pairs
@@ -73,8 +71,8 @@ def rewards(cfg) -> Iterator[RewardService]:
 class Bench:
     """One rollout over running engines, from the first prompt of the set on."""
 
-    def __init__(self, cfg, weights, engines, rewards, logs: Path) -> None:
-        self.cfg, self.weights, self.engines, self.rewards, self.logs = cfg, weights, engines, rewards, logs
+    def __init__(self, cfg, weights, engines, rewards) -> None:
+        self.cfg, self.weights, self.engines, self.rewards = cfg, weights, engines, rewards
         self.tokenizer = load_tokenizer(resolve(cfg.model.path))
         self.prompts = PromptSource(cfg.data, self.tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         self.buffer = FifoBuffer()
@@ -90,12 +88,7 @@ class Bench:
     async def _collect(self, versions, disturb, evaluates) -> list[Collected]:
         async with AsyncExitStack() as stack:
             clients = [self._client(stack, EngineClient(engine.endpoint)) for engine in self.engines]
-            router, front = None, clients
-            if works_in_pairs(self.cfg):
-                front = [await Pairs.of(self.cfg, clients)]
-            elif len(clients) > 1:
-                context = open_router([engine.endpoint for engine in self.engines], self.logs)
-                router = self._client(stack, stack.enter_context(context))
+            front = [await Pairs.of(self.cfg, clients)] if works_in_pairs(self.cfg) else clients
             rollout = Rollout(
                 self.cfg.rollout,
                 self.cfg.reward,
@@ -106,17 +99,16 @@ class Bench:
                 sample_filter=KeepAll(),
                 scorer=self.rewards,
                 engines=front,
-                router=router,
             )
             collected = []
             for version in versions:
                 await asyncio.to_thread(self.publish, version)
                 if evaluates:
-                    self.evaluations.append(await self._evaluate(front, router, version))
+                    self.evaluations.append(await self._evaluate(front, version))
                 collected.append(await rollout.collect(version, disturb))
             return collected
 
-    async def _evaluate(self, clients, router, version) -> dict[str, float]:
+    async def _evaluate(self, clients, version) -> dict[str, float]:
         seen: list[tuple[int, int]] = []
         found = await evaluate(
             self.cfg.eval,
@@ -127,7 +119,6 @@ class Bench:
             tokenizer=self.tokenizer,
             scorer=self.rewards,
             engines=clients,
-            router=router,
             max_in_flight=8,
             patience_s=60,
             progress=lambda done, total: seen.append((done, total)),
@@ -141,10 +132,10 @@ class Bench:
 
 
 @pytest.fixture
-def bench(cfg, weights, engines, rewards, tmp_path):
+def bench(cfg, weights, engines, rewards):
     def bench(num_engines=1, **rollout) -> Bench:
         changed = SlimeConfig(**vars(cfg) | {"rollout": type(cfg.rollout)(**vars(cfg.rollout) | rollout)})
-        return Bench(changed, weights, engines[:num_engines], rewards, tmp_path)
+        return Bench(changed, weights, engines[:num_engines], rewards)
 
     return bench
 
@@ -206,7 +197,7 @@ def test_evaluation_repeats_and_the_rollouts_around_it_do(bench, cfg):
     assert 0 <= first["eval/reward_mean"] <= 1
 
 
-def test_two_engines_behind_the_router_share_the_work_and_change_nothing(bench, engines):
+def test_two_engines_share_the_work_and_change_nothing(bench, engines):
     alone = bench().collect(5)
     before = [num_generated(engine) for engine in engines]
     shared = bench(num_engines=2).collect(5)
@@ -216,7 +207,7 @@ def test_two_engines_behind_the_router_share_the_work_and_change_nothing(bench, 
     assert min(served) >= 8
 
 
-def test_an_engine_that_dies_behind_the_router_costs_no_sample(bench, engines):
+def test_an_engine_that_dies_beside_another_costs_no_sample(bench, engines):
     alone = bench().collect(6)
 
     def kill(kept, needed):

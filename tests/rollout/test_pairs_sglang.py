@@ -73,13 +73,13 @@ def use(cfg: SlimeConfig, engines: list[EngineProcess], work: Callable[..., Awai
     return asyncio.run(main())
 
 
-def test_an_interrupted_response_goes_on_as_if_it_had_not_been(cfg, engines, weights, tmp_path):
+def test_an_interrupted_response_goes_on_as_if_it_had_not_been(cfg, engines, weights):
     """By aborts that find requests in every state, with weights published to both after each."""
 
     def steps(*versions: int, **rollout: Any) -> list[Any]:
         changed = SlimeConfig(**vars(cfg) | {"rollout": type(cfg.rollout)(**vars(cfg.rollout) | rollout)})
         with RewardService(cfg.reward) as rewards:
-            return Bench(changed, weights, engines, rewards, tmp_path).collect(*versions)
+            return Bench(changed, weights, engines, rewards).collect(*versions)
 
     whole = {response[:2]: response[2] for response in responses(steps(1, prompts_per_step=8))}
     parts = steps(1, 2, 3, prompts_per_step=2, over_sampling=2.0, max_requests_per_engine=12)

@@ -118,7 +118,7 @@ def test_a_groups_fields_win_over_those_of_all():
 
 
 def test_a_decode_engine_never_has_more_than_its_own_requests():
-    """No router stands before it that would leave it some more than another."""
+    """No engine of a pair is given more than another."""
     cfg = cpu_config()
     cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 40
     cfg.rollout.engines = {role.name: EngineGroupConfig(role=role, devices=2) for role in (Role.prefill, Role.decode)}

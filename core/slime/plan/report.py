@@ -14,7 +14,6 @@ from slime.plan.commands import commands
 from slime.plan.memory_text import memory_sections, publish_lines
 from slime.plan.model import PlannedModel, read_model
 from slime.plugins import Plugins
-from slime.topology.engines import works_in_pairs
 from slime.topology.layout import Grid
 from slime.topology.placement import Place
 from slime.topology.topology import Topology
@@ -131,7 +130,6 @@ def _processes(cfg: SlimeConfig, topology: Topology) -> Iterator[str]:
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
         ("engine", len(topology.engines), f"SGLang, {cluster.placement.name}, weights by {topology.transport.name}"),
-        ("router", int(len(topology.engines) > 1 and not works_in_pairs(cfg)), "sglang-router"),
         ("reward worker", cfg.reward.num_workers if topology.engines else 0, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)

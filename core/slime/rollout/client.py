@@ -1,4 +1,4 @@
-"""One SGLang server (or a router before several) over HTTP, for asyncio."""
+"""One SGLang server over HTTP, for asyncio."""
 
 from __future__ import annotations
 
@@ -54,15 +54,18 @@ class ServerFault(SlimeError):
     """An engine could not finish a request, by its own account: HTTP status 500."""
 
 
+class EngineGone(SlimeError):
+    """An engine is not there any more, or broke the connection off."""
+
+
 class EngineClient:
     """Requests to a server; opens its connections at the first one. `close` it in the same event loop.
 
     Args:
-        endpoint: an engine, or the router.
+        endpoint: of the engine.
         timeout_s: for one request, except those that generate: how long they take says nothing of the engine (`load`
             does).
         log: the engine's log file, named in errors.
-        together: send what is asked for at one moment as one request; the router takes them one by one only.
 
     Raises (every method):
         SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
@@ -70,17 +73,14 @@ class EngineClient:
 
     num_generating = 1
 
-    def __init__(
-        self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None, together: bool = True
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
         self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
         self._headers = endpoint.headers
         self._session: aiohttp.ClientSession | None = None
-        self._together = Together(self._answer, self._answers) if together else None
+        self._together = Together(self._answer, self._answers)
 
     async def close(self) -> None:
-        if self._together:
-            await self._together.close()
+        await self._together.close()
         if self._session:
             await self._session.close()
 
@@ -99,9 +99,12 @@ class EngineClient:
 
         Args:
             fields: others of SGLang's request (`rid`, ...); one with any is sent by itself.
+
+        Raises:
+            EngineGone: before it was answered.
         """
         body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True, **fields}
-        ask = self._together.ask if self._together and not fields else self._answer
+        ask = self._answer if fields else self._together.ask
         return self._generation(await ask(body))
 
     async def _answer(self, body: Body) -> Any:
@@ -213,7 +216,8 @@ class EngineClient:
             limit = f"no answer to {path} within {self.timeout_s:g} s"
             raise self._error(limit, "Raise rollout.request_timeout_s if it was only slow.", NoAnswer) from error
         except (aiohttp.ClientError, EOFError) as error:
-            raise self._error(f"no answer to {path}: {error}", "The engine died or was never there.") from error
+            what = f"no answer to {path}: {error}"
+            raise self._error(what, "The engine died or was never there.", EngineGone) from error
 
     def _check(self, status: int, path: str, text: str) -> None:
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -10,6 +10,7 @@ from slime.config.schema import EvalConfig, RewardConfig
 from slime.data.tokenize import Tokenizer
 from slime.rollout.generate import Engine, Generator
 from slime.rollout.pipeline import Failures, Pipeline, Scorer
+from slime.rollout.spread import front
 from slime.rollout.stats import group_stats, pass_at_k
 from slime.types import Group, Prompt, Sample
 
@@ -37,7 +38,6 @@ async def evaluate(
     tokenizer: Tokenizer,
     scorer: Scorer,
     engines: Sequence[Engine],
-    router: Engine | None = None,
     max_in_flight: int,
     patience_s: float,
     progress: Callable[[int, int], None] = lambda finished, total: None,
@@ -52,8 +52,7 @@ async def evaluate(
         prompts: the held-out set.
         tokenizer: turns responses into text.
         scorer: the reward.
-        engines: every engine.
-        router: takes the requests when there is more than one engine.
+        engines: every engine; the requests are spread over them.
         max_in_flight: requests at the engines at once.
         patience_s: how long an engine may go without generating a token before it counts as hung.
         progress: told (prompts finished, prompts) after each.
@@ -62,7 +61,7 @@ async def evaluate(
         SlimeError: an engine failed or is stale, or too many rewards failed.
     """
     await _separate(engines)
-    generator = Generator(router or engines[0], cfg.sampling, tokenizer, seed)
+    generator = Generator(front(engines), cfg.sampling, tokenizer, seed)
     failures = Failures(reward, len(prompts) * cfg.samples_per_prompt)
     pipeline = Pipeline(generator, engines, scorer, failures, max_in_flight, version, patience_s)
     for prompt in prompts:

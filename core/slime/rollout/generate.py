@@ -33,17 +33,22 @@ class Generation(Protocol):
     def num_accepted(self) -> int: ...
 
 
-class Engine(Protocol):
-    """What the sampling loop asks of an engine (`EngineClient`), the router before several, or `Pairs` of them.
+class Front(Protocol):
+    """What takes requests: an engine, or what stands before several."""
+
+    url: str
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /) -> Generation: ...
+
+
+class Engine(Front, Protocol):
+    """What the sampling loop asks of an engine (`EngineClient`), or of `Pairs` of them.
 
     Attributes:
         num_generating: engines that requests are spread over.
     """
 
-    url: str
     num_generating: int
-
-    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /) -> Generation: ...
 
     async def abort_all(self) -> None: ...
 
@@ -53,7 +58,7 @@ class Engine(Protocol):
 
 
 class Generator:
-    """Continues samples through one engine or router.
+    """Continues samples through one engine or several.
 
     Args:
         engine: where requests go.
@@ -62,7 +67,7 @@ class Generator:
         seed: of the run; each request derives its own from it.
     """
 
-    def __init__(self, engine: Engine, sampling: SamplingConfig, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, engine: Front, sampling: SamplingConfig, tokenizer: Tokenizer, seed: int) -> None:
         self._engine, self._tokenizer, self._seed = engine, tokenizer, seed
         self._sampling, self._stop = sampling, list(sampling.stop)
         self._end_tokens = end_tokens(tokenizer)

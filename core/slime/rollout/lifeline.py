@@ -62,7 +62,7 @@ def clear_all(mark: str) -> None:
             clear(str(left)) if left.is_dir() else left.unlink(missing_ok=True)
 
 
-def die_with_parent(parent: int, scratch: str = "") -> None:
+def die_with_parent(parent: int, scratch: str) -> None:
     """Kill this process group as soon as its parent is gone, however it went; `clear` the folder `scratch` first.
 
     Polling the parent's id holds in every case: a pipe would stay open in forked siblings, and PR_SET_PDEATHSIG
@@ -77,6 +77,5 @@ def die_with_parent(parent: int, scratch: str = "") -> None:
 def _watch_parent(parent: int, scratch: str) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
-    if scratch:
-        clear(scratch)
+    clear(scratch)
     os.killpg(0, signal.SIGKILL)

@@ -14,6 +14,7 @@ from slime.data.tokenize import Tokenizer
 from slime.errors import SlimeError
 from slime.rollout.generate import Engine, Generator
 from slime.rollout.pipeline import Failures, Pipeline, Scorer
+from slime.rollout.spread import front
 from slime.rollout.stats import group_stats, lag_stats, zero_variance
 from slime.types import Decision, Group, Prompt, Sample
 
@@ -62,8 +63,7 @@ class Rollout:
         seed: of the run.
         tokenizer: turns responses into text.
         prompts, buffer, sample_filter, scorer: where groups come from and what judges them.
-        engines: every engine, to be aborted; or the pairs that they work in.
-        router: takes the requests when there is more than one engine; None sends them to the only one.
+        engines: every engine, or the pairs that they work in; the requests are spread over them.
     """
 
     def __init__(
@@ -78,13 +78,11 @@ class Rollout:
         sample_filter: SampleFilter,
         scorer: Scorer,
         engines: Sequence[Engine],
-        router: Engine | None = None,
     ) -> None:
-        assert len(engines) == 1 or router is not None, "several engines stand behind a router"
         self._cfg, self._reward = cfg, reward
         self._prompts, self._buffer, self._filter, self._scorer = prompts, buffer, sample_filter, scorer
         self._engines = engines
-        self._generator = Generator(router or engines[0], cfg.sampling, tokenizer, seed)
+        self._generator = Generator(front(engines), cfg.sampling, tokenizer, seed)
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
         """Generate, score and filter until `prompts_per_step` groups are kept; the rest is aborted into the buffer.

@@ -3,7 +3,8 @@
     the same request, under one room -> prefill: the prompt's KV cache and the first token, sent to the room
                                      -> decode:  waits for the room, generates the rest; its answer counts
 
-`sglang-router` is not used: it retries what an abort ended, and drops fields of a request that it does not know.
+`sglang-router` is not used: it retries what an abort ended, drops fields of a request that it does not know, and takes
+requests one by one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
     """Of every process of an engine of `group`; the user's environments have the last word."""
     settings = {
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs at the temperature of sampling
-        # The router asks /health, which must not try to generate while the engine's memory is lent to the trainers.
+        # Who asks /health must not have it generate, while the engine's memory may be lent to the trainers.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         # With them a server whose scheduler has failed stands still for a minute before it ends; its log says enough.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",

@@ -19,7 +19,7 @@ UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
 DISPATCH_TOKENS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 MAX_IMBALANCE = 8
-"""Requests one of several engines may have more than another; the router keeps to it."""
+"""Requests one of several engines may have more than another (`slime.rollout.spread`)."""
 
 
 def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str, Any]:
@@ -179,10 +179,10 @@ def transfer_backend(group: EngineGroup) -> str:
 
 
 def _most_requests(cfg: SlimeConfig) -> int:
-    """Requests that one engine may have at once. The router may leave one engine more than another; `Pairs` does not.
+    """Requests that one engine may have at once. `Spread` may give one engine more than another; `Pairs` does not.
 
     With one more than its CUDA graphs cover, SGLang launches every kernel of every decode step by itself. Left alone it
     covers 256 requests on an H100 or H200, 512 from `tp_size` 4 on.
     """
-    routed = num_engines(cfg) > 1 and not works_in_pairs(cfg)
-    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if routed else 0)
+    uneven = num_engines(cfg) > 1 and not works_in_pairs(cfg)
+    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if uneven else 0)

@@ -55,7 +55,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Topology:
-    """All processes of a run but the driver, the router and the reward workers, which stand on the driver's host.
+    """All processes of a run but the driver and the reward workers, which stand on the driver's host.
 
     Attributes:
         shares_gpus: each GPU holds a trainer rank and a rank of an engine, which take turns.
