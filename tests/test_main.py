@@ -15,32 +15,33 @@ from slime.errors import SlimeError
 from slime.testing.site import Site
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")
+COMPOSING = ("omegaconf", "hydra", "yaml", "slime.config.schema", "asyncio", "rich")
+"""What a verb does without that looks at no config."""
 RUN = ["+model=glm4-tiny", "+cluster=local"]
 PROBE = """
-import json, sys, time
+import json, sys
 from slime.__main__ import main
 code = main({argv!r})
-print(json.dumps({{"code": code, "cpu_s": time.process_time(), "modules": sorted(sys.modules)}}))
+print(json.dumps({{"code": code, "modules": sorted(sys.modules)}}))
 """
 
 
 @pytest.mark.parametrize(
-    ("argv", "limit_s"),
+    ("argv", "unused"),
     [
-        (["--help"], 0.3),
-        (["plugins"], 0.3),
-        (["plugins", "--json"], 0.3),
-        (["plan", "--help"], 0.3),
-        (["plan", *RUN], 1.0),
-        (["plan", "--config", *RUN], 1.0),
+        (["--help"], (*HEAVY, *COMPOSING)),
+        (["plugins"], (*HEAVY, *COMPOSING)),
+        (["plugins", "--json"], (*HEAVY, *COMPOSING)),
+        (["plan", "--help"], (*HEAVY, *COMPOSING)),
+        (["plan", *RUN], HEAVY),
+        (["plan", "--config", *RUN], HEAVY),
     ],
 )
-def test_verb_is_quick_and_imports_nothing_heavy(argv: list[str], limit_s: float) -> None:
-    """CPU seconds, best of at most three: the machine may be busy. benchmarks/startup.py shows wall time."""
+def test_a_quick_verb_imports_nothing_heavy(argv: list[str], unused: tuple[str, ...]) -> None:
+    """Imports are nearly all that it takes; benchmarks/startup.py shows the seconds."""
     seen = probe(argv)
     assert seen["code"] == 0
-    assert [name for name in HEAVY if name in seen["modules"]] == []
-    assert seen["cpu_s"] < limit_s or any(probe(argv)["cpu_s"] < limit_s for _ in range(2))
+    assert [name for name in unused if name in seen["modules"]] == []
 
 
 @pytest.mark.parametrize("words", [["plan", *RUN], ["--help"], ["plan", *RUN, "run.seed=-1"]])
@@ -56,7 +57,7 @@ def test_a_reader_that_leaves_ends_a_verb_quietly(words: list[str]) -> None:
 
 
 def probe(argv: list[str]) -> dict[str, Any]:
-    """Exit code, CPU seconds and imported modules of one verb in a fresh process."""
+    """Exit code and imported modules of one verb in a fresh process."""
     shown = subprocess.run([sys.executable, "-c", PROBE.format(argv=argv)], capture_output=True, text=True, check=True)
     return json.loads(shown.stdout.splitlines()[-1])
 

@@ -11,7 +11,7 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import pluggy
@@ -221,9 +221,10 @@ def _load_builtins() -> Plugin:
 
 def _load_entry(entry: EntryPoint) -> Plugin:
     assert entry.dist is not None, "an entry point read from metadata knows its distribution"
-    plugin = Plugin(entry.name, entry.dist.name, entry.dist.version)
+    described = entry.dist.metadata  # which is parsed again whenever it is asked for
+    plugin = Plugin(entry.name, described["Name"], described["Version"])
     try:
-        _check_slime_version(plugin, entry.dist)
+        _check_slime_version(plugin, described.get_all("Requires-Dist") or [])
         _read_hooks(plugin, _import(plugin, entry))
         _check_contributes(plugin)
     except SlimeError as problem:
@@ -231,8 +232,8 @@ def _load_entry(entry: EntryPoint) -> Plugin:
     return plugin
 
 
-def _check_slime_version(plugin: Plugin, dist: Distribution) -> None:
-    if wanted := other_versions(BUILTIN, slime.__version__, dist.requires or []):
+def _check_slime_version(plugin: Plugin, requires: Sequence[str]) -> None:
+    if wanted := other_versions(BUILTIN, slime.__version__, requires):
         raise plugin.broken(f"made for slime {wanted}, this is slime {slime.__version__}")
 
 

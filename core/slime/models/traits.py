@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slime.config.keys import value_of
-from slime.config.schema import SlimeConfig
 from slime.contracts import HfConfig, ModelBridge, TraitsBridge
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch import Tensor
 
+    from slime.config.schema import SlimeConfig
     from slime.models.packed.attention import PackedSequences
     from slime.types import MicroBatch
 
@@ -73,6 +72,8 @@ class Traits:
 
     def weight(self, cfg: SlimeConfig) -> float:
         """The value of `learns_by`; 0 where it is not set."""
+        from slime.config.keys import value_of  # omegaconf with it, which `slime --help` does without
+
         section, _, name = self.learns_by.rpartition(".")
         values = value_of(cfg, section)
         value = values.get(name) if isinstance(values, Mapping) else getattr(values, name)
