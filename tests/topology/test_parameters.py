@@ -60,7 +60,7 @@ def test_published_totals(package: str, name: str, published: int) -> None:
 
 def test_only_choosing_layers_have_an_indexer() -> None:
     _, weights = read(config_of("slime_plugin_glm5", "GLM-5.2"))
-    layers = {weight.layer for weight in weights if weight.block is Block.indexer and not weight.is_mtp}
+    layers = {weight.layer for weight in weights if weight.block is Block.indexer and not weight.drafts}
     assert {0, 1, 2, 6, 74} < layers
     assert 3 not in layers
 
@@ -125,11 +125,11 @@ def test_ranks_hold_what_megatron_builds(package: str, model: str, layouts: list
     found = run_ranks(built, 4, model, layouts, timeout_s=200)
     for number, layout in enumerate(layouts):
         grid = read_grid(4, layout if layout.get(EP, 1) == 1 else {ETP: 1, **layout})
-        held = held_by_stage(weights, grid, {**keywords, **layout}, trains_mtp=bool(layout.get("mtp")))
+        drafts = "mtp" in layout
+        in_force = ["train.mtp_loss_scale"] if drafts else []
+        held = held_by_stage(weights, grid, {**keywords, **layout}, in_force=in_force, copies_embeddings=drafts)
         everything, unshared = (
-            owned_bytes(
-                weights, grid, {**keywords, **layout}, lambda _: 4, replicas=replicas, copies_embeddings="mtp" in layout
-            )
+            owned_bytes(weights, grid, {**keywords, **layout}, lambda _: 4, replicas=replicas, copies_embeddings=drafts)
             for replicas in (True, False)
         )
         for rank, of_rank in enumerate(found):

@@ -70,14 +70,19 @@ class Traits:
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     extra_loss: Callable[[], ExtraLoss] | None = None
 
-    def weight(self, cfg: SlimeConfig) -> float:
+    def coefficient(self, cfg: SlimeConfig) -> float:
         """The value of `learns_by`; 0 where it is not set."""
-        from slime.config.keys import value_of  # omegaconf with it, which `slime --help` does without
+        return coefficient_of(cfg, self.learns_by)
 
-        section, _, name = self.learns_by.rpartition(".")
-        values = value_of(cfg, section)
-        value = values.get(name) if isinstance(values, Mapping) else getattr(values, name)
-        return float(value or 0)
+
+def coefficient_of(cfg: SlimeConfig, key: str) -> float:
+    """The value of such a key, also of one among Megatron's fields; 0 where it is not set."""
+    from slime.config.keys import value_of  # omegaconf with it, which `slime --help` does without
+
+    section, _, name = key.rpartition(".")
+    values = value_of(cfg, section)
+    value = values.get(name) if isinstance(values, Mapping) else getattr(values, name)
+    return float(value or 0)
 
 
 def traits_of(bridge: ModelBridge, hf: HfConfig) -> tuple[Traits, ...]:
@@ -86,6 +91,6 @@ def traits_of(bridge: ModelBridge, hf: HfConfig) -> tuple[Traits, ...]:
 
 
 def extra_losses(cfg: SlimeConfig, traits: Iterable[Traits]) -> list[tuple[ExtraLoss, float]]:
-    """The extra losses of the blocks that learn, with their weights, in the order of the rows of scores."""
-    learning = [(trait.extra_loss, trait.weight(cfg)) for trait in traits if trait.extra_loss]
-    return [(make(), weight) for make, weight in learning if weight]
+    """The extra losses of the blocks that learn, each with its coefficient, in the order of the rows of scores."""
+    found = [(trait.extra_loss, trait.coefficient(cfg)) for trait in traits if trait.extra_loss]
+    return [(make(), coefficient) for make, coefficient in found if coefficient]

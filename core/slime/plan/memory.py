@@ -20,7 +20,17 @@ from slime.topology.engines import EngineGroup, engine_groups, generates, home_o
 from slime.topology.layout import Grid, read_grid, split_layers
 from slime.topology.links import version_bytes
 from slime.topology.memory import GIB, Phase, Table, TrainerRank
-from slime.topology.parameters import Block, Held, Weight, held_by_stage, unknown_parameter, weights_of
+from slime.topology.parameters import (
+    Block,
+    Held,
+    Weight,
+    copies_embeddings,
+    held_by_stage,
+    in_force,
+    learns_to_draft,
+    unknown_parameter,
+    weights_of,
+)
 from slime.topology.placement import engine_ranks
 from slime.topology.transport import transport_of
 
@@ -85,7 +95,7 @@ class MemoryPlan:
     def trainers(self) -> list[TrainerRank]:
         """A rank of every pipeline stage."""
         cfg, grid = self.cfg, self.grid
-        tied, trains_mtp = bool(self.model.get("share_embeddings_and_output_weights")), bool(cfg.train.mtp_loss_scale)
+        tied, drafting = bool(self.model.get("share_embeddings_and_output_weights")), learns_to_draft(cfg, self.weights)
         held = self.held or self.held_of(grid, self.model)
         longest = min(self.tokens, longest_sequence(cfg)[0]) if generates(cfg) else self.tokens
         activations = Activations(self.model, grid, self.tokens, longest)
@@ -110,7 +120,7 @@ class MemoryPlan:
             head = (0.0, 0.0)
             if stage == last:
                 head = activations.head(self.model["vocab_size"], cfg.train.logprob_chunk_tokens, tied=tied)
-                if trains_mtp:
+                if drafting:
                     mine.append(activations.layer(has_experts=self._has_experts(-1)))
                     head = (2 * head[0], head[1])
             ranks.append(
@@ -134,9 +144,8 @@ class MemoryPlan:
             self.weights,
             grid,
             model,
-            tied=bool(self.model.get("share_embeddings_and_output_weights")),
-            trains_mtp=bool(self.cfg.train.mtp_loss_scale),
-            trains_indexer=bool(self.model.get("dsa_indexer_loss_coeff")),
+            in_force=in_force(self.cfg, self.weights),
+            copies_embeddings=copies_embeddings(self.cfg, self.weights, self.model),
         )
 
     def _layers(self, activations: Activations) -> list[Layer]:

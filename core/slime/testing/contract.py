@@ -132,7 +132,7 @@ def check_one_rank(contract: Contract) -> str:
 def check_prediction(contract: Contract) -> str:
     """A multi-token prediction layer learns by its formula, and nothing else notices that it does."""
     mapping = plugins.load().models.create(contract.family).weight_mapping(contract.hf)
-    if not mapping.mtp_names:
+    if not mapping.draft_names:
         return "no such layer"
     learned = contract.one_rank
     losses = [values["mtp_loss"] for values in learned.history]
@@ -140,12 +140,14 @@ def check_prediction(contract: Contract) -> str:
     loss, gradients = prediction.loss_and_gradients(recorded_samples(NUM_SAMPLES, contract.hf["vocab_size"]))
     assert abs(losses[0] - loss) <= PREDICTION_TOLERANCE, f"a loss of {losses[0]} instead of {loss}"
     assert losses == sorted(losses, reverse=True), f"it does not learn: {losses}"
-    learning = {name for name in mapping.mtp_names & learned.gradients[0].keys() if gradients[name].any()}
+    learning = {name for name in mapping.draft_names & learned.gradients[0].keys() if gradients[name].any()}
     errors = {name: _relative_error(learned.gradients[0][name], MTP_LOSS_SCALE * gradients[name]) for name in learning}
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= GRADIENT_TOLERANCE, f"the gradient of {worst} is off by {errors[worst]:.1e}"
-    _check_stayed(learned, mapping.mtp_names - learning)  # such as an indexer, which no prediction depends on smoothly
-    _check_frozen(contract, mapping.mtp_names)
+    _check_stayed(
+        learned, mapping.draft_names - learning
+    )  # such as an indexer, which no prediction depends on smoothly
+    _check_frozen(contract, mapping.draft_names)
     return f"loss within {abs(losses[0] - loss):.0e}, gradients {errors[worst]:.0e}; nothing else gets a gradient"
 
 

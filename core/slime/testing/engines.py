@@ -96,4 +96,4 @@ def as_exported(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]
     mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
     tensors = dict(hf_tensors(model))
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
-    return {name: tensors[name] for name in names if name not in mapping.mtp_names}
+    return {name: tensors[name] for name in names if name not in mapping.draft_names}

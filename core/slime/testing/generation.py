@@ -87,7 +87,7 @@ def _exported(hf: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Ten
     tensors = dict(hf_tensors(model))
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
     assert names.keys() == tensors.keys(), "every tensor is of use to trainer or engine"
-    return {name: tensors[name] for name in names if name not in mapping.mtp_names}
+    return {name: tensors[name] for name in names if name not in mapping.draft_names}
 
 
 @torch.no_grad()

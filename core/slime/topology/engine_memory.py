@@ -107,7 +107,7 @@ class EngineRank:
     @cached_property
     def weight_bytes(self) -> float:
         """Of the model, and of its prediction layer where the engine drafts; absorbed up projections in bf16 beside."""
-        held = [weight for weight in self.weights if self.drafts or not weight.is_mtp]
+        held = [weight for weight in self.weights if self.drafts or not weight.drafts]
         absorbed = [weight for weight in held if weight.name == "self_attention.linear_kv_up_proj.weight"]
         return sum(map(self.bytes_of, held)) + sum(2 * self.share(weight) for weight in absorbed)
 

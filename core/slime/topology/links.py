@@ -14,7 +14,7 @@ from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.topology.engine_memory import FP8_BYTES, in_fp8_blocks
 from slime.topology.engines import engine_groups
 from slime.topology.layout import Grid
-from slime.topology.parameters import Block, Cut, Model, Weight, stages_of
+from slime.topology.parameters import Block, Cut, Model, Weight, copies_embeddings, stages_of
 from slime.topology.placement import Place
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
@@ -94,7 +94,7 @@ def publish_links(cfg: SlimeConfig, topology: Topology, weights: Sequence[Weight
         return []
     sent, width = _sent(cfg, weights), _width(cfg, model)
     everywhere = topology.transport is Transport.ipc and cfg.cluster.placement is Placement.colocated
-    copied = bool(model.get("share_embeddings_and_output_weights") or cfg.train.mtp_loss_scale)
+    copied = copies_embeddings(cfg, weights, model)
     travels = partial(_width_in_engines, cfg, width)
     owned = owned_bytes(sent, topology.grid, model, travels, replicas=not everywhere, copies_embeddings=copied)
     gathered = _to_all(cfg, topology, owned) if everywhere else _to_first(cfg, topology, owned)
@@ -110,7 +110,7 @@ def version_bytes(cfg: SlimeConfig, weights: Sequence[Weight], model: Model) -> 
 
 def _sent(cfg: SlimeConfig, weights: Sequence[Weight]) -> list[Weight]:
     drafts = any(drafts_with_own_layer(group.sglang) for group in engine_groups(cfg))
-    return [weight for weight in weights if drafts or not weight.is_mtp]
+    return [weight for weight in weights if drafts or not weight.drafts]
 
 
 def _width(cfg: SlimeConfig, model: Model) -> int:

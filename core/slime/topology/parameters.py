@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from slime.config.schema import SlimeConfig
+from slime.models.traits import coefficient_of
 from slime.topology.layout import Grid, split_layers
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Weight:
         shape: of the whole parameter, of one expert.
         count: experts; otherwise 1.
         layer: of the decoder, from 0. None outside layers and in the prediction layer.
-        is_mtp: it belongs to the multi-token prediction layer.
+        drafts, learns_by: as in `slime.weights.megatron.mapping.Rule`.
     """
 
     name: str
@@ -66,7 +68,8 @@ class Weight:
     cut: Cut
     block: Block
     layer: int | None = None
-    is_mtp: bool = False
+    drafts: bool = False
+    learns_by: tuple[str, ...] = ()
     count: int = 1
 
     @property
@@ -77,6 +80,10 @@ class Weight:
         """Parameters that one trainer rank holds of it."""
         parts = {Cut.whole: 1, Cut.tensor: grid.tp, Cut.expert: grid.ep * grid.etp}
         return self.numel // parts[self.cut]
+
+    def learns(self, in_force: Collection[str]) -> bool:
+        """Whether gradients move it, by the keys of `learns_by` that are set."""
+        return self.block is not Block.correction and all(key in in_force for key in self.learns_by)
 
 
 Sizes = Callable[[Model], tuple[int, ...]]
@@ -200,10 +207,9 @@ def _known(name: str) -> tuple[str, tuple[Sizes, Cut, Block]]:
 
 
 def _weights_of(rule: Rule, model: Model, num_layers: int, num_experts: int) -> Iterator[Weight]:
-    name, is_mtp = rule.megatron, rule.megatron.startswith(_MTP)
-    inside, (sizes, cut, block) = _known(name)
+    inside, (sizes, cut, block) = _known(rule.megatron)
     count = num_experts if rule.per_expert else 1
-    weight = Weight(inside, sizes(model), cut, block, is_mtp=is_mtp, count=count)
+    weight = Weight(inside, sizes(model), cut, block, drafts=rule.drafts, learns_by=rule.learns_by, count=count)
     if not rule.per_layer:
         yield weight
         return
@@ -236,31 +242,44 @@ class Held:
         return self.learning + self.frozen
 
 
+def in_force(cfg: SlimeConfig, weights: Iterable[Weight]) -> frozenset[str]:
+    """The keys that are set, of those by which parts of the model learn."""
+    return frozenset(key for key in {key for weight in weights for key in weight.learns_by} if coefficient_of(cfg, key))
+
+
+def copies_embeddings(cfg: SlimeConfig, weights: Iterable[Weight], model: Model) -> bool:
+    """Whether the last of several stages has a copy of the embeddings: as output layer, or to learn to draft with."""
+    return bool(model.get("share_embeddings_and_output_weights")) or learns_to_draft(cfg, weights)
+
+
+def learns_to_draft(cfg: SlimeConfig, weights: Iterable[Weight]) -> bool:
+    """Whether the part of the model that drafts is there and learns."""
+    drafting = [weight for weight in weights if weight.drafts]
+    keys = in_force(cfg, drafting)
+    return any(weight.learns(keys) for weight in drafting)
+
+
 def held_by_stage(
     weights: Sequence[Weight],
     grid: Grid,
     megatron: Model,
     *,
-    tied: bool = False,
-    trains_mtp: bool = False,
-    trains_indexer: bool = False,
+    in_force: Collection[str] = (),
+    copies_embeddings: bool = False,
 ) -> list[Held]:
     """What a rank of each pipeline stage holds.
 
     Args:
         megatron: keywords of Megatron's TransformerConfig with `num_layers` and what divides them into stages.
-        tied: embeddings are the output layer too, of which the last of several stages has a copy.
-        trains_mtp: the multi-token prediction layer learns, for which the last of several stages has a copy of the
-            embeddings.
+        in_force: keys by which parts of the model learn, of those that are set (`in_force`).
+        copies_embeddings: the last of several stages has a copy of them.
     """
     counts, last = [dict.fromkeys(("dense", "experts", "frozen"), 0) for _ in range(grid.pp)], grid.pp - 1
     for weight, stage in zip(weights, stages_of(weights, grid, megatron), strict=True):
-        learns = trains_mtp or not weight.is_mtp
-        learns &= weight.block is not Block.correction and (trains_indexer or weight.block is not Block.indexer)
-        kind = "frozen" if not learns else "experts" if weight.cut is Cut.expert else "dense"
+        kind = "frozen" if not weight.learns(in_force) else "experts" if weight.cut is Cut.expert else "dense"
         count = weight.on_rank(grid)
         counts[stage][kind] += count
-        if weight.block is Block.embedding and last and (tied or trains_mtp):
+        if weight.block is Block.embedding and last and copies_embeddings:
             counts[last][kind] += count
     largest = _most_experts(weights, grid)
     return [Held(**of_stage, largest_experts=largest) for of_stage in counts]

@@ -85,7 +85,7 @@ class Optimizer:
     @property
     def unfrozen_by(self) -> list[str]:
         """The keys in force of those that let a part of the model learn which is frozen without them."""
-        return [trait.learns_by for trait in self._traits if trait.weight(self._cfg)]
+        return [trait.learns_by for trait in self._traits if trait.coefficient(self._cfg)]
 
     def enter(self, stage: str) -> None:
         """Switch to the schedule of `stage`, with fresh moments; nothing happens if it is the current one."""

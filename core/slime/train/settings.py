@@ -41,7 +41,7 @@ def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> T
     traits = traits_of(bridge, hf)
     values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
     for trait in traits:
-        if not trait.weight(cfg):
+        if not trait.coefficient(cfg):
             values |= trait.while_frozen
     if isinstance(activation := values.get("activation_func"), str):
         values["activation_func"] = getattr(F, activation)

@@ -279,9 +279,9 @@ class Trainer:
             inventory=self._inventory,
         )
 
-    def export_plan(self, bucket_bytes: int, receivers: Receivers, *, with_mtp: bool, fp8: Fp8Format | None) -> Export:
+    def export_plan(self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, fp8: Fp8Format | None) -> Export:
         """The same in buckets, divided among `receivers`. See `slime.weights.megatron.export.Export`."""
-        return self._inventory.export(self.mapping, bucket_bytes, receivers, with_mtp=with_mtp, fp8=fp8)
+        return self._inventory.export(self.mapping, bucket_bytes, receivers, drafts=drafts, fp8=fp8)
 
     @cached_property
     def _inventory(self) -> Inventory:

@@ -88,7 +88,7 @@ def tensors(folder):
     mapping = plugins.load().models.create(config["model_type"]).weight_mapping(config)
     model = dict(hf_tensors(models.random_model(config)))
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
-    assert mapping.mtp_names <= names.keys()
+    assert mapping.draft_names <= names.keys()
     return {name: model[name] for name in names}
 
 

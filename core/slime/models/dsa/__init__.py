@@ -7,6 +7,7 @@ lie in one pipeline stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from slime.contracts import HfConfig
@@ -58,9 +59,10 @@ def choosing_layers(hf: HfConfig) -> tuple[int, ...]:
 def rules(layers: Layers = None) -> Rules:
     """Indexer of sparse attention, in the layers that have one."""
     names = ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
-    return tuple(
+    indexer = (
         layer_rule(f"self_attention.indexer.{name}", f"self_attn.indexer.{name}", layers=layers) for name in names
     )
+    return tuple(replace(rule, learns_by=(TRAITS.learns_by,)) for rule in indexer)
 
 
 def problems(hf: HfConfig, megatron: Mapping[str, Any]) -> list[str]:

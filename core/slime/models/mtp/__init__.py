@@ -45,7 +45,8 @@ def rules(layer: Rules, hf: str, *, modules: Mapping[str, str] = MODULES) -> Rul
         modules: the checkpoint's names of the two input norms, the projection and the output norm, by Megatron's.
     """
     own = [Rule(f"mtp.layers.0.{ours}.weight", (f"{hf}{theirs}.weight",)) for ours, theirs in modules.items()]
-    return (*own, *(_moved(rule, hf) for rule in layer))
+    every = (*own, *(_moved(rule, hf) for rule in layer))
+    return tuple(replace(rule, drafts=True, learns_by=(*rule.learns_by, _TRAITS.learns_by)) for rule in every)
 
 
 def _moved(rule: Rule, hf: str) -> Rule:

@@ -48,7 +48,7 @@ class Inventory:
         bucket_bytes: int,
         receivers: Receivers,
         *,
-        with_mtp: bool = True,
+        drafts: bool = True,
         fp8: Fp8Format | None = None,
     ) -> Export:
         """An export of everything the mapping exports; what it does with these arguments is thought out once.
@@ -56,15 +56,15 @@ class Inventory:
         Args:
             bucket_bytes: of a bucket as it is received. What SGLang loads in one call comes in one bucket.
             receivers: among whom buckets are divided (`Planner`), or None: every rank receives all.
-            with_mtp: the multi-token prediction layer too, for which an engine that does not speculate has no place.
+            drafts: the part that drafts too, for which an engine that does not speculate has no place.
             fp8: quantise as a checkpoint of this format is.
 
         Raises:
             SlimeError: the mapping names a parameter that no rank has.
         """
-        key = bucket_bytes, receivers, with_mtp, fp8 is None
+        key = bucket_bytes, receivers, drafts, fp8 is None
         if key not in self._plans:
-            entries = [entry for entry in mapping.entries if entry.rule.exported and (with_mtp or not entry.is_mtp)]
+            entries = [entry for entry in mapping.entries if entry.rule.exported and (drafts or not entry.rule.drafts)]
             self._plans[key] = Planner(self.holders, bucket_bytes, receivers, fp8).plan(entries)
         return Export(self.local, self._plans[key], fp8)
 
@@ -115,7 +115,7 @@ def export_hf(
     bucket_bytes: int = BUCKET_BYTES,
     *,
     everywhere: bool = False,
-    with_mtp: bool = True,
+    drafts: bool = True,
     fp8: Fp8Format | None = None,
     inventory: Inventory | None = None,
 ) -> Iterator[Named]:
@@ -129,7 +129,7 @@ def export_hf(
     """
     inventory = inventory or take_inventory(modules, mapping)
     receivers = None if everywhere else (0,)
-    for tensors, _ in inventory.export(mapping, bucket_bytes, receivers, with_mtp=with_mtp, fp8=fp8).run():
+    for tensors, _ in inventory.export(mapping, bucket_bytes, receivers, drafts=drafts, fp8=fp8).run():
         yield from tensors
 
 

@@ -159,7 +159,7 @@ def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
         for name in files.tensors.keys() - expected - mapping.ignored - mapping.copies.keys()
         if not ((layer := _LAYER.match(name)) and int(layer[1]) in beyond)
     )
-    if missing and mapping.mtp_names == set(missing):
+    if missing and mapping.draft_names == set(missing):
         raise SlimeError(
             f"the multi-token prediction layer is missing, all of its {len(missing)} tensors",
             where=str(files.folder),

@@ -13,7 +13,8 @@ from megatron.core import parallel_state
 from slime.errors import SlimeError, nearest
 from slime.weights.megatron.mapping import Entry, Shard, WeightMapping
 
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.|^mtp\.layers\.\d+\.transformer_layer\.")
+_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.|^\w+\.layers\.\d+\.transformer_layer\.")
+"""A decoder layer of the stage, or one inside another kind of layer."""
 _GROUPED_EXPERTS = (".experts.weight1", ".experts.weight2")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
 

@@ -94,6 +94,8 @@ class Rule:
         hf: names of the HF tensors it is made of.
         layers: layers that have it; None means all. Ignored by names without `{layer}`.
         exported: False for a second copy of the same HF tensor (tied embeddings on the last pipeline stage).
+        drafts: it belongs to a part that drafts: an engine has it only when it speculates by it.
+        learns_by: keys of the config that all must be set for it to learn (`slime.models.traits.Traits.learns_by`).
     """
 
     megatron: str
@@ -101,6 +103,8 @@ class Rule:
     layout: Layout = Layout()
     layers: tuple[int, ...] | None = None
     exported: bool = True
+    drafts: bool = False
+    learns_by: tuple[str, ...] = ()
 
     @property
     def per_layer(self) -> bool:
@@ -118,11 +122,6 @@ class Entry:
     megatron: str
     hf: tuple[str, ...]
     rule: Rule
-
-    @property
-    def is_mtp(self) -> bool:
-        """Whether it belongs to the multi-token prediction layer, which an engine has only when it speculates."""
-        return self.megatron.startswith("mtp.")
 
 
 @dataclass(frozen=True)
@@ -160,9 +159,9 @@ class WeightMapping:
         return frozenset(name for entry in self.entries for name in entry.hf)
 
     @cached_property
-    def mtp_names(self) -> frozenset[str]:
-        """The HF tensors of the multi-token prediction layer."""
-        return frozenset(name for entry in self.entries if entry.is_mtp for name in entry.hf)
+    def draft_names(self) -> frozenset[str]:
+        """The HF tensors of the part that drafts."""
+        return frozenset(name for entry in self.entries if entry.rule.drafts for name in entry.hf)
 
     def _run(self, per_layer: bool, rules: list[Rule]) -> Iterator[Entry]:
         for layer in range(self.num_layers if per_layer else 1):

@@ -76,9 +76,9 @@ class Publisher:
         Raises:
             SlimeError: as `slime.weights.publisher.publish.publish_buckets`; on the ranks that send weights.
         """
-        with_mtp = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
+        drafts = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
         bucket_bytes = bucket_mb * 2**20
-        export = self._trainer.export_plan(bucket_bytes, self._receivers, with_mtp=with_mtp, fp8=self._fp8)
+        export = self._trainer.export_plan(bucket_bytes, self._receivers, drafts=drafts, fp8=self._fp8)
         links = [EngineLink(engine, version, self._cfg.rollout.request_timeout_s) for engine in self._served]
         with ThreadPoolExecutor(len(links) + len(export.receivers)) as pool:
             transport = self._transport(links, pool, version, export.receivers)

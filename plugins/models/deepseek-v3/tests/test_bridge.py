@@ -41,8 +41,8 @@ def test_model_of_the_hub() -> None:
     assert (config["moe_router_num_groups"], config["moe_router_group_topk"]) == (8, 4)
     assert config["moe_layer_freq"] == [0] * 3 + [1] * 58
     assert config["mtp_num_layers"] == 1
-    assert "model.layers.61.mlp.experts.7.up_proj.weight" in mapping.mtp_names
-    assert "model.layers.61.shared_head.norm.weight" in mapping.mtp_names
+    assert "model.layers.61.mlp.experts.7.up_proj.weight" in mapping.draft_names
+    assert "model.layers.61.shared_head.norm.weight" in mapping.draft_names
     assert mapping.copies["model.layers.61.shared_head.head.weight"] == "lm_head.weight"
     assert "model.layers.60.mlp.experts.255.up_proj.weight" in mapping.hf_names
     assert "model.layers.3.mlp.gate.e_score_correction_bias" in mapping.hf_names

@@ -54,8 +54,8 @@ def test_moe_model_of_the_hub() -> None:
     assert config["moe_shared_expert_intermediate_size"] == 1536
     assert config["rotary_interleaved"] is False
     assert config["mtp_num_layers"] == 1
-    assert "model.layers.92.mlp.experts.7.up_proj.weight" in mapping.mtp_names
-    assert "model.layers.92.shared_head.norm.weight" in mapping.mtp_names
+    assert "model.layers.92.mlp.experts.7.up_proj.weight" in mapping.draft_names
+    assert "model.layers.92.shared_head.norm.weight" in mapping.draft_names
     assert mapping.copies["model.layers.92.shared_head.head.weight"] == "lm_head.weight"
     assert "model.layers.91.mlp.experts.159.up_proj.weight" in mapping.hf_names
     assert "model.layers.2.mlp.gate_proj.weight" in mapping.hf_names
@@ -78,7 +78,7 @@ def test_latent_model_of_the_hub() -> None:
     assert (config["qk_head_dim"], config["qk_pos_emb_head_dim"]) == (192, 64)
     assert (config["rope_type"], config["rotary_base"]) == ("rope", 1000000)
     assert config["moe_layer_freq"] == [0] + [1] * 46
-    assert "model.layers.47.self_attn.kv_b_proj.weight" in mapping.mtp_names
+    assert "model.layers.47.self_attn.kv_b_proj.weight" in mapping.draft_names
     assert len(mapping.hf_names) + len(mapping.copies) == 9_703
     assert "model.layers.46.mlp.experts.63.up_proj.weight" in mapping.hf_names
 

@@ -46,8 +46,8 @@ def test_every_tensor_of_a_published_checkpoint_has_its_name(
 ) -> None:
     """The counts are those of the published model.safetensors.index.json."""
     mapping = BRIDGE.weight_mapping(hf)
-    assert (len(mapping.hf_names), len(mapping.mtp_names)) == (num_tensors, 791)
-    assert all(name.startswith("model.layers.78.") for name in mapping.mtp_names)
+    assert (len(mapping.hf_names), len(mapping.draft_names)) == (num_tensors, 791)
+    assert all(name.startswith("model.layers.78.") for name in mapping.draft_names)
     assert BRIDGE.transformer_config(hf)["rotary_base"] == rotary_base
 
 
@@ -61,7 +61,7 @@ def test_layers_that_reuse_keys_own_no_indexer() -> None:
 @pytest.mark.parametrize("frequency", [1, 2, 3, 4])
 def test_the_prediction_layer_has_an_indexer_whatever_its_number(frequency: int) -> None:
     hf = GLM52 | {"indexer_types": None, "index_topk_freq": frequency}
-    names = {name for name in BRIDGE.weight_mapping(hf).mtp_names if ".indexer." in name}
+    names = {name for name in BRIDGE.weight_mapping(hf).draft_names if ".indexer." in name}
     assert names == {
         f"model.layers.78.self_attn.indexer.{name}"
         for name in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight")
@@ -72,7 +72,7 @@ def test_a_checkpoint_without_a_prediction_layer() -> None:
     hf = GLM52 | {"num_nextn_predict_layers": 0}
     assert BRIDGE.transformer_config(GLM52)["mtp_num_layers"] == 1
     assert BRIDGE.transformer_config(hf)["mtp_num_layers"] is None
-    assert not BRIDGE.weight_mapping(hf).mtp_names
+    assert not BRIDGE.weight_mapping(hf).draft_names
 
 
 @pytest.mark.parametrize(

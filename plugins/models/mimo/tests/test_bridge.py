@@ -68,13 +68,13 @@ def test_size_of_the_model_of_the_hub() -> None:
 def test_prediction_layer_of_the_model_of_the_hub() -> None:
     mapping = Mimo().weight_mapping(HUB)
     assert Mimo().transformer_config(HUB)["mtp_num_layers"] == 1
-    assert len(mapping.mtp_names) == 16
+    assert len(mapping.draft_names) == 16
     assert mapping.by_megatron_name["mtp.layers.0.eh_proj.weight"].hf == ("model.mtp_layers.0.input_proj.weight",)
 
 
 def test_prediction_layer_is_left_out_of_a_cut_model() -> None:
     cut = Mimo().weight_mapping(HUB | {"num_hidden_layers": 12, "num_nextn_predict_layers": 0})
-    assert cut.ignored == Mimo().weight_mapping(HUB).mtp_names
+    assert cut.ignored == Mimo().weight_mapping(HUB).draft_names
 
 
 def test_tiny_model_is_supported() -> None:
