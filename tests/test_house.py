@@ -12,6 +12,9 @@ FAMILIES = re.compile(r"glm|deepseek|qwen|mimo", re.IGNORECASE)
 CITATION = re.compile(r"arXiv \d{4}\.\d{5}|\(DeepSeek-AI \d{4}\)|from sglang\.srt\.models\.deepseek_common\.")
 """A paper may be cited by its title or authors: that is the source of a formula and no dependence on a family. SGLang
 keeps the latent attention of all families under the name of the first."""
+BLOCKS = re.compile(r"dsa|mtp|indexer|sparse", re.IGNORECASE)
+GENERIC = [f"core/slime/{room}/**.py" for room in ("train", "weights/megatron", "weights/publisher", "algo", "convert")]
+"""What learns of a model's blocks by `slime.models.traits` and by the rules of its table alone."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")
 GENERATED = ("docs/config.md", "docs/hooks.md")
 
@@ -39,6 +42,12 @@ def _checkout() -> None:
 def test_core_names_no_model_family() -> None:
     named = lines_with(FAMILIES, tracked("core/**.py", "conf/**.yaml"))
     assert [line for line in named if not CITATION.search(line)] == []
+
+
+def test_trainer_and_publisher_name_no_special_block() -> None:
+    files = tracked(*GENERIC)
+    assert len(files) > 40
+    assert lines_with(BLOCKS, files) == []
 
 
 def test_no_file_names_a_place_on_somebodys_machine() -> None:
