@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from slime.models import embeddings
+from slime.models.shapes import Block
 from slime.plugins import load
 from slime.testing.ranks import Rank, run_ranks
 from slime.topology.layout import read_grid
 from slime.topology.links import owned_bytes
-from slime.topology.parameters import Block, Weight, held_by_stage, unknown_parameter, weights_of
+from slime.topology.parameters import Weight, held_by_stage, unknown_parameter, weights_of
 from slime.weights.megatron.mapping import Rule, WeightMapping
 
 TP, PP, EP, ETP, CP = (

@@ -15,9 +15,10 @@ from slime.convert.ranks import world_size_of
 from slime.convert.schemes import Scheme
 from slime.convert.tensors import DTYPES, PIECE_BYTES, Output, num_bytes
 from slime.files import human_bytes
+from slime.models.shapes import Cut
 from slime.plan.memory import keywords_of
 from slime.topology.layout import read_grid
-from slime.topology.parameters import Cut, Weight, unknown_parameter, weights_of
+from slime.topology.parameters import Weight, unknown_parameter, weights_of
 from slime.weights.megatron.hf_files import HfFiles, HfTensors
 
 MIB = 2**20

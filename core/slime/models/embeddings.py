@@ -1,4 +1,4 @@
-"""Token embeddings: keywords and names. The module is Megatron-core's. No torch."""
+"""Token embeddings: keywords, names and shapes. The module is Megatron-core's. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules
+from slime.models.shapes import Block, Cut, Shape
 from slime.weights.megatron.mapping import Layout, Rule
 
 
@@ -22,3 +23,10 @@ def rules(vocab_size: int) -> Rules:
     """Token embeddings [vocab_size, hidden]."""
     layout = Layout(num_rows=vocab_size)
     return (Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), layout),)
+
+
+SHAPES = {
+    "embedding.word_embeddings.weight": Shape(
+        lambda m: (m["vocab_size"], m["hidden_size"]), Cut.tensor, Block.embedding
+    ),
+}

@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from slime.config.schema import SlimeConfig
+from slime.models.shapes import Block
 from slime.rollout.limits import longest_of
 from slime.topology.engine_memory import EngineRank
 from slime.topology.layout import Grid, split_layers
 from slime.topology.memory import TrainerRank
-from slime.topology.parameters import Block, Weight
+from slime.topology.parameters import Weight
 
 MATMUL = 0.55 * 989e12
 """FLOP/s of a GPU's matrix products in bf16: 55 % of what the maker promises."""

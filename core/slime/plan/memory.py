@@ -12,6 +12,7 @@ from typing import Any
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError
+from slime.models.shapes import Block
 from slime.rollout.limits import longest_sequence
 from slime.topology import memory
 from slime.topology.activations import Activations, Layer
@@ -21,7 +22,6 @@ from slime.topology.layout import Grid, read_grid, split_layers
 from slime.topology.links import version_bytes
 from slime.topology.memory import GIB, Phase, Table, TrainerRank
 from slime.topology.parameters import (
-    Block,
     Held,
     Weight,
     copies_embeddings,

@@ -14,9 +14,10 @@ from typing import Any
 
 from slime.config.fp8 import BLOCK
 from slime.config.schema import Role, SlimeConfig
+from slime.models.shapes import Block, Cut, Model
 from slime.topology.engines import EngineGroup
 from slime.topology.memory import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
-from slime.topology.parameters import Block, Cut, Model, Weight
+from slime.topology.parameters import Weight
 from slime.topology.server_fields import (
     dispatch_tokens,
     drafts_with_own_layer,

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from slime.config.schema import Device, Placement, SlimeConfig, Transport
+from slime.models.shapes import Block, Cut, Model
 from slime.topology.engine_memory import FP8_BYTES, in_fp8_blocks
 from slime.topology.engines import engine_groups
 from slime.topology.layout import Grid
-from slime.topology.parameters import Block, Cut, Model, Weight, copies_embeddings, stages_of
+from slime.topology.parameters import Weight, copies_embeddings, stages_of
 from slime.topology.placement import Place
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology

@@ -1,54 +1,29 @@
 """How many parameters a model has, by layer and block, and how many of them a trainer rank holds. No torch.
 
 Which parameters there are, the table of the family's weights says (`WeightMapping`): sandwich norms, biases, layers
-with an indexer. Their shapes follow from Megatron's keywords, which the bridge gives. What tensor parallelism cuts and
-what it leaves whole is as the specs of `slime.models.specs` build it.
+with an indexer. Their shapes, by Megatron's keywords, and what tensor parallelism cuts of them, say the blocks of
+`slime.models`.
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime.config.schema import SlimeConfig
+from slime.models import decoder, dsa, embeddings, gqa, mla, mlp, moe, mtp, output
+from slime.models.rules import MEGATRON
+from slime.models.shapes import Block, Cut, Model, Shape
 from slime.models.traits import coefficient_of
 from slime.topology.layout import Grid, split_layers
 
 if TYPE_CHECKING:
     from slime.weights.megatron.mapping import Rule, WeightMapping
 
-Model = Mapping[str, Any]
-"""Keywords of Megatron's TransformerConfig, with `vocab_size`."""
-
-_DECODER = "decoder.layers.{layer}."
-_MTP = "mtp.layers.0."
-_MTP_LAYER = f"{_MTP}transformer_layer."
-_EXPERT = "mlp.experts.local_experts.{expert}."
-
-
-class Block(enum.Enum):
-    embedding = "embedding"
-    attention = "attention"
-    indexer = "indexer"
-    mlp = "dense MLP"
-    router = "router"
-    correction = "correction bias"
-    shared = "shared expert"
-    experts = "experts"
-    norm = "norms"
-    projection = "projection"
-    output = "output layer"
-
-
-class Cut(enum.Enum):
-    """What a weight is cut into parts by."""
-
-    whole = "every tensor-parallel rank holds it"
-    tensor = "tensor parallelism"
-    expert = "expert parallelism, each expert by expert tensor parallelism"
+_OUTSIDE = {**embeddings.SHAPES, **output.SHAPES, **mtp.SHAPES}
+_OF_LAYER = {**decoder.SHAPES, **mlp.SHAPES, **moe.SHAPES, **dsa.SHAPES}
 
 
 @dataclass(frozen=True)
@@ -86,89 +61,6 @@ class Weight:
         return self.block is not Block.correction and all(key in in_force for key in self.learns_by)
 
 
-Sizes = Callable[[Model], tuple[int, ...]]
-_WHOLE, _TENSOR = Cut.whole, Cut.tensor
-
-
-def _query_size(model: Model) -> int:
-    """Of one head, both parts."""
-    return int(model["qk_head_dim"] + model["qk_pos_emb_head_dim"])
-
-
-def _qkv(model: Model) -> int:
-    return int((model["num_attention_heads"] + 2 * model["num_query_groups"]) * model["kv_channels"])
-
-
-def _head_size(model: Model) -> int:
-    """What a head adds to the input of the output projection."""
-    return int(model["v_head_dim"] if model.get("multi_latent_attention") else model["kv_channels"])
-
-
-def _gated(size: str) -> dict[str, Sizes]:
-    return {
-        "linear_fc1.weight": lambda m: (2 * m[size], m["hidden_size"]),
-        "linear_fc2.weight": lambda m: (m["hidden_size"], m[size]),
-    }
-
-
-def _query_norm(model: Model) -> tuple[int, ...]:
-    return (model["q_lora_rank"] if model.get("multi_latent_attention") else model["kv_channels"],)
-
-
-_HIDDEN: Sizes = lambda m: (m["hidden_size"],)  # noqa: E731
-_ATTENTION: dict[str, tuple[Sizes, Cut]] = {
-    "linear_qkv.weight": (lambda m: (_qkv(m), m["hidden_size"]), _TENSOR),
-    "linear_qkv.bias": (lambda m: (_qkv(m),), _TENSOR),
-    "q_layernorm.weight": (_query_norm, _WHOLE),
-    "k_layernorm.weight": (lambda m: (m["kv_channels"],), _WHOLE),
-    "linear_q_proj.weight": (lambda m: (m["num_attention_heads"] * _query_size(m), m["hidden_size"]), _TENSOR),
-    "linear_q_down_proj.weight": (lambda m: (m["q_lora_rank"], m["hidden_size"]), _WHOLE),
-    "linear_q_up_proj.weight": (lambda m: (m["num_attention_heads"] * _query_size(m), m["q_lora_rank"]), _TENSOR),
-    "linear_kv_down_proj.weight": (
-        lambda m: (m["kv_lora_rank"] + m["qk_pos_emb_head_dim"], m["hidden_size"]),
-        _WHOLE,
-    ),
-    "kv_layernorm.weight": (lambda m: (m["kv_lora_rank"],), _WHOLE),
-    "linear_kv_up_proj.weight": (
-        lambda m: (m["num_attention_heads"] * (m["qk_head_dim"] + m["v_head_dim"]), m["kv_lora_rank"]),
-        _TENSOR,
-    ),
-    "linear_proj.weight": (lambda m: (m["hidden_size"], m["num_attention_heads"] * _head_size(m)), _TENSOR),
-}
-_INDEXER: dict[str, Sizes] = {
-    "wq_b.weight": lambda m: (m["dsa_indexer_n_heads"] * m["dsa_indexer_head_dim"], m["q_lora_rank"]),
-    "wk.weight": lambda m: (m["dsa_indexer_head_dim"], m["hidden_size"]),
-    "k_norm.weight": lambda m: (m["dsa_indexer_head_dim"],),
-    "k_norm.bias": lambda m: (m["dsa_indexer_head_dim"],),
-    "weights_proj.weight": lambda m: (m["dsa_indexer_n_heads"], m["hidden_size"]),
-}
-_OF_LAYER: dict[str, tuple[Sizes, Cut, Block]] = {
-    "input_layernorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    "pre_mlp_layernorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    "self_attention.linear_proj.post_layernorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    "mlp.linear_fc2.post_layernorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    **{f"self_attention.{name}": (sizes, cut, Block.attention) for name, (sizes, cut) in _ATTENTION.items()},
-    **{f"self_attention.indexer.{name}": (sizes, _WHOLE, Block.indexer) for name, sizes in _INDEXER.items()},
-    **{f"mlp.{name}": (sizes, _TENSOR, Block.mlp) for name, sizes in _gated("ffn_hidden_size").items()},
-    "mlp.router.expert_bias": (lambda m: (m["num_moe_experts"],), _WHOLE, Block.correction),
-    "mlp.router.weight": (lambda m: (m["num_moe_experts"], m["hidden_size"]), _WHOLE, Block.router),
-    **{
-        f"mlp.shared_experts.{name}": (sizes, _TENSOR, Block.shared)
-        for name, sizes in _gated("moe_shared_expert_intermediate_size").items()
-    },
-    **{f"{_EXPERT}{name}": (sizes, Cut.expert, Block.experts) for name, sizes in _gated("moe_ffn_hidden_size").items()},
-}
-_OUTSIDE: dict[str, tuple[Sizes, Cut, Block]] = {
-    "embedding.word_embeddings.weight": (lambda m: (m["vocab_size"], m["hidden_size"]), _TENSOR, Block.embedding),
-    "decoder.final_layernorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    "output_layer.weight": (lambda m: (m["vocab_size"], m["hidden_size"]), _TENSOR, Block.output),
-    f"{_MTP}enorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    f"{_MTP}hnorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    f"{_MTP}final_layernorm.weight": (_HIDDEN, _WHOLE, Block.norm),
-    f"{_MTP}eh_proj.weight": (lambda m: (m["hidden_size"], 2 * m["hidden_size"]), _TENSOR, Block.projection),
-}
-
-
 def weights_of(model: Model, mapping: WeightMapping) -> list[Weight]:
     """Every tensor of the model, correction biases included, a copy of tied embeddings not.
 
@@ -189,27 +81,30 @@ def weights_of(model: Model, mapping: WeightMapping) -> list[Weight]:
 def unknown_parameter(mapping: WeightMapping) -> str | None:
     """The first parameter of a family's table whose shape is not known here: a block of the family's own."""
     for rule in mapping.rules:
-        inside = rule.megatron.removeprefix(_DECODER).removeprefix(_MTP_LAYER)
-        if inside not in _OUTSIDE and inside not in _OF_LAYER:
+        if not any(_inside(rule.megatron) in known for known in (_OUTSIDE, _OF_LAYER, gqa.SHAPES, mla.SHAPES)):
             return rule.megatron
     return None
 
 
 def shape_of(rule: Rule, model: Model) -> tuple[int, ...]:
     """Of the whole parameter that a rule of the table is about, of one layer and expert."""
-    return _known(rule.megatron)[1][0](model)
+    return _known(rule.megatron, model).sizes(model)
 
 
-def _known(name: str) -> tuple[str, tuple[Sizes, Cut, Block]]:
-    """A parameter's name from inside its layer, and what is known of it."""
-    inside = name.removeprefix(_DECODER).removeprefix(_MTP_LAYER)
-    return inside, (_OUTSIDE if inside == name else _OF_LAYER)[inside]
+def _inside(name: str) -> str:
+    """A parameter's name from inside its layer."""
+    return name.removeprefix(MEGATRON).removeprefix(mtp.INNER)
+
+
+def _known(name: str, model: Model) -> Shape:
+    inside, attention = _inside(name), mla if model.get("multi_latent_attention") else gqa
+    return _OUTSIDE[name] if inside == name else {**_OF_LAYER, **attention.SHAPES}[inside]
 
 
 def _weights_of(rule: Rule, model: Model, num_layers: int, num_experts: int) -> Iterator[Weight]:
-    inside, (sizes, cut, block) = _known(rule.megatron)
-    count = num_experts if rule.per_expert else 1
-    weight = Weight(inside, sizes(model), cut, block, drafts=rule.drafts, learns_by=rule.learns_by, count=count)
+    sizes, cut, block = _known(rule.megatron, model)
+    weight = Weight(_inside(rule.megatron), sizes(model), cut, block, drafts=rule.drafts, learns_by=rule.learns_by)
+    weight = replace(weight, count=num_experts if rule.per_expert else 1)
     if not rule.per_layer:
         yield weight
         return

@@ -1,4 +1,4 @@
-"""Pre-norm decoder layers: keywords, names of the norms, and the whole table of a common kind of decoder. No torch."""
+"""Pre-norm decoder layers: keywords, the norms, and the whole table of a common kind of decoder. No torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from slime.contracts import HfConfig
 from slime.models import embeddings, mlp, moe, mtp, output
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules, layer_rule
+from slime.models.shapes import HIDDEN_NORM
 from slime.weights.megatron.mapping import WeightMapping
 
 
@@ -69,3 +70,11 @@ def moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
         layer = (*norm_rules(), *attention, *moe.rules(shared_expert=shared_expert, correction_bias=True))
         rules, copies = (*rules, *mtp.rules(layer, prefix)), mtp.copies(prefix)
     return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=copies)
+
+
+SHAPES = {
+    "input_layernorm.weight": HIDDEN_NORM,
+    "pre_mlp_layernorm.weight": HIDDEN_NORM,
+    "self_attention.linear_proj.post_layernorm.weight": HIDDEN_NORM,
+    "mlp.linear_fc2.post_layernorm.weight": HIDDEN_NORM,
+}

@@ -1,4 +1,4 @@
-"""Sparse attention (DSA): keywords, names, and which layers have an indexer. No torch.
+"""Sparse attention (DSA): keywords, names, shapes, traits, and which layers have an indexer. No torch.
 
 A layer without an indexer attends to the keys that the latest layer with one chose (arXiv 2603.12201), so both must
 lie in one pipeline stage.
@@ -14,6 +14,7 @@ from slime.contracts import HfConfig
 from slime.errors import SlimeError
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Layers, Rules, layer_rule
+from slime.models.shapes import Block, Cut, Shape, Sizes
 from slime.models.traits import Traits
 from slime.topology.layout import SIZE_KEYS, Grid, split_layers
 
@@ -114,3 +115,12 @@ TRAITS = Traits(
     config_class=_config_class,
     contiguous=True,  # every query attends to the same number of keys
 )
+
+_SIZES: dict[str, Sizes] = {
+    "wq_b.weight": lambda m: (m["dsa_indexer_n_heads"] * m["dsa_indexer_head_dim"], m["q_lora_rank"]),
+    "wk.weight": lambda m: (m["dsa_indexer_head_dim"], m["hidden_size"]),
+    "k_norm.weight": lambda m: (m["dsa_indexer_head_dim"],),
+    "k_norm.bias": lambda m: (m["dsa_indexer_head_dim"],),
+    "weights_proj.weight": lambda m: (m["dsa_indexer_n_heads"], m["hidden_size"]),
+}
+SHAPES = {f"self_attention.indexer.{name}": Shape(sizes, Cut.whole, Block.indexer) for name, sizes in _SIZES.items()}

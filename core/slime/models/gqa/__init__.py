@@ -1,4 +1,4 @@
-"""Grouped-query attention: keywords and names. No torch."""
+"""Grouped-query attention: keywords, names and shapes. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules, layer_rule
+from slime.models.shapes import Block, Cut, Model, Shape
 from slime.weights.megatron.mapping import Layout
 
 
@@ -40,3 +41,19 @@ def rules(num_heads: int, num_kv_heads: int, *, bias: bool = False, qk_norm: boo
     qk_norms = [layer_rule(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk"]
     linear_proj = layer_rule("self_attention.linear_proj.weight", "self_attn.o_proj.weight")
     return (*linear_qkv, *(qk_norms if qk_norm else []), linear_proj)
+
+
+def _qkv(model: Model) -> int:
+    return int((model["num_attention_heads"] + 2 * model["num_query_groups"]) * model["kv_channels"])
+
+
+_A, _WHOLE, _TENSOR = Block.attention, Cut.whole, Cut.tensor
+SHAPES = {
+    "self_attention.linear_qkv.weight": Shape(lambda m: (_qkv(m), m["hidden_size"]), _TENSOR, _A),
+    "self_attention.linear_qkv.bias": Shape(lambda m: (_qkv(m),), _TENSOR, _A),
+    "self_attention.q_layernorm.weight": Shape(lambda m: (m["kv_channels"],), _WHOLE, _A),
+    "self_attention.k_layernorm.weight": Shape(lambda m: (m["kv_channels"],), _WHOLE, _A),
+    "self_attention.linear_proj.weight": Shape(
+        lambda m: (m["hidden_size"], m["num_attention_heads"] * m["kv_channels"]), _TENSOR, _A
+    ),
+}

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keywords and names. No torch."""
+"""Multi-head latent attention: keywords, names and shapes. No torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from slime.errors import SlimeError
 from slime.models.config_reader import ConfigReader
 from slime.models.rotary import rope_parameters
 from slime.models.rules import Rules, layer_rule
+from slime.models.shapes import Block, Cut, Model, Shape
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:
@@ -72,3 +73,27 @@ def rules(*, q_lora: bool = True) -> Rules:
         "linear_proj": "o_proj",
     }
     return tuple(layer_rule(f"self_attention.{ours}.weight", f"self_attn.{hf}.weight") for ours, hf in names.items())
+
+
+def _query_size(model: Model) -> int:
+    """Of all heads, both parts."""
+    return int(model["num_attention_heads"] * (model["qk_head_dim"] + model["qk_pos_emb_head_dim"]))
+
+
+_A, _WHOLE, _TENSOR = Block.attention, Cut.whole, Cut.tensor
+SHAPES = {
+    "self_attention.linear_q_proj.weight": Shape(lambda m: (_query_size(m), m["hidden_size"]), _TENSOR, _A),
+    "self_attention.linear_q_down_proj.weight": Shape(lambda m: (m["q_lora_rank"], m["hidden_size"]), _WHOLE, _A),
+    "self_attention.q_layernorm.weight": Shape(lambda m: (m["q_lora_rank"],), _WHOLE, _A),
+    "self_attention.linear_q_up_proj.weight": Shape(lambda m: (_query_size(m), m["q_lora_rank"]), _TENSOR, _A),
+    "self_attention.linear_kv_down_proj.weight": Shape(
+        lambda m: (m["kv_lora_rank"] + m["qk_pos_emb_head_dim"], m["hidden_size"]), _WHOLE, _A
+    ),
+    "self_attention.kv_layernorm.weight": Shape(lambda m: (m["kv_lora_rank"],), _WHOLE, _A),
+    "self_attention.linear_kv_up_proj.weight": Shape(
+        lambda m: (m["num_attention_heads"] * (m["qk_head_dim"] + m["v_head_dim"]), m["kv_lora_rank"]), _TENSOR, _A
+    ),
+    "self_attention.linear_proj.weight": Shape(
+        lambda m: (m["hidden_size"], m["num_attention_heads"] * m["v_head_dim"]), _TENSOR, _A
+    ),
+}

@@ -1,8 +1,9 @@
-"""Gated MLP: names. Its keywords are the decoder's (`slime.models.decoder`). No torch."""
+"""Gated MLP: names and shapes. Its keywords are the decoder's (`slime.models.decoder`). No torch."""
 
 from __future__ import annotations
 
 from slime.models.rules import FUSED_GATE_UP, GATE_UP, Layers, Rules, layer_rule
+from slime.models.shapes import Block, Cut, gated
 
 
 def rules(layers: Layers = None, *, megatron: str = "mlp.", hf: str = "mlp.") -> Rules:
@@ -25,3 +26,6 @@ def fused_rules(layers: Layers = None) -> Rules:
         layer_rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", layout=FUSED_GATE_UP, layers=layers),
         layer_rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", layers=layers),
     )
+
+
+SHAPES = {f"mlp.{name}": shape for name, shape in gated("ffn_hidden_size", Cut.tensor, Block.mlp).items()}

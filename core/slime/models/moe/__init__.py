@@ -1,4 +1,4 @@
-"""Mixture of experts: keywords and names. No torch."""
+"""Mixture of experts: keywords, names and shapes. No torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from slime.errors import SlimeError
 from slime.models import mlp
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Layers, Rules, layer_rule
+from slime.models.shapes import Block, Cut, Shape, gated
 
 
 def softmax_keywords(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
@@ -84,3 +85,13 @@ def rules(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) 
         *(shared if shared_expert else ()),
         *mlp.rules(layers, megatron="mlp.experts.local_experts.{expert}.", hf="mlp.experts.{expert}."),
     )
+
+
+_SHARED = gated("moe_shared_expert_intermediate_size", Cut.tensor, Block.shared)
+_EXPERTS = gated("moe_ffn_hidden_size", Cut.expert, Block.experts)
+SHAPES = {
+    "mlp.router.expert_bias": Shape(lambda m: (m["num_moe_experts"],), Cut.whole, Block.correction),
+    "mlp.router.weight": Shape(lambda m: (m["num_moe_experts"], m["hidden_size"]), Cut.whole, Block.router),
+    **{f"mlp.shared_experts.{name}": shape for name, shape in _SHARED.items()},
+    **{f"mlp.experts.local_experts.{{expert}}.{name}": shape for name, shape in _EXPERTS.items()},
+}

@@ -1,4 +1,4 @@
-"""The multi-token prediction layer (arXiv 2412.19437, section 2.2): keywords, names and traits. No torch."""
+"""The multi-token prediction layer (arXiv 2412.19437, section 2.2): keywords, names, shapes and traits. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slime.contracts import HfConfig, ModelBridge, MtpBridge
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import HF, MEGATRON, Rules
+from slime.models.shapes import HIDDEN_NORM, Block, Cut, Shape
 from slime.models.traits import Traits
 from slime.weights.megatron.mapping import Rule
 
@@ -30,6 +31,10 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
     return {"mtp_num_layers": num_layers}
 
 
+_NAME = "mtp.layers.0."
+INNER = f"{_NAME}transformer_layer."
+"""What Megatron's names begin with in the decoder layer inside."""
+
 MODULES: Mapping[str, str] = MappingProxyType(
     {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "final_layernorm": "shared_head.norm"}
 )
@@ -44,14 +49,14 @@ def rules(layer: Rules, hf: str, *, modules: Mapping[str, str] = MODULES) -> Rul
         hf: what its tensors' names begin with, such as `model.layers.61.`.
         modules: the checkpoint's names of the two input norms, the projection and the output norm, by Megatron's.
     """
-    own = [Rule(f"mtp.layers.0.{ours}.weight", (f"{hf}{theirs}.weight",)) for ours, theirs in modules.items()]
+    own = [Rule(f"{_NAME}{ours}.weight", (f"{hf}{theirs}.weight",)) for ours, theirs in modules.items()]
     every = (*own, *(_moved(rule, hf) for rule in layer))
     return tuple(replace(rule, drafts=True, learns_by=(*rule.learns_by, _TRAITS.learns_by)) for rule in every)
 
 
 def _moved(rule: Rule, hf: str) -> Rule:
     """A decoder layer's rule as that of the layer inside the prediction layer."""
-    megatron = "mtp.layers.0.transformer_layer." + rule.megatron.removeprefix(MEGATRON)
+    megatron = INNER + rule.megatron.removeprefix(MEGATRON)
     return replace(rule, megatron=megatron, hf=tuple(hf + name.removeprefix(HF) for name in rule.hf), layers=None)
 
 
@@ -83,3 +88,8 @@ _TRAITS = Traits(
     refused={"mtp_standalone": "a multi-token prediction layer before the last pipeline stage"},
     extra_loss=_loss,
 )
+
+SHAPES = {
+    **dict.fromkeys((f"{_NAME}{norm}.weight" for norm in ("enorm", "hnorm", "final_layernorm")), HIDDEN_NORM),
+    f"{_NAME}eh_proj.weight": Shape(lambda m: (m["hidden_size"], 2 * m["hidden_size"]), Cut.tensor, Block.projection),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slime.models.rules import Rules
+from slime.models.shapes import HIDDEN_NORM, Block, Cut, Shape
 from slime.weights.megatron.mapping import Layout, Rule
 
 
@@ -16,3 +17,9 @@ def rules(vocab_size: int, *, tied: bool) -> Rules:
         Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
         Rule("output_layer.weight", (hf,), Layout(num_rows=vocab_size), exported=not tied),
     )
+
+
+SHAPES = {
+    "decoder.final_layernorm.weight": HIDDEN_NORM,
+    "output_layer.weight": Shape(lambda m: (m["vocab_size"], m["hidden_size"]), Cut.tensor, Block.output),
+}

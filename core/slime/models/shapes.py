@@ -1,0 +1,55 @@
+"""What blocks say of the shapes of their parameters. No torch.
+
+`SHAPES` of a block: by Megatron's name, from inside its layer, or whole outside of layers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+Model = Mapping[str, Any]
+"""Keywords of Megatron's TransformerConfig, with `vocab_size`."""
+
+Sizes = Callable[[Model], tuple[int, ...]]
+"""Shape of the whole parameter, of one expert."""
+
+
+class Block(enum.Enum):
+    embedding = "embedding"
+    attention = "attention"
+    indexer = "indexer"
+    mlp = "dense MLP"
+    router = "router"
+    correction = "correction bias"
+    shared = "shared expert"
+    experts = "experts"
+    norm = "norms"
+    projection = "projection"
+    output = "output layer"
+
+
+class Cut(enum.Enum):
+    """What a weight is cut into parts by, as the block's module builds it."""
+
+    whole = "every tensor-parallel rank holds it"
+    tensor = "tensor parallelism"
+    expert = "expert parallelism, each expert by expert tensor parallelism"
+
+
+class Shape(NamedTuple):
+    sizes: Sizes
+    cut: Cut
+    block: Block
+
+
+HIDDEN_NORM = Shape(lambda m: (m["hidden_size"],), Cut.whole, Block.norm)
+
+
+def gated(size: str, cut: Cut, block: Block) -> dict[str, Shape]:
+    """Of a gated MLP; `size` names the keyword with its inner size."""
+    return {
+        "linear_fc1.weight": Shape(lambda m: (2 * m[size], m["hidden_size"]), cut, block),
+        "linear_fc2.weight": Shape(lambda m: (m["hidden_size"], m[size]), cut, block),
+    }
