@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slime.config.schema import SlimeConfig
 from slime.models import decoder, dsa, embeddings, gqa, mla, mlp, moe, mtp, output
 from slime.models.rules import MEGATRON
 from slime.models.shapes import Block, Cut, Model, Shape
@@ -20,6 +19,7 @@ from slime.models.traits import coefficient_of
 from slime.topology.layout import Grid, split_layers
 
 if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
     from slime.weights.megatron.mapping import Rule, WeightMapping
 
 _OUTSIDE = {**embeddings.SHAPES, **output.SHAPES, **mtp.SHAPES}
