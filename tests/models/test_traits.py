@@ -1,0 +1,79 @@
+"""What the shipped families' blocks ask of the trainer, and by which keys their parameters learn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime import plugins
+from slime.config.schema import SlimeConfig
+from slime.models.traits import extra_losses, traits_of
+from slime.topology.parameters import in_force, weights_of
+
+CONFIGS = Path(__file__).parents[2] / "plugins/models"
+SCALE, COEFFICIENT = "train.mtp_loss_scale", "train.megatron.dsa_indexer_loss_coeff"
+
+
+def config(scale: float | None, coefficient: float | None) -> SlimeConfig:
+    cfg = SlimeConfig()
+    cfg.train.mtp_loss_scale = scale
+    cfg.train.megatron = {} if coefficient is None else {"dsa_indexer_loss_coeff": coefficient}
+    return cfg
+
+
+def read(name: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
+    hf = json.loads((CONFIGS / name).read_text()) | changes
+    return plugins.load().models.create(hf["model_type"]), hf
+
+
+@pytest.mark.parametrize(
+    ("name", "predicts", "sparse"),
+    [
+        ("qwen3/tests/configs/dense.json", False, False),
+        ("glm4/tests/configs/dense.json", False, False),
+        ("glm4/tests/configs/moe.json", True, False),
+        ("glm4/tests/configs/lite.json", True, False),
+        ("mimo/tests/configs/dense.json", True, False),
+        ("deepseek-v3/tests/configs/tiny.json", True, False),
+        ("deepseek-v3/tests/configs/sparse.json", True, True),
+        ("glm5/tests/configs/dsa.json", True, True),
+    ],
+)
+def test_bridges_state_the_blocks_that_their_keywords_bring(name: str, predicts: bool, sparse: bool) -> None:
+    bridge, hf = read(name)
+    keywords, traits = bridge.transformer_config(hf), traits_of(bridge, hf)
+    assert bool(keywords.get("mtp_num_layers")) == predicts
+    assert bool(keywords.get("dsa_indexer_topk")) == sparse
+    assert {trait.learns_by for trait in traits} == set([SCALE] * predicts + [COEFFICIENT] * sparse)
+    assert any(trait.contiguous for trait in traits) == sparse
+    if predicts:
+        bridge, hf = read(name, num_nextn_predict_layers=0)
+        assert SCALE not in {trait.learns_by for trait in traits_of(bridge, hf)}
+
+
+@pytest.mark.parametrize(("scale", "wanted"), [(0.3, [("mtp_loss", 0.3)]), (None, [])])
+def test_a_prediction_layer_has_a_loss_while_it_learns(scale: float | None, wanted: list[tuple[str, float]]) -> None:
+    found = extra_losses(config(scale, 0.1), traits_of(*read("glm5/tests/configs/dsa.json")))
+    assert [(loss.name, coefficient) for loss, coefficient in found] == wanted
+
+
+@pytest.mark.parametrize("scale", [None, 0.2])
+@pytest.mark.parametrize("coefficient", [None, 0.0, 0.1])
+def test_parts_learn_by_their_keys_and_an_indexer_that_predicts_by_both(
+    scale: float | None, coefficient: float | None
+) -> None:
+    bridge, hf = read("glm5/tests/configs/dsa.json")
+    model = {**bridge.transformer_config(hf), "vocab_size": hf["vocab_size"]}
+    weights = weights_of(model, bridge.weight_mapping(hf))
+    keys = in_force(config(scale, coefficient), weights)
+    assert keys == set([SCALE] * bool(scale) + [COEFFICIENT] * bool(coefficient))
+    seen = set()
+    for weight in weights:
+        indexes, corrects = ".indexer." in weight.name, weight.name.endswith("expert_bias")
+        allowed = (bool(scale) or not weight.drafts) and (bool(coefficient) or not indexes) and not corrects
+        assert weight.learns(keys) == allowed, weight
+        seen.add((weight.drafts, indexes))
+    assert len(seen) == 4
