@@ -6,6 +6,7 @@ import functools
 import os
 import pickle
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -143,11 +144,13 @@ class SharedBucket(Bucket):
     """Tensors in an anonymous memory file (memfd) of this host: for engines on cpu.
 
     An engine maps it through `/proc/<pid>/fd/<fd>`. Unlike a file in /dev/shm the memory needs no size limit raised
-    in containers, and the kernel frees it when publisher and engines have let go of it, killed or not.
+    in containers, and the kernel frees it when publisher and engines have let go of it, killed or not. One that nobody
+    left (an engine keeps some as long as its model) closes its file when it is collected.
     """
 
     def __init__(self, capacity: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         self._descriptor = os.memfd_create("slime-bucket")
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         super().__init__(capacity, device)
 
     def _grow(self, capacity: int) -> None:
@@ -161,7 +164,7 @@ class SharedBucket(Bucket):
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
-        os.close(self._descriptor)
+        self._close()
 
 
 class CudaBucket(Bucket):
