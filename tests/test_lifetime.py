@@ -7,12 +7,34 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 CHILD = """
 import os, time
 from slime.lifetime import end_with_parent
 end_with_parent({parent})
 print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+SERVER = """
+import os, subprocess, sys, time
+from functools import partial
+from pathlib import Path
+from slime.lifetime import end_group_with_parent
+parent, scratch = int(sys.argv[1]) or os.getppid(), Path(sys.argv[2])
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+end_group_with_parent(parent, partial(scratch.rmdir))
+print(os.getpid(), worker.pid, flush=True)
+time.sleep(60)
+"""
+STARTS_IT_IN_A_THREAD = """
+import subprocess, sys, threading, time
+start = lambda: subprocess.Popen([sys.executable, "-c", sys.argv[1], "0", sys.argv[2]], start_new_session=True)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
 time.sleep(60)
 """
 
@@ -32,3 +54,30 @@ def test_process_ends_when_its_parent_is_killed() -> None:
         process.kill()
         assert select.select([descriptor], [], [], 30)[0], "a pidfd is readable when its process has ended"
         os.close(descriptor)
+
+
+def test_a_group_ends_with_its_parent_and_not_with_the_thread_that_started_it(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-c", STARTS_IT_IN_A_THREAD, SERVER, str(scratch)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        descriptors = [os.pidfd_open(int(pid)) for pid in process.stdout.readline().split()]
+        assert not select.select(descriptors, [], [], 1)[0], "its thread has ended, the parent has not"
+        assert scratch.exists()
+        process.kill()
+        for descriptor in descriptors:
+            assert select.select([descriptor], [], [], 30)[0], "a pidfd is readable when its process has ended"
+            os.close(descriptor)
+    assert not scratch.exists()
+
+
+def test_a_group_whose_parent_ended_before_it_could_watch_ends_too(tmp_path: Path) -> None:
+    """It has another parent by then, which may live for ever."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(["true"]) as parent:
+        pass
+    command = [sys.executable, "-c", SERVER, str(parent.pid), str(scratch)]
+    assert subprocess.run(command, start_new_session=True, timeout=30).returncode == -signal.SIGKILL
+    assert not scratch.exists()

@@ -19,7 +19,7 @@ DRIVER = """
 import subprocess, sys, tempfile, time
 from pathlib import Path
 from slime.cluster.reaper import LOOK_S, reaped
-from slime.rollout.lifeline import scratch_prefix
+from slime.rollout.remains import scratch_prefix
 mark = sys.argv[1]
 start = lambda: print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
 start()

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from slime.rollout.lifeline import clear_all
+from slime.rollout.remains import clear_all
 
 LOOK_S = 1.0
 """How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
+from slime.lifetime import end_with_parent
 from slime.reward import wire
 from slime.reward.guard import Guard, children
 from slime.types import Verdict, VerdictKind
@@ -24,7 +25,7 @@ from slime.types import Verdict, VerdictKind
 if TYPE_CHECKING:
     from slime.contracts import RewardModel
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def main(service_fd: int, guard_fd: int) -> None:
     """Become the guard, over the socket `guard_fd`; returns only in the scorer, which serves `service_fd`."""
     service, guard = socket.socket(fileno=service_fd), socket.socket(fileno=guard_fd)
     setup: Setup = wire.message(wire.receive_request(service)[1])
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _adopt_orphans()
     parent, (above, below), (read_end, write_end) = os.getpid(), socket.socketpair(), os.pipe()
     scorer = os.fork()
     if scorer:
@@ -48,9 +49,7 @@ def main(service_fd: int, guard_fd: int) -> None:
         below.close()
         os.close(write_end)
         Guard(guard, above, scorer, read_end, setup.memory_mb).run()
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        return
+    end_with_parent(parent)
     guard.close()
     above.close()
     os.close(read_end)
@@ -60,8 +59,8 @@ def main(service_fd: int, guard_fd: int) -> None:
     serve(service, below, setup)
 
 
-def _prctl(option: int, value: int) -> None:
-    result = ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+def _adopt_orphans() -> None:
+    result = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     assert result == 0, os.strerror(ctypes.get_errno())
 
 

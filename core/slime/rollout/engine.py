@@ -32,7 +32,7 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.observe.hang import look
 from slime.rollout.kv_transfer import require_mooncake
-from slime.rollout.lifeline import ChildEnd, clear, how_ended, scratch_prefix
+from slime.rollout.remains import ChildEnd, clear, how_ended, scratch_prefix
 from slime.rollout.rendezvous import Rendezvous
 from slime.topology.environment import engine_environment
 from slime.topology.placement import process_name

@@ -16,14 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from slime.lifetime import end_group_with_parent
 from slime.net import take_key
 from slime.observe.hang import register
-from slime.rollout.lifeline import ChildEnd, die_with_parent, how_ended
+from slime.rollout.remains import ChildEnd, clear, how_ended
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
@@ -60,7 +62,7 @@ def spare_the_cpu() -> None:
 def hook() -> None:
     """Have the server and its schedulers tell their stacks when they are asked (`slime.observe.hang`), end when one of
     them is killed, and find everything that they leave in /dev/shm under the name of the engine's scratch folder
-    (`lifeline.clear`)."""
+    (`remains.clear`)."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -173,5 +175,5 @@ if __name__ in ("__main__", "__mp_main__"):
     hook()
 if __name__ == "__main__":
     register_as("server")
-    die_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), os.environ["SLIME_ENGINE_SCRATCH"])
+    end_group_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), partial(clear, os.environ["SLIME_ENGINE_SCRATCH"]))
     main()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from slime.net import LOOPBACK, reserved_port
-from slime.rollout.lifeline import scratch_prefix
+from slime.rollout.remains import scratch_prefix
 
 NUM_FOLLOWING = 6
 """Ports that data-parallel attention counts from the one it is told (SGLang's `PortArgs.init_new`)."""

@@ -1,18 +1,13 @@
-"""Servers that end when the process that started them ends."""
+"""What engines leave behind that have ended: the word of how they did, scratch folders and shared memory."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import tempfile
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
-
-PARENT_POLL_S = 0.2
 
 
 def how_ended(code: int) -> str:
@@ -60,22 +55,3 @@ def clear_all(mark: str) -> None:
     for place in (Path(tempfile.gettempdir()), Path("/dev/shm")):
         for left in place.glob(f"{scratch_prefix(mark)}*"):
             clear(str(left)) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def die_with_parent(parent: int, scratch: str) -> None:
-    """Kill this process group as soon as its parent is gone, however it went; `clear` the folder `scratch` first.
-
-    Polling the parent's id holds in every case: a pipe would stay open in forked siblings, and PR_SET_PDEATHSIG
-    already fires when the *thread* that started us ends, which in a Ray actor or a thread pool is no death at all.
-
-    Args:
-        parent: its process id, from the parent itself: it may be gone before this is called.
-    """
-    threading.Thread(target=_watch_parent, args=(parent, scratch), daemon=True).start()
-
-
-def _watch_parent(parent: int, scratch: str) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    clear(scratch)
-    os.killpg(0, signal.SIGKILL)
