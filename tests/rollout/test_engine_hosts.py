@@ -7,8 +7,6 @@ import asyncio
 import os
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import psutil
 import pytest
@@ -19,23 +17,16 @@ from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
-from slime.net import LOOPBACK, serve_store
 from slime.observe.hang import look
 from slime.rollout.client import EngineClient
 from slime.rollout.engine import DYING_S
 from slime.testing.engines import as_exported, engine_over_hosts
 from slime.testing.models import random_model
-from slime.testing.publishing import publish, publish_over
-from slime.weights.publisher.broadcast import Broadcast
-from slime.weights.publisher.broadcast_groups import join_engines
-from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import SharedMemory
-from slime.weights.shared.bucket import SharedBucket
+from slime.testing.publishing import publish
+from tests.transports import BUCKET, broadcast, joined, publish_by_rank
 
 pytestmark = pytest.mark.slow
 
-BUCKET = 1 << 18
-NAME = "test-hosts"
 VICTIM = "model.layers.1.mlp.experts.3.up_proj.weight"
 PROMPTS = [[5, 6, 7], [11, 2, 90, 41, 8], [*range(3, 40)]]
 LAYOUT = {"dp_size": 2, "enable_dp_attention": True, "enable_dp_lm_head": True, "moe_dense_tp_size": 1, "ep_size": 2}
@@ -95,64 +86,23 @@ def test_it_generates_what_was_published(processes, model, tensors):
 
 
 def test_broadcasts_reach_every_rank(processes, folder):
-    first, store = processes[0].endpoint, serve_store(LOOPBACK)
+    first = processes[0].endpoint
     other = random_model(read_hf_config(str(folder)), seed=2).eval()
-    links = [EngineLink(first, 2, 60)]
-    links[0].connect()
-    with ThreadPoolExecutor(1) as pool:
-        group = join_engines(links, pool, NAME, store, "gloo")
-        assert group.size() == 3
-        transport = Broadcast(links, pool, (NAME, group), torch.device("cpu"), store)
-        publish_over(transport, iter(as_exported(other, folder).items()), 2, BUCKET)
+    with joined("test-hosts", first) as group:
+        assert group.group.size() == 3
+        broadcast(iter(as_exported(other, folder).items()), group, [first], 2)
     check_parity(first, other)
-
-
-class Twins(SharedBucket):
-    """The buckets of two publishers, each in memory of its own; that of the second may lose a bit of VICTIM."""
-
-    def __init__(self, capacity, *, loses_a_bit):
-        super().__init__(capacity)
-        self.twin, self.loses_a_bit = SharedBucket(capacity), loses_a_bit
-
-    def fill(self, tensors):
-        super().fill(tensors)
-        self.twin.fill(tensors)
-        for meta in self.twin.metadata if self.loses_a_bit else []:
-            if meta.name == VICTIM:
-                self.twin.memory[meta.start_idx + 7] ^= 1
-
-    def __exit__(self, *raised):
-        super().__exit__(*raised)
-        self.twin.__exit__(*raised)
-
-
-class TwoPublishers(SharedMemory):
-    """Stands for the publishers of two ranks, which are two processes on their hosts: a payload for each rank."""
-
-    def send(self, bucket, note):
-        self.second = bucket.twin.payload(note)
-        super().send(bucket, note)
-
-    def _gather(self, payload):
-        return [payload, self.second]
-
-
-def publish_by_rank(tensors, endpoint, version, *, loses_a_bit):
-    with ThreadPoolExecutor(1) as pool:
-        links = [EngineLink(endpoint, version, 60)]
-        transport = TwoPublishers(links, pool, partial(Twins, loses_a_bit=loses_a_bit))
-        return publish_over(transport, iter(tensors.items()), version, BUCKET)
 
 
 def test_each_rank_takes_its_own_publishers_memory_and_the_receipt_covers_it(processes, model, tensors):
     first = processes[0].endpoint
-    assert publish_by_rank(tensors, first, 3, loses_a_bit=False).num_tensors == len(tensors)
+    assert publish_by_rank(tensors, first, 3).num_tensors == len(tensors)
     check_parity(first, model)
     with pytest.raises(SlimeError, match=f"'{VICTIM}' arrived with digest"):
-        publish_by_rank(tensors, first, 4, loses_a_bit=True)
+        publish_by_rank(tensors, first, 4, damaged=VICTIM)
     with pytest.raises(SlimeError, match="serves 'incomplete' weights"):
         greedy(first)
-    publish_by_rank(tensors, first, 5, loses_a_bit=False)
+    publish_by_rank(tensors, first, 5)
     check_parity(first, model)
 
 

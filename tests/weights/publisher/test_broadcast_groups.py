@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from slime.config.hf import read_hf_config
@@ -25,18 +25,13 @@ from slime.testing.ranks import Rank, run_ranks
 from slime.types import Receipt
 from slime.weights.publisher.broadcast import Broadcast, Sources
 from slime.weights.publisher.broadcast_groups import ask_to_join, join_as_source, join_engines, num_ranks
-from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.transport import results
 from slime.weights.shared.bucket import Bucket
 from slime.weights.shared.stream import part_of
+from tests.transports import BUCKET, CPU, LIMIT_S, half, links_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-BUCKET = 1 << 18
-CPU = torch.device("cpu")
-LIMIT = timedelta(seconds=180)
-"""Of a busy machine: nothing waits for so long, also where a source dies."""
-the_store = functools.cache(partial(serve_store, LOOPBACK))
 
 LAYOUTS = {
     "pp2": ["train.megatron.pipeline_model_parallel_size=2"],
@@ -99,22 +94,18 @@ class FlippedBit(Bucket):
 
 def second_source(rank: Rank, port: int, num_engine_ranks: int, tensors: dict[str, torch.Tensor], fault: str) -> None:
     """The other source, which sends `tensors` until its fault. Runs in a process of its own."""
-    store = join_store(LOOPBACK, port, LIMIT)
+    store = join_store(LOOPBACK, port, timedelta(seconds=LIMIT_S))
     group = join_as_source(f"second, {fault}", store, "gloo", num_engine_ranks)
-
-    def until_fault() -> Iterator[tuple[str, torch.Tensor]]:
-        for number, named in enumerate(tensors.items()):
-            if number == len(tensors) // 2 and fault == "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if number == len(tensors) // 2 and fault == "fails":
-                raise SlimeError("no more", where="export", todo="Nothing.")
-            yield named
-
+    faults = {"dies": partial(os.kill, os.getpid(), signal.SIGKILL), "fails": fail}
     with ThreadPoolExecutor(1) as pool:
         transport = Broadcast([], pool, (f"second, {fault}", group), CPU, store, among=among(store, fault, place=1))
         if fault == "damages":
             transport.new_bucket = partial(FlippedBit, device=CPU)
-        publish_over(transport, until_fault(), 2, BUCKET)
+        publish_over(transport, half(tensors, faults.get(fault, dict)), 2, BUCKET)
+
+
+def fail() -> None:
+    raise SlimeError("no more", where="export", todo="Nothing.")
 
 
 def among(store, fault: str, place: int) -> Sources:
@@ -128,8 +119,8 @@ def among(store, fault: str, place: int) -> Sources:
 @contextmanager
 def first_source(endpoint: Endpoint, tensors: dict[str, torch.Tensor], fault: str) -> Iterator[Broadcast]:
     """This process, while another is the second source of half of `tensors`."""
-    store = the_store()
-    links = [EngineLink(endpoint, 2, LIMIT.total_seconds())]
+    store = serve_store(LOOPBACK)
+    links = links_to([endpoint], 2)
     links[0].connect()
     with ThreadPoolExecutor(4) as pool:
         other = pool.submit(run_ranks, second_source, 1, store.port, num_ranks(links), tensors, fault, timeout_s=200)
@@ -140,6 +131,8 @@ def first_source(endpoint: Endpoint, tensors: dict[str, torch.Tensor], fault: st
         ended = other.exception()
         if fault != "damages":  # of which it may be told before it has ended by itself
             assert (ended is None) is (fault == "none"), ended
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(members.group)
 
 
 FAULTS = {

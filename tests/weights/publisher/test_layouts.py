@@ -23,15 +23,11 @@ from slime.errors import SlimeError
 from slime.rollout.engine import EngineProcess
 from slime.testing import models
 from slime.testing.engines import as_exported, running_engine
-from slime.testing.publishing import publish, publish_over
-from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import SharedMemory
-from slime.weights.shared.bucket import Bucket, SharedBucket
-from slime.weights.shared.receipt import BucketNote
+from slime.testing.publishing import publish
+from tests.transports import BUCKET, publish_by_rank
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-BUCKET = 1 << 18
 PROMPT = [5, 6, 7, 9, 11]
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order; seen are 2e-6."""
@@ -108,36 +104,10 @@ def served(model: str, tmp_path: Path, **fields: Any) -> Iterator[Served]:
         yield it
 
 
-class SecondRankDamaged(SharedMemory):
-    """The engine's second rank maps memory of its own, where a tensor lost a bit."""
-
-    def __init__(self, link: EngineLink, pool: ThreadPoolExecutor) -> None:
-        super().__init__([link], pool, SharedBucket)
-        self.seconds: list[Bucket] = []
-
-    def send(self, bucket: Bucket, note: BucketNote) -> None:
-        self.await_answers()
-        second = SharedBucket(len(bucket.memory))
-        second.reserve(bucket.header)
-        self.seconds.append(second)
-        second.memory.copy_(bucket.memory)
-        for meta in second.metadata:
-            if meta.name == VICTIM:
-                second.memory[meta.start_idx + 7] ^= 1
-        payloads = [bucket.payload(note), second.payload(note)]
-        self._on_its_way = [self._pool.submit(link.load, payloads, note.last) for link in self.links]
-
-    def __exit__(self, *raised: object) -> None:
-        super().__exit__(*raised)
-        for second in self.seconds:
-            second.__exit__(None, None, None)
-
-
 def check_faults(it: Served) -> None:
     """A shard that is damaged on one rank, or gets nothing, is named by the tensor, and mended by the next version."""
-    link = EngineLink(it.engine.endpoint, it.version + 1, 60.0)
-    with ThreadPoolExecutor(1) as pool, pytest.raises(SlimeError, match=f"'{VICTIM}' arrived with digest") as raised:
-        publish_over(SecondRankDamaged(link, pool), iter(it.tensors().items()), it.version + 1, BUCKET)
+    with pytest.raises(SlimeError, match=f"'{VICTIM}' arrived with digest") as raised:
+        publish_by_rank(it.tensors(), it.engine.endpoint, it.version + 1, damaged=VICTIM)
     assert raised.value.what.count(VICTIM) == 1, "said once, not by every rank"
     rest = {name: tensor for name, tensor in it.tensors().items() if name != VICTIM}
     with pytest.raises(SlimeError, match=f"missing {VICTIM}"):

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,10 @@ from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.shared.bucket import SharedBucket
 from slime.weights.shared.receipt import NOTE_KEY
+from tests.transports import BUCKET, VICTIM, flip_bit, half
 
 pytestmark = pytest.mark.slow
 
-BUCKET = 1 << 18
-"""Bytes: small enough that the tiny model takes a dozen buckets, and that its largest tensors go alone."""
 PROMPT = [5, 6, 7]
 NOBODY = Endpoint("http://127.0.0.1:9", Secret("any"))
 """The discard port: nothing listens."""
@@ -200,16 +200,11 @@ def test_tensor_parallel_engine(model, tensors, tiny_model, tmp_path):
         assert generate(engine.endpoint).weight_version == 3
 
 
-VICTIM = "model.layers.1.self_attn.k_proj.weight"
-
-
 class FlippedBit(SharedBucket):
     """Memory that loses a bit of VICTIM behind the publisher's back."""
 
     def payload(self, note):
-        for meta in self.metadata:
-            if meta.name == VICTIM:
-                self.memory[meta.start_idx + 7] ^= 1
+        flip_bit(self)
         return super().payload(note)
 
 
@@ -299,15 +294,9 @@ def in_group(process, group):
 def test_engine_that_dies_on_the_way_is_named(served, tiny_model, tensors, tmp_path):
     """The engine that lives took all buckets but the last one: what it holds is no version."""
     with running_engine(tiny_model, tmp_path / "engine.log") as dying:
-
-        def half_then_kill():
-            for index, named in enumerate(tensors.items()):
-                if index == len(tensors) // 2:
-                    os.killpg(dying.pid, signal.SIGKILL)
-                yield named
-
+        until_it_dies = half(tensors, partial(os.killpg, dying.pid, signal.SIGKILL))
         with pytest.raises(SlimeError, match=dying.endpoint.url):
-            publish(half_then_kill(), [served, dying.endpoint], 2, BUCKET)
+            publish(until_it_dies, [served, dying.endpoint], 2, BUCKET)
     check_refusal(served)
 
 

@@ -16,11 +16,10 @@ from slime.rollout.engine import EngineProcess
 from slime.testing.engines import hf_tensors
 from slime.testing.publishing import publish
 from slime.weights.shared.bucket import CudaBucket
+from tests.transports import BUCKET, VICTIM, flip_bit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 
-BUCKET = 1 << 18
-VICTIM = "model.layers.1.self_attn.k_proj.weight"
 PROMPT = [5, 6, 7]
 TOLERANCE = 0.05
 """Nats, bf16 on both sides: seen are 0.004."""
@@ -106,9 +105,7 @@ def test_publisher_keeps_no_memory(engine, model):
 
 class FlippedBit(CudaBucket):
     def payload(self, note):
-        for meta in self.metadata:
-            if meta.name == VICTIM:
-                self.memory[meta.start_idx + 7] ^= 1
+        flip_bit(self)
         return super().payload(note)
 
 

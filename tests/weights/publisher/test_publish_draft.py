@@ -4,9 +4,7 @@ SGLang has no attention for drafting on a CPU ("EAGLE is not supported in attent
 engine gets none and is never asked to generate; models, loaders, scheduler and the workers of both models are SGLang's.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 import torch
@@ -15,19 +13,14 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
-from slime.net import LOOPBACK, serve_store
 from slime.testing import models
 from slime.testing.engines import hf_tensors, running_engine
-from slime.testing.publishing import publish, publish_over
-from slime.weights.publisher.broadcast import Broadcast
-from slime.weights.publisher.broadcast_groups import join_engines
-from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import results
+from slime.testing.publishing import publish
 from slime_plugin_mimo import hf
+from tests.transports import BUCKET, broadcast, joined
 
 pytestmark = pytest.mark.slow
 
-BUCKET = 1 << 20
 DRAFTING = {
     "speculative_algorithm": "NEXTN",
     "speculative_num_steps": 1,
@@ -114,18 +107,8 @@ def over_memory(drafting):
 
 @pytest.fixture(scope="module")
 def over_broadcast(drafting):
-    link = EngineLink(drafting, 0, 60)
-    with ThreadPoolExecutor(1) as pool:
-        results([pool.submit(link.connect)])
-        group = join_engines([link], pool, "draft", serve_store(LOOPBACK), "gloo")
-        yield partial(broadcast, drafting, pool, group)
-        torch.distributed.destroy_process_group(group)
-
-
-def broadcast(endpoint, pool, group, tensors, version):
-    link = EngineLink(endpoint, version, 60)
-    transport = Broadcast([link], pool, ("draft", group), torch.device("cpu"), serve_store(LOOPBACK))
-    return publish_over(transport, iter(tensors.items()), version, BUCKET)
+    with joined("draft", drafting) as group:
+        yield lambda tensors, version: broadcast(iter(tensors.items()), group, [drafting], version)
 
 
 @pytest.mark.parametrize("way", ["over_memory", "over_broadcast"])

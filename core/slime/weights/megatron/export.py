@@ -115,7 +115,6 @@ def export_hf(
     bucket_bytes: int = BUCKET_BYTES,
     *,
     everywhere: bool = False,
-    drafts: bool = True,
     fp8: Fp8Format | None = None,
     inventory: Inventory | None = None,
 ) -> Iterator[Named]:
@@ -129,7 +128,7 @@ def export_hf(
     """
     inventory = inventory or take_inventory(modules, mapping)
     receivers = None if everywhere else (0,)
-    for tensors, _ in inventory.export(mapping, bucket_bytes, receivers, drafts=drafts, fp8=fp8).run():
+    for tensors, _ in inventory.export(mapping, bucket_bytes, receivers, fp8=fp8).run():
         yield from tensors
 
 

@@ -61,15 +61,9 @@ class HfFiles(HfTensors):
             with safe_open(self.folder / file, framework="pt") as opened:
                 yield opened
         except FileNotFoundError:
-            raise SlimeError(
-                f"'{file}' is missing", where=str(self.folder), todo="Download the checkpoint again."
-            ) from None
+            raise _damaged(f"'{file}' is missing", self.folder) from None
         except SafetensorError as error:
-            raise SlimeError(
-                f"'{file}' is torn or no safetensors file ({error})",
-                where=str(self.folder),
-                todo="Download the checkpoint again.",
-            ) from None
+            raise _damaged(f"'{file}' is torn or no safetensors file ({error})", self.folder) from None
 
     def _headers(self, promised: dict[str, set[str]]) -> dict[str, FileTensor]:
         found: dict[str, FileTensor] = {}
@@ -77,11 +71,8 @@ class HfFiles(HfTensors):
             with self.open(file) as opened:
                 present = set(opened.keys())
                 if missing := sorted(names - present):
-                    raise SlimeError(
-                        f"'{file}' lacks '{missing[0]}', which {INDEX} promises ({len(missing)} in all)",
-                        where=str(self.folder),
-                        todo="Download the checkpoint again.",
-                    )
+                    what = f"'{file}' lacks '{missing[0]}', which {INDEX} promises ({len(missing)} in all)"
+                    raise _damaged(what, self.folder)
             found |= _header(self.folder, file)
         return found
 
@@ -124,6 +115,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
-        raise SlimeError(
-            f"no valid index of safetensors ({error!r})", where=str(index), todo="Download the checkpoint again."
-        ) from None
+        raise _damaged(f"no valid index of safetensors ({error!r})", index) from None
+
+
+def _damaged(what: str, where: Path) -> SlimeError:
+    return SlimeError(what, where=str(where), todo="Download the checkpoint again.")
