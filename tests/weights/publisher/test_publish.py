@@ -180,8 +180,9 @@ def of(tensors, model):
     return model
 
 
-def test_tensor_parallel_engine(model, tensors, tiny_model, tmp_path):
-    """Two ranks each use a part of most tensors: the parts must make the whole, on both sides."""
+def test_tensor_parallel_engine(served, model, tensors, tiny_model, tmp_path):
+    """Two ranks each use a part of most tensors: the parts must make the whole, on both sides. At last it dies on the
+    way: it is named, and the engine that lives, which took all buckets but the last one, holds no version."""
     folder = VersionFolder(tmp_path / "versions", full_every=4)
     with running_engine(tiny_model, tmp_path / "engine.log", tp_size=2) as engine:
         for version, values in enumerate([stepped(tensors, 0), tensors]):
@@ -198,6 +199,10 @@ def test_tensor_parallel_engine(model, tensors, tiny_model, tmp_path):
             publish(iter(without_victim(tensors).items()), [engine.endpoint], 2, BUCKET)
         publish(iter(tensors.items()), [engine.endpoint], 3, BUCKET)
         assert generate(engine.endpoint).weight_version == 3
+        until_it_dies = half(tensors, partial(os.killpg, engine.pid, signal.SIGKILL))
+        with pytest.raises(SlimeError, match=engine.endpoint.url):
+            publish(until_it_dies, [served, engine.endpoint], 4, BUCKET)
+    check_refusal(served)
 
 
 class FlippedBit(SharedBucket):
@@ -289,15 +294,6 @@ def in_group(process, group):
         return os.getpgid(int(process.name)) == group
     except ProcessLookupError:
         return False
-
-
-def test_engine_that_dies_on_the_way_is_named(served, tiny_model, tensors, tmp_path):
-    """The engine that lives took all buckets but the last one: what it holds is no version."""
-    with running_engine(tiny_model, tmp_path / "engine.log") as dying:
-        until_it_dies = half(tensors, partial(os.killpg, dying.pid, signal.SIGKILL))
-        with pytest.raises(SlimeError, match=dying.endpoint.url):
-            publish(until_it_dies, [served, dying.endpoint], 2, BUCKET)
-    check_refusal(served)
 
 
 def test_engine_without_ledger_is_refused(tiny_model, tensors, tmp_path, monkeypatch):
