@@ -131,8 +131,9 @@ def first_source(endpoint: Endpoint, tensors: dict[str, torch.Tensor], fault: st
         ended = other.exception()
         if fault != "damages":  # of which it may be told before it has ended by itself
             assert (ended is None) is (fault == "none"), ended
-    dist.destroy_process_group(group)
-    dist.destroy_process_group(members.group)
+    if fault == "none":  # torch would wait for the end of every broadcast, and some no engine joins after a fault
+        dist.destroy_process_group(group)
+        dist.destroy_process_group(members.group)
 
 
 FAULTS = {
