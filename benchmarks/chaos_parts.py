@@ -136,7 +136,7 @@ def faulty_publish(engine: Any, tensors: Mapping[str, Any], sent: Mapping[str, A
     """What publishing `sent` by way of `bucket` says, whether the engine answers then, and after a good publish."""
     from slime.errors import SlimeError
     from slime.testing.publishing import publish
-    from tests.weights.publisher.test_publish import BUCKET, generate
+    from tests.transports import BUCKET, generate
 
     publish(iter(tensors.items()), [engine], 1, BUCKET)
     said, then = "**nothing**", "refuses"

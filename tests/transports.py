@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from slime.net import LOOPBACK, Endpoint, serve_store
+from slime.rollout.client import EngineClient, Generation
 from slime.testing.publishing import publish_over
 from slime.types import Receipt
 from slime.weights.publisher.broadcast import Broadcast
@@ -28,8 +30,22 @@ LIMIT_S = 600.0
 """Of a request: longer than a test may take, so that none passes that waits for it."""
 VICTIM = "model.layers.1.self_attn.k_proj.weight"
 """A tensor of the session's engine, for faults."""
+PROMPT = [5, 6, 7]
 CPU = torch.device("cpu")
 Tensors = Mapping[str, torch.Tensor]
+
+
+def generate(engine: Endpoint, num_tokens: int = 8, **sampling: Any) -> Generation:
+    """One answer to `PROMPT`."""
+
+    async def request() -> Generation:
+        client = EngineClient(engine)
+        try:
+            return await client.generate(PROMPT, {"max_new_tokens": num_tokens, "ignore_eos": True, **sampling})
+        finally:
+            await client.close()
+
+    return asyncio.run(request())
 
 
 def flip_bit(bucket: Bucket, victim: str = VICTIM) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import json
@@ -17,10 +16,10 @@ import torch
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Secret
-from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors
 from slime.testing.publishing import publish
 from slime.weights.shared.bucket import SharedBucket
+from tests.transports import generate
 
 pytestmark = pytest.mark.slow
 
@@ -61,17 +60,6 @@ def ask(endpoint, path, body=None, method="POST"):
         return error.code, error.read().decode()
 
 
-def generate(endpoint):
-    async def request():
-        client = EngineClient(endpoint)
-        try:
-            return await client.generate([5, 6, 7], {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.0})
-        finally:
-            await client.close()
-
-    return asyncio.run(request())
-
-
 def test_without_its_key_an_engine_does_nothing(served):
     stranger = dataclasses.replace(served, key=Secret("0" * 64))
     _, text = ask(served, "/openapi.json", method="GET")
@@ -110,18 +98,18 @@ def in_group(process, group):
 
 @pytest.mark.parametrize("version", [None, "8"])
 def test_weights_from_a_folder_are_refused_and_change_nothing(served, others, version):
-    before = generate(served)
+    before = generate(served, temperature=0.0)
     body = {"model_path": str(others), "load_format": "auto", "weight_version": version}
     status, text = ask(served, "/update_weights_from_disk", body)
     assert status == 400
     assert "only a publish of slime's may change weights" in text
-    after = generate(served)
+    after = generate(served, temperature=0.0)
     assert (after.weight_version, after.tokens) == (7, before.tokens)
 
 
 @pytest.mark.parametrize("way", ["tensor", "distributed"])
 def test_tensors_without_a_note_are_refused_and_leave_no_number(served, tensors, way):
-    before = generate(served)
+    before = generate(served, temperature=0.0)
     with SharedBucket(1 << 26) as bucket:
         bucket.fill([(name, torch.zeros_like(tensor)) for name, tensor in tensors.items()])
         without_note = pickle.dumps({"flattened_tensor": bucket._handle(), "metadata": bucket.metadata})
@@ -138,7 +126,7 @@ def test_tensors_without_a_note_are_refused_and_leave_no_number(served, tensors,
     with pytest.raises(SlimeError, match="serves 'foreign' weights"):
         generate(served)
     publish(iter(tensors.items()), [served], 7, 1 << 26)
-    assert generate(served).tokens == before.tokens
+    assert generate(served, temperature=0.0).tokens == before.tokens
 
 
 def test_a_number_without_a_publish_is_none(served):

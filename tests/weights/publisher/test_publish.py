@@ -1,6 +1,5 @@
 """Weights from this process into real engines, the faults that must not pass, and what an engine serves after them."""
 
-import asyncio
 import dataclasses
 import os
 import signal
@@ -14,7 +13,6 @@ import torch
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
-from slime.rollout.client import EngineClient
 from slime.testing.engines import hf_tensors, running_engine
 from slime.testing.publishing import publish, publish_over
 from slime.tools.follow import main as follow
@@ -22,11 +20,10 @@ from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.shared.bucket import SharedBucket
 from slime.weights.shared.receipt import NOTE_KEY
-from tests.transports import BUCKET, VICTIM, flip_bit, half
+from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate, half
 
 pytestmark = pytest.mark.slow
 
-PROMPT = [5, 6, 7]
 NOBODY = Endpoint("http://127.0.0.1:9", Secret("any"))
 """The discard port: nothing listens."""
 TOLERANCE = 1e-5
@@ -48,17 +45,6 @@ def served(endpoint, tensors):
     """The engine, serving `tensors` as version 1."""
     publish(iter(tensors.items()), [endpoint], 1, BUCKET)
     return endpoint
-
-
-def generate(endpoint, num_tokens=8, **sampling):
-    async def request():
-        client = EngineClient(endpoint)
-        try:
-            return await client.generate(PROMPT, {"max_new_tokens": num_tokens, "ignore_eos": True, **sampling})
-        finally:
-            await client.close()
-
-    return asyncio.run(request())
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import pytest
@@ -11,16 +10,14 @@ import torch
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
-from slime.rollout.client import EngineClient
 from slime.rollout.engine import EngineProcess
 from slime.testing.engines import hf_tensors
 from slime.testing.publishing import publish
 from slime.weights.shared.bucket import CudaBucket
-from tests.transports import BUCKET, VICTIM, flip_bit
+from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 
-PROMPT = [5, 6, 7]
 TOLERANCE = 0.05
 """Nats, bf16 on both sides: seen are 0.004."""
 
@@ -55,14 +52,7 @@ def send(engine, model, version, bucket_type=CudaBucket):
 
 
 def check_parity(engine, model, version):
-    async def request():
-        client = EngineClient(engine.endpoint)
-        try:
-            return await client.generate(PROMPT, {"max_new_tokens": 16, "ignore_eos": True})
-        finally:
-            await client.close()
-
-    generation = asyncio.run(request())
+    generation = generate(engine.endpoint, 16)
     assert generation.weight_version == version
     with torch.no_grad():
         logits = model(torch.tensor([[*PROMPT, *generation.tokens]], device="cuda")).logits[0, len(PROMPT) - 1 : -1]
