@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from slime.errors import SlimeError
 from slime.weights.publisher.engine_link import READ_LOG, EngineLink, Summary
-from slime.weights.publisher.transport import results
+from slime.weights.publisher.transport import Outcome, results
 from slime.weights.shared.bucket import Bucket
 from slime.weights.shared.receipt import BucketNote, total
 from slime.weights.shared.stream import announce, forget, give_up, has_failed, part_of, tell_failed
@@ -93,8 +93,6 @@ class Broadcast:
         among: all sources of this version; None: this one alone.
     """
 
-    num_bytes: int | None = None
-
     def __init__(
         self,
         links: Sequence[EngineLink],
@@ -106,7 +104,6 @@ class Broadcast:
         among: Sources | None = None,
     ) -> None:
         self.links, self.new_bucket, self.num_buckets = links, partial(Bucket, device=device), 3
-        self.rates: Mapping[str, float] = {}
         self._pool, (self._name, self._group), self._store = pool, group, store
         self._among = among or Sources(f"version {store.add('versions', 1)}", {self._name: 0}, None)
         self._is_first = self._name == self._among.first
@@ -194,7 +191,7 @@ class Broadcast:
             if report.done():
                 report.result()
 
-    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
+    def finish(self, sent: Summary) -> Outcome:
         while self._reports and wait(self._requests, _LOOK_S).not_done:
             self._look_for_ends()
         receipts: list[Summary] = results(self._requests)
@@ -203,9 +200,10 @@ class Broadcast:
         rate = self._num_bytes / 1e9 / (time.perf_counter() - self._start)
         if not self._is_first:
             self._among.report((sent, rate))
-            return sent, receipts
+            return Outcome(sent, receipts, sent["bytes"])
         others = dict(zip(self._reports, results(list(self._reports.values())), strict=True))
         for name in self._among.members:  # by now every engine has read all of it
             forget(part_of(self._version, name))
-        self.rates = {self._name: rate, **{name: rate for name, (_, rate) in others.items()}}
-        return total([sent, *(each for each, _ in others.values())]), receipts
+        rates = {self._name: rate, **{name: rate for name, (_, rate) in others.items()}}
+        summary = total([sent, *(each for each, _ in others.values())])
+        return Outcome(summary, receipts, summary["bytes"], rates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ import torch
 from slime.digest import DigestingFile
 from slime.files import disk_errors, sync, write_atomic
 from slime.weights.publisher.engine_link import EngineLink, Summary
-from slime.weights.publisher.transport import results
+from slime.weights.publisher.transport import Outcome, results
 from slime.weights.shared import delta
 from slime.weights.shared.bucket import Bucket, Header
 from slime.weights.shared.receipt import BucketNote
@@ -103,8 +103,6 @@ class Disk:
         device: torch.device,
     ) -> None:
         self.links, self.new_bucket = links, partial(Bucket, device=device)
-        self.num_bytes: int = 0
-        self.rates: Mapping[str, float] = {}
         self._pool, self._folder, self._version = pool, folder, version
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
@@ -130,11 +128,12 @@ class Disk:
         self._writing = self._writer.submit(self._write, bucket.header, memory)
         self._digests = note.digests
 
-    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
+    def finish(self, sent: Summary) -> Outcome:
         self._finish_writing()
         self._commit(sent)
         path, name = self._folder.path, self._name
-        return sent, results([self._pool.submit(link.load_stored, path, name) for link in self.links])
+        receipts = results([self._pool.submit(link.load_stored, path, name) for link in self.links])
+        return Outcome(sent, receipts, sum(bucket.facts["bytes"] for bucket in self._buckets))
 
     def _finish_writing(self) -> None:
         if self._writing:
@@ -149,7 +148,6 @@ class Disk:
             file.flush()
             os.fsync(file.fileno())
         self._buckets.append(StoredBucket(name, file.facts, header, len(memory), word))
-        self.num_bytes += file.facts["bytes"]
         if self._folder.full_every > 1:
             self._memories.append(memory)
 

@@ -55,16 +55,16 @@ def publish_buckets(transport: Transport, portions: Iterator[Portion], version: 
             with watch("send"):
                 transport.send(bucket, BucketNote(version, index, last, digests))
         with watch("verify"):
-            summary, receipts = transport.finish(published.summary(digests))
-            for link, receipt in zip(transport.links, receipts, strict=True):
-                link.require_receipt(receipt, summary)
+            outcome = transport.finish(published.summary(digests))
+            for link, receipt in zip(transport.links, outcome.receipts, strict=True):
+                link.require_receipt(receipt, outcome.summary)
     return Receipt(
         version=version,
-        num_tensors=summary["tensors"],
-        num_bytes=summary["bytes"],
-        num_bytes_sent=summary["bytes"] if transport.num_bytes is None else transport.num_bytes,
-        fingerprint=summary["fingerprint"],
+        num_tensors=outcome.summary["tensors"],
+        num_bytes=outcome.summary["bytes"],
+        num_bytes_sent=outcome.num_bytes,
+        fingerprint=outcome.summary["fingerprint"],
         engines=tuple(link.url for link in transport.links),
         seconds={name.removeprefix("seconds/"): value for name, value in watch.seconds().items()},
-        rates=transport.rates,
+        rates=outcome.rates,
     )

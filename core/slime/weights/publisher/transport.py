@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import torch.distributed as dist
@@ -14,6 +15,23 @@ from slime.weights.shared.bucket import Bucket
 from slime.weights.shared.receipt import BucketNote
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a publish.
+
+    Attributes:
+        summary: of the version, as every engine should say it.
+        receipts: what each engine says.
+        num_bytes: that were sent or written of it.
+        rates: GB/s of each source, from its first bucket to its last; empty where nothing is sent.
+    """
+
+    summary: Summary
+    receipts: Sequence[Summary]
+    num_bytes: int
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+
 class Transport(Protocol):
     """One publish of one version, as a context: leaving it before the last bucket was sent gives the version up."""
 
@@ -21,12 +39,6 @@ class Transport(Protocol):
     """The engines this process talks to."""
     num_buckets: int
     """Buckets in the ring. After `send`, the next one may be overwritten."""
-    rates: Mapping[str, float]
-    """After `finish`: GB/s of each source, from its first bucket to its last. Empty where nothing is sent."""
-
-    @property
-    def num_bytes(self) -> int | None:
-        """What was written of the version so far; None: its tensors as they are."""
 
     def __enter__(self) -> Self: ...
 
@@ -38,9 +50,8 @@ class Transport(Protocol):
     def send(self, bucket: Bucket, note: BucketNote) -> None:
         """Start the engines on a bucket. Raises what went wrong with those before it."""
 
-    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
-        """After the last bucket: what each engine should say, and what it says. All are awaited before the first error
-        is raised.
+    def finish(self, sent: Summary) -> Outcome:
+        """After the last bucket. All engines are awaited before the first error is raised.
 
         Args:
             sent: the summary of what this process sent.
@@ -58,8 +69,6 @@ class SharedMemory:
             device; the first of them talks to the engine for all. None: this process alone.
     """
 
-    num_bytes: int | None = None
-
     def __init__(
         self,
         links: Sequence[EngineLink],
@@ -68,7 +77,6 @@ class SharedMemory:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.links, self.new_bucket, self.num_buckets = links, bucket_type, 2
-        self.rates: Mapping[str, float] = {}
         self._pool, self._group = pool, group
         self._on_its_way: list[Future[Summary]] = []
 
@@ -84,8 +92,8 @@ class SharedMemory:
         payloads = self._gather(bucket.payload(note))
         self._on_its_way = [self._pool.submit(link.load, payloads, note.last) for link in self.links]
 
-    def finish(self, sent: Summary) -> tuple[Summary, list[Summary]]:
-        return sent, self.await_answers()
+    def finish(self, sent: Summary) -> Outcome:
+        return Outcome(sent, self.await_answers(), sent["bytes"])
 
     def await_answers(self) -> list[Summary]:
         on_its_way, self._on_its_way = self._on_its_way, []
