@@ -2,6 +2,7 @@
 
     python benchmarks/placement.py                    # 32 hosts x 8: each recipe of whole hosts, by its placement group
     python benchmarks/placement.py --hosts 4 --actors # 4 hosts x 8: two layouts with every actor of theirs
+    python benchmarks/placement.py --hosts 4 --actors --devices 4 # the same on hosts of four: half as many actors
 
 A raylet takes about 0.1 GB, an actor 60 MB or more and a second of a core. One host more than the largest layout
 needs is there, and another job has three devices of one.
@@ -32,28 +33,37 @@ from slime.observe.startup import Startup
 from slime.plugins import load
 from slime.topology.placement import Place, engine_places, engine_ranks, shares_gpus, trainer_places
 
-PER_HOST = 8
 FOUR = ["+model=glm4-9b", "+cluster=h100x8", "cluster.num_nodes=4", "cluster.device_memory_mb=null"]
 SIZES = ["cluster.host_memory_gb=null", "train.megatron.context_parallel_size=1"]
-WITH_ACTORS = {
-    "32 trainers, 16 engines on their devices": [
-        *("cluster.num_trainers=32", "rollout.engines.default.devices=32", "rollout.sglang.tp_size=2")
-    ],
-    "12 trainers, engines of 8 and 4 devices": [
-        *("cluster.placement=disaggregated", "cluster.num_trainers=12"),
-        *("rollout.engines.default.devices=4", "rollout.engines.default.devices_per_engine=4"),
-        *("+rollout.engines.large.devices=16", "+rollout.engines.large.devices_per_engine=8"),
-    ],
-}
 Where = dict[str, tuple[Place, str]]
 """Of every process: its place in the topology, and Ray's node."""
 
 
+def layouts(per_host: int) -> dict[str, list[str]]:
+    """Words of two layouts for four hosts, by what they are."""
+    half = per_host // 2
+    return {
+        f"{4 * per_host} trainers, {2 * per_host} engines on their devices": [
+            *(f"cluster.num_trainers={4 * per_host}", f"rollout.engines.default.devices={4 * per_host}"),
+            "rollout.sglang.tp_size=2",
+        ],
+        f"{3 * half} trainers, engines of {per_host} and {half} devices": [
+            *("cluster.placement=disaggregated", f"cluster.num_trainers={3 * half}"),
+            *(f"rollout.engines.default.devices={half}", f"rollout.engines.default.devices_per_engine={half}"),
+            *(
+                f"+rollout.engines.large.devices={2 * per_host}",
+                f"+rollout.engines.large.devices_per_engine={per_host}",
+            ),
+        ],
+    }
+
+
 @contextmanager
-def raylets(num_hosts: int, *, labelled: bool = False) -> Iterator[str]:
+def raylets(num_hosts: int, per_host: int, *, labelled: bool = False) -> Iterator[str]:
     """Address of a Ray cluster of this machine's own; its workers start when an actor wants one.
 
     Args:
+        per_host: devices of each.
         labelled: nodes say which host they are, the last one started that it is the first.
     """
     quiet = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
@@ -61,7 +71,7 @@ def raylets(num_hosts: int, *, labelled: bool = False) -> Iterator[str]:
     make_token()
     from ray.cluster_utils import Cluster
 
-    sizes: dict[str, Any] = {"object_store_memory": 80 * 2**20, "num_cpus": 2 * PER_HOST, "num_gpus": PER_HOST}
+    sizes: dict[str, Any] = {"object_store_memory": 80 * 2**20, "num_cpus": 2 * per_host, "num_gpus": per_host}
     labels = [{"labels": {HOST_LABEL: str(host)}} if labelled else {} for host in reversed(range(num_hosts))]
     cluster = Cluster(initialize_head=True, head_node_args=sizes | {"include_dashboard": False} | labels[0])
     try:
@@ -136,18 +146,19 @@ def with_actors(cfg: SlimeConfig) -> list[str]:
         return found
 
 
-def recipes(num_hosts: int) -> Iterator[tuple[str, SlimeConfig]]:
-    """Those on whole hosts of eight GPUs."""
+def recipes(num_hosts: int, per_host: int) -> Iterator[tuple[str, SlimeConfig]]:
+    """Those on whole hosts."""
     for recipe in scan(load()).names("recipe"):
         model, _, cluster = recipe.partition("@")
         if cluster.startswith("h100x"):
             cfg = examine([f"+model={model}", f"+cluster={cluster}"]).cfg
-            if cfg.cluster.devices_per_node == PER_HOST and cfg.cluster.num_nodes <= num_hosts:
+            if cfg.cluster.devices_per_node == per_host and cfg.cluster.num_nodes <= num_hosts:
                 yield recipe, cfg
 
 
-def composed(words: Sequence[str], address: str) -> SlimeConfig:
-    examined = examine([*FOUR, *SIZES, *words, f"cluster.ray_address={address}"])
+def composed(words: Sequence[str], per_host: int, address: str) -> SlimeConfig:
+    hosts = [f"cluster.devices_per_node={per_host}", f"cluster.ray_address={address}"]
+    examined = examine([*FOUR, *SIZES, *words, *hosts])
     assert examined.problems == [], examined.problems
     assert examined.cfg.cluster.device is Device.cuda
     return examined.cfg
@@ -167,17 +178,19 @@ def memory_gib() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=32)
+    parser.add_argument("--devices", type=int, default=8, help="of each host")
     parser.add_argument("--actors", action="store_true", help="two layouts for 4 hosts, with all their actors")
     parser.add_argument("--labelled", action="store_true", help="raylets that say which host they are")
     options = parser.parse_args()
     start, wrong = time.perf_counter(), 0
     print(f"{conditions()}\n", flush=True)
     with ExitStack() as stack:
-        address = stack.enter_context(raylets(options.hosts + 1, labelled=options.labelled))
+        address = stack.enter_context(raylets(options.hosts + 1, options.devices, labelled=options.labelled))
         if options.actors:
-            cases = [(name, composed(words, address)) for name, words in WITH_ACTORS.items()]
+            words_of = layouts(options.devices)
+            cases = [(name, composed(words, options.devices, address)) for name, words in words_of.items()]
         else:
-            cases = [*recipes(options.hosts)]
+            cases = [*recipes(options.hosts, options.devices)]
         for _, cfg in cases:
             cfg.cluster.ray_address = address
         occupy(address, {HOST_LABEL: str(options.hosts)} if options.labelled else None)
