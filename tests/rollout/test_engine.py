@@ -49,19 +49,6 @@ def test_engine_that_takes_too_long_is_stopped(tiny_model, tmp_path):
     assert group(engine.pid) == []
 
 
-@pytest.mark.slow
-def test_port_taken_meanwhile_is_replaced(tiny_model, tmp_path, monkeypatch):
-    """Somebody binds the port between our look and SGLang's start."""
-    with socket.socket() as somebody:
-        somebody.bind((LOOPBACK, 0))
-        somebody.listen()
-        taken = somebody.getsockname()[1]
-        ports = iter([contextlib.nullcontext(taken)])
-        monkeypatch.setattr(engine_module, "reserved_port", lambda host: next(ports, None) or reserved_port(host))
-        with running_engine(tiny_model, tmp_path / "engine.log") as engine:
-            assert not engine.endpoint.url.endswith(f":{taken}")
-
-
 def test_other_ports_that_sglang_finds_taken_are_known_too():
     """By its words, which a new version may change."""
     (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
@@ -100,11 +87,21 @@ def test_nothing_outlives_a_killed_parent(tiny_model, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_stop_leaves_no_process_and_nothing_but_logs(tiny_model, tmp_path, monkeypatch):
+def test_port_taken_meanwhile_is_replaced_and_stop_leaves_no_process_and_nothing_but_logs(
+    tiny_model, tmp_path, monkeypatch
+):
+    """Somebody binds the port between our look and SGLang's start: what that start left is gone like the rest."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with running_engine(tiny_model, tmp_path / "engine.log") as engine:
-        (scratch,) = tmp_path.glob("slime-engine-*")
-        assert named_like(scratch, shared_memory(engine.pid))
+    with socket.socket() as somebody:
+        somebody.bind((LOOPBACK, 0))
+        somebody.listen()
+        taken = somebody.getsockname()[1]
+        ports = iter([contextlib.nullcontext(taken)])
+        monkeypatch.setattr(engine_module, "reserved_port", lambda host: next(ports, None) or reserved_port(host))
+        with running_engine(tiny_model, tmp_path / "engine.log") as engine:
+            assert not engine.endpoint.url.endswith(f":{taken}")
+            (scratch,) = tmp_path.glob("slime-engine-*")
+            assert named_like(scratch, shared_memory(engine.pid))
     assert group(engine.pid) == []
     logs = {"engine.log", "engine-server.stack", "engine-scheduler-tp0.stack"}
     assert logs <= {path.name for path in tmp_path.iterdir()} <= {*logs, "engine-detokenizer.stack"}
