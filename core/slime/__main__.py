@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import slime
 from slime import usage
 from slime.errors import SlimeError
+from slime.imports import importing
 
 if TYPE_CHECKING:
     from slime.config.compose import Composed
@@ -97,7 +98,8 @@ def _train(argv: Sequence[str]) -> int:
     cfg = compose(argv)
     if obstacle := RunDir.obstacle(cfg):  # before data and model are read
         raise obstacle
-    from slime.run import train
+    with importing():
+        from slime.run import train
 
     print(f"\n{train(cfg)}", end="")
     return 0

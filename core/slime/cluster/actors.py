@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime.checkpoints import examine
 from slime.config.schema import SlimeConfig
+from slime.imports import importing
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, free_port
 from slime.topology.environment import trainer_environment
 from slime.topology.placement import process_name
@@ -127,7 +128,8 @@ class TrainerActor(Actor):
 
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
-        from slime.train.trainer import Trainer
+        with importing():
+            from slime.train.trainer import Trainer
 
         self.trainer = trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return RankLayout(

@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from slime.imports import importing
 from slime.lifetime import end_group_with_parent
 from slime.net import take_key
 from slime.observe.hang import register
@@ -161,9 +162,10 @@ def shm_path(instance: str) -> str:
 def main() -> None:
     import logging
 
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
+    with importing():
+        from sglang.srt.entrypoints.http_server import launch_server
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.server_args import ServerArgs
 
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
     spare_the_cpu()

@@ -1,10 +1,21 @@
 """What `slime.testing.ranks` imports once for all ranks, in the server that forks them."""
 
-import transformers  # noqa: F401
+from slime.imports import importing
 
-import slime.testing.models
-import slime.testing.training
-import slime.train.trainer  # noqa: F401
-from slime.lifetime import end_with_parent
+with importing():
+    import transformers  # noqa: F401
+
+    import slime.models.specs
+    import slime.testing.models
+    import slime.testing.training
+    import slime.train.packing
+    import slime.train.trainer
+    import slime.weights.megatron.export
+    import slime.weights.megatron.load  # noqa: F401
+    from slime import plugins
+    from slime.lifetime import end_with_parent
+
+    plugins.load()
+    plugins.load.cache_clear()  # a rank may find others on its own path; their modules are imported
 
 end_with_parent()

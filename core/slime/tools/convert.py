@@ -16,6 +16,7 @@ from slime.config.paths import SCHEME, resolve
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.files import free_bytes
+from slime.imports import importing
 from slime.net import free_port
 from slime.weights.megatron.hf_files import MEGATRONS, HfFiles
 
@@ -193,7 +194,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _to_dist(args: argparse.Namespace) -> None:
-    from slime.convert import layout, to_dist
+    with importing():
+        from slime.convert import layout, to_dist
 
     sizes, file_bytes = layout.parse(args.layout), int(args.file_gb * 10**9)
     to_dist.convert(args.source, args.destination, sizes, args.processes, file_bytes)

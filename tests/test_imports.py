@@ -1,0 +1,47 @@
+"""Imports without collections of garbage."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from slime.imports import importing
+
+
+def test_nothing_is_collected_on_the_way_and_what_was_made_is_not_walked_through_again() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with importing():
+            assert not gc.isenabled()
+            made = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() - before > len(made)
+    finally:
+        gc.unfreeze()
+
+
+def test_an_import_that_fails_leaves_collections_on() -> None:
+    with pytest.raises(ModuleNotFoundError), importing():
+        import a_package_that_nobody_has  # type: ignore[import-not-found] # noqa: F401
+    assert gc.isenabled()
+    assert "a_package_that_nobody_has" not in sys.modules
+
+
+def test_collections_that_were_off_stay_off() -> None:
+    gc.disable()
+    try:
+        with importing():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_process_ends_in_silence() -> None:
+    """Triton's library looks at its end for what nobody released."""
+    program = "from slime.imports import importing\nwith importing():\n    import triton"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
