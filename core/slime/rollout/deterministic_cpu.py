@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from slime.rollout.seeded_sampling import below_one
 
@@ -16,7 +18,8 @@ ATTENTION_BACKEND = "torch_native"
 BLOCK_ROWS = 16
 VECTOR_ELEMENTS = 64
 """A multiple of what torch's vectorised loops do at once: two AVX-512 registers of bfloat16."""
-_MASK = 0xFFFFFFFF
+
+Words = NDArray[np.uint32]
 
 _library: torch.library.Library | None = None
 
@@ -110,32 +113,29 @@ def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, col_indices: torc
     """MurmurHash3 (32 bit, hash seed 0) of the blocks (seed low, seed high, position, column).
 
     Equal to SGLang's Triton kernel `sglang/kernels/ops/sampling/murmur_hash.py`. Shapes: `seed` and `positions`
-    [rows], `col_indices` [columns]; the result is uint32 [rows, columns].
+    [rows], `col_indices` [columns]; the result is uint32 [rows, columns]. In numpy, whose uint32 wraps around as the
+    hash wants it.
     """
-    seed = seed.to(torch.int64)
-    hashed = torch.zeros(len(seed), 1, dtype=torch.int64)
-    for block in (seed & _MASK, (seed >> 32) & _MASK, positions.to(torch.int64)):
-        hashed = _mix(hashed, block[:, None])
-    hashed = _mix(hashed, col_indices.to(torch.int64)[None, :]) ^ 16  # 16 bytes were hashed
-    return _finish(hashed).to(torch.uint32)
+    seeds = seed.to(torch.int64).numpy()
+    hashed = np.zeros((len(seeds), 1), np.uint32)
+    for block in (seeds, seeds >> 32, positions.numpy()):
+        hashed = _mix(hashed, block.astype(np.uint32)[:, None])
+    hashed = _mix(hashed, col_indices.numpy().astype(np.uint32)[None, :])
+    hashed ^= np.uint32(16)  # bytes were hashed
+    return torch.from_numpy(_finish(hashed))
 
 
-def _mix(hashed: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    block = _rotate_left(_times(block, 0xCC9E2D51), 15)
-    hashed = _rotate_left(hashed ^ _times(block, 0x1B873593), 13)
-    return (hashed * 5 + 0xE6546B64) & _MASK
+def _mix(hashed: Words, block: Words) -> Words:
+    block = _rotate_left(block * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    return _rotate_left(hashed ^ block, 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def _finish(hashed: torch.Tensor) -> torch.Tensor:
-    hashed = _times(hashed ^ (hashed >> 16), 0x85EBCA6B)
-    hashed = _times(hashed ^ (hashed >> 13), 0xC2B2AE35)
-    return hashed ^ (hashed >> 16)
+def _finish(hashed: Words) -> Words:
+    for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        hashed ^= hashed >> np.uint32(bits)
+        hashed *= np.uint32(factor)
+    return hashed ^ (hashed >> np.uint32(16))
 
 
-def _times(value: torch.Tensor, factor: int) -> torch.Tensor:
-    """The low 32 bits of a product; int64 wraps around, which leaves them right."""
-    return (value * factor) & _MASK
-
-
-def _rotate_left(value: torch.Tensor, bits: int) -> torch.Tensor:
-    return ((value << bits) | (value >> (32 - bits))) & _MASK
+def _rotate_left(words: Words, bits: int) -> Words:
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
