@@ -22,7 +22,7 @@
 # trainers   2       230     the whole glm4-9b, cut by tensors or by layers: tokens/s and MFU
 # layouts    2, 4    300     every parallel layout trains as one GPU does
 # nine       4       580     a step of glm4-9b, whole
-# tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines behind the router
+# tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines
 # tiny-tp2, tiny-pp2  90     ... of other layouts, colocated
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

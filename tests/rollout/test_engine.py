@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -135,6 +136,13 @@ def test_its_processes_say_where_they_stand(engine):
     finally:
         os.kill(scheduler, signal.SIGCONT)
     assert (stopped.standing, stopped.stack) == ("stopped (T)", "")
+
+
+@pytest.mark.slow
+def test_no_collection_looks_through_what_a_server_loaded_at_its_start(engine):
+    """Of 650,000 objects it took about a second, in the middle of a step."""
+    frozen = re.findall(r"Freezing GC in (\w+)", engine.log.read_text())
+    assert {"Tokenizer", "Scheduler"} <= set(frozen)
 
 
 def test_the_end_of_a_log_leaves_statistics_out():

@@ -127,6 +127,8 @@ class EngineProcess:
             with reserved_port(self.host) as port, reserved_port(self.host) as bootstrap_port:
                 self._spawn(port, bootstrap_port)
                 if self._is_ready(deadline):
+                    if not self.node_rank:
+                        self._post("/freeze_gc")  # or some step waits while a collection goes through all of it
                     return self.endpoint
             output = self._output()
             self.stop()
