@@ -44,6 +44,13 @@ def test_a_quick_verb_imports_nothing_heavy(argv: list[str], unused: tuple[str, 
     assert [name for name in unused if name in seen["modules"]] == []
 
 
+def test_what_looks_at_hosts_and_drives_a_run_takes_no_torch_with_it() -> None:
+    """A second of processor time; a run's tokenizer still brings it."""
+    program = "import sys, slime.run; print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("words", [["plan", *RUN], ["--help"], ["plan", *RUN, "run.seed=-1"]])
 def test_a_reader_that_leaves_ends_a_verb_quietly(words: list[str]) -> None:
     """As in `slime plan ... | head`; the last one has an error to tell."""

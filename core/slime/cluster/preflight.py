@@ -34,7 +34,6 @@ from slime.topology.memory import GIB
 from slime.topology.placement import engine_places, trainer_places
 from slime.topology.server_fields import uses_deepep
 from slime.topology.transport import transport_of
-from slime.weights.shared.stored import stored
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -218,6 +217,8 @@ def _disk(cfg: SlimeConfig, run: RunDir, plan: MemoryPlan) -> float:
 def _versions(cfg: SlimeConfig, folder: Path, plan: MemoryPlan) -> float:
     """Bytes of weight versions that the run will still write: a full one beside the full one that it replaces. Deltas
     are left out; each is smaller than a full version, mostly by far."""
+    from slime.weights.shared.stored import stored  # torch with it, which takes a second
+
     return float(version_bytes(cfg, plan.weights, plan.model) * (1 if stored(folder) else 2))
 
 
