@@ -1,13 +1,14 @@
 # One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
 PYTHON ?= python3
 WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
+TEST_PROCESSES ?= 2
 export OMP_NUM_THREADS ?= 1
 
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
 
-test: .venv/dev            ## set up, then run every test
-	.venv/bin/python -m pytest
+test: .venv/dev            ## set up, then run every test, in two processes; `make test TEST_PROCESSES=4` in more
+	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 setup: .venv/dev           ## virtual environment with everything, tests and lint included
 
