@@ -225,7 +225,7 @@ class Misbehaving:
         return Verdict.of(number)
 
     def write_everywhere(self, data: bytes) -> Verdict:
-        for fd in range(3, 64):
+        for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2}:
             with suppress(OSError):
                 os.write(fd, data)
         return Verdict.of(FORGED)

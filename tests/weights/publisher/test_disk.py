@@ -50,8 +50,10 @@ def test_without_deltas_all_versions_are_full(tmp_path: Path) -> None:
 
 def test_other_weights_make_a_full_version(folder: VersionFolder) -> None:
     """A delta to weights that have nothing to do with them would be larger."""
-    write(folder, {"w": torch.randn(4000).view(torch.uint8)}, 0)
-    receipt = write(folder, {"w": torch.randn(4000, generator=torch.Generator().manual_seed(9)).view(torch.uint8)}, 1)
+    generator = torch.Generator().manual_seed(9)  # all bits, since the exponents of drawn floats compress
+    first, second = (torch.randint(256, (16_000,), dtype=torch.uint8, generator=generator) for _ in range(2))
+    write(folder, {"w": first}, 0)
+    receipt = write(folder, {"w": second}, 1)
     manifest = read_manifest(folder.path, stored(folder.path)[-1])
     assert (receipt.num_bytes_sent, list(manifest.builds_on)) == (receipt.num_bytes, [])
 
