@@ -1,23 +1,23 @@
 """What holds for every test, the plugins' own included, also where they are run alone."""
 
-import atexit
-import gc
 import os
 import signal
+from contextlib import ExitStack
 
 import pytest
+
+from slime.imports import importing
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-gc.disable()  # while tests are imported, and torch with them: a quarter of the time
+_collection = ExitStack()
+_collection.enter_context(importing())  # tests are imported in it, and torch with them
 
 
 def pytest_collection_finish():
-    gc.freeze()
-    atexit.register(gc.unfreeze)
-    gc.enable()
+    _collection.close()
 
 
 SHARED = ("finished", "engine", "bare")

@@ -205,7 +205,7 @@ class TrainSample:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Several sequences packed behind one another (thd), before context-parallel slicing.
+    """Several sequences concatenated (thd), before context-parallel slicing.
 
     All per-token arrays have shape [num_tokens] (padding included) and are aligned with the *predicted* token:
     entry i speaks of the prediction of `labels[i]` from `tokens[..i]` of the same sequence.

@@ -160,13 +160,12 @@ def suffices(nodes: Collection[Mapping[str, float]], wanted: Collection[Mapping[
 
 def _lacking(wanted: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], waited_s: float) -> SlimeError:
     have = _hosts([node["Resources"] for node in nodes])
-    free, waited = (", free at once", f" (waited {waited_s:g} s)") if waited_s else ("", "")
-    less = "ower cluster.num_trainers or rollout.engines.*.devices, or add nodes."
-    return SlimeError(
-        f"the run needs {_hosts(wanted)}{free}, and Ray has {have} in all{waited}",
-        where="placement",
-        todo=f"Free devices, l{less}" if waited_s else f"L{less}",
-    )
+    need, todo = _hosts(wanted), "lower cluster.num_trainers or rollout.engines.*.devices, or add nodes."
+    if waited_s:
+        what = f"the run needs {need}, free at once, and Ray has {have} in all (waited {waited_s:g} s)"
+        return SlimeError(what, where="placement", todo=f"Free devices, {todo}")
+    what = f"the run needs {need}, and Ray has {have} in all"
+    return SlimeError(what, where="placement", todo=todo.capitalize())
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -144,9 +144,8 @@ def check_prediction(contract: Contract) -> str:
     errors = {name: _relative_error(learned.gradients[0][name], MTP_LOSS_SCALE * gradients[name]) for name in learning}
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= GRADIENT_TOLERANCE, f"the gradient of {worst} is off by {errors[worst]:.1e}"
-    _check_stayed(
-        learned, mapping.draft_names - learning
-    )  # such as an indexer, which no prediction depends on smoothly
+    resting = mapping.draft_names - learning  # such as an indexer, which no prediction depends on smoothly
+    _check_stayed(learned, resting)
     _check_frozen(contract, mapping.draft_names)
     return f"loss within {abs(losses[0] - loss):.0e}, gradients {errors[worst]:.0e}; nothing else gets a gradient"
 

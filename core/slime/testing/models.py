@@ -228,7 +228,7 @@ def run_config(family: str, folder: Path, parallel: Parallel) -> SlimeConfig:
 
 
 def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Tensor:
-    """[2, tokens, vocab]: logits of `sequences` behind one another, first in one pack, then each in a pack of its own.
+    """[2, tokens, vocab]: logits of `sequences`, concatenated: first in one pack, then each in a pack of its own.
 
     Runs in a rank of its own.
     """

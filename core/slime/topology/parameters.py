@@ -97,14 +97,23 @@ def _inside(name: str) -> str:
 
 
 def _known(name: str, model: Model) -> Shape:
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
     inside, attention = _inside(name), mla if model.get("multi_latent_attention") else gqa
-    return _OUTSIDE[name] if inside == name else {**_OF_LAYER, **attention.SHAPES}[inside]
+    return _OF_LAYER[inside] if inside in _OF_LAYER else attention.SHAPES[inside]
 
 
 def _weights_of(rule: Rule, model: Model, num_layers: int, num_experts: int) -> Iterator[Weight]:
     sizes, cut, block = _known(rule.megatron, model)
-    weight = Weight(_inside(rule.megatron), sizes(model), cut, block, drafts=rule.drafts, learns_by=rule.learns_by)
-    weight = replace(weight, count=num_experts if rule.per_expert else 1)
+    weight = Weight(
+        _inside(rule.megatron),
+        sizes(model),
+        cut,
+        block,
+        drafts=rule.drafts,
+        learns_by=rule.learns_by,
+        count=num_experts if rule.per_expert else 1,
+    )
     if not rule.per_layer:
         yield weight
         return

@@ -103,7 +103,7 @@ class Piece:
 
 
 def pieces(tensors: Iterable[Tensor], device: torch.device) -> list[Piece]:
-    """The storages behind `tensors` that lie on `device`, each once, behind one another."""
+    """The storages behind `tensors` that lie on `device`, each once, concatenated."""
     found: dict[int, Piece] = {}
     start = 0
     for tensor in tensors:

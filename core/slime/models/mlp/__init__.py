@@ -21,7 +21,7 @@ def rules(layers: Layers = None, *, megatron: str = "mlp.", hf: str = "mlp.") ->
 
 
 def fused_rules(layers: Layers = None) -> Rules:
-    """Gated MLP whose checkpoint keeps gate and up behind one another in a single tensor."""
+    """Gated MLP whose checkpoint has gate and up in a single tensor, the rows of gate first."""
     return (
         layer_rule("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", layout=FUSED_GATE_UP, layers=layers),
         layer_rule("mlp.linear_fc2.weight", "mlp.down_proj.weight", layers=layers),

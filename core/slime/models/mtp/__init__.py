@@ -45,7 +45,7 @@ def rules(layer: Rules, hf: str, *, modules: Mapping[str, str] = MODULES) -> Rul
     """The multi-token prediction layer (arXiv 2412.19437, section 2.2), which most checkpoints number behind the last.
 
     Args:
-        layer: blocks of the decoder layer inside it, such as `norms() + gqa(...) + moe(...)`.
+        layer: blocks of the decoder layer inside it, such as `decoder.norm_rules() + gqa.rules(...) + moe.rules(...)`.
         hf: what its tensors' names begin with, such as `model.layers.61.`.
         modules: the checkpoint's names of the two input norms, the projection and the output norm, by Megatron's.
     """

@@ -15,8 +15,8 @@ _NUM_WARPS = 8
 
 
 def statistics(logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor:
-    """[4, c] fp32, see `slime.models.output.logprob.statistics`. logits: [c, v], contiguous."""
-    assert logits.is_contiguous(), "rows lie behind one another"
+    """[4, c] fp32, see `slime.models.output.logprob.PlainKernels.statistics`. logits: [c, v], contiguous."""
+    assert logits.is_contiguous(), "rows are contiguous"
     out = torch.empty(4, len(logits), dtype=torch.float32, device=logits.device)
     sizes = {"BLOCK": _BLOCK, "num_warps": _NUM_WARPS}
     _statistics[(len(logits),)](logits, local_labels, out, float(temperature), *logits.shape, **sizes)
@@ -32,8 +32,8 @@ def to_gradient(
     grad_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Overwrite logits [c, v] with their gradient, see `slime.models.output.logprob.to_gradient`."""
-    assert logits.is_contiguous(), "rows lie behind one another"
+    """Overwrite logits [c, v] with their gradient, see `slime.models.output.logprob.PlainKernels.to_gradient`."""
+    assert logits.is_contiguous(), "rows are contiguous"
     grid = (len(logits), triton.cdiv(logits.size(1), _BLOCK))
     _to_gradient[grid](
         logits,

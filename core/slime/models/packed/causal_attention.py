@@ -1,4 +1,4 @@
-"""Causal attention inside each of several sequences that lie behind one another, by the best kernel of a device.
+"""Causal attention inside each of several contiguous sequences, by the best kernel of a device.
 
 Shape letters: h query heads, g key-value heads, d query/key head size, e value head size.
 """
@@ -87,7 +87,7 @@ def _parts(
 
 
 def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
-    """`count` sequences of one length lie behind one another: a view makes them a batch, nothing is copied."""
+    """`count` sequences of one length are contiguous: a view makes them a batch, nothing is copied."""
     q, k, v = (x.reshape(count, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
     q_length, k_length = q.size(2), k.size(2)
     mask = None

@@ -43,7 +43,7 @@ def runs_of_rank(
 
 
 def row_index(runs: Sequence[Run]) -> np.ndarray:
-    """[t] int64: the rows of all runs, one behind the other."""
+    """[t] int64: the rows of all runs, run after run."""
     return np.concatenate([np.arange(run.first, run.first + run.length) for run in runs])
 
 

@@ -61,7 +61,7 @@ def grouped_matmul(
     """Row block i of `a` times `b[i]`.
 
     Args:
-        a: [rows, k], the rows of all groups behind one another.
+        a: [rows, k], the rows of all groups, concatenated.
         b: [groups, k, n], or [groups, n, k] with `trans_b`.
         batch_sizes: [groups] rows of each group.
 

@@ -61,7 +61,7 @@ def _weights(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _single_experts(module: torch.nn.Module, name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Views of the grouped experts' parameter, under the names and in the shapes that single experts have.
 
-    `GroupedMLP` keeps the transposed weights of all experts of a rank behind one another, [experts * hidden, 2 * ffn]
+    `GroupedMLP` keeps the transposed weights of all experts of a rank, concatenated, [experts * hidden, 2 * ffn]
     and [experts * ffn, hidden], the first of them in a parameter of shape [hidden, experts * 2 * ffn].
     """
     prefix, _, kind = name.rpartition(".")

@@ -46,7 +46,7 @@ class Layout:
         parts: shares of a unit, one an HF tensor.
         num_units: units of the whole parameter; None means one for each tensor-parallel shard, which is how Megatron
             lays out gate and up: [gate 0 | up 0] on the first rank, [gate 1 | up 1] on the second.
-        fused: the parts lie behind one another in a single HF tensor instead of in one each.
+        fused: the parts are concatenated in a single HF tensor instead of in one each.
         num_rows: rows of the HF tensor if the parameter has more (vocabulary padding); those stay zero.
     """
 

@@ -1,4 +1,4 @@
-"""Buckets: many tensors behind one another in one block of memory, handed to the engines at once."""
+"""Buckets: many tensors in one contiguous block of memory, handed to the engines at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`slime.weights.shared.fp8.quantize` of many matrices, on CUDA: every block is read once and written once.
 
-Matrices that are alike (experts are, layer after layer) go in one launch: their results lie behind one another, so that
+Matrices that are alike (experts are, layer after layer) go in one launch: their results are contiguous, so that
 a block finds its matrix by a division, and the one table there is has the addresses of the matrices. What the host does
 for each is little: it must be done with a batch before the device is.
 """
