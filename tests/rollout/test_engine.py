@@ -50,6 +50,36 @@ def test_engine_that_takes_too_long_is_stopped(tiny_model, tmp_path):
     assert group(engine.pid) == []
 
 
+UNWILLING = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.send_error(500)
+
+fields = dict(field.split("=", 1) for field in sys.argv[3:])
+HTTPServer((json.loads(fields["host"]), int(fields["port"])), Server).serve_forever()
+"""
+
+
+def test_engine_that_fails_at_its_first_request_is_stopped(tmp_path, monkeypatch):
+    server = tmp_path / "server.py"
+    server.write_text(UNWILLING.format(python=sys.executable))
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = EngineProcess(cpu_config(), model_path=tmp_path, host=LOOPBACK, log=tmp_path / "engine.log")
+    with pytest.raises(SlimeError, match=r"no answer to /freeze_gc: .*500"):
+        engine.start()
+    assert group(engine.pid) == []
+    assert not list(tmp_path.glob("slime-engine-*"))
+
+
 def test_other_ports_that_sglang_finds_taken_are_known_too():
     """By its words, which a new version may change."""
     (folder,) = importlib.util.find_spec("sglang").submodule_search_locations

@@ -126,10 +126,14 @@ class EngineProcess:
         for attempt in range(num_attempts):
             with reserved_port(self.host) as port, reserved_port(self.host) as bootstrap_port:
                 self._spawn(port, bootstrap_port)
-                if self._is_ready(deadline):
-                    if not self.node_rank:
-                        self._post("/freeze_gc")  # or some step waits while a collection goes through all of it
-                    return self.endpoint
+                try:
+                    if self._is_ready(deadline):
+                        if not self.node_rank:
+                            self._post("/freeze_gc")  # or some step waits while a collection goes through all of it
+                        return self.endpoint
+                except BaseException:
+                    self.stop()
+                    raise
             output = self._output()
             self.stop()
             if not PORT_TAKEN.search(output) or attempt == num_attempts - 1:
@@ -192,7 +196,6 @@ class EngineProcess:
             if time.monotonic() > deadline:
                 output = self._output()
                 self._log_stacks()
-                self.stop()
                 raise self._error(
                     f"not up after {self.cfg.cluster.start_timeout_s:g} s; its log ends: {_tail(output)}",
                     f"Read {self.log}, which ends with its stacks, or raise cluster.start_timeout_s.",
