@@ -86,7 +86,7 @@ def hf_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def as_exported(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
+def as_exported(model: torch.nn.Module, folder: Path | str) -> dict[str, torch.Tensor]:
     """The same in the order in which a trainer exports them, to an engine that does not draft.
 
     Args:
@@ -96,4 +96,5 @@ def as_exported(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]
     mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
     tensors = dict(hf_tensors(model))
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
+    assert names.keys() == tensors.keys(), "every tensor is of use to trainer or engine"
     return {name: tensors[name] for name in names if name not in mapping.draft_names}

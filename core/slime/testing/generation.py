@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from slime import plugins
 from slime.config.fp8 import BLOCK, KEY, SCALE, Fp8Format
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.net import Endpoint
 from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
-from slime.testing.engines import hf_tensors, running_engine
+from slime.testing.engines import as_exported, hf_tensors, running_engine
 from slime.testing.publishing import publish
 from slime.weights.shared.fp8 import dequantize
 from slime.weights.shared.quantized import quantized
@@ -65,7 +64,8 @@ def check_generation(
             model = models.random_model(hf, seed=version).eval()
             for name, tensor in model.state_dict(keep_vars=True).items():
                 tensor.data = models.in_checkpoint(name, tensor.data, dtype).float()
-            exported = {name: models.in_checkpoint(name, each, dtype) for name, each in _exported(hf, model).items()}
+            exported = as_exported(model, folder)
+            exported = {name: models.in_checkpoint(name, each, dtype) for name, each in exported.items()}
             if fp8:
                 exported = dict(quantized(exported.items(), fp8))
                 hold(model, exported)
@@ -79,15 +79,6 @@ def check_generation(
     assert known[1] == known[2], known[0]
     assert max(differences) <= tolerance, f"the engine's log-probs are off by {differences}"
     return max(differences)
-
-
-def _exported(hf: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights in the order in which a trainer exports them to an engine that does not speculate."""
-    mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
-    tensors = dict(hf_tensors(model))
-    names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
-    assert names.keys() == tensors.keys(), "every tensor is of use to trainer or engine"
-    return {name: tensors[name] for name in names if name not in mapping.draft_names}
 
 
 @torch.no_grad()
