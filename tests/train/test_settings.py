@@ -22,7 +22,7 @@ FAMILY = HF | {"rms_norm_eps": 1e-5}
 def config(**megatron: Any) -> Any:
     cfg = SlimeConfig()
     cfg.train.megatron = megatron
-    return settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY)
+    return settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY, ())
 
 
 def test_what_the_code_depends_on_is_set() -> None:
@@ -54,7 +54,7 @@ def test_the_user_overrules_the_family_and_names_dtypes() -> None:
 def test_gpus_train_in_bf16() -> None:
     cfg = SlimeConfig()
     cfg.cluster.device = Device.cuda
-    made = settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY)
+    made = settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY, ())
     assert made.bf16
     assert made.params_dtype == torch.bfloat16
     assert settings.optimizer_config(cfg).bf16

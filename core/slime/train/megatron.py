@@ -108,7 +108,7 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
     traits = traits_of(bridge, hf)
-    config = settings.transformer_config(cfg, bridge, hf)
+    config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
         modules = _modules(cfg, bridge, hf, config, traits)
         chunks = [_wrap(cfg, config, module, index) for index, module in enumerate(modules)]
@@ -122,7 +122,7 @@ def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     """The modules of `build` with names, shapes and parallel marks, but without memory for their parameters, and
     without chunks."""
     traits = traits_of(bridge, hf)
-    config = settings.transformer_config(cfg, bridge, hf)
+    config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
         return Model([], _modules(cfg, bridge, hf, config, traits), config, traits)
 

@@ -20,7 +20,7 @@ from slime.config.derive import required_megatron
 from slime.config.schema import OPTIMIZER_DEFAULTS, Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError, did_you_mean
-from slime.models.traits import Traits, traits_of
+from slime.models.traits import Traits
 from slime.topology.layout import default_etp, trains_experts
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,14 +31,18 @@ _DTYPE_KEYS = {"params_dtype", "pipeline_dtype", "autocast_dtype", "main_grads_d
 }
 
 
-def transformer_config(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> TransformerConfig:
+def transformer_config(
+    cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, traits: Sequence[Traits]
+) -> TransformerConfig:
     """Megatron's TransformerConfig of this model in this layout: MLATransformerConfig for latent attention, or what a
     block of the model brings.
+
+    Args:
+        traits: of the model's blocks.
 
     Raises:
         SlimeError: Megatron-core refuses the combination, or it contradicts what slime's code depends on.
     """
-    traits = traits_of(bridge, hf)
     values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
     for trait in traits:
         if not trait.coefficient(cfg):
