@@ -10,17 +10,21 @@ import pytest
 
 from slime.imports import importing
 
+FROZEN = """
+import gc
+from slime.imports import importing
+before = gc.get_freeze_count()
+with importing():
+    assert not gc.isenabled()
+    made = [[] for _ in range(1000)]
+assert gc.isenabled()
+assert gc.get_freeze_count() - before > len(made)
+"""
+
 
 def test_nothing_is_collected_on_the_way_and_what_was_made_is_not_walked_through_again() -> None:
-    before = gc.get_freeze_count()
-    try:
-        with importing():
-            assert not gc.isenabled()
-            made = [[] for _ in range(1000)]  # type: ignore[var-annotated]
-        assert gc.isenabled()
-        assert gc.get_freeze_count() - before > len(made)
-    finally:
-        gc.unfreeze()
+    """In a process of its own: what one freezes stays so."""
+    subprocess.run([sys.executable, "-c", FROZEN], check=True)
 
 
 def test_an_import_that_fails_leaves_collections_on() -> None:
