@@ -61,7 +61,7 @@ PHASES = {
     "reading the data": "imports, config",
     "; run directory ": "tokenizer, data",
     "starting Ray, ": "run directory, reward workers",
-    "loading weights": "trainers and engines",
+    "loading weights": "trainers",
     "ready: ": "first weights",
 }
 """A line of the terminal, by a part of it -> what ends with it."""

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -103,8 +104,20 @@ def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run,
     assert run.losses() == finished.losses()
 
 
-def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
+def servers(run: Run) -> list[psutil.Process]:
+    """The processes that the engines were started as."""
+    found = []
+    for child in psutil.Process(run.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            found += [child] * ("slime.rollout.launcher" in child.cmdline())
+    return found
+
+
+def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(tmp_path: Path) -> None:
+    """The engine is kept from coming up, which the supervised steps do not wait for."""
     run = Run(tmp_path, cluster="local2", settings={"sft.num_steps": 5000}).start()
+    run.until(lambda: bool(servers(run)))
+    servers(run)[0].suspend()
     run.until(lambda: run.has_step("sft", 1))
     second = Run(tmp_path / "again").start_beside(run)
     assert second.finish() == 2
@@ -116,16 +129,29 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path) -> None:
     assert re.search(r"slime: interrupted; (nothing was saved yet|the same command continues from step-\d{6})\n$", said)
     assert re.search(r"reading the data\n.* demonstrations, .* run directory .*/runs/it\n", said)
     assert re.search(
-        r"starting Ray, 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n.*ready: starts", said
+        r"starting Ray, 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n"
+        r".*ready: starts from .*; engines are still starting\n",
+        said,
     )
+
+
+def test_an_engine_that_fails_to_start_ends_the_supervised_steps(tmp_path: Path) -> None:
+    run = Run(tmp_path, settings={"sft.num_steps": 5000, **NO_CHECKPOINTS}).start()
+    run.until(lambda: bool(servers(run)))
+    engine = servers(run)[0]
+    engine.suspend()
+    run.until(lambda: run.has_step("sft", 1))
+    engine.kill()
+    assert run.finish() == 2
+    last = run.text().splitlines()[-1]
+    assert re.match(r"slime: engine http://[^:]*:\d*: ended before it answered; its log ends: ", last)
+    assert "engine-0.log" in last
 
 
 def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
     run = Run(tmp_path, settings={"run.num_steps": 500, "eval.interval": 1000, **NO_CHECKPOINTS}).start()
     run.until(lambda: run.has_step("rl", 1))
-    children = psutil.Process(run.process.pid).children(recursive=True)
-    engine = next(child for child in children if "slime.rollout.launcher" in child.cmdline())
-    engine.kill()
+    servers(run)[0].kill()
     assert run.finish() == 2
     last = run.text().splitlines()[-1]
     assert last.startswith("slime: engine http://")

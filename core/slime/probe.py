@@ -141,6 +141,7 @@ class FullStep:
         cfg, cluster, trainers = self.cfg, self._cluster, self._cluster.trainers
         start = time.perf_counter()
         cluster.start(resolve(cfg.model.path))
+        cluster.engines.finish()
         stack.enter_context(cluster.calls.naming_causes())
         trainers.init_weights()
         if cfg.algo.kl_coef is not None:

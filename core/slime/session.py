@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -110,6 +110,8 @@ class Session:
         self._runner: asyncio.Runner
         self._rewards: RewardService
         self._engines: list[Engine] = []
+        self._startup: Startup
+        self._connect_once: Callable[[], None] | None = None
         self._rollout: Rollout
         self._residency = Residency(cluster)
         self._planned = planned_peaks(cfg, plugins.load())
@@ -119,7 +121,8 @@ class Session:
         """Open everything; `stack` closes it again, in reverse.
 
         Data first, then the run directory, the reward workers, the cluster and at last the weights: a mistake in the
-        cheap parts is found before the expensive ones start.
+        cheap parts is found before the expensive ones start. Where supervised steps come first, which need no engine,
+        engines may still be starting at the end of this.
         """
         startup = Startup()
         startup.say("reading the data")
@@ -150,10 +153,21 @@ class Session:
             resumed = session.position.stage if checkpoint else None
             session._metrics = stack.enter_context(MetricsLog(run, trackers, resumed))
         if rewards:
-            session._connect(stack, rewards, installed)
-        first = cfg.model.weights or model
-        startup.ready(f"ready: continues from {checkpoint.path}" if checkpoint else f"ready: starts from {first}")
+            session._startup = startup
+            session._connect_once = partial(session._connect, stack, rewards, installed)
+        beside = log_metrics and cfg.algo.name != "sft" and session.position.sft_step < cfg.sft.num_steps
+        session._reach_engines(wait=not beside)
+        origin = f"continues from {checkpoint.path}" if checkpoint else f"starts from {cfg.model.weights or model}"
+        startup.ready(f"ready: {origin}{'' if session._connect_once is None else '; engines are still starting'}")
         return session
+
+    def _reach_engines(self, *, wait: bool) -> None:
+        """Connect to the engines once they are up. A run whose engines cannot do what it needs ends here."""
+        if self._connect_once and (wait or self.cluster.engines.are_up()):
+            with self._startup.again():
+                self.cluster.engines.finish()
+            self._connect_once()
+            self._connect_once = None
 
     def _connect(self, stack: ExitStack, rewards: RewardService, installed: plugins.Plugins) -> None:
         """Clients of the engines, and the sampling loop over them, in one event loop."""
@@ -212,6 +226,7 @@ class Session:
     def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
         """One supervised step; metrics `train/...`, and `seconds/...` and `memory/...` as the ranks measured them. The
         first step of a session has the memory that was planned beside it."""
+        self._reach_engines(wait=False)
         moved = self._residency.for_training()
         return moved | self._as_metrics(self.cluster.trainers.train_sft(batch, step))
 
@@ -230,6 +245,7 @@ class Session:
 
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
+        self._reach_engines(wait=True)
         self._residency.for_weights()
         self._version = version
         receipt = self.cluster.trainers.publish(self.cluster.engines.endpoints, version)

@@ -42,6 +42,8 @@ class Idle(Actor):
         time.sleep(seconds)
     def end(self):
         pass
+    def fail(self):
+        raise SlimeError("ended before it answered", where="engine-0", todo="Read its log.")
 
 run = RunDir.open(Path(sys.argv[1]))
 cfg = SlimeConfig(cluster=ClusterConfig(name="local"))
@@ -101,6 +103,8 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     outcome("hang", lambda: all_sleep(0))
     outcome("engine hangs", lambda: fails(NoAnswer("no answer", where="engine", todo="Wait.")))
     os.kill(pids["trainer-3"], signal.SIGCONT)
+    calls.watch_beside({engine.call(Idle.fail): engine}, "starting engines")
+    outcome("beside", lambda: all_sleep(1.5))
     outcome("nobody", lambda: fails(SlimeError("odd", where="data", todo="Look.")))
 
     cfg.cluster.num_trainers, cfg.cluster.devices_per_node, cfg.cluster.start_timeout_s = 9, 9, 600
@@ -191,6 +195,10 @@ def test_an_engine_that_gives_no_answer_has_the_stacks_taken(told: Told) -> None
     message, cause, _ = told.errors["engine hangs"]
     assert message.startswith(f"engine: no answer; {told.label('trainer-3')} is stopped (T)")
     assert cause == "engine: no answer. Wait."
+
+
+def test_who_fails_beside_a_call_of_others_ends_that(told: Told) -> None:
+    assert told.errors["beside"][0] == "engine-0: ended before it answered. Read its log."
 
 
 def test_an_error_that_nobody_caused_stays_as_it_is(told: Told) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -47,6 +47,7 @@ class Calls:
     is_own_ray: bool
     tell: Callable[[str, list[str]], None] = lambda what, whom: None
     _watch: Watch | None = None
+    _beside: dict[Any, tuple[Member, str]] = field(default_factory=dict)
 
     def check_in(self, limit_s: float) -> None:
         """Learn where the actors are; from now on they are watched."""
@@ -67,6 +68,14 @@ class Calls:
         """What `method` of an actor returns on every one of `members`; see `wait`."""
         return self.wait({member.call(method, *args, **kwargs): member for member in members}, what, limit_s)
 
+    def watch_beside(self, calls: Mapping[Any, Member], what: str) -> None:
+        """Have every `wait` raise the failure of `calls`, too, as long as they last."""
+        self._beside |= {ref: (member, what) for ref, member in calls.items()}
+
+    def is_busy_beside(self, member: Member) -> bool:
+        """Whether `member` still has a call of `watch_beside` to answer, as far as is known."""
+        return any(busy is member for busy, _ in self._beside.values())
+
     def wait(self, calls: Mapping[Any, Member], what: str, limit_s: float) -> list[Any]:
         """Results of remote calls, in order. The first failure is raised at once; silence ends with every stack.
 
@@ -81,9 +90,12 @@ class Calls:
         pending, deadline = list(calls), time.monotonic() + limit_s
         while pending:
             limit = min(WATCH_S, max(0.0, deadline - time.monotonic()))
-            ready, pending = ray.wait(pending, num_returns=1, timeout=limit)
+            ready, _ = ray.wait(list(dict.fromkeys([*pending, *self._beside])), num_returns=1, timeout=limit)
             if ready:
-                self._get(ready[0], calls[ready[0]], what)
+                (ref,) = ready
+                member, doing = self._beside.pop(ref) if ref in self._beside else (calls[ref], what)
+                self._get(ref, member, doing)
+                pending = [other for other in pending if other != ref]
             elif fault := self._fault(what):
                 raise fault
             elif time.monotonic() >= deadline:
@@ -128,7 +140,8 @@ class Calls:
     def _dead_server(self) -> SlimeError | None:
         import ray
 
-        asked = [engine.call(EngineActor.end) for engine in self.engines]
+        # One that is still starting does not answer before it is up; if it fails, that call tells.
+        asked = [engine.call(EngineActor.end) for engine in self.engines if not self.is_busy_beside(engine)]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
         ends = []
         for answer in answered:

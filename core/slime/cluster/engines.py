@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from slime.topology.placement import engine_places, engine_ranks, shares_gpus
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 """SGLang's tags of what an engine can release."""
+STARTING = "starting engines"
 STOP_S = 3.0
 """How long engines have to end by themselves; one that is still starting is killed with its actor instead."""
 
@@ -45,6 +47,7 @@ class Engines:
         for nodes, meeting, of_engine in zip(self._processes, self._meetings(), shares, strict=True):
             for process, of_process in zip(nodes, of_engine, strict=True):
                 self._starting[process.call(EngineActor.start, model_path, of_process, meeting)] = process
+        self._calls.watch_beside(self._starting, STARTING)
 
     def _meetings(self) -> list[Rendezvous | None]:
         """Where the processes of each engine find each other, if it has several."""
@@ -53,10 +56,16 @@ class Engines:
         met = iter(self._calls.all(firsts, "finding a port", limit_s, EngineActor.meet))
         return [next(met) if len(nodes) > 1 else None for nodes in self._processes]
 
+    def are_up(self) -> bool:
+        """Whether `finish` would return now, or raise."""
+        import ray
+
+        refs = list(self._starting)
+        return not refs or len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
+
     def finish(self) -> None:
         """Wait until every process is up."""
-        limit_s = self._cfg.cluster.start_timeout_s
-        answers = iter(self._calls.wait(self._starting, "starting engines", limit_s))
+        answers = iter(self._calls.wait(self._starting, STARTING, self._cfg.cluster.start_timeout_s))
         by_engine = [[next(answers) for _ in nodes] for nodes in self._processes]
         self.endpoints = tuple(of_processes[0] for of_processes in by_engine)
 
@@ -70,7 +79,8 @@ class Engines:
         """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""
         import ray
 
-        if stopping := [process.call(EngineActor.stop) for nodes in self._processes for process in nodes]:
+        up = [process for process in chain(*self._processes) if not self._calls.is_busy_beside(process)]
+        if stopping := [process.call(EngineActor.stop) for process in up]:
             ray.wait(stopping, num_returns=len(stopping), timeout=STOP_S)
 
 

@@ -38,7 +38,8 @@ class Cluster:
     engines: Engines
 
     def start(self, model_path: Path) -> None:
-        """Bring trainers and engines up at the same time; engines hold no weights until the first publish.
+        """Bring trainers up, and let engines start meanwhile, which `engines.finish` waits for; they hold no weights
+        until the first publish.
 
         Colocated engines come first, because they measure the free memory of their devices, and release it again.
         """
@@ -48,7 +49,6 @@ class Cluster:
             self.engines.finish()
             self.engines.memory("release", KV_CACHE, WEIGHTS)
         self.trainers.start()
-        self.engines.finish()
 
 
 def _for_actors(cfg: SlimeConfig) -> SlimeConfig:

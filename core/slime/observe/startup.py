@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 
@@ -13,7 +14,7 @@ MAX_NAMED = 4
 
 
 class Startup:
-    """Lines with the seconds since the start. Says nothing more after `ready`.
+    """Lines with the seconds since the start. Says nothing more after `ready`, but for what is waited for `again`.
 
     Args:
         console: where to; standard output unless given.
@@ -40,3 +41,12 @@ class Startup:
         """The last line."""
         self.say(what)
         self._over = True
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """While something of the start is waited for after all."""
+        over, self._over, self._told = self._over, False, time.monotonic()
+        try:
+            yield
+        finally:
+            self._over = over
