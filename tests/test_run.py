@@ -15,6 +15,7 @@ import pytest
 
 from slime.files import files_under
 from slime.run_dir import RunDir
+from tests.observe.test_tensorboard import events
 from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -46,6 +47,17 @@ def test_every_step_is_measured(finished: Run) -> None:
     # fp32 on both sides, the same tokens: what is left is the order of additions.
     assert max(row["train/logprob_diff_max"] for row in steps) < 1e-4
     assert all(row["publish/num_bytes"] == 789_376 * 4 for row in steps)
+
+
+def test_tensorboard_shows_samples_of_every_step_and_evaluation(finished: Run) -> None:
+    shown = [
+        (event.step, value.tag.removesuffix("/samples/text_summary"))
+        for event in events(finished.path / "tensorboard/rl")
+        for value in event.summary.value
+        if value.metadata.plugin_data.plugin_name == "text"
+    ]
+    rollouts, evaluations = ([step for step, of in shown if of == name] for name in ("rollout", "eval"))
+    assert (rollouts, evaluations) == ([1, 2, 3, 4], [0, 2, 4])
 
 
 def test_the_line_that_a_run_prints_last_loads_what_was_trained(finished: Run) -> None:

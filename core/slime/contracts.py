@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 HfConfig = Mapping[str, Any]
 """The parsed `config.json` of a Hugging Face checkpoint folder."""
+SampleRow = Mapping[str, Any]
+"""One sample, as a line of `samples/*.jsonl` has it (docs/run-directory.md)."""
+SampleTables = Mapping[str, Sequence[SampleRow]]
+"""What is kept of a step: `rollout/samples`, and `eval/samples` where the held-out prompts were scored."""
 
 
 @runtime_checkable
@@ -144,3 +148,15 @@ class Tracker(Protocol):
 
     def finish(self, status: RunStatus) -> None:
         """The last call; nobody waits for the devices any more."""
+
+
+@runtime_checkable
+class SampleTracker(Tracker, Protocol):
+    """A tracker that shows what the model answered, too."""
+
+    def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
+        """The same that `samples/` keeps, after `log` of the step. `slime.observe.samples` has functions that choose
+        among the rows, and that make a table of them.
+
+        Raising is told in a line, once, and these samples do not come again.
+        """

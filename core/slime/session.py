@@ -292,7 +292,7 @@ class Session:
     def log_values(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         assert self._metrics, "opened for training"
         self.run.require_intact()
-        self._metrics.log(stage, step, values)
+        self._metrics.log(stage, step, values, self._samples.newest())
 
     def checkpoint(self) -> None:
         """Save everything a resumed run needs. The step's metrics are on disk by then, so none is lost to a kill."""

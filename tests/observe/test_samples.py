@@ -70,3 +70,14 @@ def test_a_line_that_is_no_sample_is_named(tmp_path) -> None:
     path.write_text(json.dumps({"prompt": "0/1", "response": "", "reward": None}) + "\n[]\n")
     with pytest.raises(SlimeError, match=r"step-000001\.jsonl:2: this line is not a sample"):
         read_samples(path)
+
+
+def test_trackers_get_what_is_kept_once(tmp_path) -> None:
+    log = SampleLog(tmp_path, 0.002)
+    groups = [group(number, Verdict.of(1.0), response="x" * 700) for number in (1, 2, 3)]
+    log.evaluation(0, groups)
+    log.step(1, [(each, Decision(True)) for each in groups])
+    newest = log.newest()
+    assert {name: len(rows) for name, rows in newest.items()} == {"rollout/samples": 2, "eval/samples": 2}
+    assert newest["rollout/samples"] == read_samples(tmp_path / "step-000001.jsonl")
+    assert log.newest() == {}

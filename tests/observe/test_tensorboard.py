@@ -32,7 +32,17 @@ def events(folder):
 
 def test_it_keeps_the_contract(tmp_path):
     check_tracker("tensorboard", tmp_path)
-    assert {event.step for event in events(tmp_path / "tensorboard/rl")} == {0, 1, 2}
+    found = list(events(tmp_path / "tensorboard/rl"))
+    assert {event.step for event in found} == {0, 1, 2}
+    [first, *others] = [value for event in found for value in event.summary.value if "samples" in value.tag]
+    assert [value.tag for value in (first, *others)] == ["rollout/samples/text_summary"] * 4
+    assert first.metadata.plugin_data.plugin_name == "text"
+    best, worst = first.tensor.string_val[0].decode().split("\n\n**")
+    assert best.startswith(
+        "**prompt 0/7**: reward 1.000, digits 0.500, 2 tokens, completed, weights 3\n\n    user: 3 + 5\n"
+    )
+    assert best.endswith("\n    It is\n    8")
+    assert "\n    <b>7</b>" in worst
 
 
 def test_tensorboard_has_every_value_and_hides_what_runs_again(tmp_path):

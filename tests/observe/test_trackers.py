@@ -12,6 +12,7 @@ class Recorder:
 
     def __init__(self):
         self.away, self.rows, self.asked, self.calls = None, [], 0, []
+        self.full, self.samples = None, []
 
     def start(self, run):
         self._answer()
@@ -24,6 +25,11 @@ class Recorder:
         self.asked += 1
         self._answer()
         self.rows.append((stage, step, time, values))
+
+    def log_samples(self, stage, step, time, samples):
+        if self.full:
+            raise self.full
+        self.samples.append((stage, step, time, samples))
 
     def finish(self, status):
         self._answer()
@@ -51,7 +57,7 @@ def started(recorder, tmp_path, **kwargs):
 
 def log(trackers, steps):
     for step in steps:
-        trackers.log("rl", step, float(step), {"loss": step / 2})
+        trackers.log("rl", step, float(step), {"loss": step / 2}, {"rollout/samples": [{"response": str(step)}]})
 
 
 def test_every_row_in_order(recorder, tmp_path):
@@ -115,6 +121,33 @@ def test_one_that_fails_takes_nothing_from_the_others(recorder, tmp_path):
         bad.away = OSError("away")
         log(trackers, [1, 2])
     assert [row[1] for row in recorder.rows] == [1, 2]
+
+
+def test_samples_do_not_wait_for_one_that_is_away(recorder, tmp_path, clock):
+    with started(recorder, tmp_path, clock=clock) as trackers:
+        log(trackers, [1])
+        recorder.away = OSError("away")
+        log(trackers, [2])
+        recorder.away = None
+        log(trackers, range(3, 3 + int(RETRY_S / 10)))
+        trackers.log("rl", 9, 9.0, {"loss": 0.0}, {})
+    assert [row[1] for row in recorder.rows] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert recorder.samples[0] == ("rl", 1, 1.0, {"rollout/samples": [{"response": "1"}]})
+    assert [shown[1] for shown in recorder.samples] == [1, 8], "step 9 has none"
+
+
+def test_samples_that_are_not_taken_hold_up_no_metrics_and_are_told_of_once(recorder, tmp_path, caplog):
+    with started(recorder, tmp_path) as trackers:
+        recorder.full = ValueError("too large")
+        log(trackers, [1, 2])
+        recorder.full = None
+        log(trackers, [3])
+    assert [row[1] for row in recorder.rows] == [1, 2, 3]
+    assert [shown[1] for shown in recorder.samples] == [3]
+    assert caplog.messages == [
+        "tracker acme lacks samples of rl step 1 (ValueError: too large): samples/ has them; "
+        "later ones are tried in silence"
+    ]
 
 
 def test_keys_in_the_environment_stay_here():

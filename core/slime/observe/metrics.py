@@ -13,10 +13,11 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slime import files
+from slime.contracts import SampleTables
 from slime.errors import SlimeError
 
 if TYPE_CHECKING:
@@ -61,8 +62,13 @@ class MetricsLog:
         if resumed:
             trackers.resume(*resumed)
 
-    def log(self, stage: str, step: int, values: Mapping[str, float]) -> None:
+    def log(
+        self, stage: str, step: int, values: Mapping[str, float], samples: SampleTables = MappingProxyType({})
+    ) -> None:
         """Append one row; it is in the operating system's hands when this returns.
+
+        Args:
+            samples: of the step, for the trackers.
 
         Raises:
             SlimeError: the disk is full.
@@ -75,7 +81,7 @@ class MetricsLog:
         _warn_not_finite(stage, step, numbers)
         with files.disk_errors(self._path):
             _write_all(self._file, json.dumps(row | {name: _to_json(value) for name, value in numbers.items()}))
-        self._trackers.log(stage, step, now, numbers)
+        self._trackers.log(stage, step, now, numbers, samples)
 
     def close(self) -> None:
         """Close the file."""

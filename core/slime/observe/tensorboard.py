@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slime.contracts import SampleRow, SampleTables
+from slime.observe.samples import best_and_worst, said_of
 from slime.types import RunStatus, TrackedRun
+
+NUM_PROMPTS = 4
+"""Whose responses are shown of a step: `samples/` beside it has all."""
 
 
 class TensorBoard:
@@ -29,12 +34,24 @@ class TensorBoard:
 
     def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
         """One event with every value of a step, flushed."""
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         scalars = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        self._write(stage, step, time, scalars)
+
+    def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
+        """A text of the best and the worst responses to a few prompts."""
+        from tensorboardX.summary import text
+
+        for name, rows in samples.items():
+            shown = [row for pair in best_and_worst(rows, NUM_PROMPTS) for row in pair]
+            self._write(stage, step, time, text(name, "\n\n".join(map(_text, shown))))
+
+    def _write(self, stage: str, step: int, time: float, summary: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
         writer = self._writers.get(stage) or self._open(stage)
-        writer.write_event(Event(wall_time=time, step=step, summary=scalars))
+        writer.write_event(Event(wall_time=time, step=step, summary=summary))
         writer.flush()
 
     def _open(self, stage: str) -> Any:
@@ -55,3 +72,10 @@ class TensorBoard:
         """Flush and close every stage's file."""
         for writer in self._writers.values():
             writer.close()
+
+
+def _text(row: SampleRow) -> str:
+    """Markdown, in which indented lines stand as they are."""
+    asked = [f"{message['role']}: {message['content']}" for message in row["messages"]]
+    lines = "\n\n".join([*asked, f"label: {row['label']}", row["response"]]).splitlines()
+    return "\n".join([f"**prompt {row['prompt']}**: {said_of(row)}", "", *(f"    {line}" for line in lines)])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from slime.contracts import Tracker
+from slime.contracts import SampleTables, SampleTracker, Tracker
 from slime.errors import SlimeError
 from slime.types import RunStatus, TrackedRun
 
@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 class Trackers:
     """All of them at once; a context manager between `start` and `finish`.
 
-    A row that a tracker did not take waits and comes again, first in order, when the next one is due.
+    A row that a tracker did not take waits and comes again, first in order, when the next one is due. Samples do not
+    wait: they would fill the memory of a long run.
 
     Args:
         chosen: by name.
@@ -59,10 +60,10 @@ class Trackers:
         for guarded in self._started:
             guarded.tracker.resume(stage, step)
 
-    def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
-        """Hand one row to each."""
+    def log(self, stage: str, step: int, time: float, values: Mapping[str, float], samples: SampleTables) -> None:
+        """Hand one row to each, and what is kept of the step's samples to those that show samples."""
         for guarded in self._started:
-            guarded.add((stage, step, time, values))
+            guarded.add((stage, step, time, values), samples)
 
     def finish(self, status: RunStatus) -> None:
         """Hand over what still waits, and close."""
@@ -86,6 +87,7 @@ class _Guarded:
         self._name, self.tracker, self._clock = name, tracker, clock
         self._waiting: deque[Row] = deque()
         self._failed_at: float | None = None
+        self._said_of_samples = False
 
     def connect(self, run: TrackedRun) -> None:
         try:
@@ -99,10 +101,22 @@ class _Guarded:
             )
             raise SlimeError(f"it does not start ({_words(error)})", where=where, todo=todo) from error
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, samples: SampleTables) -> None:
         self._waiting.append(row)
         if self._failed_at is None or self._clock() - self._failed_at >= RETRY_S:
             self._hand_over()
+        if samples and not self._waiting and isinstance(self.tracker, SampleTracker):
+            self._show(self.tracker, row, samples)
+
+    def _show(self, tracker: SampleTracker, row: Row, samples: SampleTables) -> None:
+        stage, step, time, _ = row
+        try:
+            tracker.log_samples(stage, step, time, samples)
+        except Exception as error:  # noqa: BLE001  (a plugin's code, or the network: the run is worth more)
+            if not self._said_of_samples:
+                what = "tracker %s lacks samples of %s step %d (%s): samples/ has them; later ones are tried in silence"
+                log.warning(what, self._name, stage, step, _words(error))
+            self._said_of_samples = True
 
     def _hand_over(self) -> None:
         try:

@@ -25,7 +25,7 @@ from typing import Any
 from slime import builtins, plugins
 from slime.config import groups as config_groups
 from slime.config.schema import RewardConfig
-from slime.contracts import Tracker
+from slime.contracts import SampleTracker, Tracker
 from slime.plugins import Contribution, Registry
 from slime.reward.service import RewardService
 from slime.types import Decision, Group, Prompt, Sample, TrackedRun, Verdict, VerdictKind
@@ -34,6 +34,25 @@ HEAVY = ("torch", "ray", "sglang", "transformers", "megatron")
 """What neither importing a plugin nor `slime plan` may import: each costs a second or more."""
 TRACKED = {"rollout/reward_mean": 0.25, "train/loss": math.nan, "seconds/step": 1.5}
 """Metrics of a step of `check_tracker`."""
+SHOWN = [
+    {
+        "prompt": "0/7",
+        "sample": sample,
+        "reward": reward,
+        "verdict": "value",
+        "reason": "",
+        "parts": {"digits": 0.5},
+        "filter": "kept",
+        "finish": "completed",
+        "num_tokens": 2,
+        "weight_versions": [[3, 2]],
+        "label": label,
+        "messages": [{"role": "user", "content": "3 + 5"}],
+        "response": response,
+    }
+    for sample, reward, label, response in [(0, 0.0, 8, "<b>7</b>\n"), (1, 1.0, "8", "It is\n8")]
+]
+"""Samples of a step of `check_tracker`."""
 UNKNOWN_OPTION = "no_such_option"
 
 Options = Mapping[str, Any]
@@ -119,7 +138,8 @@ def check_reason(decision: Decision) -> None:
 def check_tracker(name: str, folder: Path, options: Options | None = None) -> None:
     """Assert that tracker `name` is well installed, and takes a run that stops and continues after its first step.
 
-    The steps are ("rl", 0), 1 and 2 with the metrics of `TRACKED`, of which one is not finite, then 2 again. What came
+    The steps are ("rl", 0), 1 and 2 with the metrics of `TRACKED`, of which one is not finite, then 2 again; a tracker
+    that shows samples gets those of `SHOWN`. What came
     of them is for the caller to see, in `folder` or wherever the tracker shows it.
 
     Args:
@@ -145,6 +165,10 @@ def check_tracker(name: str, folder: Path, options: Options | None = None) -> No
             values = dict(TRACKED)
             tracker.log("rl", step, 1.8e9 + step, values)
             assert repr(values) == repr(TRACKED), "the tracker changed the metrics, which others get after it"
+            if isinstance(tracker, SampleTracker):
+                tables = {"rollout/samples": [dict(row) for row in SHOWN]}
+                tracker.log_samples("rl", step, 1.8e9 + step, tables)
+                assert tables == {"rollout/samples": SHOWN}, "the tracker changed the samples"
         tracker.finish("finished" if resumed else "interrupted")
 
 

@@ -11,8 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from slime.contracts import SampleRow
 from slime.errors import SlimeError
-from slime.observe.samples import Row, read_samples
+from slime.observe.samples import Row, best_and_worst, read_samples, said_of
 
 
 def main(argv: Sequence[str]) -> None:
@@ -50,48 +51,28 @@ def _file(folder: Path, which: str | None) -> Path:
 
 def show(rows: Sequence[Row], title: str, num_prompts: int, console: Console) -> None:
     """Print the prompts whose rewards differ most, each with its best and its worst response."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["prompt"], []).append(row)
-    chosen = sorted(groups.values(), key=_spread, reverse=True)[:num_prompts]
-    console.print(Text(f"{title}: {len(rows)} samples of {len(groups)} prompts; {len(chosen)} shown"))
-    for group in chosen:
-        console.print(_shown(group))
+    chosen = best_and_worst(rows, num_prompts)
+    num_all = len({row["prompt"] for row in rows})
+    console.print(Text(f"{title}: {len(rows)} samples of {num_all} prompts; {len(chosen)} shown"))
+    for pair in chosen:
+        console.print(_shown(pair))
 
 
-def _spread(group: Sequence[Row]) -> float:
-    rewards = [row["reward"] for row in group if row["reward"] is not None]
-    return max(rewards) - min(rewards) if rewards else -1.0
-
-
-def _shown(group: Sequence[Row]) -> Panel:
-    ranked = sorted(group, key=lambda row: (row["reward"] is None, -(row["reward"] or 0.0)))
-    pair = ranked[:1] + ranked[1:][-1:]
+def _shown(pair: Sequence[SampleRow]) -> Panel:
     head = Table.grid(padding=(0, 2))
-    for message in group[0]["messages"]:
+    for message in pair[0]["messages"]:
         head.add_row(Text(str(message["role"]), style="bold"), Text(_text(message["content"])))
-    head.add_row(Text("label", style="bold"), Text(_text(group[0]["label"])))
+    head.add_row(Text("label", style="bold"), Text(_text(pair[0]["label"])))
     table = Table(expand=True)
     for row in pair:
-        table.add_column(Text(_verdict(row)), ratio=1)
+        table.add_column(Text(said_of(row)), ratio=1)
     table.add_row(*(Text(row["response"]) for row in pair))
     outer = Table.grid(expand=True)
     outer.add_row(head)
     outer.add_row(table)
-    said = group[0].get("filter")
-    return Panel(outer, title=Text(f"prompt {group[0]['prompt']}" + (f", {said}" if said else "")), title_align="left")
+    said = pair[0].get("filter")
+    return Panel(outer, title=Text(f"prompt {pair[0]['prompt']}" + (f", {said}" if said else "")), title_align="left")
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else repr(value)
-
-
-def _verdict(row: Row) -> str:
-    """`reward 1.000, 37 tokens, completed, weights 3`, and the parts of the reward or why there is none."""
-    reward = row["reward"]
-    parts = [
-        f"{row.get('verdict', 'not scored')}: {row.get('reason', '')}" if reward is None else f"reward {reward:.3f}"
-    ]
-    parts += [f"{name} {value:.3f}" for name, value in row.get("parts", {}).items()]
-    versions = dict.fromkeys(str(version) for version, _ in row["weight_versions"])
-    return ", ".join([*parts, f"{row['num_tokens']} tokens", row["finish"], f"weights {' '.join(versions)}"])

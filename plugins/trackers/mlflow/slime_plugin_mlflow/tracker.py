@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.contracts import SampleTables
+from slime.observe.samples import COLUMNS, table
 from slime.types import RunStatus, TrackedRun
 
 RUN_ID = "mlflow-run-id"
@@ -26,6 +28,8 @@ class Options:
     """The tracking server; empty: MLFLOW_TRACKING_URI."""
     experiment: str = "slime"
     """Experiment; made if there is none of that name."""
+    samples: bool = True
+    """Send what the model answered, too: what `samples/` keeps of a step (`observe.samples_mb`), an artifact each."""
     tags: dict[str, str] = field(default_factory=dict)
     """Tags of the run."""
 
@@ -74,6 +78,15 @@ class MLflow:
 
         metrics = [Metric(f"{stage}/{name}", value, int(time * 1000), step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
+
+    def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
+        """An artifact `<stage>/rollout/samples/step-000012.json` that `mlflow.load_table` reads."""
+        if not self._options.samples:
+            return
+        for name, rows in samples.items():
+            # As MLflow's log_table writes it, which would want pandas.
+            split = {"columns": COLUMNS, "data": table(rows)}
+            self._client.log_dict(self._id, split, f"{stage}/{name}/step-{step:06d}.json")
 
     def finish(self, status: RunStatus) -> None:
         """Close the run at the server."""

@@ -1,13 +1,15 @@
 """MLflow for real: what its own client finds in the store that the tracker wrote to."""
 
 import importlib.util
+import json
 import math
 from pathlib import Path
 
 import pytest
 
 from slime.config.compose import examine
-from slime.testing.plugins import check_tracker
+from slime.observe.samples import COLUMNS, table
+from slime.testing.plugins import SHOWN, check_tracker
 from slime_plugin_mlflow import slime_check
 
 RUN = ["+model=glm4-tiny", "+cluster=local"]
@@ -31,6 +33,9 @@ def test_a_resumed_run_is_one_run_with_every_row(tmp_path: Path, monkeypatch: py
     rewards = client.get_metric_history(run.info.run_id, "rl/rollout/reward_mean")
     assert [(metric.step, metric.value) for metric in rewards] == [(0, 0.25), (1, 0.25), (2, 0.25), (2, 0.25)]
     assert rewards[1].timestamp == 1_800_000_001_000
+    shown = tmp_path / "mlruns" / experiment.experiment_id / run.info.run_id / "artifacts/rl/rollout/samples"
+    assert sorted(path.name for path in shown.iterdir()) == [f"step-00000{step}.json" for step in range(3)]
+    assert json.loads((shown / "step-000002.json").read_text()) == {"columns": list(COLUMNS), "data": table(SHOWN)}
     assert all(math.isnan(metric.value) for metric in client.get_metric_history(run.info.run_id, "rl/train/loss"))
 
 

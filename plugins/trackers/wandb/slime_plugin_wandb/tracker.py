@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.contracts import SampleTables
+from slime.observe.samples import COLUMNS, table
 from slime.types import RunStatus, TrackedRun
 
 RUN_ID = "wandb-run-id"
@@ -31,6 +33,8 @@ class Options:
     """Group of runs."""
     tags: list[str] = field(default_factory=list)
     """Tags of the run."""
+    samples: bool = True
+    """Send a table of what the model answered, too: what `samples/` keeps of a step (`observe.samples_mb`)."""
     mode: Mode | None = None
     """online, or offline: into `wandb/` of the run directory, for `wandb sync`. Empty: as WANDB_MODE says."""
 
@@ -74,6 +78,20 @@ class WeightsAndBiases:
     def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
         """Hand a row to W&B's own process, which sends it."""
         self._run.log({f"{stage}/step": step, **{f"{stage}/{name}": value for name, value in values.items()}})
+
+    def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
+        """A table for each, over the same step."""
+        if not self._options.samples:
+            return
+        import wandb
+
+        columns = list(COLUMNS)
+        # A label may be a number in one row and text in another.
+        tables = {
+            f"{stage}/{name}": wandb.Table(columns=columns, data=table(rows), allow_mixed_types=True)
+            for name, rows in samples.items()
+        }
+        self._run.log({f"{stage}/step": step, **tables})
 
     def finish(self, status: RunStatus) -> None:
         """Wait until all is sent, or on disk, and end W&B's own process.

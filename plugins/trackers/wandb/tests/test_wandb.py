@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from slime.config.compose import examine
-from slime.testing.plugins import check_tracker
+from slime.observe.samples import COLUMNS, table
+from slime.testing.plugins import SHOWN, check_tracker
 
 BLOCK, FULL, LAST = 32768, 1, 4
 RUN = ["+model=glm4-tiny", "+cluster=local"]
@@ -32,8 +33,11 @@ def test_a_resumed_run_is_one_run_with_every_row(tmp_path: Path) -> None:
     first, second = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     assert {first.stem, second.stem} == {f"run-{run_id}"}
     rows = [*history(first), *history(second)]
-    assert [row["rl/step"] for row in rows] == [0, 1, 2, 2]
+    assert [row["rl/step"] for row in rows] == [0, 0, 1, 1, 2, 2, 2, 2], "metrics, then samples"
+    rows, shown = rows[::2], rows[1::2]
     assert all(row["rl/rollout/reward_mean"] == 0.25 and math.isnan(float(row["rl/train/loss"])) for row in rows)
+    tables = [json.loads((first.parent / "files" / row["rl/rollout/samples.path"]).read_text()) for row in shown[:3]]
+    assert tables[0] == {"columns": list(COLUMNS), "data": table(SHOWN)}
     [of_run, _] = [record.run for path in (first, second) for record in records(path) if record.HasField("run")]
     assert (of_run.project, of_run.display_name, list(of_run.tags)) == ("p", "tracked", ["a"])
     config = {item.key: json.loads(item.value_json) for item in of_run.config.update}
