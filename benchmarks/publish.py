@@ -129,6 +129,7 @@ def measure(cfg: SlimeConfig, logs: Path, sizes: Sequence[int]) -> list[Measured
     with ExitStack() as stack:
         cluster = stack.enter_context(open_cluster(cfg, logs))
         cluster.start(resolve(cfg.model.path))
+        cluster.engines.finish()
         cluster.trainers.init_weights()
         residency = Residency(cluster)
         return [_measure(cluster, residency, size, last_version(number)) for number, size in enumerate(sizes)]

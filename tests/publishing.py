@@ -12,7 +12,9 @@ from slime.testing.publishing import publish_over
 from slime.types import Receipt
 from slime.weights.engine import from_folder
 from slime.weights.engine.from_folder import Gather, receive_stored
+from slime.weights.engine.load_plan import ReceivedBucket
 from slime.weights.publisher.disk import Disk, VersionFolder
+from slime.weights.shared.bucket import Header
 from slime.weights.shared.receipt import NOTE_KEY, Fingerprint
 from slime.weights.shared.stored import read_manifest, stored
 
@@ -59,9 +61,8 @@ class Engine:
             note = bucket[NOTE_KEY]
             if note["index"] == self.fails_at:
                 raise RuntimeError("no place for it")
-            for meta in bucket["metadata"]:
-                data = bucket["flattened_tensor"][meta.start_idx : meta.end_idx]
-                taken[meta.name] = data.clone().view(meta.dtype).view(meta.shape)
+            came = ReceivedBucket.of(bucket["flattened_tensor"], Header(**bucket["header"]))
+            taken.update((name, tensor.clone()) for name, tensor in came.tensors)
             return note
 
         note = receive_stored({"folder": str(folder), "name": name}, self.model, CPU, load, self.gather)

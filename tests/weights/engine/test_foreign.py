@@ -18,6 +18,7 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, Secret
 from slime.testing.engines import hf_tensors
 from slime.testing.publishing import publish
+from slime.weights.engine.load_plan import ReceivedBucket
 from slime.weights.shared.bucket import SharedBucket
 from tests.transports import generate
 
@@ -112,7 +113,8 @@ def test_tensors_without_a_note_are_refused_and_leave_no_number(served, tensors,
     before = generate(served, temperature=0.0)
     with SharedBucket(1 << 26) as bucket:
         bucket.fill([(name, torch.zeros_like(tensor)) for name, tensor in tensors.items()])
-        without_note = pickle.dumps({"flattened_tensor": bucket._handle(), "metadata": bucket.metadata})
+        plain = ReceivedBucket.of(bucket.memory, bucket.header).for_sglang
+        without_note = pickle.dumps(plain | {"flattened_tensor": bucket._handle()})
         bodies = {
             "tensor": {
                 "serialized_named_tensors": [base64.b64encode(without_note).decode()],

@@ -86,7 +86,7 @@ class Engine:
             bucket = Bucket(1024, torch.device("cpu"))
             bucket.fill([(name, tensor)])
             corrupt(bucket.memory)
-            arrived = ReceivedBucket.of(bucket.memory, bucket.metadata)
+            arrived = ReceivedBucket.of(bucket.memory, bucket.header)
             last = index + 1 == len(tensors)
             digests = [tensor_digest(each) for each in tensors.values()] if last else []
             note = BucketNote(number, index, last, digests)

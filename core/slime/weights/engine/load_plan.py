@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from slime.weights.engine.coverage import Intervals
 from slime.weights.engine.writes import Memory
+from slime.weights.shared.bucket import Header
 from slime.weights.shared.views import Place, copy_all, views
 
 Contents = Sequence[tuple[str, Place]]
@@ -37,9 +39,24 @@ class ReceivedBucket:
     contents: Contents
 
     @classmethod
-    def of(cls, memory: torch.Tensor, metadata: Sequence[Any]) -> Self:
-        """From SGLang's `FlattenedTensorMetadata` of each tensor."""
-        return cls(memory, [(meta.name, Place.dense(meta.start_idx, meta.shape, meta.dtype)) for meta in metadata])
+    def of(cls, memory: torch.Tensor, header: Header) -> Self:
+        return cls(memory, list(zip(header.names, header.places, strict=True)))
+
+    @property
+    def for_sglang(self) -> dict[str, Any]:
+        """As its own loading of a flattened bucket takes it: `FlattenedTensorMetadata`, field by field."""
+        metadata = [
+            SimpleNamespace(
+                name=name,
+                shape=place.shape,
+                dtype=place.dtype,
+                start_idx=place.start,
+                end_idx=place.end,
+                numel=place.end - place.start,
+            )
+            for name, place in self.contents
+        ]
+        return {"flattened_tensor": self.memory, "metadata": metadata}
 
     @cached_property
     def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:

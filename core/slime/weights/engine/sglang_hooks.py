@@ -32,6 +32,7 @@ from slime.weights.engine.incoming import IncomingVersion
 from slime.weights.engine.load_plan import Partial, ReceivedBucket
 from slime.weights.engine.version_check import VersionFault, unused
 from slime.weights.shared import stream
+from slime.weights.shared.bucket import Header
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
 
 _BUCKET = "flattened_bucket"
@@ -229,9 +230,8 @@ def load_bucket(
     incoming = _incoming.pop(model, None)  # put back only after a good bucket: a fault ends the version
     if incoming is None:
         raise VersionFault(f"version {note.version} begins with bucket {note.index}: an earlier bucket failed")
-    bucket = ReceivedBucket.of(named_tensors["flattened_tensor"], named_tensors["metadata"])
-    load = functools.partial(original, updater, named_tensors=named_tensors, load_format=load_format)
-    incoming.take(note, bucket, load)
+    bucket = ReceivedBucket.of(named_tensors["flattened_tensor"], Header(**named_tensors["header"]))
+    incoming.take(note, bucket, lambda: original(updater, named_tensors=bucket.for_sglang, load_format=load_format))
     if not note.last:
         _incoming[model] = incoming
         return True, json.dumps({NOTE_KEY: {}, "partials": [{}]})

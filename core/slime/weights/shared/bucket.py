@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -55,6 +54,11 @@ def in_buckets(runs: Iterable[list[T]], capacity: int, num_bytes: Callable[[list
         yield held
 
 
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Header:
     """The tensors of a bucket, whose places follow from them. It is made of JSON's own types."""
@@ -65,9 +69,11 @@ class Header:
 
     @classmethod
     def of(cls, tensors: Sequence[Named]) -> Self:
-        values = [tensor for _, tensor in tensors]
-        dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
-        return cls([name for name, _ in tensors], [list(value.shape) for value in values], dtypes)
+        names, values = [name for name, _ in tensors], [tensor for _, tensor in tensors]
+        return cls(names, [tuple(value.shape) for value in values], [_name_of(value.dtype) for value in values])
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
 
     @property
     def places(self) -> list[Place]:
@@ -96,21 +102,6 @@ class Bucket:
     def used(self) -> int:
         return self.places[-1].end if self.places else 0
 
-    @property
-    def metadata(self) -> list[SimpleNamespace]:
-        """SGLang's `FlattenedTensorMetadata`, field by field."""
-        return [
-            SimpleNamespace(
-                name=name,
-                shape=place.shape,
-                dtype=place.dtype,
-                start_idx=place.start,
-                end_idx=place.end,
-                numel=place.end - place.start,
-            )
-            for name, place in zip(self.header.names, self.places, strict=True)
-        ]
-
     def reserve(self, header: Header) -> None:
         """Room for these tensors and nothing else; only one that goes alone may need more memory than there is."""
         self.header, self.places = header, header.places
@@ -127,7 +118,8 @@ class Bucket:
 
         Only plain types and torch's own functions: SGLang's unpickler admits no others.
         """
-        return pickle.dumps({"flattened_tensor": self._handle(), "metadata": self.metadata, NOTE_KEY: note.to_dict()})
+        told = {"flattened_tensor": self._handle(), "header": self.header.to_dict(), NOTE_KEY: note.to_dict()}
+        return pickle.dumps(told)
 
     def _handle(self) -> _Rebuilt:
         """Pickles as the memory itself, for a process that shares it."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from slime.weights.shared.receipt import Counts
+
 _BLOCK = 4096
 """Words that a program compares."""
 
 
-def fold(tensors: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+def fold(tensors: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Counts]:
     """`slime.weights.shared.receipt.fold` of tensors of any dtype that `is_words`; every word is read once."""
     block = weights.size(1)
     jobs, owners, num_blocks = _jobs([tensors], weights.device, block)
     sums = weights.new_empty(len(owners))
     _fold[(len(sums),)](jobs, owners, weights, sums, JOB=jobs.size(1), BLOCK=block, num_warps=8)
-    return list(torch.split(sums, num_blocks))
+    return sums, num_blocks
 
 
 def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
@@ -31,7 +33,7 @@ def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
     return flags.to(torch.bool)
 
 
-def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device, block: int) -> tuple[Tensor, Tensor, list[int]]:
+def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device, block: int) -> tuple[Tensor, Tensor, Counts]:
     """What the blocks of one launch read. The host does not wait for the device, which may be far behind.
 
     Args:
@@ -42,15 +44,15 @@ def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device, block: int)
         jobs: [num_tensors, 3 + num_columns] int64: first block, number of words, the address in each column, number
             of blocks.
         owners: [num_blocks] int64: the tensor that a block belongs to.
-        num_blocks: of each tensor, at least 1.
+        num_blocks: [num_tensors] of each tensor, at least 1.
     """
-    num_words = [tensor.nbytes // 8 for tensor in columns[0]]
-    num_blocks = [max(1, triton.cdiv(each, block)) for each in num_words]
-    first_blocks = accumulate(num_blocks[:-1], initial=0)
+    num_words = np.array([tensor.nbytes for tensor in columns[0]]) // 8
+    num_blocks = np.maximum(1, -(-num_words // block))
     addresses = [[tensor.data_ptr() for tensor in column] for column in columns]
-    rows = list(zip(first_blocks, num_words, *addresses, num_blocks, strict=True))
+    rows = np.stack([np.cumsum(num_blocks) - num_blocks, num_words, *addresses, num_blocks], axis=1)
     jobs = torch.tensor(rows, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-    return jobs, torch.repeat_interleave(jobs[:, -1], output_size=sum(num_blocks)), num_blocks
+    owners = torch.repeat_interleave(jobs[:, -1], output_size=int(num_blocks.sum()))
+    return jobs, owners, num_blocks
 
 
 @triton.jit  # type: ignore[untyped-decorator]

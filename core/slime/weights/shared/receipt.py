@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ _NUM_ROWS = 8  # blocks at once on a CPU: what a core's cache holds
 _MASK = (1 << 64) - 1
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 NOTE_KEY = "slime_receipt"
 """Key of the note in a bucket, and of the engine's answer in the message it returns."""
@@ -46,7 +47,7 @@ class BucketNote:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values: SGLang's unpickler admits no class of ours."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 class Fingerprint:
@@ -55,15 +56,15 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self._forms: list[str] = []
+        self._labels: list[int] = []
         self._sizes: list[int] = []
-        self._started: Started = []
+        self._started: list[Started] = []
 
     def add(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Read tensors of one device, without waiting for it."""
-        self._started += start_digests([tensor for _, tensor in tensors])
+        self._started.append(start_digests([tensor for _, tensor in tensors]))
         self._sizes += [tensor.nbytes for _, tensor in tensors]
-        self._forms += [f"{tuple(tensor.shape)}|{tensor.dtype}" for _, tensor in tensors]
+        self._labels += [_label(name, tensor.shape, tensor.dtype) for name, tensor in tensors]
         self.names += [name for name, _ in tensors]
 
     def digests(self) -> list[int]:
@@ -72,8 +73,8 @@ class Fingerprint:
 
     def summary(self, digests: Sequence[int]) -> dict[str, Any]:
         """The numbers in which both sides must agree."""
-        tensors = zip(self.names, self._forms, digests, strict=True)
-        fingerprint = sum(_line_hash(f"{name}|{form}|{digest:016x}") for name, form, digest in tensors) & _MASK
+        labels, contents = np.array(self._labels, np.uint64), np.array(digests, np.uint64)
+        fingerprint = int(_splitmix(labels ^ _splitmix(contents)).sum(dtype=np.uint64))
         return {"tensors": len(self.names), "bytes": sum(self._sizes), "fingerprint": f"{fingerprint:016x}"}
 
 
@@ -84,23 +85,39 @@ def total(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**counts, "fingerprint": f"{fingerprint:016x}"}
 
 
-def _line_hash(line: str) -> int:
+@functools.lru_cache(maxsize=2**18)  # every version brings the same ones
+def _label(name: str, shape: torch.Size, dtype: torch.dtype) -> int:
+    line = f"{name}|{tuple(shape)}|{dtype}"
     return int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "little")
 
 
 def tensor_digest(tensor: torch.Tensor) -> int:
     """64-bit digest of the bytes of `tensor` (any shape and dtype, read in C order)."""
-    return finish_digests(start_digests([tensor]), [tensor.nbytes])[0]
+    return finish_digests([start_digests([tensor])], [tensor.nbytes])[0]
 
 
-Started = list[torch.Tensor]
-"""Of each tensor what one reading of it leaves: 8 bytes for each 32 KiB, on its device."""
+@dataclass(frozen=True)
+class Started:
+    """What one reading of some tensors leaves of them: a word for each block.
+
+    Attributes:
+        sums: [number of blocks of all] int64, on the device of the tensors.
+        num_blocks: [num_tensors] int64, at least 1 each.
+    """
+
+    sums: torch.Tensor
+    num_blocks: Counts
 
 
 def start_digests(tensors: Sequence[torch.Tensor]) -> Started:
-    """Read tensors of one device, without waiting for it."""
+    """Read tensors of one device, at least one, without waiting for it."""
     words = [tensor if tensor.is_cuda and is_words(tensor) else _words(tensor) for tensor in tensors]
-    return _fold_all(words, 0) if words else []
+    device = words[0].device
+    if device.type == "cpu":
+        return fold(words, hash_multipliers(device, 0))
+    from slime.weights.shared import kernels
+
+    return Started(*kernels.fold(words, hash_multipliers(device, 0)))
 
 
 def is_words(tensor: torch.Tensor) -> bool:
@@ -109,13 +126,31 @@ def is_words(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and offset % 8 == 0
 
 
-def finish_digests(started: Started, sizes: Sequence[int]) -> list[int]:
+def finish_digests(started: Sequence[Started], sizes: Sequence[int]) -> list[int]:
     """The digests of tensors of `sizes` bytes, from what `start_digests` left of them; waits for their device once."""
     if not started:
         return []
+    sums = torch.cat([each.sums for each in started])
+    num_words = np.concatenate([each.num_blocks for each in started])
     for level in range(1, _NUM_LEVELS):
-        started = _fold_all(started, level)
-    return [(root + _splitmix(size)) & _MASK for root, size in zip(torch.cat(started).tolist(), sizes, strict=True)]
+        sums, num_words = _fold_sums(sums, num_words, hash_multipliers(sums.device, level))
+    digests: list[int] = (_unsigned(sums) + _splitmix(np.array(sizes, np.uint64))).tolist()
+    return digests
+
+
+def _fold_sums(sums: torch.Tensor, num_words: Counts, weights: torch.Tensor) -> tuple[torch.Tensor, Counts]:
+    """A level of many small trees at once, each of `num_words` of the sums."""
+    num_blocks = -(-num_words // BLOCK)
+    place = np.arange(num_words.sum()) - np.repeat(np.cumsum(num_words) - num_words, num_words)
+    owner = np.repeat(np.cumsum(num_blocks) - num_blocks, num_words) + place // BLOCK
+    first, second = weights[:, torch.from_numpy(place % BLOCK).to(sums.device)]
+    products = sums * first + ((sums >> 32) & 0xFFFFFFFF) * second
+    folded = sums.new_zeros(int(num_blocks.sum()))
+    return folded.index_add_(0, torch.from_numpy(owner).to(sums.device), products), num_blocks
+
+
+def _unsigned(words: torch.Tensor) -> Words:
+    return words.cpu().numpy().view(np.uint64)
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,30 +163,19 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return data.view(torch.int64)
 
 
-def _fold_all(words: Sequence[torch.Tensor], level: int) -> list[torch.Tensor]:
-    device = words[0].device
-    if device.type == "cpu":
-        return fold(words, hash_multipliers(device, level))
-    from slime.weights.shared import kernels
-
-    return kernels.fold(words, hash_multipliers(device, level))
-
-
-def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> list[torch.Tensor]:
-    """One level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight.
+def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> Started:
+    """The lowest level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight.
 
     The second weight is there for the upper halves: a multiple of 2^63 has one bit of the first left, and two of them
     cancel.
 
     Args:
-        tensors: [num_words] int64 each.
+        tensors: [num_words] int64 each, on a CPU.
         weights: [2, BLOCK] int64.
-
-    Returns:
-        [num_words / BLOCK, rounded up] int64 each; at least one.
     """
     first, second = weights.numpy().view(np.uint64)
-    return [torch.from_numpy(_fold(each.numpy().view(np.uint64), first, second).view(np.int64)) for each in tensors]
+    sums = [_fold(each.numpy().view(np.uint64), first, second) for each in tensors]
+    return Started(torch.from_numpy(np.concatenate(sums).view(np.int64)), np.array([len(each) for each in sums]))
 
 
 def _fold(words: Words, first: Words, second: Words) -> Words:
@@ -175,12 +199,13 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 @functools.cache
 def hash_multipliers(device: torch.device, level: int) -> torch.Tensor:
     """[2, BLOCK] int64 odd pseudo-random multipliers of one tree level: SplitMix64 (Steele, Lea, Flood 2014)."""
-    values = [_splitmix(2 * level * BLOCK + position) | 1 for position in range(2 * BLOCK)]
-    return torch.from_numpy(np.array(values, np.uint64).view(np.int64).reshape(2, BLOCK)).to(device)
+    values = _splitmix(np.arange(2 * level * BLOCK, 2 * (level + 1) * BLOCK, dtype=np.uint64)) | np.uint64(1)
+    return torch.from_numpy(values.view(np.int64).reshape(2, BLOCK)).to(device)
 
 
-def _splitmix(position: int) -> int:
-    mixed = ((position + 1) * _MULTIPLIER) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return mixed ^ (mixed >> 31)
+def _splitmix(positions: Words) -> Words:
+    """Modulo 2^64, as numpy's arrays are."""
+    mixed = (positions + np.uint64(1)) * np.uint64(_MULTIPLIER)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -11,7 +11,7 @@ import functools
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count, cycle, islice
 from typing import Any
@@ -40,7 +40,7 @@ def part_of(store: Store, name: str) -> Store:
 
 def announce(stream: Store, bucket: Bucket, note: BucketNote) -> None:
     """Tell what the broadcast that begins now brings."""
-    stream.set(str(note.index), json.dumps({"header": asdict(bucket.header), "note": note.to_dict()}))
+    stream.set(str(note.index), json.dumps({"header": bucket.header.to_dict(), "note": note.to_dict()}))
 
 
 def give_up(stream: Store) -> None:
@@ -143,7 +143,7 @@ class _Arrived:
         digests = self._in_order() if last else []
         note = replace(coming.note, index=len(self._counts) - 1, last=last, digests=digests)
         memory = bucket.memory[: bucket.used]
-        return {"flattened_tensor": memory, "metadata": bucket.metadata, NOTE_KEY: note.to_dict()}
+        return {"flattened_tensor": memory, "header": bucket.header.to_dict(), NOTE_KEY: note.to_dict()}
 
     def _in_order(self) -> list[int]:
         return [digest for name, count in self._counts for digest in islice(self._digests[name], count)]

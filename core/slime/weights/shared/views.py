@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -17,8 +17,7 @@ Form = tuple[Sequence[int], torch.dtype]
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A tensor in a block of memory, whichever block that is.
 
     Attributes:
@@ -39,13 +38,19 @@ class Place:
     @classmethod
     def dense(cls, start: int, shape: Sequence[int], dtype: torch.dtype) -> Self:
         """Of a tensor in one piece."""
-        strides = list(accumulate(reversed(shape[1:]), operator.mul, initial=1))
-        return cls(start, torch.Size(shape), tuple(strides[: len(shape)][::-1]), dtype)
+        size = torch.Size(shape)
+        return cls(start, size, _dense_strides(size), dtype)
 
     @property
     def end(self) -> int:
         """Of a tensor in one piece."""
         return self.start + self.shape.numel() * self.dtype.itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def _dense_strides(shape: torch.Size) -> tuple[int, ...]:
+    strides = list(accumulate(reversed(shape[1:]), operator.mul, initial=1))
+    return tuple(strides[: len(shape)][::-1])
 
 
 def aligned(num_bytes: int) -> int:
@@ -56,8 +61,10 @@ def aligned(num_bytes: int) -> int:
 def packed(forms: Iterable[Form]) -> list[Place]:
     """Places for tensors one after the other."""
     places: list[Place] = []
+    end = 0
     for shape, dtype in forms:
-        places.append(Place.dense(aligned(places[-1].end) if places else 0, shape, dtype))
+        places.append(place := Place.dense(aligned(end), shape, dtype))
+        end = place.end
     return places
 
 
