@@ -24,7 +24,7 @@ import psutil
 from machine import conditions
 
 from slime.cluster.group import open_cluster
-from slime.cluster.launch import make_token, ray_cluster
+from slime.cluster.launch import make_token, ray_cluster, ray_here
 from slime.cluster.placement import HOST_LABEL, Slots, reserve
 from slime.config.compose import examine
 from slime.config.groups import scan
@@ -132,7 +132,11 @@ def differences(where: Where) -> list[str]:
 
 def with_actors(cfg: SlimeConfig) -> list[str]:
     """Every actor of the run, as it says itself where it is and which device it got."""
-    with tempfile.TemporaryDirectory() as logs, open_cluster(cfg, Path(logs)) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        ray_here(cfg) as here,
+        open_cluster(cfg, here, Path(logs)) as cluster,
+    ):
         cluster.calls.check_in(cfg.cluster.start_timeout_s)
         members = [*cluster.calls.trainers, *cluster.calls.engines]
         where = {name: (place, member.node) for (name, place), member in zip(places(cfg).items(), members, strict=True)}

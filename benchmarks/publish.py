@@ -34,6 +34,7 @@ import torch.multiprocessing as mp
 from machine import conditions
 
 from slime.cluster.group import Cluster, open_cluster
+from slime.cluster.launch import ray_here
 from slime.cluster.residency import Residency
 from slime.config.compose import compose
 from slime.config.paths import resolve
@@ -127,7 +128,8 @@ def publish(cluster: Cluster, residency: Residency, version: int, size: int) -> 
 def measure(cfg: SlimeConfig, logs: Path, sizes: Sequence[int]) -> list[Measured]:
     """One start of trainers and engines; for each size of buckets its publishes."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(open_cluster(cfg, logs))
+        here = stack.enter_context(ray_here(cfg))
+        cluster = stack.enter_context(open_cluster(cfg, here, logs))
         cluster.start(resolve(cfg.model.path))
         cluster.engines.finish()
         cluster.trainers.init_weights()

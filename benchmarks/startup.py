@@ -58,9 +58,10 @@ def children_cpu_s() -> float:
 
 
 PHASES = {
-    "reading the data": "imports, config",
+    "starting Ray": "imports, config",
+    "reading the data": "Ray",
     "; run directory ": "tokenizer, data",
-    "starting Ray, ": "run directory, reward workers",
+    "trainer rank": "run directory, reward workers",
     "loading weights": "trainers",
     "ready: ": "first weights",
 }
@@ -92,7 +93,7 @@ def first_steps() -> tuple[dict[str, float], dict[str, float]]:
                     ends[phase] = time.time() - start
                 if "ready: " in line:
                     cpu, server = look(psutil.Process(run.pid))
-                    ends["Ray, actors"] = server - start
+                    ends["actors"] = server - start
         assert run.returncode == 0, command
         (metrics,) = Path(folder).glob("*/metrics.jsonl")
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime.cluster.reaper import left
+from slime.config.check import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
 from tests.observe.test_tensorboard import events
-from tests.running import NO_CHECKPOINTS, Run
+from tests.running import GONE_S, NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -116,6 +118,34 @@ def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run,
     assert run.losses() == finished.losses()
 
 
+def test_a_run_whose_data_are_wrong_leaves_nothing(tmp_path: Path) -> None:
+    """Wrong beyond the first rows, which are read before Ray is started. Whatever a run starts works in its folder."""
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"prompt": "1+1=", "label": "2"}\n' * FIRST_ROWS + '{"label": "3"}\n')
+    run = Run(tmp_path, settings={"data.path": rows, "reward": "arithmetic"}).start()
+    started: set[psutil.Process] = set()
+
+    def is_reading() -> bool:
+        started.update(working_in(tmp_path))
+        return "reading the data" in run.text()
+
+    run.until(is_reading)
+    assert run.finish() == 2
+    assert f"{rows} line {FIRST_ROWS + 1}: the row has no key 'prompt'" in run.text()
+    assert len(started) > 2, "the driver is not all that was seen"
+    assert left(working_in(tmp_path), GONE_S) == set()
+    assert not run.path.exists()
+
+
+def working_in(folder: Path) -> set[psutil.Process]:
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended since, or is another user's
+            if process.cwd() == str(folder):
+                found.add(process)
+    return found
+
+
 def servers(run: Run) -> list[psutil.Process]:
     """The processes that the engines were started as."""
     found = []
@@ -139,9 +169,9 @@ def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(tmp
     assert run.strays() == []
     said = run.text()
     assert re.search(r"slime: interrupted; (nothing was saved yet|the same command continues from step-\d{6})\n$", said)
-    assert re.search(r"reading the data\n.* demonstrations, .* run directory .*/runs/it\n", said)
+    assert re.search(r"starting Ray\n.*reading the data\n.* demonstrations, .* run directory .*/runs/it\n", said)
     assert re.search(
-        r"starting Ray, 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n"
+        r"starting 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n"
         r".*ready: starts from .*; engines are still starting\n",
         said,
     )

@@ -21,6 +21,7 @@ import numpy as np
 
 from slime.cluster import preflight
 from slime.cluster.group import Cluster, open_cluster
+from slime.cluster.launch import ray_here
 from slime.cluster.residency import Residency
 from slime.config.compose import Composed, examine
 from slime.config.hf import read_hf_config
@@ -101,7 +102,8 @@ def probe(words: Sequence[str]) -> str:
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / f"{cfg.run.name}-probe"))
         hang.register(run.logs / "driver.stack")
         require_ready = partial(preflight.require_ready, cfg, run, writes=False)
-        cluster = stack.enter_context(open_cluster(cfg, run.logs, require_ready=require_ready))
+        here = stack.enter_context(ray_here(cfg))
+        cluster = stack.enter_context(open_cluster(cfg, here, run.logs, require_ready=require_ready))
         step = FullStep(cfg, cluster)
         measured = [*step.run(stack, run.logs)]
     lines = [*_head(cfg, step), *_table(composed, step, measured), "", f"in {time.monotonic() - began:.0f} s"]

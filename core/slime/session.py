@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from slime import plugins
 from slime.checkpoints import Checkpoint, CheckpointStore, require_as_written
 from slime.cluster import preflight
 from slime.cluster.group import Cluster, open_cluster
+from slime.cluster.launch import ray_here
 from slime.cluster.residency import Residency
 from slime.config.paths import resolve
-from slime.config.schema import DataConfig, SlimeConfig
+from slime.config.schema import SlimeConfig
 from slime.contracts import BufferPolicy
 from slime.data.demonstrations import DemonstrationSource
-from slime.data.prompts import PromptSet, PromptSource
-from slime.data.tokenize import Tokenizer, load_tokenizer
+from slime.data.tokenize import Tokenizer, import_tokenizers, load_tokenizer
 from slime.observe import hang
 from slime.observe.metrics import SAVING, TOKENS_PER_S, MetricsLog, read_rows
 from slime.observe.progress import Progress
@@ -37,9 +38,9 @@ from slime.rollout.generate import Engine
 from slime.rollout.limits import require_room
 from slime.rollout.loop import Collected, Rollout, most_in_flight
 from slime.rollout.pairs import Pairs
+from slime.run_data import Data
 from slime.run_dir import RunDir, container, saying_how_to_go_on
 from slime.topology.engines import engine_groups, generates, works_in_pairs
-from slime.topology.layout import read_grid
 from slime.train.packing import pack_for
 from slime.types import Batch, Prompt, TrackedRun, TrainSample
 
@@ -60,37 +61,6 @@ class Position:
     def stage(self) -> tuple[str, int]:
         """Place in metrics.jsonl."""
         return ("rl", self.rl_step) if self.rl_step else ("sft", self.sft_step)
-
-
-class Data:
-    """Prompts, demonstrations and held-out prompts: read and checked whole before any process starts."""
-
-    def __init__(self, cfg: SlimeConfig, tokenizer: Tokenizer) -> None:
-        self.prompts: PromptSource | None = None
-        self.demonstrations: DemonstrationSource | None = None
-        self.held_out: list[Prompt] = []
-        if cfg.sft.num_steps:
-            assert cfg.sft.path, "compose() asks for demonstrations"
-            align = read_grid(cfg.cluster.num_trainers, cfg.train.megatron).packing_align
-            limit = cfg.train.max_tokens_per_micro_batch // align * align  # padding included
-            self.demonstrations = DemonstrationSource(resolve(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data)
-        if cfg.algo.name != "sft":
-            self.prompts = PromptSource(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
-        if cfg.eval.path:
-            self.held_out = _held_out(cfg.data, resolve(cfg.eval.path), tokenizer, cfg.rollout.max_prompt_tokens)
-
-    def __str__(self) -> str:
-        counts = {
-            "demonstrations": self.demonstrations and len(self.demonstrations),
-            "prompts": self.prompts and len(self.prompts.prompts),
-            "held-out prompts": len(self.held_out),
-        }
-        return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-
-
-def _held_out(data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
-    prompts = PromptSet(data, path, tokenizer, max_prompt_tokens)
-    return [prompts.prompt(row, "eval") for row in range(len(prompts))]
 
 
 class Session:
@@ -120,13 +90,17 @@ class Session:
     def open(cls, cfg: SlimeConfig, stack: ExitStack, *, log_metrics: bool = True) -> Session:
         """Open everything; `stack` closes it again, in reverse.
 
-        Data first, then the run directory, the reward workers, the cluster and at last the weights: a mistake in the
-        cheap parts is found before the expensive ones start. Where supervised steps come first, which need no engine,
-        engines may still be starting at the end of this.
+        Ray on this host, while the tokenizer's library is imported; then the data, the run directory, the reward
+        workers, the cluster and at last the weights: a mistake in the cheap parts is found before anything is written
+        and before the expensive parts start. Where supervised steps come first, which need no engine, engines may still
+        be starting at the end of this.
         """
         startup = Startup()
-        startup.say("reading the data")
+        startup.say("starting Ray")
         model = resolve(cfg.model.path)
+        threading.Thread(target=import_tokenizers).start()
+        here = stack.enter_context(ray_here(cfg))
+        startup.say("reading the data")
         tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
         data, installed = Data(cfg, tokenizer), plugins.load()
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
@@ -140,9 +114,9 @@ class Session:
             stack.enter_context(rewards)
         trackers = stack.enter_context(_trackers(cfg, installed, run)) if log_metrics else None
         stack.enter_context(saying_how_to_go_on(run))
-        startup.say(f"starting Ray, {_processes(cfg)}")
+        startup.say(f"starting {_processes(cfg)}")
         require_ready = partial(preflight.require_ready, cfg, run, writes=log_metrics)
-        cluster = stack.enter_context(open_cluster(cfg, run.logs, startup, require_ready))
+        cluster = stack.enter_context(open_cluster(cfg, here, run.logs, startup, require_ready))
         buffer = installed.buffers.create(cfg.buffer.name, **cfg.buffer.options)
         session = cls(cfg, run, cluster, data, tokenizer, buffer)
         cluster.start(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import secrets
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -15,9 +14,8 @@ from rich.console import Console
 from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
-from slime.cluster.launch import open_ray
+from slime.cluster.launch import Here, ray_everywhere
 from slime.cluster.placement import reserve, this_node
-from slime.cluster.reaper import reaped
 from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
 from slime.config.paths import located
@@ -68,22 +66,23 @@ def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
 @contextlib.contextmanager
 def open_cluster(
     cfg: SlimeConfig,
+    here: Here,
     logs: Path,
     startup: Startup | None = None,
     require_ready: Callable[[Collection[str]], None] = lambda nodes: None,
 ) -> Iterator[Cluster]:
-    """Reserve the devices, create every actor, and take all of it down at the end.
+    """Have the other hosts join, reserve the devices, create every actor, and take all of it down at the end.
 
     Args:
+        logs: folder of the run directory.
         startup: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
     """
     cfg, startup = _for_actors(cfg), startup or Startup(Console(quiet=True))
-    mark = secrets.token_hex(4)
-    with reaped(mark), open_ray(cfg, logs, mark) as sessions:
+    with ray_everywhere(cfg, here, logs) as sessions:
         slots = reserve(cfg, startup)
         require_ready(slots.nodes)
-        run = RunInfo(cfg, logs, new_key(), mark, slots.nodes == {this_node()})
+        run = RunInfo(cfg, logs, new_key(), here.mark, slots.nodes == {this_node()})
         trainers = [
             Member(
                 f"trainer-{rank}", remote(TrainerActor, **slots.options(slot)).remote(run, rank, len(slots.trainers))

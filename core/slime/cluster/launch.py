@@ -17,6 +17,7 @@ import psutil
 
 from slime.cluster.host import Order
 from slime.cluster.placement import HOST_LABEL
+from slime.cluster.reaper import reaped
 from slime.cluster.ssh import Sessions, sessions
 from slime.config.hostfile import read_hostfile
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
@@ -49,6 +50,21 @@ class Own:
     address: str
 
 
+@dataclass(frozen=True)
+class Here:
+    """Ray on this host.
+
+    Attributes:
+        mark: of the run, in the names of everything temporary.
+        hosts: of the hostfile, this one among them.
+        own: this host among them; None without a hostfile.
+    """
+
+    mark: str
+    hosts: Sequence[str]
+    own: Own | None
+
+
 def object_store_bytes(cfg: SlimeConfig) -> int:
     """Size of a host's object store that holds every share of the largest batch that a step can have.
 
@@ -63,35 +79,45 @@ def object_store_bytes(cfg: SlimeConfig) -> int:
 
 
 @contextlib.contextmanager
-def open_ray(cfg: SlimeConfig, logs: Path, mark: str) -> Iterator[Sessions]:
-    """Ray on every host of the run; yields those that were brought up over ssh, which are none without a hostfile.
-
-    Args:
-        logs: folder of the run directory.
-        mark: of the run, in the names of everything temporary.
+def ray_here(cfg: SlimeConfig) -> Iterator[Here]:
+    """Ray on this host, for a run of which nothing is on the disk yet. All that is started in the block ends with it.
 
     Raises:
-        SlimeError: Ray does not start on some host, each of which is named, or is not there.
+        SlimeError: Ray does not start, or is not there; this host is none of the hostfile's.
     """
-    cluster = cfg.cluster
+    cluster, mark = cfg.cluster, secrets.token_hex(4)
     hosts = read_hostfile(cluster.hostfile) if cluster.hostfile else []
     own = find_own(hosts, cluster) if hosts else None
     processes = num_processes(cfg)
-    here, store = processes[own.number] if own else sum(processes), object_store_bytes(cfg)
-    with ray_cluster(cluster, here, store, own):
-        orders = {
-            name: Order(
-                number=number,
-                mark=mark,
-                environment=ENVIRONMENT | {TOKEN: _token()},
-                arguments=_join(cluster, number, processes[number], store),
-            )
-            for number, name in enumerate(hosts)
-            if own and number != own.number
-        }
-        with sessions(orders, logs) as running:
-            running.wait_joined(cluster.start_timeout_s)
-            yield running
+    num_slots = processes[own.number] if own else sum(processes)
+    with reaped(mark), ray_cluster(cluster, num_slots, object_store_bytes(cfg), own):
+        yield Here(mark, hosts, own)
+
+
+@contextlib.contextmanager
+def ray_everywhere(cfg: SlimeConfig, here: Here, logs: Path) -> Iterator[Sessions]:
+    """Ray on the run's other hosts; yields those that were brought up over ssh, which are none without a hostfile.
+
+    Args:
+        logs: folder of the run directory.
+
+    Raises:
+        SlimeError: Ray does not start on some host; each is named.
+    """
+    own, processes, store = here.own, num_processes(cfg), object_store_bytes(cfg)
+    orders = {
+        name: Order(
+            number=number,
+            mark=here.mark,
+            environment=ENVIRONMENT | {TOKEN: _token()},
+            arguments=_join(cfg.cluster, number, processes[number], store),
+        )
+        for number, name in enumerate(here.hosts)
+        if own and number != own.number
+    }
+    with sessions(orders, logs) as running:
+        running.wait_joined(cfg.cluster.start_timeout_s)
+        yield running
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING
 from slime import plugins
 from slime.checkpoints import published
 from slime.cluster.checkup import Devices, Fault, Seen, Wanted, check_host, read_software, sizes
-from slime.cluster.launch import open_ray
+from slime.cluster.launch import ray_everywhere, ray_here
 from slime.cluster.placement import HOST_LABEL, reserve, this_node
 from slime.cluster.reach import unreached
-from slime.cluster.reaper import reaped
 from slime.config.hf import read_hf_config
 from slime.config.hostfile import read_hostfile
 from slime.config.needs import config_folder
@@ -78,8 +76,7 @@ def preflight(cfg: SlimeConfig, run: RunDir) -> dict[str, Seen]:
     """What a run would find now on each of its hosts, by name: Ray is brought up, and nothing else."""
     if not (cfg.cluster.hostfile or cfg.cluster.ray_address):
         return {socket.gethostname(): check_host(read_wanted(cfg, run))}
-    mark = secrets.token_hex(4)
-    with reaped(mark), open_ray(cfg, run.logs, mark):
+    with ray_here(cfg) as here, ray_everywhere(cfg, here, run.logs):
         return look(read_wanted(cfg, run), reserve(cfg, Startup()).nodes, _names(cfg))
 
 

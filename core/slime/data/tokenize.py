@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import SlimeError
+from slime.imports import importing
 from slime.types import Message
 
 Tokenizer = Any
@@ -17,13 +18,20 @@ BATCH = 1000
 """Texts that are encoded at once: while a batch lasts, each token takes some hundred bytes."""
 
 
+def import_tokenizers() -> None:
+    """What takes most of the time of the first `load_tokenizer`: transformers, which imports torch and its compiler."""
+    with importing():
+        from transformers import AutoTokenizer  # noqa: F401
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The Hugging Face tokenizer of a checkpoint folder; code that the folder brings is not run.
 
     Raises:
         SlimeError: the folder holds no loadable tokenizer, or one without a chat template.
     """
-    from transformers import AutoTokenizer
+    with importing():
+        from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
