@@ -6,9 +6,8 @@ from contextlib import ExitStack
 
 from slime.checkpoints import Checkpoint
 from slime.config.schema import SlimeConfig
-from slime.errors import SlimeError
 from slime.observe import report
-from slime.observe.metrics import LOGPROB_DIFF
+from slime.observe.alarm import alarm
 from slime.observe.progress import Progress
 from slime.observe.stopwatch import Stopwatch
 from slime.rollout.samples import to_train_samples
@@ -102,7 +101,9 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     bar.status("train")
     values = session.train_rl(batches, step)
     watch.add_all(values)
-    _check_logprobs(cfg, values, step)
+    if problem := alarm(cfg, values, step):
+        session.log_values("rl", step, collected.stats | values)
+        raise problem
     bar.status("publish")
     with watch("publish"):
         values |= session.publish(step)
@@ -121,14 +122,3 @@ def _step(session: Session, step: int, bar: Progress) -> None:
 def _due(step: int, last: int, interval: int | None) -> bool:
     """Whether what happens after the last step and every `interval` steps (if above 0; None: never) happens now."""
     return interval is not None and (step == last or (interval > 0 and step % interval == 0))
-
-
-def _check_logprobs(cfg: SlimeConfig, values: dict[str, float], step: int) -> None:
-    """The alarm: engine and trainer must agree on the log-probs of the same tokens under the same weights."""
-    limit, found = cfg.observe.logprob_alarm, values.get(LOGPROB_DIFF)  # None if all tokens are of older weights
-    if limit and found is not None and found > limit:
-        raise SlimeError(
-            f"engine and trainer differ by {found:.4f} nats a token, more than observe.logprob_alarm={limit:g}",
-            where=f"step {step}",
-            todo="Compare their precision, rotary and sampling settings; raise the alarm only if the gap is expected.",
-        )

@@ -211,7 +211,7 @@ class Session:
 
     def _as_metrics(self, values: Mapping[str, float]) -> dict[str, float]:
         named = {
-            name if name.startswith(("seconds/", "memory/")) else f"train/{name}": value
+            name if name.startswith(("seconds/", "memory/", "gap/")) else f"train/{name}": value
             for name, value in values.items()
         }
         planned, self._planned = self._planned, {}

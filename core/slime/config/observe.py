@@ -15,4 +15,5 @@ class ObserveConfig:
     """Megabytes a step, and an evaluation, of what the model answered, in `samples/`; 0 keeps none."""
     logprob_alarm: float | None = None
     """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
-    same tokens above which the run stops; 0 only measures. Empty: 0.05, or 0.2 under `rollout.fp8`."""
+    same tokens above which the run stops and says why; 0 only measures. Empty: 0.05, or 0.2 under `rollout.fp8`
+    (docs/one-step.md)."""

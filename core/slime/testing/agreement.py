@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
-
-from slime.config.derive import FP8_LOGPROB_ALARM
 
 TWO_SIDES = 2.0
 """What both sides' rounding may cost, as a multiple of what it costs the trainer: differences from an fp32 trainer of
@@ -12,7 +11,10 @@ the same weights. Were they as large and independent it would be sqrt(2), as mea
 trainer in bf16 (1.3 with 256 experts). The engine rounds a little more, some families' scores of experts too. Most of
 it are experts that score almost the same, of which rounding chooses another: with fp32's choices the means of the
 two largest models, 0.035 and 0.077, become 0.011 and 0.010. So a fixed tolerance would be as loose as the worst
-family; a stale router costs twenty times the rounding."""
+family; a stale router costs twenty times the rounding.
+
+Under FP8 the trainer computes with the engine's weights and rounds activations as it does. Once their inputs are apart
+by bf16's rounding, the two round them to other numbers: what that costs the trainer counts as rounding."""
 FEW, FEWER = 0.9, 0.95
 """Quantiles of differences from the engine and from fp32. Either side's rounding changes few tokens much, so that both
 together change twice as many."""
@@ -31,6 +33,7 @@ class Agreement(NamedTuple):
     Attributes:
         mean, high, max: between engine and trainer; `high` is their quantile `FEW`.
         rounding, high_rounding: between the trainer in its precision and in fp32; mean and quantile `FEWER`.
+        causes: of the mean under FP8, by `slime.train.gap`; otherwise empty.
         own_keys: the mean between engine and trainer, had the trainer chosen keys as in training.
         control: the same, had it attended to all keys; both None where it does so anyway.
     """
@@ -44,15 +47,16 @@ class Agreement(NamedTuple):
     max: float
     rounding: float
     high_rounding: float
+    causes: Mapping[str, float]
     own_keys: float | None = None
     control: float | None = None
 
-    def problem(self, *, fp8: bool = False) -> str:
-        """What is wrong with it, empty if nothing is. FP8 engines quantise activations, which the trainer does not."""
+    def problem(self) -> str:
+        """What is wrong with it, empty if nothing is."""
         name = f"{self.model} {self.sequences}".strip()
-        if fp8:
-            limit = FP8_LOGPROB_ALARM
-            return "" if self.mean <= limit else f"{name}: log-probs differ by {self.mean:.4f}, the alarm is at {limit}"
+        if self.causes:
+            rest, limit = self.causes["rest"], TWO_SIDES * (self.rounding + self.causes.get("activations", 0.0)) + FLOOR
+            return "" if rest <= limit else f"{name}: FP8 does not explain {rest:.4f}, rounding {limit:.4f}"
         pairs = {"mean": (self.mean, self.rounding), f"quantile {FEW}": (self.high, self.high_rounding)}
         for kind, (value, rounding) in pairs.items():
             if not value <= (limit := TWO_SIDES * rounding + FLOOR):

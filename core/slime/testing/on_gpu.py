@@ -71,7 +71,7 @@ START_TIMEOUT_S, RANK_TIMEOUT_S = 400.0, 250.0
 def check_on_gpu(published: Sequence[Path], scratch: Path, *, fp8: str | None = None) -> None:
     """What `compare_on_gpu` finds is within the tolerances."""
     rows = [row for rows in compare_on_gpu(published, scratch, fp8=fp8) for row in rows.result()]
-    problems = [problem for row in rows if (problem := row.problem(fp8=fp8 is not None))]
+    problems = [problem for row in rows if (problem := row.problem())]
     assert not problems, "; ".join(problems)
 
 
@@ -82,6 +82,7 @@ def compare_on_gpu(
     device: Device = Device.cuda,
     engine: Mapping[str, Any] | None = None,
     fp8: str | None = None,
+    round_trained: bool = True,
 ) -> list[Future[list[Agreement]]]:
     """Serve and train a model cut from each published config.json, all at once.
 
@@ -93,14 +94,15 @@ def compare_on_gpu(
         published: config.json files; their folders name the models.
         scratch: for checkpoints and logs.
         engine: fields of SGLang's `ServerArgs` on top of `ENGINE`.
-        fp8: `rollout.fp8`. The trainer's weights are then such that E4M3 loses nothing of them, so that what remains is
-            what the engine computes: GPUs quantise activations too.
+        fp8: `rollout.fp8`; rows are then by cause.
+        round_trained: the trainer's weights are then such that E4M3 loses nothing of them, so that what remains is what
+            the engine computes: GPUs quantise activations too.
 
     Returns:
         What was found of each model, or why nothing was; all have ended.
     """
     with ThreadPoolExecutor(len(published)) as pool:
-        compare = partial(_compare, scratch=scratch, device=device, engine=engine or {}, fp8=fp8)
+        compare = partial(_compare, scratch=scratch, device=device, engine=engine or {}, fp8=fp8, rounds=round_trained)
         compared = [pool.submit(compare, path) for path in published]
         wait(compared)  # no thread ends before: without CUDA one of them has started the server that forks all ranks
         return compared
@@ -129,7 +131,7 @@ def narrowed(published: Path, folder: Path) -> HfConfig:
 
 
 def _compare(
-    published: Path, *, scratch: Path, device: Device, engine: Mapping[str, Any], fp8: str | None
+    published: Path, *, scratch: Path, device: Device, engine: Mapping[str, Any], fp8: str | None, rounds: bool
 ) -> list[Agreement]:
     folder = scratch / published.parent.name
     hf = narrowed(published, folder / "config")
@@ -140,7 +142,7 @@ def _compare(
         started = starter.submit(process.start)
         try:
             write_checkpoint(hf, folder / "weights", dtype=torch.bfloat16)
-            if held := rollout_format(cfg):
+            if (held := rollout_format(cfg)) and rounds:
                 _round_to_fp8(folder / "weights", held)
             (folder / "weights/config.json").write_text(json.dumps(hf))
             started.result()
@@ -205,9 +207,19 @@ def _compared(trainer: Any, exact: Any, sequences: str, samples: Sequence[TrainS
     with _keys_as_in_engine() if chosen else nullcontext():
         errors = _errors(trainer, trainer.model, samples)
         rounding = (errors - _errors(trainer, exact, samples)).abs()
+        causes = _causes(trainer, samples)
     apart = errors.abs()
     values = [apart.mean(), apart.quantile(FEW), apart.max(), rounding.mean(), rounding.quantile(FEWER)]
-    return sequences, len(apart), *map(float, values), *(_other_keys(trainer, samples) if chosen else ())
+    return sequences, len(apart), *map(float, values), causes, *(_other_keys(trainer, samples) if chosen else ())
+
+
+def _causes(trainer: Any, samples: Sequence[TrainSample]) -> dict[str, float]:
+    """What the alarm of a run would name; empty without FP8."""
+    from slime.train.compat import cpu_stands_in_for_cuda
+
+    with cpu_stands_in_for_cuda():
+        found: dict[str, float] = trainer.explain_gap(_micro_batches(trainer, samples))
+    return {name.removeprefix("gap/"): value for name, value in found.items()}
 
 
 def _in_fp32(trainer: Any) -> Any:
@@ -288,17 +300,23 @@ def _train_sample(prompt: list[int], answer: Generation) -> TrainSample:
 def _errors(trainer: Any, model: Any, samples: Sequence[TrainSample]) -> torch.Tensor:
     """[tokens]: the log-probs of the sampled tokens by a model of the trainer's ranks, less the engine's."""
     from slime.train.compat import cpu_stands_in_for_cuda
+    from slime.train.step import score
+
+    micro_batches = _micro_batches(trainer, samples)
+    with cpu_stands_in_for_cuda():
+        scores = score(model, micro_batches)
+    return torch.cat([_of_sampled(*pair) for pair in zip(scores, micro_batches, strict=True)]).cpu()
+
+
+def _micro_batches(trainer: Any, samples: Sequence[TrainSample]) -> Any:
+    """All in one."""
     from slime.train.local_batch import local_micro_batches
     from slime.train.packing import pack
-    from slime.train.step import score
 
     num_tokens = sum(len(sample.tokens) for sample in samples)
     packing = {"align": trainer.packing_align, "max_tokens": num_tokens, "loss_mean": trainer.cfg.algo.loss_mean}
     [batch] = pack(samples, num_dp=1, **packing)
-    micro_batches = local_micro_batches(batch, trainer.device)
-    with cpu_stands_in_for_cuda():
-        scores = score(model, micro_batches)
-    return torch.cat([_of_sampled(*pair) for pair in zip(scores, micro_batches, strict=True)]).cpu()
+    return local_micro_batches(batch, trainer.device)
 
 
 def _of_sampled(scores: torch.Tensor, micro: Any) -> torch.Tensor:

@@ -27,8 +27,15 @@ def tensors_of(module: PolicyModel) -> dict[str, Tensor]:
 @contextmanager
 def swapped_in(weights: Weights, modules: Sequence[PolicyModel]) -> Iterator[None]:
     """Inside, the modules hold `weights`; afterwards bit for bit what they held before."""
+    with restored(modules):
+        write(weights, modules)
+        yield
+
+
+@contextmanager
+def restored(modules: Sequence[PolicyModel]) -> Iterator[None]:
+    """Afterwards the modules hold bit for bit what they held before."""
     before = copy_weights(modules)
-    write(weights, modules)
     try:
         yield
     finally:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +17,15 @@ from slime.config.paths import resolve
 from slime.config.schema import Device, Init, SlimeConfig
 from slime.models.layer_losses import LayerLosses
 from slime.models.traits import extra_losses
-from slime.train import checkpoint, host_memory, megatron, metrics, reference
+from slime.topology.fp8 import rollout_format
+from slime.train import checkpoint, megatron, metrics, reference
 from slime.train.compat import cpu_stands_in_for_cuda
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
 from slime.train.objective import OUTSIDE_SHARE, Contribution, reinforced, supervised, with_extra_loss
 from slime.train.offload import Offload, residue
 from slime.train.optimizer import Optimizer
 from slime.train.step import GradientCheck, LossFunction, accumulate_gradients, score, update_expert_bias
+from slime.train.usage import timed
 from slime.types import Batch
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Trainer:
         self.hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
         bridge = plugins.load().models.create(cfg.model.family)
         self.mapping = bridge.weight_mapping(self.hf)
-        self.device = _device(cfg)
+        on_gpu = cfg.cluster.device is Device.cuda
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.model = megatron.build(cfg, bridge, self.hf)
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
@@ -115,7 +116,7 @@ class Trainer:
             same on every rank.
         """
         seconds: dict[str, float] = {}
-        with cpu_stands_in_for_cuda(), self._timed("train", seconds):
+        with cpu_stands_in_for_cuda(), timed("train", self.device, seconds):
             self._enter("sft")
             micro_batches = self._local(batch)
             values = self._optimizer_step(
@@ -145,7 +146,8 @@ class Trainer:
             - importance_ratio_mean, importance_ratio_max: over the tokens that are corrected;
               importance_truncated_share or importance_masked_share: over loss tokens.
 
-            What was measured on no token is left out. Besides num_tokens (padding left out), seconds/logprobs,
+            What was measured on no token is left out. Of the first batch, where it passes `observe.logprob_alarm` under
+            `rollout.fp8`, also what `explain_gap` returns. Besides num_tokens (padding left out), seconds/logprobs,
             seconds/train; on GPUs memory/logprobs_gib, memory/train_gib and the same with `_host`, of this rank.
 
         Raises:
@@ -154,11 +156,11 @@ class Trainer:
         seconds: dict[str, float] = {}
         with cpu_stands_in_for_cuda():
             self._enter("rl")
-            with self._timed("logprobs", seconds):
+            with timed("logprobs", self.device, seconds):
                 local = [self._local(batch) for batch in batches]
                 old = self._old_scores(local)
                 ref = self._reference_scores(local)
-            with self._timed("train", seconds):
+            with timed("train", self.device, seconds):
                 steps = [
                     self._rl_step(batch, local[i], old[i] if old else None, ref[i] if ref else None, i == 0, step)
                     for i, batch in enumerate(batches)
@@ -222,6 +224,7 @@ class Trainer:
             micro_batches,
             contribute,
             step=step,
+            alarm=self.cfg.observe.logprob_alarm if is_first else None,  # later the weights are no longer the engine's
             means=metrics.RL_MEANS,
             token_sums=metrics.RL_TOKEN_SUMS
             + metrics.REFERENCE_TOKEN_SUMS * (algo.kl_coef is not None)
@@ -231,9 +234,16 @@ class Trainer:
         )
 
     def _optimizer_step(
-        self, batch: Batch, micro_batches: Sequence[LocalMicroBatch], loss: LossFunction, *, step: int, **names: Any
+        self,
+        batch: Batch,
+        micro_batches: Sequence[LocalMicroBatch],
+        loss: LossFunction,
+        *,
+        step: int,
+        alarm: float | None = None,
+        **names: Any,
     ) -> dict[str, float]:
-        """Gradients, metrics (which refuse what is not finite), then the step itself."""
+        """Gradients, metrics (which refuse what is not finite; above `alarm` explained), then the step itself."""
         if self.extra_losses:
             loss = self._with_extra_losses(loss, micro_batches)
             names["means"] = (*names["means"], *(extra.name for extra, _ in self.extra_losses))
@@ -248,9 +258,21 @@ class Trainer:
             device=self.device,
             **names,
         )
+        if alarm and values.get("logprob_diff_mean", 0.0) > alarm:
+            values |= self.explain_gap(micro_batches)
         update_expert_bias(self.model)
         grad_norm, lr = self.optimizer.step()
         return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(num_step_tokens)}
+
+    def explain_gap(self, micro_batches: Sequence[LocalMicroBatch]) -> dict[str, float]:
+        """What makes FP8 engines differ on some of these samples of the current weights: metrics `gap/...`, see
+        `slime.train.gap.explain`. Empty where engines hold the trainer's weights."""
+        from slime.train.gap import explain, few, multiplies_fp8
+
+        if (fp8 := rollout_format(self.cfg)) is None:
+            return {}
+        some = few(micro_batches, self.cfg.train.max_tokens_per_micro_batch, self.micro_batch_multiple)
+        return explain(self.model, self._inventory.local, fp8, some, activations=multiplies_fp8(self.device))
 
     def _with_extra_losses(self, loss: LossFunction, micro_batches: Sequence[LocalMicroBatch]) -> LossFunction:
         """`loss`, of the first two rows of scores, and the extra ones, each of one of the further rows."""
@@ -325,24 +347,3 @@ class Trainer:
         """
         with cpu_stands_in_for_cuda():
             self.reference = checkpoint.load(path, self.model, self.optimizer)
-
-    @contextmanager
-    def _timed(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
-        """Wall time of the block, device work included, as `seconds/<name>`; on GPUs also what this rank held at most,
-        GiB: `memory/<name>_gib` allocated on its device, `memory/<name>_host_gib` in host memory."""
-        on_gpu, start = self.device.type == "cuda", time.perf_counter()
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(self.device)
-            host_memory.reset_peak()
-        yield
-        if on_gpu:
-            torch.cuda.synchronize()
-            seconds[f"memory/{name}_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-            seconds[f"memory/{name}_host_gib"] = host_memory.peak() / 2**30
-        seconds[f"seconds/{name}"] = time.perf_counter() - start
-
-
-def _device(cfg: SlimeConfig) -> torch.device:
-    return (
-        torch.device("cuda", torch.cuda.current_device()) if cfg.cluster.device is Device.cuda else torch.device("cpu")
-    )

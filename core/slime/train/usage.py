@@ -1,8 +1,11 @@
-"""The most that a trainer rank's device and process held between two readings."""
+"""How long parts of a step take, and the most that a trainer rank's device and process hold meanwhile."""
 
 from __future__ import annotations
 
 import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,3 +43,19 @@ def _of_device(device: torch.device) -> int | None:
     given_back = torch.cuda.max_memory_reserved(device) - torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     return total - free + given_back
+
+
+@contextmanager
+def timed(name: str, device: torch.device, found: dict[str, float]) -> Iterator[None]:
+    """Wall time of the block, device work included, as `seconds/<name>`; on GPUs also what this rank held at most,
+    GiB: `memory/<name>_gib` allocated on its device, `memory/<name>_host_gib` in host memory."""
+    on_gpu, start = device.type == "cuda", time.perf_counter()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+        host_memory.reset_peak()
+    yield
+    if on_gpu:
+        torch.cuda.synchronize()
+        found[f"memory/{name}_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        found[f"memory/{name}_host_gib"] = host_memory.peak() / 2**30
+    found[f"seconds/{name}"] = time.perf_counter() - start
