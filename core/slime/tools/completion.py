@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slime import usage
+from slime.tools.arguments import ArgumentParser
 
 SCRIPTS: Mapping[str, str] = {
     "bash": """\
@@ -40,7 +40,7 @@ complete -c slime -a '(slime completion --line (commandline -cp) 2>/dev/null)'
 
 def main(argv: Sequence[str]) -> None:
     """Run `slime completion <argv>`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="slime completion", description="Print a script that completes slime's commands; its first line says how."
     )
     wanted = parser.add_mutually_exclusive_group(required=True)

@@ -14,10 +14,11 @@ from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.config.hf import read_hf_config
 from slime.config.paths import SCHEME, resolve
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
-from slime.errors import SlimeError
+from slime.errors import SlimeError, did_you_mean
 from slime.files import free_bytes
 from slime.imports import importing
 from slime.net import free_port
+from slime.tools.arguments import ArgumentParser
 from slime.weights.megatron.hf_files import MEGATRONS, HfFiles
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SlimeError: the run, its checkpoint or the HF folder is missing or bad, or the destination exists.
     """
-    parser = argparse.ArgumentParser(prog="slime convert", description="Turn checkpoints into other formats.")
-    verbs = parser.add_subparsers(required=True)
+    parser = ArgumentParser(prog="slime convert", description="Turn checkpoints into other formats.")
+    verbs = parser.add_subparsers(required=True, metavar="conversion")
     random = verbs.add_parser("random", help="random weights for a config.json, as an HF folder")
     random.add_argument("source", help="HF folder with config.json and tokenizer, or pkg://package/folder")
     random.add_argument("destination", type=Path, help="folder to write; must not exist")
@@ -43,6 +44,8 @@ def main(argv: Sequence[str]) -> None:
     random.set_defaults(convert=lambda args: convert_random(args.source, args.destination, args.seed))
     _add_fp8(verbs)
     _add_dist(verbs)
+    if argv and not argv[0].startswith("-") and argv[0] not in verbs.choices:
+        raise SlimeError(f"there is no conversion '{argv[0]}'", todo=did_you_mean(argv[0], verbs.choices))
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Megatron-core would put on a GPU what has no place there
@@ -96,7 +99,7 @@ def _add_dist(verbs: Any) -> None:
     back.set_defaults(convert=_from_dist, estimate=_plan_from_dist)
 
 
-def _add_folders(parser: argparse.ArgumentParser) -> None:
+def _add_folders(parser: ArgumentParser) -> None:
     parser.add_argument("source", type=_folder, help="HF folder with safetensors")
     parser.add_argument("destination", type=Path, help="folder to write; must not exist")
     _add_file_size(parser)
@@ -109,18 +112,18 @@ def _folder(path: str) -> Path:
     return resolve(path) if path.startswith(SCHEME) else Path(path)
 
 
-def _add_plan(parser: argparse.ArgumentParser) -> None:
+def _add_plan(parser: ArgumentParser) -> None:
     what = "write nothing: say what it would read, write, take of memory and of time (also: slime plan convert ...)"
     parser.add_argument("--plan", action="store_true", help=what)
     rate = "of reading and writing together, for --plan (default: %(default)s)"
     parser.add_argument("--disk-gb-s", type=float, default=2.0, help=rate)
 
 
-def _add_file_size(parser: argparse.ArgumentParser) -> None:
+def _add_file_size(parser: ArgumentParser) -> None:
     parser.add_argument("--file-gb", type=float, default=5.0, help="largest file (default: %(default)s)")
 
 
-def _add_processes(parser: argparse.ArgumentParser) -> None:
+def _add_processes(parser: ArgumentParser) -> None:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--processes", type=int, default=cores, help="default: one a core (here %(default)s)")
 

@@ -19,6 +19,7 @@ from slime.config.groups import DECLARED
 from slime.config.saved import of_folder, of_run
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
+from slime.tools.arguments import ArgumentParser
 from slime.usage import refuse_strangers
 
 RESULT = "result.json"
@@ -37,12 +38,12 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SlimeError: there is nothing to evaluate at that path, or the evaluation failed.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="slime eval", description="Score a model on held-out prompts.", epilog=WORDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("path", help="run directory, or HF folder")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="what is different from the run")
+    parser.add_argument("words", nargs="*", default=[], metavar="key=value", help="what is different from the run")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="number of the checkpoint (default: the newest)")
     args = parser.parse_intermixed_args(argv)
     cfg, checkpoint = _read(args.path, args.checkpoint, args.words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
+from slime.tools.arguments import ArgumentParser
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.shared.stored import Manifest, read_manifest, stored
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SlimeError: there is no version; with `--once` also: an engine did not take it.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="slime follow",
         description="Have engines outside a run load the newest version of a folder of weights "
         f"(weights.transport=disk), and each that follows. What they ask of requests stands in {KEY}.",

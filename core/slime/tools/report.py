@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from slime.errors import SlimeError
 from slime.observe import html
 from slime.observe.metrics import read_rows
 from slime.observe.report import summary
+from slime.tools.arguments import ArgumentParser
 
 
 def main(argv: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SlimeError: there is no run, it has no metrics yet, or a line of them is damaged.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="slime report", description="Write a run's report.html: plots, summary, samples and config on one page."
     )
     parser.add_argument("run", type=Path, help="run directory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rich.text import Text
 from slime.contracts import SampleRow
 from slime.errors import SlimeError
 from slime.observe.samples import Row, best_and_worst, read_samples, said_of
+from slime.tools.arguments import ArgumentParser
 
 
 def main(argv: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SlimeError: the run has no samples, or not those.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="slime samples", description="Show the best and the worst response to a prompt, side by side."
     )
     parser.add_argument("run", type=Path, help="run directory")

@@ -104,11 +104,10 @@ def _promised(folder: Path) -> dict[str, set[str]]:
         return files
     if (folder / SINGLE).is_file():
         return {SINGLE: set()}
-    raise SlimeError(
-        f"neither {INDEX} nor {SINGLE} is there",
-        where=str(folder),
-        todo="Point model.path at a checkpoint with safetensors, or set model.init=random.",
-    )
+    if not folder.is_dir():
+        raise SlimeError("there is no such folder", where=str(folder), todo="Check the path.")
+    todo = "Name a folder with safetensors; for a run without weights, set model.init=random."
+    raise SlimeError(f"neither {INDEX} nor {SINGLE} is there", where=str(folder), todo=todo)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
