@@ -24,6 +24,16 @@ VERBS: Mapping[str, str] = {
 OWN_PARSER = ("eval", "samples", "report", "follow", "convert", "completion")
 """Verbs that take arguments of their own instead of keys, and answer `--help` themselves."""
 
+CONVERSIONS: Mapping[str, str] = {
+    "random": "random weights for a config.json, as an HF folder",
+    "fp8-to-bf16": "an FP8 checkpoint (blocks, channels, tensors) in BF16",
+    "bf16-to-fp8": "a checkpoint in FP8 (E4M3)",
+    "check": "compare the files of a converted folder with its manifest",
+    "hf-to-dist": "an HF folder as a Megatron-core checkpoint (torch_dist)",
+    "dist-to-hf": "a run's checkpoint, or what hf-to-dist wrote, as an HF folder",
+}
+"""What `slime convert` takes first -> what it does."""
+
 FLAGS: Mapping[str, Mapping[str, str]] = {
     "plan": {
         "--config": "print the resolved config as YAML",

@@ -39,6 +39,10 @@ def test_verbs_come_first_and_only_there() -> None:
         ("slime plugins mo", []),
         ("slime samples ru", []),
         ("slime completion ", sorted(SCRIPTS)),
+        ("slime convert ", sorted(usage.CONVERSIONS)),
+        ("slime plan conv", ["convert"]),
+        ("slime plan convert ", ["bf16-to-fp8", "dist-to-hf", "fp8-to-bf16", "hf-to-dist"]),
+        ("slime convert check ", []),
     ],
 )
 def test_what_may_follow(line: str, words: list[str]) -> None:

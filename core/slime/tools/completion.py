@@ -61,6 +61,13 @@ def words_for(line: str) -> list[str]:
 def _candidates(verb: str | None, words: Sequence[str], current: str) -> Iterator[str]:
     if verb == "completion":
         yield from SCRIPTS
+    if verb == "convert" and not words[1:]:
+        yield from usage.CONVERSIONS
+    if words == ["plan"]:
+        yield "convert"
+    if words == ["plan", "convert"]:
+        yield from (name for name in usage.CONVERSIONS if name not in ("random", "check"))
+        return
     if verb in usage.OWN_PARSER and not (verb == "eval" and words[1:]):  # whose first word is a folder
         return
     if current.startswith("-"):

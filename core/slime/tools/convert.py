@@ -19,6 +19,7 @@ from slime.files import free_bytes
 from slime.imports import importing
 from slime.net import free_port
 from slime.tools.arguments import ArgumentParser
+from slime.usage import CONVERSIONS
 from slime.weights.megatron.hf_files import MEGATRONS, HfFiles
 
 if TYPE_CHECKING:
@@ -37,15 +38,15 @@ def main(argv: Sequence[str]) -> None:
     """
     parser = ArgumentParser(prog="slime convert", description="Turn checkpoints into other formats.")
     verbs = parser.add_subparsers(required=True, metavar="conversion")
-    random = verbs.add_parser("random", help="random weights for a config.json, as an HF folder")
+    random = verbs.add_parser("random", help=CONVERSIONS["random"])
     random.add_argument("source", help="HF folder with config.json and tokenizer, or pkg://package/folder")
     random.add_argument("destination", type=Path, help="folder to write; must not exist")
     random.add_argument("--seed", type=int, default=1234)
     random.set_defaults(convert=lambda args: convert_random(args.source, args.destination, args.seed))
     _add_fp8(verbs)
     _add_dist(verbs)
-    if argv and not argv[0].startswith("-") and argv[0] not in verbs.choices:
-        raise SlimeError(f"there is no conversion '{argv[0]}'", todo=did_you_mean(argv[0], verbs.choices))
+    if argv and not argv[0].startswith("-") and argv[0] not in CONVERSIONS:
+        raise SlimeError(f"there is no conversion '{argv[0]}'", todo=did_you_mean(argv[0], CONVERSIONS))
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Megatron-core would put on a GPU what has no place there
@@ -58,10 +59,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _add_fp8(verbs: Any) -> None:
-    wide = verbs.add_parser("fp8-to-bf16", help="an FP8 checkpoint (blocks, channels, tensors) in BF16")
+    wide = verbs.add_parser("fp8-to-bf16", help=CONVERSIONS["fp8-to-bf16"])
     _add_folders(wide)
     wide.set_defaults(convert=_to_bf16, estimate=_plan_to_bf16)
-    narrow = verbs.add_parser("bf16-to-fp8", help="a checkpoint in FP8 (E4M3)")
+    narrow = verbs.add_parser("bf16-to-fp8", help=CONVERSIONS["bf16-to-fp8"])
     _add_folders(narrow)
     narrow.add_argument(
         "--scales",
@@ -72,14 +73,14 @@ def _add_fp8(verbs: Any) -> None:
     narrow.add_argument("--ignore", nargs="+", default=[], help="modules that stay as they are, such as 'mlp.gate'")
     narrow.add_argument("--like", type=Path, help="FP8 folder of the same model: quantise what it does, as it does")
     narrow.set_defaults(convert=_to_fp8, estimate=_plan_to_fp8)
-    check = verbs.add_parser("check", help="compare the files of a converted folder with its manifest")
+    check = verbs.add_parser("check", help=CONVERSIONS["check"])
     check.add_argument("folder", type=Path)
     _add_processes(check)
     check.set_defaults(convert=_check)
 
 
 def _add_dist(verbs: Any) -> None:
-    to = verbs.add_parser("hf-to-dist", help="an HF folder as a Megatron-core checkpoint (torch_dist)")
+    to = verbs.add_parser("hf-to-dist", help=CONVERSIONS["hf-to-dist"])
     to.add_argument("source", type=_folder, help="HF folder with safetensors in BF16 or fp32")
     to.add_argument("destination", type=Path, help="folder to write; must not exist")
     to.add_argument(
@@ -89,7 +90,7 @@ def _add_dist(verbs: Any) -> None:
     _add_processes(to)
     _add_plan(to)
     to.set_defaults(convert=_to_dist, estimate=_plan_to_dist)
-    back = verbs.add_parser("dist-to-hf", help="a run's checkpoint, or what hf-to-dist wrote, as an HF folder")
+    back = verbs.add_parser("dist-to-hf", help=CONVERSIONS["dist-to-hf"])
     back.add_argument("source", type=Path, help="run directory, or folder that hf-to-dist wrote")
     back.add_argument("destination", type=Path, help="folder to write; must not exist")
     back.add_argument("--step", type=int, help="of a run: checkpoint to take (default: the newest)")
