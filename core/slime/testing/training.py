@@ -95,15 +95,17 @@ def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str
         [replace(x, is_current=np.arange(x.num_response_tokens, dtype=np.float32) % 2) for x in samples],
         num_dp=trainer.data_parallel_size,
         align=trainer.packing_align,
-        max_tokens=128,
+        max_tokens=512,
         loss_mean=cfg.algo.loss_mean,
-        micro_batch_multiple=trainer.micro_batch_multiple,
+        # Two, or twice as many as an interleaved pipeline fills with: gradients add up, and it has a steady state.
+        micro_batch_multiple=2 * trainer.micro_batch_multiple,
     )
     shares = [batch.share(trainer.data_parallel_rank) for batch in batches]
     history = []
     for step in range(NUM_STEPS):
         # Either ratios to the engine's log-probs, some of which are clipped, or importance weights of stale tokens.
         cfg.algo.rollout_logprobs_as_old = step != 1
+        cfg.algo.kl_coef = 0.1 if step else None  # at first policy and reference are one
         history.append(trainer.train_rl(shares, step))
     compared = [{name: x for name, x in values.items() if name not in _NOT_COMPARED} for values in history]
     return Trained(exported, compared, gradients)
