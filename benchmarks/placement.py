@@ -2,10 +2,10 @@
 
     python benchmarks/placement.py                    # 32 hosts x 8: each recipe of whole hosts, by its placement group
     python benchmarks/placement.py --hosts 4 --actors # 4 hosts x 8: two layouts with every actor of theirs
-    python benchmarks/placement.py --hosts 4 --actors --devices 4 # the same on hosts of four: half as many actors
+    python benchmarks/placement.py --hosts 4 --actors --devices 2 # the same on hosts of two: a quarter of the actors
 
 A raylet takes about 0.1 GB, an actor 60 MB or more and a second of a core. One host more than the largest layout
-needs is there, and another job has three devices of one.
+needs is there, and another job has up to three devices of one, but not all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from slime.plugins import load
 from slime.topology.placement import Place, engine_places, engine_ranks, shares_gpus, trainer_places
 
 FOUR = ["+model=glm4-9b", "+cluster=h100x8", "cluster.num_nodes=4", "cluster.device_memory_mb=null"]
-SIZES = ["cluster.host_memory_gb=null", "train.megatron.context_parallel_size=1"]
+SIZES = [
+    "cluster.host_memory_gb=null",
+    *(f"train.megatron.{kind}_parallel_size=1" for kind in ("tensor_model", "context")),
+]
 Where = dict[str, tuple[Place, str]]
 """Of every process: its place in the topology, and Ray's node."""
 
@@ -83,13 +86,13 @@ def raylets(num_hosts: int, per_host: int, *, labelled: bool = False) -> Iterato
         cluster.shutdown()
 
 
-def occupy(address: str, label: Mapping[str, str] | None) -> None:
-    """Another job's devices, three of one host; of the one with the label, if there is one."""
+def occupy(address: str, num_devices: int, label: Mapping[str, str] | None) -> None:
+    """Another job's devices, all of one host; of the one with the label, if there is one."""
     with ray_cluster(ClusterConfig(name="other", ray_address=address), 0):
         from ray.util.placement_group import placement_group
 
         where = [label] if label else None
-        assert placement_group([{"GPU": 3.0}], lifetime="detached", bundle_label_selector=where).wait(60)
+        assert placement_group([{"GPU": float(num_devices)}], lifetime="detached", bundle_label_selector=where).wait(60)
 
 
 def places(cfg: SlimeConfig) -> dict[str, Place]:
@@ -197,7 +200,8 @@ def main() -> None:
             cases = [*recipes(options.hosts, options.devices)]
         for _, cfg in cases:
             cfg.cluster.ray_address = address
-        occupy(address, {HOST_LABEL: str(options.hosts)} if options.labelled else None)
+        label = {HOST_LABEL: str(options.hosts)} if options.labelled else None
+        occupy(address, min(3, options.devices - 1), label)
         print(f"{options.hosts + 1} raylets after {time.perf_counter() - start:.0f} s, {memory_gib():.1f} GiB\n")
         print("| layout | hosts | processes | s | differences |\n|---|---|---|---|---|", flush=True)
         for name, cfg in cases:

@@ -18,7 +18,7 @@ from slime.config.check import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
 from tests.observe.test_tensorboard import events
-from tests.running import GONE_S, NO_CHECKPOINTS, Run
+from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -103,19 +103,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run, tmp_path: Path) -> None:
-    """Two supervised and two reinforcement-learning checkpoints; `kill -9` after the first of the latter."""
-    run = Run(tmp_path).start()
+    """Two supervised and two reinforcement-learning checkpoints; `kill -9` after the first of the latter. Nor does it
+    matter where things lie and how weights travel: colocated until then, afterwards by broadcast."""
+    run = Run(tmp_path, settings={"cluster.placement": "colocated"}).start()
     run.until(lambda: (run.path / "checkpoints/step-000006").exists())
     run.kill(signal.SIGKILL)
     assert run.strays() == []
     assert len(run.temporary) >= 2
     assert run.litter() == []
+    run.settings = {"weights.transport": "broadcast"}
     run.start().until(lambda: run.has_step("rl", 3))
     run.remember()
     run.succeed()
     assert run.litter() == []
     assert run.weights() == finished.weights()
     assert run.losses() == finished.losses()
+    assert any(loss for stage, _, loss in run.losses() if stage == "rl"), "what moves nothing is the same everywhere"
+    moved = {row["step"] for row in run.rows("rl") if "seconds/offload" in row}
+    assert moved == {1, 2}, "the steps of before the kill"
 
 
 def test_a_run_whose_data_are_wrong_leaves_nothing(tmp_path: Path) -> None:
@@ -191,7 +196,7 @@ def test_an_engine_that_fails_to_start_ends_the_supervised_steps(tmp_path: Path)
 
 
 def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={"run.num_steps": 500, "eval.interval": 1000, **NO_CHECKPOINTS}).start()
+    run = Run(tmp_path, settings={"run.num_steps": 500, "eval.path": "null", **NO_CHECKPOINTS}).start()
     run.until(lambda: run.has_step("rl", 1))
     servers(run)[0].kill()
     assert run.finish() == 2
@@ -202,14 +207,23 @@ def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
     assert "batch" not in last
 
 
-def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> None:
-    """Expert parallelism, the router, a prediction layer and the other algorithm settings, in one run."""
+def test_mixtures_of_experts_over_two_ranks_and_two_kinds_of_engines(tmp_path: Path) -> None:
+    """Expert parallelism, latent attention, a prediction layer and the other algorithm settings, in one run: engines
+    and trainer agree, also on weights that were trained and published.
+
+    One engine has two ranks that share requests and experts, of which two lie on both; the other has one.
+    """
+    spread = {name.replace("rollout.sglang", "rollout.engines.spread.sglang"): value for name, value in SPREAD.items()}
     settings = {
         "reward": "arithmetic",
         "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
         "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
         "run.num_steps": 2,
-        "rollout.engines.default.devices": 2,
+        "eval.interval": 1000,
+        "rollout.engines.default.devices": 1,
+        "+rollout.engines.spread.devices": 2,
+        **spread,
+        "+rollout.engines.spread.sglang.ep_num_redundant_experts": 2,
         "rollout.max_prompt_tokens": 32,
         "rollout.over_sampling": 1.5,
         "rollout.sampling.max_response_tokens": 8,
@@ -217,11 +231,10 @@ def test_mixture_of_experts_over_two_ranks_and_two_engines(tmp_path: Path) -> No
         "train.megatron.expert_model_parallel_size": 2,
         "train.mtp_loss_scale": 0.2,
         "algo.kl_coef": 0.01,
-        "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
         "algo.loss_mean": "sample",
         **NO_CHECKPOINTS,
     }
-    run = Run(tmp_path, model="glm4-moe-tiny", cluster="local2", settings=settings).start().succeed()
+    run = Run(tmp_path, model="deepseek-v3-tiny", cluster="local2", settings=settings).start().succeed()
     steps = [row for row in run.rows("rl") if "train/loss" in row]
     assert [row["step"] for row in steps] == [1, 2]
     assert steps[1]["train/kl"] > 0  # the reference is the model before step 1
@@ -240,6 +253,7 @@ def test_engines_in_fp8_are_apart_from_the_trainer_and_the_alarm_says_why(tmp_pa
         "rollout.max_prompt_tokens": 32,
         "rollout.sampling.max_response_tokens": 8,
         "observe.logprob_alarm": 1e-3,
+        "eval.path": "null",
         **NO_CHECKPOINTS,
     }
     run = Run(tmp_path, model="glm4-moe-tiny", cluster="local", settings=settings).start()

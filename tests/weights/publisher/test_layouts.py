@@ -157,7 +157,8 @@ def wait_for(it: Served, running: list[int]) -> None:
 
 
 def test_expert_parallelism(tmp_path: Path) -> None:
-    """Half of the experts on each rank, and half of the attention heads."""
+    """Half of the experts on each rank, and half of the attention heads; the router's fp32 correction bias and a dense
+    first layer on both."""
     with served("glm4-moe-tiny", tmp_path, **EXPERT_PARALLEL) as it:
         it.check_parity(None)
         check_faults(it)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.testing.engines import hf_tensors, running_engine
@@ -86,22 +85,6 @@ def test_generation_follows_the_weights(served, hf_model, tiny_model):
     assert (before.weight_version, after.weight_version) == (1, 2)
     assert before.tokens != after.tokens
     check_parity(other, after)
-
-
-def test_mixture_of_experts(hf_model, tmp_path):
-    """Fused experts, the router's fp32 correction bias, a dense first layer: every byte has its place."""
-    folder = resolve("pkg://slime_plugin_glm4/assets/glm4-moe-tiny")
-    model = hf_model(folder)
-    tensors = dict(hf_tensors(model))
-    for name, tensor in tensors.items():
-        if "e_score_correction_bias" in name:
-            tensor.copy_(torch.linspace(-0.1, 0.1, len(tensor)))
-    with running_engine(folder, tmp_path / "engine.log") as engine:
-        assert publish(iter(tensors.items()), [engine.endpoint], 1, BUCKET).num_tensors == len(tensors)
-        check_parity(model, generate(engine.endpoint, 32))
-        tensors.pop("model.layers.1.mlp.experts.3.up_proj.weight")
-        with pytest.raises(SlimeError, match=r"missing model\.layers\.1\.mlp\.experts\.3\.up_proj\.weight"):
-            publish(iter(tensors.items()), [engine.endpoint], 2, BUCKET)
 
 
 def through_disk(folder, tensors, endpoints, version, kind=Disk):
