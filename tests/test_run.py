@@ -51,6 +51,11 @@ def test_every_step_is_measured(finished: Run) -> None:
     assert all(row["publish/num_bytes"] == 789_376 * 4 for row in steps)
 
 
+def test_an_engine_imports_no_model_that_it_does_not_serve(finished: Run) -> None:
+    """SGLang's log tells of those that need packages which are not installed."""
+    assert "sglang.srt.models" not in (finished.path / "logs/engine-0.log").read_text()
+
+
 def test_tensorboard_shows_samples_of_every_step_and_evaluation(finished: Run) -> None:
     shown = [
         (event.step, value.tag.removesuffix("/samples/text_summary"))

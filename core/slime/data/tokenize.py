@@ -30,8 +30,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         SlimeError: the folder holds no loadable tokenizer, or one without a chat template.
     """
-    with importing():
-        from transformers import AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()

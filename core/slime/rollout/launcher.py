@@ -41,7 +41,8 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
 
 def spare_the_cpu() -> None:
     """Without CUDA, let SGLang fork its workers where it would spawn them (CUDA does not survive a fork): they need not
-    import everything a second time. And let it wait for requests to hand on, where it would take a core by looking.
+    import everything a second time. Let these import the model that they serve alone. And let it wait for requests to
+    hand on, where it would take a core by looking.
 
     SGLang sets "spawn" with the rest of its environment, so our "fork" comes right behind it.
     """
@@ -50,6 +51,7 @@ def spare_the_cpu() -> None:
     import torch
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from slime.rollout.model_modules import leave_out
     from slime.rollout.parallel_cpu import dispatch_when_asked
 
     def set_fork(result: None, *arguments: Any) -> None:
@@ -58,6 +60,7 @@ def spare_the_cpu() -> None:
     if not torch.cuda.is_available():
         HookRegistry.register("sglang.srt.entrypoints.engine._set_envs_and_config", set_fork, HookType.AFTER)
         HookRegistry.register(f"{CONTROLLER}.event_loop", dispatch_when_asked, HookType.REPLACE)
+        leave_out(parse(sys.argv[1:]))
 
 
 def hook() -> None:
