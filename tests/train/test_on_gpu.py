@@ -219,30 +219,3 @@ def weights(trainer: Any) -> torch.Tensor:
 
 def _distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got.float() - wanted.float()).norm() / wanted.float().norm())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("with_main_grad", [True, False])
-def test_logprobs_and_entropies(lone_group: dist.ProcessGroup, with_main_grad: bool) -> None:
-    """Against float64: logits are rounded to bf16, 2^-9 of at most 12; probabilities and gradients once more."""
-    from slime.models.output.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
-
-    generator = torch.Generator("cuda").manual_seed(0)
-    options = {"device": "cuda", "generator": generator}
-    hidden = torch.randn(700, 256, dtype=torch.bfloat16, **options).requires_grad_()
-    weight = torch.randn(10007, 256, dtype=torch.bfloat16, **options).mul_(0.1).requires_grad_()
-    labels = torch.randint(0, len(weight), (700,), **options)
-    factors = torch.randn(2, 700, **options)
-    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
-    common = {"chunk_tokens": 128, "entropy_gradient": True, "group": lone_group, "temperature": 1.25}
-    wanted = logprobs_and_entropy(*exact, labels, kernels=PlainKernels(), **common)
-    wanted.backward(factors.double())
-    main_grad = torch.zeros(weight.shape, device="cuda") if with_main_grad else None
-    kernels = vocabulary_kernels(torch.device("cuda"))
-    assert not isinstance(kernels, PlainKernels)
-    got = logprobs_and_entropy(hidden, weight, labels, kernels=kernels, main_grad=main_grad, **common)
-    got.backward(factors)
-    torch.testing.assert_close(got.double(), wanted.detach(), rtol=0, atol=3e-2)
-    gradients = (hidden.grad, weight.grad if main_grad is None else main_grad)
-    for gradient, tensor in zip(gradients, exact, strict=True):
-        assert float((gradient.double() - tensor.grad).norm() / tensor.grad.norm()) < 1e-2

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.models.output.logprob import PlainKernels, logprobs_and_entropy
+from slime.models.output.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
 from slime.testing.ranks import Rank, run_ranks
 
 NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
@@ -147,3 +147,28 @@ def on_two_ranks(rank: Rank) -> tuple[Tensor, Tensor, Tensor]:
     )
     gradients = torch.autograd.grad((values * factors(True)).sum(), (hidden, shard))
     return values.detach(), *gradients
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_main_grad", [True, False])
+def test_on_a_gpu_in_bf16(lone_group: dist.ProcessGroup, with_main_grad: bool) -> None:
+    """Against float64: logits are rounded to bf16, 2^-9 of at most 12; probabilities and gradients once more."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    options = {"device": "cuda", "generator": generator}
+    hidden = torch.randn(700, 256, dtype=torch.bfloat16, **options).requires_grad_()
+    weight = torch.randn(10007, 256, dtype=torch.bfloat16, **options).mul_(0.1).requires_grad_()
+    labels = torch.randint(0, len(weight), (700,), **options)
+    weights = torch.randn(2, 700, **options)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    common = {"chunk_tokens": 128, "entropy_gradient": True, "group": lone_group, "temperature": 1.25}
+    wanted = logprobs_and_entropy(*exact, labels, kernels=PlainKernels(), **common)
+    wanted.backward(weights.double())
+    main_grad = torch.zeros(weight.shape, device="cuda") if with_main_grad else None
+    kernels = vocabulary_kernels(torch.device("cuda"))
+    assert not isinstance(kernels, PlainKernels)
+    got = logprobs_and_entropy(hidden, weight, labels, kernels=kernels, main_grad=main_grad, **common)
+    got.backward(weights)
+    torch.testing.assert_close(got.double(), wanted.detach(), rtol=0, atol=3e-2)
+    gradients = (hidden.grad, weight.grad if main_grad is None else main_grad)
+    for gradient, tensor in zip(gradients, exact, strict=True):
+        assert float((gradient.double() - tensor.grad).norm() / tensor.grad.norm()) < 1e-2

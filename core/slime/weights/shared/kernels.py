@@ -50,7 +50,8 @@ def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device, block: int)
     num_blocks = np.maximum(1, -(-num_words // block))
     addresses = [[tensor.data_ptr() for tensor in column] for column in columns]
     rows = np.stack([np.cumsum(num_blocks) - num_blocks, num_words, *addresses, num_blocks], axis=1)
-    jobs = torch.tensor(rows, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    table = torch.from_numpy(rows)
+    jobs = (table.pin_memory() if device.type == "cuda" else table).to(device, non_blocking=True)
     owners = torch.repeat_interleave(jobs[:, -1], output_size=int(num_blocks.sum()))
     return jobs, owners, num_blocks
 
