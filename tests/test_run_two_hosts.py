@@ -10,8 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from slime.cluster.reaper import left
+from slime.testing.models import write_checkpoint
+from tests.convert.test_dist import MOE
 from tests.namespaces import TwoHosts, two_hosts
 from tests.running import GONE_S, Run
 
@@ -109,3 +112,29 @@ def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoH
     assert hosts.addresses[1] in told
     assert "while" in told
     assert run.strays() == []
+
+
+def test_a_conversion_takes_both(hosts: TwoHosts, tmp_path: Path) -> None:
+    source, destination = tmp_path / "source", tmp_path / "dist"
+    write_checkpoint(MOE, source, dtype=torch.bfloat16)
+    (tmp_path / "hosts").write_text("\n".join(hosts.addresses))
+    layout = ["--layout", "pipeline_model_parallel_size=2", "--processes", "1", "--hostfile", "hosts"]
+
+    def convert(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*hosts.through, sys.executable, "-m", "slime", "convert", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{hosts.path}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "eth0"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    done = convert("hf-to-dist", "source", "dist", *layout)
+    assert done.returncode == 0, done.stderr
+    assert left(hosts.on_second, GONE_S) == set()
+    assert {path.name[:4] for path in destination.glob("__*_*.distcp")} == {"__0_", "__1_"}, (
+        "a file of each host's rank"
+    )
+    refused = convert("hf-to-dist", "source", "dist", *layout)
+    assert refused.stderr == "slime: dist: the folder exists already. Choose another, or remove it.\n"

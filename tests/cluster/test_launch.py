@@ -59,7 +59,10 @@ def test_an_address_that_nobody_can_know_is_asked_for() -> None:
 
 def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
     """The real client, at a port where nothing listens."""
-    order, name = Order(number=1, mark="test", environment={}, arguments=[]), "ssh://127.0.0.1:9"
+    order, name = (
+        Order(number=1, mark="test", environment={}, folder="", module="this", arguments=[]),
+        "ssh://127.0.0.1:9",
+    )
     with sessions({name: order}, tmp_path) as running:
         deadline = time.monotonic() + 30
         while not (fault := running.fault("starting")) and time.monotonic() < deadline:

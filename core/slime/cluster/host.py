@@ -1,4 +1,4 @@
-"""The far end of a session of ssh: Ray on another host of the run, until standard input ends.
+"""The far end of a session of ssh: Ray or torchrun on another host, until it or standard input ends.
 
 Standard input ends when the driver closes it or is gone, and when the session breaks. Nothing that was started here
 outlives that: the reaper ends what is left of it, whatever becomes of this process.
@@ -19,7 +19,7 @@ from slime.cluster.reaper import reaped
 
 LOOK_S = 0.5
 END_S = 5.0
-"""Seconds that Ray gets to end its processes."""
+"""Seconds that it gets to end its processes."""
 
 
 class Order(TypedDict):
@@ -28,30 +28,34 @@ class Order(TypedDict):
     Attributes:
         number: of the host's line in the hostfile, counted from 0.
         mark: of the run, in the names of everything temporary.
-        environment: variables of Ray and of all that it starts, the token among them.
-        arguments: of `ray`.
+        environment: variables of what is run and of all that it starts, Ray's token among them.
+        folder: in which it runs; empty: the user's.
+        module: of Python that is run.
+        arguments: of it.
     """
 
     number: int
     mark: str
     environment: dict[str, str]
+    folder: str
+    module: str
     arguments: Sequence[str]
 
 
 def main() -> int:
-    """Run Ray; returns its exit code, 0 if the driver ended it."""
+    """Run the module; returns its exit code, 0 if the driver ended it."""
     order: Order = json.loads(sys.stdin.readline())
     os.environ.update(order["environment"])
     with reaped(order["mark"]):
-        command = [sys.executable, "-m", "ray.scripts.scripts", *order["arguments"]]
-        ray = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        while ray.poll() is None:
+        command = [sys.executable, "-m", order["module"], *order["arguments"]]
+        running = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=order["folder"] or None)
+        while running.poll() is None:
             if select.select([sys.stdin], [], [], LOOK_S)[0]:
-                ray.terminate()
+                running.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper does not ask
-                    ray.wait(END_S)
+                    running.wait(END_S)
                 return 0
-        return ray.returncode or 1
+        return running.returncode
 
 
 if __name__ == "__main__":

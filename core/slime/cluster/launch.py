@@ -110,6 +110,8 @@ def ray_everywhere(cfg: SlimeConfig, here: Here, logs: Path) -> Iterator[Session
             number=number,
             mark=here.mark,
             environment=ENVIRONMENT | {TOKEN: _token()},
+            folder="",
+            module="ray.scripts.scripts",
             arguments=_join(cfg.cluster, number, processes[number], store),
         )
         for number, name in enumerate(here.hosts)

@@ -1,4 +1,4 @@
-"""Ray on the other hosts of a hostfile, by a session of ssh each, which is also what it lives by.
+"""Ray or torchrun on the other hosts of a hostfile, by a session of ssh each, which is also what it lives by.
 
 The client is the user's own `ssh`: names, users, ports, keys and jumps of `~/.ssh/config` count.
 """
@@ -36,7 +36,7 @@ LOG_BYTES, LOG_CHARACTERS = 1 << 12, 300
 
 @dataclass
 class Session:
-    """Ray on the host of line `number`."""
+    """What runs on the host of line `number`."""
 
     name: str
     number: int
@@ -63,19 +63,20 @@ class Session:
 
 
 class Sessions:
-    """Those of a run; none of a run without a hostfile."""
+    """Those of a run or a conversion; none without a hostfile."""
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self._sessions = sessions
 
-    def fault(self, what: str) -> Death | None:
+    def fault(self, what: str, *, may_end: bool = False) -> Death | None:
         """The first host that was lost, or None.
 
         Args:
             what: the run does.
+            may_end: what runs there may end well before this one.
         """
         for session in self._sessions:
-            if end := session.end():
+            if (end := session.end()) and not (may_end and session.process.returncode == 0):
                 todo = f"Read {session.log}, see to the host, then start the same command again to resume."
                 return Death(f"the host was lost while {what}: {end}", where=f"host {session.name}", todo=todo)
         return None
@@ -102,7 +103,7 @@ class Sessions:
         return [session for session in self._sessions if str(session.number) not in joined or session.end()]
 
     def close(self) -> None:
-        """End Ray on every host."""
+        """End what runs on every host."""
         for session in self._sessions:
             assert session.process.stdin
             with contextlib.suppress(BrokenPipeError):

@@ -53,7 +53,10 @@ def main(argv: Sequence[str]) -> None:
     if getattr(args, "plan", False):
         print(_plan(args))
         return
-    args.convert(args)
+    if getattr(args, "hostfile", None):
+        _convert_on_hosts(args, argv)
+    else:
+        args.convert(args)
     if hasattr(args, "destination") and not int(os.environ.get("RANK", "0")):
         print(f"wrote {args.destination}")
 
@@ -88,6 +91,7 @@ def _add_dist(verbs: Any) -> None:
     )
     _add_file_size(to)
     _add_processes(to)
+    _add_hosts(to)
     _add_plan(to)
     to.set_defaults(convert=_to_dist, estimate=_plan_to_dist)
     back = verbs.add_parser("dist-to-hf", help=CONVERSIONS["dist-to-hf"])
@@ -96,6 +100,7 @@ def _add_dist(verbs: Any) -> None:
     back.add_argument("--step", type=int, help="of a run: checkpoint to take (default: the newest)")
     _add_file_size(back)
     _add_processes(back)
+    _add_hosts(back)
     _add_plan(back)
     back.set_defaults(convert=_from_dist, estimate=_plan_from_dist)
 
@@ -105,6 +110,7 @@ def _add_folders(parser: ArgumentParser) -> None:
     parser.add_argument("destination", type=Path, help="folder to write; must not exist")
     _add_file_size(parser)
     _add_processes(parser)
+    _add_hosts(parser)
     _add_plan(parser)
 
 
@@ -129,6 +135,11 @@ def _add_processes(parser: ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=cores, help="default: one a core (here %(default)s)")
 
 
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    what = "convert on the hosts of this file (an address a line), which see all folders by the same paths"
+    parser.add_argument("--hostfile", help=what)
+
+
 def _to_bf16(args: argparse.Namespace) -> None:
     from slime.convert import fp8
 
@@ -147,6 +158,18 @@ def _to_fp8(args: argparse.Namespace) -> None:
         todo = "Leave out --scales, --ue8m0 and --ignore."
         raise SlimeError("says what is quantised, and how", where="--like", todo=todo)
     _run(fp8.to_fp8_like(args.source, args.destination, args.like), args)
+
+
+def _convert_on_hosts(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """What is wrong with source or destination is told before another host is asked."""
+    from slime.convert.hosts import run_on_hosts
+
+    args.estimate(args)
+    if args.destination.exists():
+        raise SlimeError("the folder exists already", where=str(args.destination), todo="Choose another, or remove it.")
+    at = next(number for number, word in enumerate(argv) if word.partition("=")[0] == "--hostfile")
+    words = [*argv[:at], *argv[at + (1 if "=" in argv[at] else 2) :]]
+    run_on_hosts(args.hostfile, words, args.processes if args.convert is _to_dist else 1)
 
 
 def _plan(args: argparse.Namespace) -> str:
