@@ -34,7 +34,7 @@ LOCK = "lock"
 MAY_CHANGE = (
     "run.name", "run.dir", "run.num_steps", "run.resume", "run.progress",
     "cluster.*", "train.checkpoint.*", "eval.*", "observe.*", "weights.*",
-    "train.max_tokens_per_micro_batch", "train.logprob_chunk_tokens", "train.lr_*",
+    "train.max_tokens_per_micro_batch", "train.share_prompts", "train.logprob_chunk_tokens", "train.lr_*",
     "train.megatron.*_parallel*", "train.megatron.recompute_*",
     "train.optimizer.lr", "train.optimizer.min_lr", "train.optimizer.weight_decay", "train.optimizer.clip_grad",
     "rollout.max_requests_per_engine", "rollout.over_sampling", "rollout.request_timeout_s", "rollout.sglang.*",

@@ -213,8 +213,11 @@ class MicroBatch:
     Attributes:
         tokens: int64 input ids.
         labels: int64 next-token ids (0 where nothing is predicted).
-        position_ids: int64, restart at 0 in every sequence.
+        position_ids: int64, restart at 0 in every sequence that is whole.
         cu_seqlens: int32 [num_sequences + 1], *padded* sequence borders, multiples of the packing alignment.
+        prefixes: int64 [num_sequences, 2], of the tokens that a sequence shares with an earlier one: the row of the
+            micro-batch where they begin, and their number. They come before those of its own, among which they are not
+            repeated. None where every sequence is whole.
         is_padding: bool, behind the end of a sequence, or of a whole micro-batch without any.
         loss_mask: float32, 0 on prompt, padding and each sequence's last position.
         loss_weights: float32, what each token's loss is multiplied with so that the plain sum over all ranks and
@@ -231,6 +234,7 @@ class MicroBatch:
     loss_mask: np.ndarray
     loss_weights: np.ndarray
     sample_ids: Sequence[int]
+    prefixes: np.ndarray | None = None
     advantages: np.ndarray | None = None
     rollout_logprobs: np.ndarray | None = None
     is_current: np.ndarray | None = None
@@ -243,7 +247,7 @@ class Batch:
     Attributes:
         micro_batches: [data-parallel rank][micro-batch]; every rank has the same number of them. A share has its own
             rank's alone, and none at the others' places.
-        num_tokens, num_loss_tokens: over all ranks, of a share too; padding left out.
+        num_tokens, num_loss_tokens: over all ranks, of a share too; padding left out, and what is shared counted once.
     """
 
     micro_batches: Sequence[Sequence[MicroBatch]]

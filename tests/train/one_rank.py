@@ -48,7 +48,9 @@ def start(rank: Rank, model: Path, **algo: Any) -> Any:
     return trainer
 
 
-def packed(trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int = 200) -> list[Any]:
+def packed(
+    trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int = 200, share_prompts: bool = False
+) -> list[Any]:
     from slime.train.packing import pack
 
     return pack(
@@ -58,6 +60,7 @@ def packed(trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int 
         max_tokens=max_tokens,
         loss_mean=trainer.cfg.algo.loss_mean,
         num_optimizer_steps=steps,
+        share_prompts=share_prompts,
     )
 
 

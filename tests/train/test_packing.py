@@ -190,3 +190,53 @@ def test_what_a_masked_token_carries_does_not_matter() -> None:
     (batch,) = pack([masked], num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
     [[micro]] = batch.micro_batches
     assert np.isfinite(micro.rollout_logprobs).all()
+
+
+def grouped_samples(num_groups: int = 7, of_group: int = 6) -> list[TrainSample]:
+    """Groups of samples with one prompt, of 1 to 30 tokens."""
+    generator, found = np.random.default_rng(5), []
+    for number in range(num_groups):
+        prompt = generator.integers(0, 50, 1 + number * 29 // (num_groups - 1))
+        for sample in recorded_samples(of_group, 50, seed=number):
+            response = sample.tokens[-sample.num_response_tokens :]
+            found.append(dataclasses.replace(sample, tokens=np.concatenate([prompt, response])))
+    return found
+
+
+@pytest.mark.parametrize("loss_mean", LossMean)
+@pytest.mark.parametrize("options", [{"num_dp": 1, "align": 1, "max_tokens": 10_000}, *CONFIGURATIONS[2:]], ids=str)
+def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean) -> None:
+    samples = grouped_samples()
+    how = {"loss_mean": loss_mean, "max_response_tokens": RESPONSE_LIMIT, **options}
+    (batch,), (apart,) = pack(samples, **how, share_prompts=True), pack(samples, **how)
+    seen = []
+    for micro in (micro for micro in micro_batches(batch) if micro.sample_ids):  # a rank's last one may be padding
+        borders = pairwise(micro.cu_seqlens)
+        prefixes = [(0, 0)] * len(micro.sample_ids) if micro.prefixes is None else micro.prefixes
+        for number, (start, end), (first, shared) in zip(micro.sample_ids, borders, prefixes, strict=True):
+            sample = samples[number]
+            own = sample.num_tokens - shared
+            rows = np.concatenate([np.arange(first, first + shared), np.arange(start, start + own)])
+            assert (micro.tokens[rows] == sample.tokens).all()
+            assert (micro.position_ids[rows] == np.arange(sample.num_tokens)).all()
+            assert (micro.labels[start : start + own - 1] == sample.tokens[shared + 1 :]).all()
+            predicting = slice(start + own - 1 - sample.num_response_tokens, start + own - 1)
+            for kind in ("loss_mask", "advantages", "rollout_logprobs"):
+                assert (getattr(micro, kind)[predicting] == getattr(sample, kind)).all(), kind
+            assert micro.is_padding[start:end].tolist() == [False] * own + [True] * (end - start - own)
+            assert not micro.loss_mask[first : first + shared].any()
+            seen.append(number)
+        assert len(micro.tokens) <= options["max_tokens"]
+        assert not (micro.cu_seqlens % options["align"]).any()
+    assert sorted(seen) == list(range(len(samples)))
+    assert batch.num_tokens == sum(int((~micro.is_padding).sum()) for micro in micro_batches(batch)) < apart.num_tokens
+    assert batch.num_loss_tokens == apart.num_loss_tokens
+    assert len({len(of_rank) for of_rank in batch.micro_batches}) == 1
+    # weights are fp32: 6e-8 relative each, some hundred terms of order 1e-2
+    assert weighted_loss(batch) == pytest.approx(plain_mean(samples, loss_mean), abs=1e-7)
+
+
+def test_a_group_is_divided_where_ranks_would_have_nothing_to_do() -> None:
+    samples = [sample for sample in grouped_samples() if len(sample.tokens) > 30][:6]
+    (batch,) = pack(samples, num_dp=3, align=1, max_tokens=10_000, loss_mean=LossMean.token, share_prompts=True)
+    assert all(micro.sample_ids for micro in micro_batches(batch))

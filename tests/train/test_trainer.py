@@ -70,6 +70,41 @@ def test_the_loss_does_not_depend_on_the_packing(results: dict[str, Any], loss_m
     assert low + high == pytest.approx(by_cap[0]["clip_fraction"], rel=1e-12)
 
 
+def by_sharing(rank: Rank, model: Path) -> list[tuple[dict[str, float], Any]]:
+    """Metrics and gradients of groups of four samples with one prompt, each whole, and behind one copy of it."""
+    trainer = start(rank, model, kl_coef=0.1, entropy_coef=0.01)
+    trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
+    samples = with_own_logprobs(trainer, of_groups(recorded()))
+    found = []
+    for shared in (False, True):
+        batches = packed(trainer, samples, share_prompts=shared)
+        assert any(micro.prefixes is not None for micro in batches[0].micro_batches[0]) is shared
+        values = trainer.train_rl(batches, 0)
+        found.append((values, [x.grad_data.clone() for chunk in trainer.model.chunks for x in chunk.buffers]))
+    return found
+
+
+def of_groups(samples: list[Any]) -> list[Any]:
+    """The same responses, those of four neighbours to the prompt of the first."""
+    prompts = [sample.tokens[: sample.num_tokens - sample.num_response_tokens] for sample in samples]
+    tokens = [
+        np.concatenate([prompts[number // 4 * 4], sample.tokens[-sample.num_response_tokens :]])
+        for number, sample in enumerate(samples)
+    ]
+    return [dataclasses.replace(sample, tokens=own) for sample, own in zip(samples, tokens, strict=True)]
+
+
+def test_shared_prompts_change_neither_metrics_nor_gradients(results: dict[str, Any]) -> None:
+    (whole, wanted), (shared, gradients) = results["shared prompts"]
+    assert shared["num_tokens"] < whole["num_tokens"]
+    differing = ("num_tokens", "seconds/train", "seconds/logprobs")
+    for name in whole.keys() - {*differing}:
+        assert shared[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-6), name  # fp32, means of about 1
+    assert shared["logprob_diff_max"] < 1e-5  # to those of whole sequences
+    for got, gradient in zip(gradients, wanted, strict=True):
+        assert (got - gradient).norm() < 2e-6 * gradient.norm()  # fp32: sums of some hundred terms in another order
+
+
 def reinforced(rank: Rank, model: Path, num_steps: int, **algo: Any) -> list[dict[str, float]]:
     trainer = start(rank, model, **algo)
     samples = with_own_logprobs(trainer, recorded())
@@ -231,6 +266,7 @@ SCENARIOS = {
     "supervised": supervised_losses,
     "packing by token": partial(losses_by_packing, loss_mean="token"),
     "packing by sample": partial(losses_by_packing, loss_mean="sample"),
+    "shared prompts": by_sharing,
     "one step": partial(reinforced, num_steps=1),
     "four steps": partial(reinforced, num_steps=4),
     "stale tokens": with_stale_tokens,

@@ -60,6 +60,7 @@ class RankLayout(NamedTuple):
     data_parallel_size: int
     packing_align: int
     micro_batch_multiple: int
+    shares_prompts: bool
 
 
 class Actor:
@@ -129,11 +130,16 @@ class TrainerActor(Actor):
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
         with importing():
+            from slime.train.megatron import shares_prompts
             from slime.train.trainer import Trainer
 
         self.trainer = trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return RankLayout(
-            trainer.data_parallel_rank, trainer.data_parallel_size, trainer.packing_align, trainer.micro_batch_multiple
+            trainer.data_parallel_rank,
+            trainer.data_parallel_size,
+            trainer.packing_align,
+            trainer.micro_batch_multiple,
+            shares_prompts(self.cfg, trainer.model),
         )
 
     def init_weights(self) -> None:

@@ -131,6 +131,10 @@ class TrainConfig:
     """Fields of Megatron-core's DistributedDataParallelConfig."""
     max_tokens_per_micro_batch: int = 4096
     """Strict cap on the tokens of a packed micro-batch on one context-parallel group (padding included)."""
+    share_prompts: bool | None = None
+    """Pack the samples of a group behind one copy of their prompt, which is computed once: exact but for rounding. Not
+    for mixtures of experts, sparse attention, multi-token prediction layers or context parallelism. Empty: on a CPU,
+    where the model can."""
     steps_per_rollout: int = 1
     """Optimizer steps the samples of one rollout are split into."""
     logprob_chunk_tokens: int = 1024

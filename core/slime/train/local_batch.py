@@ -73,7 +73,8 @@ def _local(
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
 
-    packed = PackedSequences.of(micro.cu_seqlens.tolist(), cp_size, cp_rank, device, contiguous=contiguous)
+    borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
+    packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
     packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
     loss_weights = tensor(micro.loss_weights)
     packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end

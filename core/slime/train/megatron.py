@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from slime.config.schema import Device, SlimeConfig
 from slime.contracts import HfConfig, ModelBridge
 from slime.errors import SlimeError
+from slime.models.packed.core import obstacle_to_sharing
 from slime.models.policy import PolicyModel
 from slime.models.traits import Traits, traits_of
 from slime.net import join_store, serve_store
@@ -116,6 +117,21 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
         # Only the last micro-batch's backward may start the reduction.
         config.no_sync_func = chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
     return Model(chunks, modules, config, traits)
+
+
+def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
+    """Whether packs hold the prompt of several samples once: `share_prompts` of `slime.train.packing.pack`.
+
+    Raises:
+        SlimeError: `train.share_prompts` wants what the model cannot.
+    """
+    found = obstacle_to_sharing(model.config, model.traits)
+    if cfg.train.share_prompts and found:
+        todo = "Leave it empty, or set it to false."
+        raise SlimeError(f"{found} needs every sequence whole", where="train.share_prompts", todo=todo)
+    if cfg.train.share_prompts is None:
+        return cfg.cluster.device is Device.cpu and not found
+    return cfg.train.share_prompts
 
 
 def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:

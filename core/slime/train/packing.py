@@ -9,6 +9,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from slime.cluster.actors import RankLayout
 
 Bins = list[list[int]]
-"""Sample numbers by micro-batch."""
+"""Numbers of units by micro-batch."""
+
+Unit = list[int]
+"""Samples that stay together, because all but the first lack the tokens that they share with it; or one."""
 
 
 def pack(
@@ -34,6 +38,7 @@ def pack(
     max_response_tokens: int | None = None,
     num_optimizer_steps: int = 1,
     micro_batch_multiple: int = 1,
+    share_prompts: bool = False,
 ) -> list[Batch]:
     """Split samples into optimizer steps and pack each step's sequences into micro-batches.
 
@@ -46,6 +51,7 @@ def pack(
         max_response_tokens: what `LossMean.constant` divides by, beside the number of samples; demonstrations, which
             have no advantages, have no such length either and get `LossMean.token`.
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
+        share_prompts: samples next to one another that have the same prompt share it, see `MicroBatch.prefixes`.
 
     Raises:
         SlimeError: a sequence is longer than `max_tokens`, a log-prob is not finite, a step has no sample, or nothing
@@ -55,7 +61,7 @@ def pack(
     _check(samples, lengths, max_tokens, num_optimizer_steps)
     steps = np.array_split(np.arange(len(samples)), num_optimizer_steps)
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
-    build = partial(_batch, samples, lengths, num_dp, align, max_tokens, weigh, micro_batch_multiple)
+    build = partial(_batch, samples, align, num_dp, max_tokens, weigh, micro_batch_multiple, share_prompts)
     return [build(step.tolist()) for step in steps]
 
 
@@ -99,24 +105,59 @@ def _check_logprobs(index: int, sample: TrainSample) -> None:
 
 def _batch(
     samples: Sequence[TrainSample],
-    lengths: list[int],
-    num_dp: int,
     align: int,
+    num_dp: int,
     max_tokens: int,
     weigh: Callable[[Sequence[TrainSample]], list[float]],
     multiple: int,
+    share_prompts: bool,
     members: list[int],
 ) -> Batch:
     weights = weigh([samples[i] for i in members])
     weight_of = dict(zip(members, weights, strict=True))
-    bins = _fill({i: lengths[i] for i in members}, max_tokens, num_dp, multiple)
-    micro_batches = [_micro_batch(samples, lengths, weight_of, align, content) for content in bins]
+    units = _units(samples, members, align, max_tokens, num_dp * multiple) if share_prompts else [[i] for i in members]
+    bins = _fill([_length(samples, align, unit) for unit in units], max_tokens, num_dp, multiple)
+    micro_batches = [_micro_batch(samples, weight_of, align, [units[i] for i in content]) for content in bins]
     return Batch(
         # Bins come largest first, so dealing them out gives every rank a like share.
         micro_batches=tuple(tuple(micro_batches[rank::num_dp]) for rank in range(num_dp)),
-        num_tokens=sum(samples[i].num_tokens for i in members),
+        num_tokens=int(sum(np.count_nonzero(~micro.is_padding) for micro in micro_batches)),
         num_loss_tokens=int(sum(np.count_nonzero(samples[i].loss_mask) for i in members)),
     )
+
+
+def _units(
+    samples: Sequence[TrainSample], members: Sequence[int], align: int, max_tokens: int, num_bins: int
+) -> list[Unit]:
+    """Neighbours with one prompt, in parts that fit a micro-batch and leave every micro-batch of a step its share."""
+    groups = [list(group) for _, group in groupby(members, lambda i: _prompt(samples[i]).tobytes())]
+    fair = sum(_length(samples, align, group) for group in groups) / num_bins
+    waiting, units = groups[::-1], []
+    while waiting:
+        unit = waiting.pop()
+        if len(unit) > 1 and _length(samples, align, unit) > min(fair, max_tokens):
+            waiting += [unit[len(unit) // 2 :], unit[: len(unit) // 2]]
+        else:
+            units.append(unit)
+    return units
+
+
+def _prompt(sample: TrainSample) -> np.ndarray:
+    return sample.tokens[: sample.num_tokens - sample.num_response_tokens]
+
+
+def _shared(samples: Sequence[TrainSample], unit: Unit) -> int:
+    """Tokens that all but the first sample of a unit lack: not a prompt's last one, which predicts other labels in each
+    of them."""
+    return len(_prompt(samples[unit[0]])) - 1
+
+
+def _length(samples: Sequence[TrainSample], align: int, unit: Unit) -> int:
+    """Rows of a unit in its micro-batch."""
+    first, *others = unit
+    shared = _shared(samples, unit)
+    own = sum(_padded(samples[i].num_tokens - shared, align) for i in others)
+    return _padded(samples[first].num_tokens, align) + own
 
 
 def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_response_tokens: int | None) -> list[float]:
@@ -141,11 +182,11 @@ def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_resp
     return [1 / (num_counted * count) if count else 0.0 for count in counts]
 
 
-def _fill(lengths: dict[int, int], max_tokens: int, num_dp: int, multiple: int) -> Bins:
+def _fill(lengths: Sequence[int], max_tokens: int, num_dp: int, multiple: int) -> Bins:
     """The fewest equal numbers of micro-batches a rank that hold everything, evenly filled, the fullest first."""
     unit = num_dp * multiple
-    num_bins = math.ceil(max(1, sum(lengths.values()) / max_tokens) / unit) * unit
-    longest_first = sorted(lengths, key=lambda i: (-lengths[i], i))
+    num_bins = math.ceil(max(1, sum(lengths) / max_tokens) / unit) * unit
+    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     while True:
         for strategy in (_into_emptiest, _into_first_that_fits):
             if bins := strategy(longest_first, lengths, max_tokens, num_bins):
@@ -153,7 +194,7 @@ def _fill(lengths: dict[int, int], max_tokens: int, num_dp: int, multiple: int) 
         num_bins += unit
 
 
-def _into_emptiest(order: list[int], lengths: dict[int, int], max_tokens: int, num_bins: int) -> Bins | None:
+def _into_emptiest(order: list[int], lengths: Sequence[int], max_tokens: int, num_bins: int) -> Bins | None:
     """Longest processing time first (Graham 1969): the most even filling; None if something does not fit."""
     bins: Bins = [[] for _ in range(num_bins)]
     heap = [(0, number) for number in range(num_bins)]
@@ -166,7 +207,7 @@ def _into_emptiest(order: list[int], lengths: dict[int, int], max_tokens: int, n
     return bins
 
 
-def _into_first_that_fits(order: list[int], lengths: dict[int, int], max_tokens: int, num_bins: int) -> Bins | None:
+def _into_first_that_fits(order: list[int], lengths: Sequence[int], max_tokens: int, num_bins: int) -> Bins | None:
     """First fit decreasing: fills tightly where even filling runs over; None if something does not fit."""
     bins: Bins = [[] for _ in range(num_bins)]
     room = np.full(num_bins, max_tokens)
@@ -180,23 +221,28 @@ def _into_first_that_fits(order: list[int], lengths: dict[int, int], max_tokens:
 
 
 def _micro_batch(
-    samples: Sequence[TrainSample], lengths: list[int], weight_of: dict[int, float], align: int, content: list[int]
+    samples: Sequence[TrainSample], weight_of: dict[int, float], align: int, units: list[Unit]
 ) -> MicroBatch:
-    """Sequences stand in order of length: equal ones side by side let attention run on a view."""
-    if not content:
+    """Whole sequences stand in order of length: equal ones side by side let attention run on a view."""
+    if not units:
         return _empty(align)
+    content = [i for unit in units for i in unit]
     members = [samples[i] for i in content]
-    ends = np.cumsum([lengths[i] for i in content])
+    skipped = [_shared(samples, unit) if number else 0 for unit in units for number in range(len(unit))]
+    lengths = [_padded(sample.num_tokens - skip, align) for sample, skip in zip(members, skipped, strict=True)]
+    ends = np.cumsum(lengths)
     mask = np.zeros(ends[-1], np.float32)
     weights, tokens, labels, positions = np.zeros_like(mask), *(np.zeros(ends[-1], np.int64) for _ in range(3))
     is_padding = np.ones(ends[-1], np.bool_)
-    for i, sample, end in zip(content, members, ends, strict=True):
-        start, last = end - lengths[i], end - lengths[i] + sample.num_tokens - 1
-        tokens[start : last + 1], labels[start:last] = sample.tokens, sample.tokens[1:]
-        positions[start:end], is_padding[start : last + 1] = np.arange(lengths[i]), False
+    lasts = []
+    for i, sample, skip, length, end in zip(content, members, skipped, lengths, ends.tolist(), strict=True):
+        start = end - length
+        last = start + sample.num_tokens - skip - 1
+        tokens[start : last + 1], labels[start:last] = sample.tokens[skip:], sample.tokens[skip + 1 :]
+        positions[start:end], is_padding[start : last + 1] = np.arange(skip, skip + length), False
         mask[_predicting(sample, last)] = sample.loss_mask != 0
         weights[_predicting(sample, last)] = weight_of[i] * (sample.loss_mask != 0)
-    lasts = [int(end) - lengths[i] + samples[i].num_tokens - 1 for i, end in zip(content, ends, strict=True)]
+        lasts.append(last)
     return MicroBatch(
         tokens=tokens,
         labels=labels,
@@ -206,10 +252,18 @@ def _micro_batch(
         loss_mask=mask,
         loss_weights=weights,
         sample_ids=tuple(content),
+        prefixes=_prefixes(units, skipped, ends - lengths) if any(skipped) else None,
         advantages=_spread([sample.advantages for sample in members], members, lasts, len(mask)),
         rollout_logprobs=_spread([_finite(sample.rollout_logprobs) for sample in members], members, lasts, len(mask)),
         is_current=_spread([sample.is_current for sample in members], members, lasts, len(mask)),
     )
+
+
+def _prefixes(units: Sequence[Unit], skipped: Sequence[int], starts: np.ndarray) -> np.ndarray:
+    """See `MicroBatch`: a unit's first sequence is whole, and begins with what the others lack."""
+    sizes = [len(unit) for unit in units]
+    firsts = np.cumsum([0, *sizes[:-1]])
+    return np.stack([np.repeat(starts[firsts], sizes), skipped], axis=1)
 
 
 def _predicting(sample: TrainSample, last: int) -> slice:
@@ -264,4 +318,5 @@ def pack_for(cfg: SlimeConfig, layout: RankLayout, samples: Sequence[TrainSample
         max_response_tokens=cfg.rollout.sampling.max_response_tokens,
         num_optimizer_steps=num_steps,
         micro_batch_multiple=layout.micro_batch_multiple,
+        share_prompts=layout.shares_prompts,
     )

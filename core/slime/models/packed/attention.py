@@ -26,6 +26,7 @@ from slime.models.dsa.indexer_loss import AttentionTarget
 from slime.models.linear import device_of
 from slime.models.packed.causal_attention import Segments, causal_attention
 from slime.models.packed.rows import PackRows
+from slime.models.packed.shared_prompts import Prefix, SharedPrompts
 from slime.models.rotary.module import RotaryTable
 
 
@@ -56,6 +57,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         lengths: padded length of each sequence, over all context-parallel ranks.
         cp_size, cp_rank: of the context-parallel group that shares the pack.
         contiguous: each rank holds one chunk of a sequence instead of two (zig-zag).
+        shared: where sequences begin with tokens of earlier ones; `lengths` then counts their own alone. None where all
+            are whole.
         padding: [t] bool, of what only fills up; None where all tokens count alike.
         loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
             step's loss tokens. None where nothing is trained.
@@ -69,6 +72,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     cp_size: int = 1
     cp_rank: int = 0
     contiguous: bool = False
+    shared: SharedPrompts | None = None
     padding: Tensor | None = None
     loss_weights: Tensor | None = None
     selected_keys: dict[int, Tensor] = field(default_factory=dict)
@@ -78,22 +82,32 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
 
     @classmethod
     def of(
-        cls, cu_seqlens: Sequence[int], cp_size: int, cp_rank: int, device: torch.device, *, contiguous: bool = False
+        cls,
+        cu_seqlens: Sequence[int],
+        cp_size: int,
+        cp_rank: int,
+        device: torch.device,
+        *,
+        contiguous: bool = False,
+        prefixes: Sequence[Prefix] | None = None,
     ) -> PackedSequences:
-        """From padded sequence borders [num_sequences + 1]."""
+        """From padded sequence borders [num_sequences + 1], and what each sequence shares with an earlier one."""
         borders = torch.tensor(list(cu_seqlens), dtype=torch.int32, device=device)
         lengths = [int(end) - int(start) for start, end in pairwise(cu_seqlens)]
         assert all(length % (2 * cp_size) == 0 for length in lengths) or cp_size == 1, "pad to multiples of 2 * CP"
+        assert prefixes is None or cp_size == 1, "a prompt is shared on one rank"
+        before = [num_shared for _, num_shared in prefixes] if prefixes else [0] * len(lengths)
         return cls(
             qkv_format="thd",
             cu_seqlens_q=borders,
             cu_seqlens_kv=borders,
             max_seqlen_q=max(lengths),
-            max_seqlen_kv=max(lengths),
+            max_seqlen_kv=max(map(sum, zip(lengths, before, strict=True))),
             lengths=lengths,
             cp_size=cp_size,
             cp_rank=cp_rank,
             contiguous=contiguous,
+            shared=SharedPrompts(lengths, prefixes, device) if prefixes else None,
         )
 
     def for_one_pass(self) -> PackedSequences:
@@ -119,6 +133,11 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
             return None
         return self.padding[None] if shard is None else self.padding.chunk(shard.size())[shard.rank()][None]
 
+    @property
+    def positions(self) -> Tensor:
+        """[t] int64, of each token within its sequence."""
+        return self.shared.positions if self.shared else self.rows.positions
+
     @cached_property
     def rows(self) -> PackRows:
         """Where this rank's tokens stand in the pack."""
@@ -133,7 +152,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     def rotary_table(self, angles: Tensor, interleaved: bool, scale: float) -> RotaryTable:
         """See `RotaryTable.of`; made for the first layer, kept for the others (and for recomputation's copies)."""
         if self._rotary is None or self._rotary[0].data_ptr() != angles.data_ptr():
-            self._rotary = (angles, RotaryTable.of(angles, self.rows.positions, interleaved, scale))
+            self._rotary = (angles, RotaryTable.of(angles, self.positions, interleaved, scale))
         return self._rotary[1]
 
     @cached_property
@@ -215,6 +234,8 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
     ) -> Tensor:
         """query [t, h, d], key [t, g, d], value [t, g, e] -> [t, h * e]."""
         assert packed_seq_params is not None, "slime packs every batch"
+        if shared := packed_seq_params.shared:
+            return shared.attend(self.attend, query, key, value, self.scale).flatten(1)
         if packed_seq_params.cp_size == 1:
             return self.attend(query, key, value, packed_seq_params.segments, self.scale).flatten(1)
         layout = packed_seq_params.cp_layout

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slime.models.linear import device_of
 from slime.models.packed.attention import PackedAttention, PackedSequences
+from slime.models.traits import Traits
 
 CAUSAL = {"attn_mask_type": AttnMaskType.causal}
 
@@ -24,6 +25,17 @@ def core_attention(config: TransformerConfig) -> type:
     """
     on_gpu = device_of(config).type == "cuda"
     return TEDotProductAttention if HAVE_TE and on_gpu and config.params_dtype is torch.bfloat16 else PackedAttention
+
+
+def obstacle_to_sharing(config: TransformerConfig, traits: Sequence[Traits]) -> str | None:
+    """What of a model keeps samples from sharing their prompt's rows in a pack, in words; None if nothing does."""
+    obstacles = {
+        "context parallelism": config.context_parallel_size > 1,
+        "sparse attention, or a multi-token prediction layer,": bool(traits),
+        "a mixture of experts, whose router counts tokens,": bool(config.num_moe_experts),
+        "Transformer Engine's attention": core_attention(config) is not PackedAttention,
+    }
+    return next((name for name, is_there in obstacles.items() if is_there), None)
 
 
 def attended(

@@ -1,0 +1,60 @@
+"""Attention of responses that share a prompt, against each of them behind a prompt of its own, in float64."""
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from slime.models.packed.attention import PackedSequences
+from slime.models.packed.causal_attention import Attend, Segments, by_sequence
+from slime.models.packed.shared_prompts import SharedPrompts
+from tests.models.packed.test_attention import SCALE, inputs, with_gradients
+
+LENGTHS = [9, 5, 1, 12, 20, 4, 25]
+PREFIXES = [(0, 0), (0, 6), (0, 6), (0, 6), (0, 0), (27, 17), (0, 0)]
+BORDERS = [0, *accumulate(LENGTHS)]
+CPU = torch.device("cpu")
+
+
+def rows_of(number: int) -> Tensor:
+    first, shared = PREFIXES[number]
+    return torch.cat([torch.arange(first, first + shared), torch.arange(BORDERS[number], BORDERS[number + 1])])
+
+
+def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every sequence by itself, of whose rows its own ones are taken."""
+    found = []
+    for number, length in enumerate(LENGTHS):
+        rows = rows_of(number)
+        segments = Segments.of([len(rows)], [len(rows)], CPU)
+        found.append(by_sequence(query[rows], key[rows], value[rows], segments, SCALE)[-length:])
+    return torch.cat(found)
+
+
+def of_any_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+    """A kernel for sequences of any lengths, by their borders."""
+    return by_sequence(query, key, value, segments, scale)
+
+
+@pytest.mark.parametrize("kernel", [by_sequence, of_any_length])
+@pytest.mark.parametrize(("groups", "value_size"), [(4, 8), (2, 8), (4, 6)])
+def test_equals_whole_sequences_with_gradients(kernel: Attend, groups: int, value_size: int) -> None:
+    tensors = [tensor[:76] for tensor in inputs(groups=groups, value_size=value_size)]
+    shared = SharedPrompts(LENGTHS, PREFIXES, CPU)
+    got = with_gradients(lambda q, k, v: shared.attend(kernel, q, k, v, SCALE), tensors)
+    torch.testing.assert_close(got, with_gradients(whole, tensors), rtol=1e-12, atol=1e-12)
+
+
+def test_positions_and_the_longest_sequence_count_what_is_shared() -> None:
+    packed = PackedSequences.of(BORDERS, 1, 0, CPU, prefixes=PREFIXES)
+    starts = [shared for _, shared in PREFIXES]
+    wanted = [torch.arange(end - begin) + start for (begin, end), start in zip(pairwise(BORDERS), starts, strict=True)]
+    assert packed.positions.tolist() == torch.cat(wanted).tolist()
+    assert (packed.max_seqlen_q, packed.max_seqlen_kv) == (25, 25)
+    assert PackedSequences.of([0, 5, 9], 1, 0, CPU, prefixes=[(0, 0), (0, 3)]).max_seqlen_kv == 7
+
+
+def test_ranks_that_share_a_pack_cannot_share_prompts() -> None:
+    with pytest.raises(AssertionError, match="on one rank"):
+        PackedSequences.of([0, 8, 16], 2, 0, CPU, prefixes=[(0, 0), (0, 4)])
