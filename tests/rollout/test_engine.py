@@ -72,8 +72,11 @@ def test_engine_that_fails_at_its_first_request_is_stopped(tmp_path, monkeypatch
     server.write_text(UNWILLING.format(python=sys.executable))
     server.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(server))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody is; engines are reached without
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    engine = EngineProcess(cpu_config(), model_path=tmp_path, host=LOOPBACK, log=tmp_path / "engine.log")
+    cfg = cpu_config()
+    cfg.cluster.start_timeout_s = 20.0
+    engine = EngineProcess(cfg, model_path=tmp_path, host=LOOPBACK, log=tmp_path / "engine.log")
     with pytest.raises(SlimeError, match=r"no answer to /freeze_gc: .*500"):
         engine.start()
     assert group(engine.pid) == []

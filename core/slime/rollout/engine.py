@@ -18,12 +18,13 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -236,15 +237,10 @@ class EngineProcess:
         self._post("/resume_memory_occupation", {"tags": list(tags)})
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        data = json.dumps(body or {}).encode()
-        headers = self.endpoint.headers | {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.endpoint.url + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.cfg.rollout.request_timeout_s):
-                return
-        except OSError as error:
-            late = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-            kind = NoAnswer if late else SlimeError
+            _request(self.endpoint, path, self.cfg.rollout.request_timeout_s, json.dumps(body or {}).encode())
+        except (OSError, HTTPException) as error:
+            kind = NoAnswer if isinstance(error, TimeoutError) else SlimeError
             raise self._error(f"no answer to {path}: {error}", f"Read {self.log}.", kind) from error
 
     @property
@@ -302,12 +298,26 @@ def _lives(group: int) -> bool:
 
 
 def _answers(endpoint: Endpoint, path: str) -> bool:
-    request = urllib.request.Request(f"{endpoint}{path}", headers=endpoint.headers)
     try:
-        with urllib.request.urlopen(request, timeout=5):
-            return True
-    except OSError:  # not listening yet, or still starting
+        _request(endpoint, path, 5)
+        return True
+    except (OSError, HTTPException):  # not listening yet, or still starting
         return False
+
+
+def _request(endpoint: Endpoint, path: str, timeout_s: float, body: bytes | None = None) -> None:
+    """Straight to the engine: urllib would ask the proxy that `http_proxy` names.
+
+    Raises:
+        OSError, HTTPException: no answer, or one that is not OK.
+    """
+    with contextlib.closing(HTTPConnection(urlsplit(endpoint.url).netloc, timeout=timeout_s)) as connection:
+        headers = endpoint.headers | {"Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        response = connection.getresponse()
+        response.read()
+        if response.status != HTTPStatus.OK:
+            raise OSError(f"HTTP status {response.status}")
 
 
 def _tail(output: str) -> str:
