@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from requests.utils import should_bypass_proxies
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
@@ -81,6 +82,18 @@ def test_engine_that_fails_at_its_first_request_is_stopped(tmp_path, monkeypatch
         engine.start()
     assert group(engine.pid) == []
     assert not list(tmp_path.glob("slime-engine-*"))
+
+
+def test_engines_ask_each_other_without_a_proxy(tmp_path, monkeypatch):
+    """SGLang's prefill and decode engines do so by requests."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    url = "http://10.0.0.1:8998/route"
+    assert not should_bypass_proxies(url, no_proxy=None)
+    engine = EngineProcess(cpu_config(), model_path=tmp_path, host=LOOPBACK, log=tmp_path / "engine.log")
+    for name, value in engine.environment(str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    assert should_bypass_proxies(url, no_proxy=None)
 
 
 def test_other_ports_that_sglang_finds_taken_are_known_too():

@@ -180,6 +180,7 @@ class EngineProcess:
         settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch, "SLIME_ENGINE_PARENT": str(os.getpid())}
         settings["SLIME_ENGINE_STACKS"] = str(self.log.absolute().with_suffix(""))
         settings["SGLANG_HOST_IP"] = self.host  # where its ranks, and the other side of a pair, look for it
+        settings["no_proxy"] = "*"  # it asks engines of this run alone, which no proxy knows
         if self.devices:
             settings["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         if self.host != LOOPBACK:
