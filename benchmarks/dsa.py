@@ -26,7 +26,7 @@ from torch import Tensor
 
 from slime.models.dsa.indexer import IndexQueries, select_keys
 from slime.models.dsa.sparse_attention import sparse_attention
-from slime.models.packed.context_parallel import Run
+from slime.models.packed.context_parallel import RowRange
 
 NUM_MEASURED = 3
 
@@ -68,7 +68,7 @@ class Inputs:
 
     def choose(self) -> Tensor:
         topk = min(self.sizes.topk, self.num_tokens)
-        return select_keys(self.index, self.index_keys, [Run(0, 0, self.num_tokens)], topk)
+        return select_keys(self.index, self.index_keys, [RowRange(0, 0, self.num_tokens)], topk)
 
 
 def ways(inputs: Inputs) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -33,9 +33,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from machine import conditions
 
+from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.launch import ray_here
-from slime.cluster.residency import Residency
 from slime.config.compose import compose
 from slime.config.paths import resolve
 from slime.config.schema import Device, SlimeConfig, Transport
@@ -115,9 +115,9 @@ def _wait(cuda: bool) -> None:
     dist.barrier()
 
 
-def publish(cluster: Cluster, residency: Residency, version: int, size: int) -> tuple[Receipt, dict[str, float]]:
+def publish(cluster: Cluster, sharing: DeviceSharing, version: int, size: int) -> tuple[Receipt, dict[str, float]]:
     """One publish as a run does it, and its parts on the driver's clock."""
-    seconds = {"resume weights": sum(residency.for_weights().values())}
+    seconds = {"resume weights": sum(sharing.for_weights().values())}
     start = time.perf_counter()
     receipt = cluster.trainers.publish(cluster.engines.endpoints, version, size)
     seconds["publish"] = time.perf_counter() - start
@@ -133,8 +133,8 @@ def measure(cfg: SlimeConfig, logs: Path, sizes: Sequence[int]) -> list[Measured
         cluster.start(resolve(cfg.model.path))
         cluster.engines.finish()
         cluster.trainers.init_weights()
-        residency = Residency(cluster)
-        return [_measure(cluster, residency, size, last_version(number)) for number, size in enumerate(sizes)]
+        sharing = DeviceSharing(cluster)
+        return [_measure(cluster, sharing, size, last_version(number)) for number, size in enumerate(sizes)]
 
 
 def last_version(number: int) -> int:
@@ -142,13 +142,13 @@ def last_version(number: int) -> int:
     return number * (1 + NUM_PUBLISHES) + NUM_PUBLISHES
 
 
-def _measure(cluster: Cluster, residency: Residency, size: int, last: int) -> Measured:
+def _measure(cluster: Cluster, sharing: DeviceSharing, size: int, last: int) -> Measured:
     measured = []
     for version in range(last - NUM_PUBLISHES, last + 1):
-        receipt, seconds = publish(cluster, residency, version, size)
-        moved = residency.for_generation()
+        receipt, seconds = publish(cluster, sharing, version, size)
+        moved = sharing.for_generation()
         seconds |= {"offload, resume cache": moved.get("seconds/offload", 0.0)}
-        back = residency.for_training()
+        back = sharing.for_training()
         measured.append(seconds | {"release, onload": back.get("seconds/onload", 0.0)})
     means = {name: statistics.fmean(each[name] for each in measured[1:]) for name in measured[0]}
     return Measured(receipt, means, {name: value for name, value in moved.items() if name.startswith("residue/")})

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slime.cluster import preflight
+from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.launch import ray_here
-from slime.cluster.residency import Residency
 from slime.config.compose import Composed, examine
 from slime.config.hf import read_hf_config
 from slime.config.needs import config_folder
@@ -193,14 +193,14 @@ class FullStep:
         return self._random.integers(0, self.hf["vocab_size"], count)
 
     def _serve(self, stack: ExitStack, logs: Path) -> Iterator[Measured]:
-        cluster, residency = self._cluster, Residency(self._cluster)
+        cluster, sharing = self._cluster, DeviceSharing(self._cluster)
         trainers = cluster.trainers
-        residency.for_weights()
+        sharing.for_weights()
         trainers.usage()
         start = time.perf_counter()
         trainers.publish(cluster.engines.endpoints, 1)
         yield Measured("publish", time.perf_counter() - start, trainers.usage())
-        moved = residency.for_generation()
+        moved = sharing.for_generation()
         if "seconds/offload" in moved:
             yield Measured("offload", moved["seconds/offload"])
         trainers.usage()

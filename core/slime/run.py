@@ -107,7 +107,7 @@ def _step(session: Session, step: int, bar: Progress) -> None:
     bar.status("publish")
     with watch("publish"):
         values |= session.publish(step)
-    moved = session.yield_devices()
+    moved = session.offload_trainers()
     watch.add_all(moved)
     session.position.rl_step = step
     if session.held_out and _due(step, cfg.run.num_steps, cfg.eval.interval):

@@ -15,9 +15,9 @@ from typing import Any
 from slime import plugins
 from slime.checkpoints import Checkpoint, CheckpointStore, require_as_written
 from slime.cluster import preflight
+from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.launch import ray_here
-from slime.cluster.residency import Residency
 from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.contracts import BufferPolicy
@@ -83,7 +83,7 @@ class Session:
         self._startup: Startup
         self._connect_once: Callable[[], None] | None = None
         self._rollout: Rollout
-        self._residency = Residency(cluster)
+        self._sharing = DeviceSharing(cluster)
         self._planned = planned_peaks(cfg, plugins.load())
 
     @classmethod
@@ -191,7 +191,7 @@ class Session:
 
     def collect(self, version: int, bar: Progress) -> Collected:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
-        moved = self._residency.for_generation()
+        moved = self._sharing.for_generation()
         collecting = self._rollout.collect(version, lambda kept, needed: bar.status("generate", kept, needed))
         collected = self._runner.run(self.cluster.calls.watched(collecting, "generating"))
         self._samples.step(version + 1, collected.judged)
@@ -201,12 +201,12 @@ class Session:
         """One supervised step; metrics `train/...`, and `seconds/...` and `memory/...` as the ranks measured them. The
         first step of a session has the memory that was planned beside it."""
         self._reach_engines(wait=False)
-        moved = self._residency.for_training()
+        moved = self._sharing.for_training()
         return moved | self._as_metrics(self.cluster.trainers.train_sft(batch, step))
 
     def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
         """One reinforcement-learning step, an optimizer step a batch; metrics as of `train_sft`."""
-        moved = self._residency.for_training()
+        moved = self._sharing.for_training()
         return moved | self._as_metrics(self.cluster.trainers.train_rl(batches, step))
 
     def _as_metrics(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -220,20 +220,20 @@ class Session:
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainer's weights to every engine; returns metrics. The receipt is complete or it raises."""
         self._reach_engines(wait=True)
-        self._residency.for_weights()
+        self._sharing.for_weights()
         self._version = version
         receipt = self.cluster.trainers.publish(self.cluster.engines.endpoints, version)
         seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
         sizes = {"publish/num_bytes": receipt.num_bytes, "publish/num_bytes_sent": receipt.num_bytes_sent}
         return {**{name: float(size) for name, size in sizes.items()}, **seconds}
 
-    def yield_devices(self) -> dict[str, float]:
+    def offload_trainers(self) -> dict[str, float]:
         """Leave shared devices to the engines; returns how long that took and what stays, as metrics."""
-        return self._residency.for_generation()
+        return self._sharing.for_generation()
 
     def evaluate(self, bar: Progress) -> dict[str, float]:
         """Metrics on the held-out prompts under the published weights."""
-        self._residency.for_generation()
+        self._sharing.for_generation()
         cfg = self.cfg
         evaluating = evaluate(
             cfg.eval,
@@ -273,7 +273,7 @@ class Session:
         watch = Stopwatch()
         self.run.require_intact()
         with watch("checkpoint"), self._store.saving(self.position.total, self._driver_state()) as staging:
-            self._residency.for_reading()
+            self._sharing.for_saving()
             staging.written |= self.cluster.trainers.save(staging.path)
         self._saved = {SAVING: watch.seconds()[SAVING]}
 
@@ -304,7 +304,7 @@ class Session:
         """Write the model as an HF folder into the run directory."""
         self.run.require_intact()
         if self.cfg.train.checkpoint.export_hf:
-            self._residency.for_reading()
+            self._sharing.for_saving()
             self.cluster.trainers.export_hf(resolve(self.cfg.model.path), self.run.export)
 
 

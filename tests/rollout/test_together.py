@@ -14,7 +14,7 @@ from slime.net import Endpoint, Secret
 from slime.rollout import together
 from slime.rollout.client import FinishReason, ServerFault
 from slime.rollout.generate import Generator
-from slime.rollout.pipeline import Failures, Pipeline
+from slime.rollout.pipeline import FailureBudget, Pipeline
 from slime.rollout.together import AT_ITS_END, Together, events
 from slime.types import Group, Prompt, Sample
 
@@ -204,7 +204,7 @@ def test_what_ends_at_one_moment_is_replaced_by_one_message():
 
     async def main():
         generator = Generator(engine, SamplingConfig(max_response_tokens=9), Letters(), 5)
-        failures = Failures(RewardConfig(name="scripted"), 24)
+        failures = FailureBudget(RewardConfig(name="scripted"), 24)
         pipeline = Pipeline(generator, [engine], Scorer(), failures, 8, 0, 60)
         for number in range(6):
             prompt = Prompt(f"0/{number}", (), (number,))

@@ -48,7 +48,7 @@ class MetricsLog:
     Args:
         run: the run directory, held by this process.
         trackers: get every row too.
-        resumed: (stage, step) of the checkpoint the run continues from; None starts anew. Rows after it move to
+        resumed: (stage, step) of the checkpoint the run continues from; None starts from nothing. Rows after it move to
             `logs/metrics-abandoned.jsonl`, because their steps run again.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slime.config.schema import EvalConfig, RewardConfig
 from slime.data.tokenize import Tokenizer
 from slime.rollout.generate import Engine, Generator
-from slime.rollout.pipeline import Failures, Pipeline, Scorer
+from slime.rollout.pipeline import FailureBudget, Pipeline, Scorer
 from slime.rollout.spread import front
 from slime.rollout.stats import group_stats, pass_at_k
 from slime.types import Group, Prompt, Sample
@@ -62,7 +62,7 @@ async def evaluate(
     """
     await _separate(engines)
     generator = Generator(front(engines), cfg.sampling, tokenizer, seed)
-    failures = Failures(reward, len(prompts) * cfg.samples_per_prompt)
+    failures = FailureBudget(reward, len(prompts) * cfg.samples_per_prompt)
     pipeline = Pipeline(generator, engines, scorer, failures, max_in_flight, version, patience_s)
     for prompt in prompts:
         pipeline.submit(Group(prompt, [Sample(prompt, index) for index in range(cfg.samples_per_prompt)]))

@@ -13,7 +13,7 @@ from slime.contracts import BufferPolicy, SampleFilter
 from slime.data.tokenize import Tokenizer
 from slime.errors import SlimeError
 from slime.rollout.generate import Engine, Generator
-from slime.rollout.pipeline import Failures, Pipeline, Scorer
+from slime.rollout.pipeline import FailureBudget, Pipeline, Scorer
 from slime.rollout.spread import front
 from slime.rollout.stats import group_stats, lag_stats, zero_variance
 from slime.types import Decision, Group, Prompt, Sample
@@ -95,7 +95,7 @@ class Rollout:
             SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing. Every
                 group begun is in the buffer then, with all that was finished.
         """
-        failures = Failures(self._reward, self._cfg.prompts_per_step * self._cfg.samples_per_prompt)
+        failures = FailureBudget(self._reward, self._cfg.prompts_per_step * self._cfg.samples_per_prompt)
         pipeline = Pipeline(
             self._generator,
             self._engines,

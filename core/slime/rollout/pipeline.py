@@ -27,7 +27,7 @@ class Scorer(Protocol):
     async def score(self, sample: Sample) -> Verdict: ...
 
 
-class Failures:
+class FailureBudget:
     """Counts verdicts without a value, and ends the run when their share grows too large.
 
     Args:
@@ -85,7 +85,7 @@ class Pipeline:
         generator: Generator,
         engines: Sequence[Engine],
         scorer: Scorer,
-        failures: Failures,
+        failures: FailureBudget,
         max_in_flight: int,
         version: int,
         patience_s: float,

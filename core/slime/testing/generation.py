@@ -43,7 +43,7 @@ def check_generation(
     """Publish random weights twice; after each, log-probs of sampled tokens equal transformers' within `tolerance`.
 
     The first goes in by SGLang's loader, the second by what was learnt from it. That one shows too that what the
-    engine derived from the first one's weights is derived anew.
+    engine derived from the first one's weights is derived again.
 
     Args:
         folder: HF folder with config.json and tokenizer; the weights are made here.

@@ -45,7 +45,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     """Call `function(Rank(...), *args)` in `world_size` processes and return what each rank returned, by rank.
 
     Args:
-        function: a module-level function; its file is imported anew in every rank.
+        function: a module-level function; its file is imported again in every rank.
         world_size: number of processes.
         *args: picklable arguments, the same for every rank.
         timeout_s: wall-clock seconds for the slowest rank, imports included.

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Follower:
-    """Keeps engines at the newest version of a folder, those that were started anew included."""
+    """Keeps engines at the newest version of a folder, those restarted ones included."""
 
     def __init__(self, folder: Path, engines: Sequence[Endpoint]) -> None:
         self._folder, self._engines = folder, engines

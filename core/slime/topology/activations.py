@@ -28,7 +28,7 @@ class Layer:
     Attributes:
         inputs: what full recomputation keeps: the layer's input.
         saved: what is kept for the backward pass, the input included.
-        transient: more that is alive at the peak of the layer's backward pass: gradients, and inputs gathered anew.
+        transient: more that is alive at the peak of the layer's backward pass: gradients, and inputs gathered again.
         selected: keys that sparse attention chose, which stay until the micro-batch is done, recomputation or not.
     """
 

@@ -24,7 +24,7 @@ class Offload:
     """What one trainer rank keeps on its device, and where it is while another process uses the device.
 
     Parameters, master weights and Adam's moments are kept bit for bit. Gradients are not: `take_gradients`
-    makes them anew, zero. Host memory is taken at the first offload and used again at every other.
+    makes them again, zero. Host memory is taken at the first offload and used again at every other.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, device: torch.device) -> None:

@@ -114,13 +114,13 @@ class Optimizer:
         return [part.optimizer for part in parts_of(self.megatron) if part.optimizer is not None]
 
     def after_load_of_model(self) -> None:
-        """Take the master weights anew from the model's parameters."""
+        """Take the master weights again from the model's parameters."""
         with torch.no_grad():
             self.megatron.reload_model_params()
 
 
 def forget(adam: torch.optim.Optimizer) -> None:
-    """Start anew, with zero moments at step 0; master weights stay."""
+    """Start over, with zero moments at step 0; master weights stay."""
     if isinstance(adam, FusedAdam):
         adam.forget()
         return

@@ -131,7 +131,7 @@ class Trainer:
     def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
         """Log-probs under the old and the reference policy, then one optimizer step a batch.
 
-        The old log-probs are computed anew, unless `algo.rollout_logprobs_as_old`, or there is one batch: before the
+        The old log-probs are computed again, unless `algo.rollout_logprobs_as_old`, or there is one batch: before the
         only step the old policy is the current one.
 
         Returns:

@@ -11,7 +11,7 @@ from slime.models.dsa.config import SparseLatentConfig
 from slime.models.dsa.indexer import Indexer, IndexQueries, select_keys
 from slime.models.dsa.indexer_loss import AttentionTarget, indexer_loss
 from slime.models.dsa.sparse_attention import sparse_attention
-from slime.models.packed.context_parallel import Run, cut, row_index, runs_of_rank
+from slime.models.packed.context_parallel import RowRange, row_index, runs_of_rank, slice_rows
 from slime.models.rotary.module import RotaryTable
 
 SCALE, VALUE_SIZE = 0.4, 6
@@ -76,7 +76,7 @@ def test_ranks_and_shards_choose_what_one_rank_does(
     for rank in range(2):
         runs = runs_of_rank(BORDERS, 2, rank, contiguous=contiguous)
         for shard in range(num_shards):
-            mine = cut(runs, shard * 18 // num_shards, (shard + 1) * 18 // num_shards)
+            mine = slice_rows(runs, shard * 18 // num_shards, (shard + 1) * 18 // num_shards)
             rows = torch.from_numpy(row_index(mine))
             part = IndexQueries(queries.vectors[rows], queries.weights[rows])
             assert torch.equal(as_mask(select_keys(part, keys, mine, 5), 36), wanted[rows])
@@ -148,5 +148,10 @@ def test_head_weights_are_not_rounded_to_bf16() -> None:
 
 
 def test_contiguous_chunks_are_the_parts_of_each_sequence() -> None:
-    assert runs_of_rank([0, 4, 12], 2, 1, contiguous=True) == [Run(0, 2, 2), Run(4, 8, 4)]
-    assert runs_of_rank([0, 4, 12], 2, 1) == [Run(0, 1, 1), Run(0, 2, 1), Run(4, 6, 2), Run(4, 8, 2)]
+    assert runs_of_rank([0, 4, 12], 2, 1, contiguous=True) == [RowRange(0, 2, 2), RowRange(4, 8, 4)]
+    assert runs_of_rank([0, 4, 12], 2, 1) == [
+        RowRange(0, 1, 1),
+        RowRange(0, 2, 1),
+        RowRange(4, 6, 2),
+        RowRange(4, 8, 2),
+    ]

@@ -20,7 +20,7 @@ from torch.nn.parameter import Parameter
 
 from slime.models.dsa.config import SparseLatentConfig
 from slime.models.linear import ReplicatedLinear, device_of
-from slime.models.packed.context_parallel import Run
+from slime.models.packed.context_parallel import RowRange
 from slime.models.rotary.module import RotaryTable, rotary
 
 _BLOCK_SCORES = {"cpu": 2**24, "cuda": 2**26}
@@ -88,7 +88,7 @@ class LayerNorm(torch.nn.Module):
 
 
 @torch.no_grad()
-def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[Run], topk: int) -> Tensor:
+def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[RowRange], topk: int) -> Tensor:
     """[s, topk] int32: for every query the rows of its `topk` best causal keys, -1 where it has fewer.
 
     Args:
@@ -98,7 +98,7 @@ def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[Run], topk: 
     selected, offset = [], 0
     for run in runs:
         for begin in range(0, run.length, size := _block_size(run, queries.vectors)):
-            block = run.part(begin, begin + size)
+            block = run.slice(begin, begin + size)
             rows = slice(offset + begin, offset + begin + block.length)
             part = IndexQueries(queries.vectors[rows], queries.weights[rows])
             selected.append(_select_block(part, keys, block, topk))
@@ -106,13 +106,13 @@ def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[Run], topk: 
     return torch.cat(selected)
 
 
-def _block_size(run: Run, vectors: Tensor) -> int:
+def _block_size(run: RowRange, vectors: Tensor) -> int:
     horizon = run.first + run.length - run.start
     numbers_a_query = horizon if vectors.is_cuda else horizon * vectors.size(1)
     return max(1, _BLOCK_SCORES[vectors.device.type] // numbers_a_query)
 
 
-def _select_block(queries: IndexQueries, keys: Tensor, block: Run, topk: int) -> Tensor:
+def _select_block(queries: IndexQueries, keys: Tensor, block: RowRange, topk: int) -> Tensor:
     """[b, topk] of the block's queries, which see keys from row `block.start` to their own."""
     end = block.first + block.length
     own = torch.arange(block.first, end, device=keys.device)[:, None]

@@ -42,7 +42,7 @@ from slime.models.layer_losses import INDEXER_LOSS, add_layer_loss
 from slime.models.linear import RMSNorm
 from slime.models.mla.module import ReplicatedDownMLA
 from slime.models.packed.attention import PackedSequences
-from slime.models.packed.context_parallel import cut
+from slime.models.packed.context_parallel import slice_rows
 from slime.models.rotary.module import RotaryTable
 
 
@@ -186,7 +186,7 @@ class SparseLatentAttention(ReplicatedDownMLA):
         if self.source_layer not in packed.selected_keys:
             assert index is not None, f"layer {self.source_layer} chooses in this very stage"
             topk = min(self.config.dsa_indexer_topk, packed.max_seqlen_q)
-            runs = cut(packed.rows.runs, *self._shard(packed))
+            runs = slice_rows(packed.rows.runs, *self._shard(packed))
             packed.selected_keys[self.source_layer] = select_keys(*index, runs, topk)
         return packed.selected_keys[self.source_layer]
 

@@ -25,7 +25,7 @@ class PredictionLoss:
         num_step_tokens: int,
     ) -> None:
         tokens, labels, weights = (
-            local(one_ahead(x, micro.cu_seqlens)) for x in (micro.tokens, micro.labels, micro.loss_weights)
+            local(shifted(x, micro.cu_seqlens)) for x in (micro.tokens, micro.labels, micro.loss_weights)
         )
         packed.ahead = TokensAhead(tokens[None], labels[None], weights, weights * num_step_tokens)
 
@@ -34,7 +34,7 @@ class PredictionLoss:
         return (-row * packed.ahead.loss_weights).sum()
 
 
-def one_ahead(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
+def shifted(values: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
     """[num_tokens]: at every position the value of the next one of its sequence, 0 at the last."""
     ahead = np.zeros_like(values)
     ahead[:-1] = values[1:]

@@ -113,7 +113,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     def for_one_pass(self) -> PackedSequences:
         """The same pack with nothing selected yet.
 
-        Another pass, under other weights or in another pipeline stage, selects anew; recomputation of a layer is
+        Another pass, under other weights or in another pipeline stage, selects again; recomputation of a layer is
         handed the object of its first computation and finds the very same keys.
         """
         one_pass = copy.copy(self)

@@ -22,7 +22,7 @@ LONG = 4096
 """Tokens of a sequence from which on cuDNN's attention is the faster one on an H200 (`benchmarks/attention.py`)."""
 
 _LONG_STEP = 512
-"""Long sequences are padded to multiples: cuDNN plans anew, and keeps the plan for good, for every length."""
+"""Long sequences are padded to multiples: cuDNN plans again, and keeps the plan for good, for every length."""
 
 
 @dataclass(frozen=True)

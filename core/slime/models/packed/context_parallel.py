@@ -13,22 +13,22 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRange:
     """`length` consecutive rows of a pack, from row `first` on, of the sequence that begins at row `start`."""
 
     start: int
     first: int
     length: int
 
-    def part(self, begin: int, end: int) -> Run:
+    def slice(self, begin: int, end: int) -> RowRange:
         """The rows `begin` to `end` of the run, cut to what it has; its length may be 0."""
         begin, end = max(begin, 0), min(end, self.length)
-        return Run(self.start, self.first + begin, max(0, end - begin))
+        return RowRange(self.start, self.first + begin, max(0, end - begin))
 
 
 def runs_of_rank(
     cu_seqlens: Sequence[int] | np.ndarray, cp_size: int, cp_rank: int, *, contiguous: bool = False
-) -> list[Run]:
+) -> list[RowRange]:
     """The rows of rank `cp_rank`, in the order in which it holds them.
 
     Args:
@@ -39,19 +39,19 @@ def runs_of_rank(
     num_chunks = cp_size if contiguous or cp_size == 1 else 2 * cp_size
     mine = [cp_rank] if num_chunks == cp_size else [cp_rank, 2 * cp_size - 1 - cp_rank]
     borders = [(int(start), (int(end) - int(start)) // num_chunks) for start, end in pairwise(cu_seqlens)]
-    return [Run(start, start + chunk * length, length) for start, length in borders for chunk in mine]
+    return [RowRange(start, start + chunk * length, length) for start, length in borders for chunk in mine]
 
 
-def row_index(runs: Sequence[Run]) -> np.ndarray:
+def row_index(runs: Sequence[RowRange]) -> np.ndarray:
     """[t] int64: the rows of all runs, run after run."""
     return np.concatenate([np.arange(run.first, run.first + run.length) for run in runs])
 
 
-def cut(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
+def slice_rows(runs: Sequence[RowRange], begin: int, end: int) -> list[RowRange]:
     """The runs of the tokens `begin` to `end` of a rank, such as sequence parallelism gives one of its ranks."""
     parts, offset = [], 0
     for run in runs:
-        part = run.part(begin - offset, end - offset)
+        part = run.slice(begin - offset, end - offset)
         if part.length:
             parts.append(part)
         offset += run.length

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime.models.packed.context_parallel import Run, row_index, runs_of_rank
+from slime.models.packed.context_parallel import RowRange, row_index, runs_of_rank
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PackRows:
         order: [T] int64: row i of the pack is row `order[i]` of what an all-gather over the ranks returns.
     """
 
-    runs: list[Run]
+    runs: list[RowRange]
     positions: Tensor
     order: Tensor
 

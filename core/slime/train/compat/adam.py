@@ -67,7 +67,7 @@ class FusedAdam(torch.optim.Optimizer):
         return state
 
     def forget(self) -> None:
-        """Start anew: moments zero, step 0. They exist from then on, so that a checkpoint can be written."""
+        """Start over: moments zero, step 0. They exist from then on, so that a checkpoint can be written."""
         self.state.clear()
         for group in self.param_groups:
             group["step"] = 0

@@ -31,7 +31,7 @@ from slime.weights.shared.stored import MANIFEST, Manifest, StoredBucket, read_m
 Gather = Callable[[Any], Sequence[Any]]
 """What every rank of the engine offers, in their order; collective."""
 _VISIBLE_S = 60.0
-"""How long a version may take to be seen on another host than its publisher's: NFS asks a folder anew that often."""
+"""How long a version may take to be seen on another host than its publisher's: NFS asks a folder again that often."""
 _POLL_S = 0.05
 
 

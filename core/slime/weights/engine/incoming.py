@@ -134,7 +134,7 @@ class IncomingVersion:
         return receipt
 
     def _kept_beside(self) -> Mapping[str, int]:
-        """What loading must leave alone, unless SGLang has a method that makes it anew."""
+        """What loading must leave alone, unless SGLang has a method that makes it again."""
         if _afterwards(self._model):
             return {}
         kept = derived.kept_beside(self._model, self.check.parameters)

@@ -140,7 +140,7 @@ def answer(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answe
 def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Answer:
     try:
         result = original(worker, recv_req)
-        if torch.cuda.is_available():  # the publisher fills the bucket anew once it has the answer
+        if torch.cuda.is_available():  # the publisher fills the bucket again once it has the answer
             torch.cuda.current_stream().synchronize()
         return result
     except (VersionFault, SlimeError) as fault:

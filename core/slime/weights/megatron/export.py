@@ -89,7 +89,7 @@ class Export:
         and belong to the caller. Peak memory of a receiver: about three times the bytes of a bucket, or of the largest
         parameters, what the caller keeps aside; other ranks hold what they send of two buckets.
         """
-        for bucket, coming in _one_ahead((bucket, _start(bucket, self.local, self.fp8)) for bucket in self.buckets):
+        for bucket, coming in _prefetched((bucket, _start(bucket, self.local, self.fp8)) for bucket in self.buckets):
             values = coming.take()
             if values is not None:
                 whole = assemble(bucket, values, self.fp8)
@@ -135,7 +135,7 @@ def export_hf(
 T = TypeVar("T")
 
 
-def _one_ahead(started: Iterator[T]) -> Iterator[T]:
+def _prefetched(started: Iterator[T]) -> Iterator[T]:
     """What an iterator yields, each when the next has been started."""
     before = next(started, None)
     while before is not None:

@@ -96,7 +96,7 @@ def _alike(matrices: Sequence[Tensor]) -> dict[Kind, list[int]]:
     return kinds
 
 
-# The numbers and the first address are of any size: without this Triton would compile anew for some of them.
+# The numbers and the first address are of any size: without this Triton would compile again for some of them.
 @triton.jit(do_not_specialize=("addresses", *NUMBERS))  # type: ignore[untyped-decorator]
 def kernel(  # type: ignore[no-untyped-def]
     addresses,

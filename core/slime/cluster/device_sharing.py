@@ -1,7 +1,7 @@
 """Whose turn it is on devices that trainers and engines share.
 
     TRAIN     trainers                            (the engines hold nothing)
-    HANDOVER  trainers, engines' weights          (publishing)
+    PUBLISH   trainers, engines' weights          (publishing)
     GENERATE  engines' weights, engines' KV cache (the trainers are in host memory)
 
 Only neighbours follow each other, so both sides' KV cache and training state never have to fit at once, and the
@@ -20,11 +20,11 @@ from slime.config.schema import Placement
 
 class Turn(enum.IntEnum):
     TRAIN = 0
-    HANDOVER = 1
+    PUBLISH = 1
     GENERATE = 2
 
 
-class Residency:
+class DeviceSharing:
     """Moves trainers and engines in and out, one turn after the other; a run begins in TRAIN."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -40,11 +40,11 @@ class Residency:
 
     def for_weights(self) -> dict[str, float]:
         """Weights of both sides, to publish."""
-        return self._enter(Turn.HANDOVER, "handover")
+        return self._enter(Turn.PUBLISH, "handover")
 
-    def for_reading(self) -> dict[str, float]:
+    def for_saving(self) -> dict[str, float]:
         """The trainers, to save what they hold, with as little moved as possible."""
-        return self._enter(min(self._turn, Turn.HANDOVER), "handover")
+        return self._enter(min(self._turn, Turn.PUBLISH), "handover")
 
     def for_generation(self) -> dict[str, float]:
         """All of the devices for the engines; returns what the trainers leave behind, too."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slime.cluster.residency import Residency
+from slime.cluster.device_sharing import DeviceSharing
 from slime.config.schema import Placement, SlimeConfig
 
 
@@ -58,32 +58,32 @@ HELD = {
 @pytest.mark.parametrize("first", HELD)
 def test_every_turn_follows_every_other(first: str, last: str) -> None:
     cluster: Any = Recorder(Placement.colocated)
-    residency = Residency(cluster)
+    sharing = DeviceSharing(cluster)
     for turn in (first, last):
-        metrics = getattr(residency, turn)()
+        metrics = getattr(sharing, turn)()
         assert cluster.held == HELD[turn]
         assert [value >= 0 for name, value in metrics.items() if name.startswith("seconds/")] == [True]
     calls = len(cluster.calls)
-    getattr(residency, last)()
+    getattr(sharing, last)()
     assert len(cluster.calls) == calls, "who is there already does not move"
 
 
 @pytest.mark.parametrize(("turn", "moves"), zip(HELD, ([], [], ["release kv_cache", "onload"]), strict=True))
 def test_reading_moves_no_more_than_the_trainers(turn: str, moves: list[str]) -> None:
     cluster: Any = Recorder(Placement.colocated)
-    residency = Residency(cluster)
-    getattr(residency, turn)()
+    sharing = DeviceSharing(cluster)
+    getattr(sharing, turn)()
     cluster.calls.clear()
-    residency.for_reading()
+    sharing.for_saving()
     assert cluster.calls == moves
 
 
 def test_a_step() -> None:
     cluster: Any = Recorder(Placement.colocated)
-    residency = Residency(cluster)
-    residency.for_weights()
-    assert residency.for_generation()["residue/allocated_gib"] == 0.5
-    residency.for_training()
+    sharing = DeviceSharing(cluster)
+    sharing.for_weights()
+    assert sharing.for_generation()["residue/allocated_gib"] == 0.5
+    sharing.for_training()
     assert cluster.calls == [
         "trim",
         "resume weights",
@@ -97,6 +97,6 @@ def test_a_step() -> None:
 
 def test_nothing_moves_on_devices_of_their_own() -> None:
     cluster: Any = Recorder(Placement.disaggregated)
-    residency = Residency(cluster)
-    assert [getattr(residency, turn)() for turn in HELD] == [{}, {}, {}]
+    sharing = DeviceSharing(cluster)
+    assert [getattr(sharing, turn)() for turn in HELD] == [{}, {}, {}]
     assert cluster.calls == []
