@@ -119,7 +119,18 @@ def ray_everywhere(cfg: SlimeConfig, here: Here, logs: Path) -> Iterator[Session
     }
     with sessions(orders, logs) as running:
         running.wait_joined(cfg.cluster.start_timeout_s)
-        yield running
+        try:
+            yield running
+        finally:
+            if orders:
+                _disconnect()
+
+
+def _disconnect() -> None:
+    """Before the other hosts end: Ray prints to the driver's terminal that their raylets died, if they tell in time."""
+    import ray
+
+    ray.shutdown()
 
 
 @contextlib.contextmanager
