@@ -76,44 +76,6 @@ def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: T
     assert left(hosts.on_second, GONE_S) == set()
 
 
-def kill_with_reaper(run: Run) -> None:
-    """Kill the driver, but first its reaper: that one finds the second host's processes here, as on no real host."""
-    for child in psutil.Process(run.process.pid).children():
-        if "slime.cluster.reaper" in child.cmdline():
-            child.kill()
-    run.kill()
-
-
-def end(run: Run) -> None:
-    """What the reaper would have ended on the first host."""
-    for process in run.family:
-        if isinstance(process, psutil.Process) and process.is_running():
-            process.kill()
-    assert run.strays() == []
-
-
-def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoHosts, run: Run) -> None:
-    """Killed after a step; the same command resumes, and loses the second host in the middle of the next ones."""
-    run.start()
-    run.until(lambda: run.has_step("rl", 2))
-    there = " ".join(word for process in hosts.on_second for word in process.cmdline())
-    assert "ray::TrainerActor" in there or "ray::EngineActor" in there, there
-    kill_with_reaper(run)
-    assert left(hosts.on_second, GONE_S) == set()
-    end(run)
-    last = run.rows("rl")[-1]["step"]
-    run.start()
-    run.until(lambda: run.has_step("rl", last + 2))
-    run.remember()
-    hosts.second.kill()
-    assert run.finish() == 2, run.text()
-    told = run.text().splitlines()[-1]
-    assert told.startswith("slime: ")
-    assert hosts.addresses[1] in told
-    assert "while" in told
-    assert run.strays() == []
-
-
 def test_a_conversion_takes_both(hosts: TwoHosts, tmp_path: Path) -> None:
     source, destination = tmp_path / "source", tmp_path / "dist"
     write_checkpoint(MOE, source, dtype=torch.bfloat16)
@@ -138,3 +100,44 @@ def test_a_conversion_takes_both(hosts: TwoHosts, tmp_path: Path) -> None:
     )
     refused = convert("hf-to-dist", "source", "dist", *layout)
     assert refused.stderr == "slime: dist: the folder exists already. Choose another, or remove it.\n"
+
+
+def kill_with_reaper(run: Run) -> None:
+    """Kill the driver, but first its reaper: that one finds the second host's processes here, as on no real host."""
+    for child in psutil.Process(run.process.pid).children():
+        if "slime.cluster.reaper" in child.cmdline():
+            child.kill()
+    run.kill()
+
+
+def end(run: Run) -> None:
+    """What the reaper would have ended on the first host."""
+    for process in run.family:
+        if isinstance(process, psutil.Process) and process.is_running():
+            process.kill()
+    assert run.strays() == []
+
+
+def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoHosts, run: Run) -> None:
+    """Killed after a step; the same command resumes, and loses the second host in the middle of the next ones.
+
+    The last test here: there is no second host after it.
+    """
+    run.start()
+    run.until(lambda: run.has_step("rl", 2))
+    there = " ".join(word for process in hosts.on_second for word in process.cmdline())
+    assert "ray::TrainerActor" in there or "ray::EngineActor" in there, there
+    kill_with_reaper(run)
+    assert left(hosts.on_second, GONE_S) == set()
+    end(run)
+    last = run.rows("rl")[-1]["step"]
+    run.start()
+    run.until(lambda: run.has_step("rl", last + 2))
+    run.remember()
+    hosts.second.kill()
+    assert run.finish() == 2, run.text()
+    told = run.text().splitlines()[-1]
+    assert told.startswith("slime: ")
+    assert hosts.addresses[1] in told
+    assert "while" in told
+    assert run.strays() == []
