@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from slime.observe import startup
-from slime.observe.startup import Startup
+from slime.observe.startup import Startup, last_line
 
 
 def told(monkeypatch, waiting_s: float) -> str:
@@ -31,3 +31,26 @@ def test_what_lasts_is_told_with_who_is_waited_for(monkeypatch) -> None:
 
 def test_what_is_quick_is_not(monkeypatch) -> None:
     assert told(monkeypatch, 60.0) == "   0 s  starting [Ray]\n   0 s  ready\n"
+
+
+def test_how_far_a_process_is_stands_in_its_log(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(startup, "WAITING_S", 0.0)
+    bar = "Loading safetensors checkpoint shards:  {} Completed | {}/90"
+    (tmp_path / "engine-0.log").write_text(
+        "[2026-11-23 02:15:58 TP0] Load weight begin.\n"
+        + "\r".join(bar.format(*state) for state in (("0%", 0), ("34%", 31)))
+    )
+    console = Console(file=io.StringIO(), width=80)
+    Startup(console).waiting("starting engines", ["engine-0", "engine-1"], tmp_path)
+    Startup(console).waiting("starting engines", ["engine-1"], tmp_path)
+    said = "Loading safetensors checkpoint shards:  34% Completed | 31/90"
+    first = f"   0 s  ... starting engines: waiting for engine-0, engine-1: {said}"
+    assert console.file.getvalue().splitlines() == [first, "   0 s  ... starting engines: waiting for engine-1"]
+
+
+def test_the_last_line_has_no_stamp_and_no_colours_and_is_short(tmp_path) -> None:
+    log = tmp_path / "engine-0.log"
+    log.write_text("[2026-11-23 02:15:58 TP0] \x1b[32mCapture cuda graph begin\x1b[0m\n\n")
+    assert last_line(log) == "Capture cuda graph begin"
+    log.write_text("x" * 9000)
+    assert last_line(log) == "x" * 97 + "..."

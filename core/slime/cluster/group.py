@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -96,7 +97,8 @@ def open_cluster(
             ]
             for index, nodes in enumerate(slots.engines)
         ]
-        calls = Calls(trainers, [*chain(*processes)], logs, sessions, not cfg.cluster.ray_address, startup.waiting)
+        waiting = partial(startup.waiting, logs=logs)
+        calls = Calls(trainers, [*chain(*processes)], logs, sessions, not cfg.cluster.ray_address, waiting)
         engines = Engines(calls, cfg, processes)
         try:
             yield Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster), engines)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
 WAITING_S = 10.0
 """How long something may last before it is told who is waited for, and again after each as long."""
 MAX_NAMED = 4
+_TAIL_BYTES, _MAX_SAID = 4096, 100
+_STAMP = re.compile(r"\x1b\[[0-9;]*m|^\[\d{4}-[^]]*\]\s*")
+"""Colours, and the time and rank that SGLang begins a line with."""
 
 
 class Startup:
@@ -31,11 +36,17 @@ class Startup:
             self._told = time.monotonic()
             self._console.print(f"{self._told - self._started:4.0f} s  {what}", markup=False, soft_wrap=True)
 
-    def waiting(self, what: str, whom: Sequence[str]) -> None:
-        """May be called at any time: something still lasts, because of those."""
-        if time.monotonic() - self._told >= WAITING_S:
+    def waiting(self, what: str, whom: Sequence[str], logs: Path | None = None) -> None:
+        """May be called at any time: something still lasts, because of those.
+
+        Args:
+            logs: where each of them has one, whose last line says how far the first of them is.
+        """
+        if not self._over and time.monotonic() - self._told >= WAITING_S:
             more = f" and {len(whom) - MAX_NAMED} more" if len(whom) > MAX_NAMED else ""
-            self.say(f"... {what}: waiting for {', '.join(whom[:MAX_NAMED])}{more}")
+            said = last_line(logs / f"{whom[0]}.log") if logs and whom else ""
+            told = f": {said}" if said else ""
+            self.say(f"... {what}: waiting for {', '.join(whom[:MAX_NAMED])}{more}{told}")
 
     def ready(self, what: str) -> None:
         """The last line."""
@@ -50,3 +61,16 @@ class Startup:
             yield
         finally:
             self._over = over
+
+
+def last_line(log: Path) -> str:
+    """What a process said last, shortened; of a progress bar its newest state. Empty: nothing yet."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            tail = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    lines = [line for part in re.split(r"[\r\n]", tail) if (line := _STAMP.sub("", part).strip())]
+    said = lines[-1] if lines else ""
+    return said if len(said) <= _MAX_SAID else f"{said[: _MAX_SAID - 3]}..."
