@@ -21,10 +21,12 @@ types: .venv/dev           ## mypy, strict
 docs: .venv/dev            ## the documentation's site, into site/; a test builds it as well
 	.venv/bin/mkdocs build --strict
 
+# Modules are compiled at the end, on every core, where pip would take one; a few are written for other Pythons.
 .venv/run: requirements/cpu.txt requirements/install_torch.py $(WORKSPACE:%=%/pyproject.toml)
 	$(PYTHON) -m venv --clear .venv
-	.venv/bin/pip install --quiet --no-deps --requirement requirements/cpu.txt
+	.venv/bin/pip install --quiet --no-deps --no-compile --requirement requirements/cpu.txt
 	.venv/bin/python requirements/install_torch.py
+	.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(WORKSPACE))
 	touch $@
 

@@ -55,7 +55,7 @@ def declare_operators() -> None:
 def main() -> int:
     reason = ""
     for source, wanted in SOURCES.items():
-        installed = python("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
+        installed = python("-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *wanted)
         if installed.returncode:
             reason = installed.stderr
             continue
