@@ -25,20 +25,22 @@ SILENCE_S = 60.0
 GONE_S = 20.0
 """Every process of a run that ended is gone after this long; the kernel and Ray need a moment."""
 
+HELD_OUT = "heldout.jsonl"
+"""In the folder of a run: the first of the recipe's held-out prompts."""
+_NUM_HELD_OUT = 32
+
 TINY = {
     "run.num_steps": 4,
     "sft.num_steps": 4,
     "sft.lr_warmup_steps": 1,
     "eval.interval": 2,
-    "eval.path": "heldout.jsonl",
+    "eval.path": HELD_OUT,
     "rollout.prompts_per_step": 4,
     "rollout.samples_per_prompt": 4,
     "train.checkpoint.interval": 2,
     "algo.entropy_coef": 0.01,  # four supervised steps earn no reward yet; this moves the weights
 }
 """The laptop recipe, shortened to the seconds that its start takes."""
-_NUM_HELD_OUT = 32
-"""Of the recipe's 256 prompts: what a run without evaluation in its name spends on it."""
 NO_CHECKPOINTS = {"train.checkpoint.interval": "null"}
 """For runs that nobody resumes: the first one takes seconds."""
 SPREAD = {
@@ -75,7 +77,7 @@ class Run:
 
     def start(self) -> Run:
         prompts = resolve("pkg://slime_plugin_math/data/arithmetic-heldout.jsonl").read_text().splitlines(keepends=True)
-        (self.folder / "heldout.jsonl").write_text("".join(prompts[:_NUM_HELD_OUT]))
+        (self.folder / HELD_OUT).write_text("".join(prompts[:_NUM_HELD_OUT]))
         settings = {**self.shortened, "run.name": "it", **self.settings}
         words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
         with self.output.open("ab") as output:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Run
+from tests.running import HELD_OUT, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,7 +32,7 @@ def test_supervision_alone_needs_no_engine(tmp_path: Path) -> None:
 
 def test_a_supervised_run_is_scored_before_and_after(tmp_path: Path) -> None:
     shortened = {"sft.num_steps": 2, "sft.lr_warmup_steps": 1, "sft.batch_size": 8}
-    settings = {"algo": "sft", "train.checkpoint.interval": 1, "eval.samples_per_prompt": 2}
+    settings = {"algo": "sft", "train.checkpoint.interval": 1, "eval.samples_per_prompt": 2, "eval.path": HELD_OUT}
     run = Run(tmp_path, settings=settings, shortened=shortened).start().succeed()
     before, first, last = run.rows("sft")
     assert [row["step"] for row in (before, first, last)] == [0, 1, 2]
