@@ -119,6 +119,7 @@ class Bucket:
         Only plain types and torch's own functions: SGLang's unpickler admits no others.
         """
         told = {"flattened_tensor": self._handle(), "header": self.header.to_dict(), NOTE_KEY: note.to_dict()}
+        told["metadata"] = []  # all that an engine without slime reads: it loads nothing, and answers without a receipt
         return pickle.dumps(told)
 
     def _handle(self) -> _Rebuilt:
