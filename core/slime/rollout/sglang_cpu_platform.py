@@ -9,7 +9,7 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-from slime.rollout import attention_cpu, deterministic_cpu, fp8_cpu, latent_cpu, parallel_cpu
+from slime.rollout import attention_cpu, deterministic_cpu, fp8_cpu, latent_cpu, parallel_cpu, prompts_cpu
 
 
 class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
@@ -59,6 +59,7 @@ class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
         latent_cpu.install()
         fp8_cpu.install()
         parallel_cpu.install()
+        prompts_cpu.install()
 
     def get_mha_kv_pool_cls(self) -> type:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
