@@ -98,8 +98,10 @@ class Session:
         startup = Startup()
         startup.say("starting Ray")
         model = resolve(cfg.model.path)
-        threading.Thread(target=import_tokenizers).start()
+        importing = threading.Thread(target=import_tokenizers)
+        importing.start()
         here = stack.enter_context(ray_here(cfg))
+        importing.join()  # who imports transformers while another thread does may find it without its names
         startup.say("reading the data")
         tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
         data, installed = Data(cfg, tokenizer), plugins.load()
