@@ -97,13 +97,13 @@ class Session:
         """
         startup = Startup()
         startup.say("starting Ray")
-        model = resolve(cfg.model.path)
-        importing = threading.Thread(target=import_tokenizers)
+        model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
+        importing = threading.Thread(target=import_tokenizers, args=[named])
         importing.start()
         here = stack.enter_context(ray_here(cfg))
         importing.join()  # who imports transformers while another thread does may find it without its names
         startup.say("reading the data")
-        tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
+        tokenizer = load_tokenizer(named)
         data, installed = Data(cfg, tokenizer), plugins.load()
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
         startup.say(f"{data}; run directory {run.path}")

@@ -97,6 +97,8 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)
+    ray_own = {child.name(): child for child in psutil.Process().children() if "ray" in " ".join(child.cmdline())}
+    print(json.dumps(["processes of Ray", " ".join(sorted(ray_own)), "", 0]), flush=True)
 
     all_sleep(1.5)  # longer than a look: nobody has died
     os.kill(pids["trainer-3"], signal.SIGSTOP)
@@ -129,7 +131,6 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     calls.engines.clear()
     check_in()
 
-    ray_own = {child.name(): child for child in psutil.Process().children()}
     ray_own["gcs_server"].kill()
     outcome("gcs", lambda: sleep(members[0]))
     ray_own["raylet"].kill()
@@ -174,6 +175,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     pids, *errors = said
     outcomes = {title: (message, cause, seconds) for title, message, cause, seconds in errors}
     return Told(folder, pids, outcomes, [line for line in lines if " s  " in line])
+
+
+def test_no_process_of_ray_is_started_for_nothing(told: Told) -> None:
+    """Beside these, `ray.init` starts a dashboard, an autoscaler and a log monitor, and waits for the first."""
+    assert told.errors["processes of Ray"][0] == "gcs_server raylet"
 
 
 def test_who_gives_no_answer_is_named_with_its_state(told: Told) -> None:

@@ -1,10 +1,12 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
-from slime.data.tokenize import encode, end_tokens, load_tokenizer, render
+from slime.data.tokenize import GENERIC, encode, end_tokens, load_tokenizer, render
 from slime.errors import SlimeError
 
 
@@ -46,6 +48,39 @@ def test_code_of_a_checkpoint_is_not_run(tokenizer_folder, tmp_path, monkeypatch
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "configuration.py").write_text("raise SystemExit('this was run')")
     assert load_tokenizer(folder).chat_template
+
+
+@pytest.mark.parametrize("named", [*GENERIC, "LlamaTokenizerFast", None])
+def test_the_short_way_loads_what_transformers_would_choose(tokenizer_folder, tmp_path, named):
+    """For every type of model that transformers has a tokenizer for, and one that it does not know."""
+    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS as OVERRULED
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "checkpoint")
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": named}
+    (folder / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in config.items() if v}))
+    # The other two take the long way, whatever the model.
+    known = {*TOKENIZER_MAPPING_NAMES, *OVERRULED, "unheard_of"} - {"musicgen", "musicgen_melody"}  # made of others
+    for model_type in known if named in GENERIC else {"glm4"}:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        chosen = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        loaded = load_tokenizer(folder)
+        assert type(loaded) is type(chosen), model_type
+        assert loaded("1+2=")["input_ids"] == chosen("1+2=")["input_ids"]
+
+
+def test_a_generic_tokenizer_is_loaded_without_models(tokenizer_folder):
+    """They import torch's compiler, 2 s of the start of every run."""
+    code = f"""
+import sys
+from pathlib import Path
+from slime.data.tokenize import load_tokenizer
+load_tokenizer(Path({str(tokenizer_folder)!r}))
+print([name for name in ("torch._dynamo", "transformers.modeling_utils") if name in sys.modules])
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
 
 
 def test_a_template_that_refuses_names_the_row(tokenizer, monkeypatch):

@@ -169,7 +169,8 @@ def ray_cluster(
         if own and own.address:
             options |= {"_node_ip_address": own.address, "labels": {HOST_LABEL: str(own.number)}}
     try:
-        ray.init(**options)
+        with _without_onlookers():
+            ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         where = cluster.ray_address or "a new local cluster"
         todo = (
@@ -180,6 +181,30 @@ def ray_cluster(
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _without_onlookers() -> Iterator[None]:
+    """Ray that is started in the block has no dashboard, autoscaler or log monitor.
+
+    A run uses none of them. Each is a Python process, and `ray.init` waits for the dashboard's even where it is told to
+    do without: half of Ray's start. It has no other way to say so.
+    """
+    from ray._private import node
+
+    class Node(node.Node):  # type: ignore[misc]
+        def start_api_server(self, **_: object) -> None:
+            self._webui_url = ""
+
+        def start_monitor(self) -> None: ...
+
+        def start_log_monitor(self) -> None: ...
+
+    whole, node.Node = node.Node, Node
+    try:
+        yield
+    finally:
+        node.Node = whole
 
 
 def _join(cluster: ClusterConfig, number: int, num_slots: int, store_bytes: int) -> list[str]:
