@@ -20,7 +20,7 @@ REQUIREMENTS = ROOT / "requirements"
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_torch", REQUIREMENTS / "install_torch.py")
+    spec = importlib.util.spec_from_file_location("install_cpu", REQUIREMENTS / "install_cpu.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,7 +28,7 @@ def load() -> ModuleType:
     return module
 
 
-install_torch = load()
+install_cpu = load()
 
 
 def resolve(*wanted: str | Path) -> list[dict[str, Any]] | None:
@@ -58,7 +58,7 @@ def _index() -> None:
 @pytest.mark.usefixtures("_index")
 def test_the_torch_that_a_stranger_gets_brings_what_it_imports() -> None:
     """A CPU build needs nothing; the index's own build without its CUDA libraries is 500 MB that do not import."""
-    [installed, *_] = [found for wanted in install_torch.SOURCES.values() if (found := resolve(*wanted))]
+    [installed, *_] = [found for wanted in install_cpu.SOURCES.values() if (found := resolve(*wanted))]
     torch = next(item for item in installed if item["name"] == "torch")
     assert torch["version"].partition("+")[0] == "2.13.0"
     if not torch["version"].endswith("+cpu"):
