@@ -21,13 +21,13 @@ types: .venv/dev           ## mypy, strict
 docs: .venv/dev            ## the documentation's site, into site/; a test builds it as well
 	.venv/bin/mkdocs build --strict
 
-# Modules are compiled at the end, on every core, where pip would take one; a few are written for other Pythons. A third,
-# of which a run imports next to nothing, is left to whoever imports it.
+# Python compiles what it imports, and keeps that. Where it is told not to, what a run imports is compiled here, on every
+# core; a few modules are written for other Pythons, and a third of all no run needs.
 SELDOM := /(tests|testing|transformers/models|sglang/multimodal_gen|torch/_inductor|ray/(rllib|data|serve|tune|train|llm))/
 .venv/run: requirements/cpu.txt requirements/install_cpu.py $(WORKSPACE:%=%/pyproject.toml)
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/python requirements/install_cpu.py
-	.venv/bin/python -m compileall -qq -j 0 -x '$(SELDOM)' .venv/lib || true
+	[ -z "$$PYTHONDONTWRITEBYTECODE" ] || .venv/bin/python -m compileall -qq -j 0 -x '$(SELDOM)' .venv/lib || true
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(WORKSPACE))
 	touch $@
 
