@@ -1,12 +1,12 @@
-"""How fast `slime convert` goes beside the disk, and the memory that a process of it takes.
+"""How fast `slime convert` goes beside the disk.
 
-    python benchmarks/convert.py --gb 2 --processes 2      # BF16 -> FP8 -> BF16 of 2 GB; --folder names the disk
+    python benchmarks/convert.py --gb 2 --processes 2      # a checkpoint of 2 GB; --folder names the disk
 
 What the disk does is measured by as many processes that read the same source files and write as many bytes of zeros,
 flushed, with no work between. The source is dropped from the page cache before each measurement. A round measures the
-start of the processes (a conversion of almost nothing), the conversion less that, and the disk, one after another, so
-that all three see the same machine; given is the median of the rounds. Tensors have the sizes of a mixture of experts,
-[1536, 5120] and [5120, 1536].
+start of the command (a conversion of almost nothing), the conversion less that, and the disk, one after another, so
+that all three see the same machine; given is the median of the rounds. The model is a layer of GLM-4.5-Air with as many
+experts as fit the size: random BF16 weights, turned into FP8 and back, and into a checkpoint of Megatron-core and back.
 """
 
 from __future__ import annotations
@@ -17,94 +17,118 @@ import os
 import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-import torch
 from machine import conditions
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from slime.convert import fp8, job
-from slime.convert.schemes import Strategy
+from slime.config.paths import resolve
 
 PROMISED_SHARE = 0.7
 """Of the rate of the disk."""
-SHAPES = [(1536, 5120), (1536, 5120), (5120, 1536)]
-FILE_BYTES = 250 * 10**6
+MODEL = "pkg://slime_plugin_glm4/assets/GLM-4.5-Air"
+SMALL = {
+    "num_hidden_layers": 2,
+    "num_nextn_predict_layers": 0,
+    "vocab_size": 4096,
+    "intermediate_size": 1024,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 1,
+}
+"""Beside the experts of one layer, next to nothing."""
+CONVERSIONS = (
+    ("bf16-to-fp8", "bf16", "fp8"),
+    ("fp8-to-bf16", "fp8", "back"),
+    ("hf-to-dist", "bf16", "dist"),
+    ("dist-to-hf", "dist", "hf"),
+)
+"""Each with its source and its destination."""
+FILE_GB = 0.25
 BLOCK_BYTES = 2**23
 
 
-def write_bf16(folder: Path, num_bytes: int, shapes: Sequence[tuple[int, int]] = SHAPES) -> Path:
-    """A folder of random matrices."""
-    folder.mkdir()
-    layer = sum(rows * columns * 2 for rows, columns in shapes)
-    count, per_file, weight_map = num_bytes // layer, max(1, FILE_BYTES // layer), {}
-    for start in range(0, count, per_file):
-        tensors = {
-            f"model.layers.{number}.mlp.{name}.weight": (torch.randn(shape) * 0.02).bfloat16()
-            for number in range(start, min(start + per_file, count))
-            for name, shape in zip(("gate_proj", "up_proj", "down_proj"), shapes, strict=True)
-        }
-        file = f"model-{start:05}.safetensors"
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "any", "num_hidden_layers": 1}))
-    return folder
+def slime(*arguments: str | Path) -> tuple[float, float]:
+    """Seconds of `slime convert`, and of the processors of all its processes."""
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "slime", "convert", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+
+
+def write_bf16(folder: Path, num_bytes: int) -> None:
+    """A checkpoint of random weights, in `folder/bf16`."""
+    config = json.loads(resolve(f"{MODEL}/config.json").read_text()) | SMALL
+    expert = 3 * 2 * config["hidden_size"] * config["moe_intermediate_size"]
+    config["n_routed_experts"] = max(config["num_experts_per_tok"], num_bytes // expert)
+    (folder / "config").mkdir(parents=True)
+    (folder / "config/config.json").write_text(json.dumps(config))
+    slime("random", folder / "config", folder / "bf16")
+    for file in files(folder / "bf16"):  # they are fp32
+        tensors = {name: tensor.bfloat16() for name, tensor in load_file(file).items()}
+        save_file(tensors, file, metadata={"format": "pt"})
+
+
+def files(folder: Path) -> list[Path]:
+    """Those with weights."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".safetensors", ".distcp"))
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in files(folder))
 
 
 def forget(folder: Path) -> None:
     """Drop a folder's files from the page cache."""
-    for file in folder.glob("*.safetensors"):
+    for file in files(folder):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def copy(work: tuple[Sequence[Path], Path, float]) -> None:
-    """Read files, and write `ratio` bytes of zeros for each byte read."""
+def copy(work: tuple[Sequence[tuple[Path, int, int]], Path, float]) -> None:
+    """Read parts of files, and write `ratio` bytes of zeros for each byte read."""
     sources, target, ratio = work
-    block, zeros = bytearray(BLOCK_BYTES), memoryview(bytes(BLOCK_BYTES * 3))
+    block, zeros = memoryview(bytearray(BLOCK_BYTES)), memoryview(bytes(BLOCK_BYTES * 3))
     with target.open("wb", buffering=0) as out:
-        for path in sources:
+        for path, start, end in sources:
             with path.open("rb", buffering=0) as source:
-                while count := source.readinto(block):
+                source.seek(start)
+                while start < end and (count := source.readinto(block[: end - start])):
+                    start += count
                     out.write(zeros[: int(count * ratio)])
         os.fsync(out.fileno())
 
 
 def bare(source: Path, like: Path, folder: Path, processes: int) -> float:
-    """Seconds of the disk alone."""
+    """Seconds of the disk alone, each process with its part of every file."""
     folder.mkdir()
-    sources, ratio = sorted(source.glob("*.safetensors")), size(like) / size(source)
-    work = [(sources[rank::processes], folder / str(rank), ratio) for rank in range(processes)]
+    sizes, ratio = {path: path.stat().st_size for path in files(source)}, size(like) / size(source)
+    parts = [
+        [(path, n * r // processes, n * (r + 1) // processes) for path, n in sizes.items()] for r in range(processes)
+    ]
     forget(source)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0.5] * processes))  # all have started
         start = time.perf_counter()
-        list(pool.map(copy, work))
+        list(pool.map(copy, [(part, folder / str(rank), ratio) for rank, part in enumerate(parts)]))
         seconds = time.perf_counter() - start
     shutil.rmtree(folder)
     return seconds
 
 
-def size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def convert(made: job.Job, processes: int, file_bytes: int = FILE_BYTES) -> tuple[float, float]:
-    """Seconds of a conversion, and of the processors of its processes, both with their start."""
-    shutil.rmtree(made.destination, ignore_errors=True)
-    forget(made.source)
-    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    job.run(replace(made, file_bytes=file_bytes), processes)
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+def convert(name: str, source: Path, destination: Path, processes: int) -> tuple[float, float]:
+    """As `slime`; both with the start."""
+    shutil.rmtree(destination, ignore_errors=True)
+    forget(source)
+    return slime(name, source, destination, f"--processes={processes}", f"--file-gb={FILE_GB}")
 
 
 def main() -> None:
@@ -114,37 +138,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         measure(Path(name), int(args.gb * 10**9), args.processes, args.rounds)
 
 
 def measure(folder: Path, num_bytes: int, processes: int, rounds: int) -> None:
+    few, many = folder / "few", folder / "many"
+    write_bf16(few, 0)
+    write_bf16(many, num_bytes)
     print(conditions())
-    print(f"BF16 checkpoint of {num_bytes / 1e9:.1f} GB, {processes} processes, median of {rounds} rounds\n")
+    print(f"BF16 checkpoint of {size(many / 'bf16') / 1e9:.1f} GB, {processes} processes, median of {rounds} rounds\n")
     columns = ("conversion", "s to start", "MB/s read and written", "the disk alone, MB/s", "share", "MB a CPU second")
     print("|", " | ".join(columns), "|\n" + "|---" * len(columns) + "|")
-    wide = write_bf16(folder / "bf16", num_bytes)
-    few = write_bf16(folder / "few", processes * 6 * 2**14, [(128, 128)] * 3)
-    block = fp8.scheme_to_write(Strategy.block, powers_of_two=False)
-    nothing = fp8.to_fp8(few, folder / "start", block)
-    narrow = folder / "fp8"
-    makers: dict[str, Callable[[Path], job.Job]] = {
-        "bf16-to-fp8": lambda source: fp8.to_fp8(source, narrow, block),
-        "fp8-to-bf16": lambda source: fp8.to_bf16(source, folder / "back"),
-    }
-    for name, make in makers.items():
-        source = wide if name == "bf16-to-fp8" else narrow
-        made = make(source)
+    for name, source, destination in CONVERSIONS:
         starts, rates, disk_rates, shares, per_cpu = [], [], [], [], []
         for _ in range(rounds):
-            start, start_cpu = convert(nothing, processes, file_bytes=2**15)
-            seconds, cpu = convert(made, processes)
-            moved = (size(source) + size(made.destination)) / 1e6
+            start, start_cpu = convert(name, few / source, few / destination, processes)
+            seconds, cpu = convert(name, many / source, many / destination, processes)
+            moved, little = ((size(at / source) + size(at / destination)) / 1e6 for at in (many, few))
             starts.append(start)
-            rates.append(moved / (seconds - start))
-            per_cpu.append(moved / (cpu - start_cpu))
-            disk_rates.append(moved / bare(source, made.destination, folder / "bare", processes))
+            rates.append((moved - little) / (seconds - start))
+            per_cpu.append((moved - little) / (cpu - start_cpu))
+            disk_rates.append(moved / bare(many / source, many / destination, folder / "bare", processes))
             shares.append(rates[-1] / disk_rates[-1])
         middle = [statistics.median(each) for each in (starts, rates, disk_rates, shares, per_cpu)]
         print("| {} | {:.1f} | {:.0f} | {:.0f} | {:.2f} | {:.0f} |".format(name, *middle), flush=True)
