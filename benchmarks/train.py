@@ -14,7 +14,8 @@ after two for warm-up, with everything that belongs to one: forward, backward, g
 N counts parameters of matrix products (no input embedding, no norms), T tokens; the second part is causal attention
 forward and backward, half of the full square (PaLM, arXiv 2204.02311, appendix B). Recomputation is not counted.
 TFLOP/s and MFU are of one GPU, the latter relative to an H200's dense bf16 peak of 989 TFLOP/s; peak is the fullest
-GPU's.
+GPU's. Where eight sequences have one prompt, it is computed with each of them, or once (`train.share_prompts`): tokens
+are counted alike, and FLOPs for the former alone.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from slime.types import TrainSample
 PEAK_FLOPS = 989e12
 TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
+GROUP = 8
 DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
 MODELS = {1: ["+model=glm4-9b", "model.num_layers=12"], 2: ["+model=glm4-9b"]}
 TINY = ["+model=glm4-tiny"]
@@ -56,7 +58,12 @@ CPU_ADAM = [
 
 @dataclass(frozen=True)
 class Case:
-    """One row: tokens of a pack, tokens of each of its sequences, and what is switched on."""
+    """One row: tokens of a pack, tokens of each of its sequences, and what is switched on.
+
+    Attributes:
+        prompt: so many first tokens are the same in `GROUP` sequences.
+        shared: they are computed once.
+    """
 
     pack: int
     sequence: int
@@ -64,6 +71,8 @@ class Case:
     cpu_adam: bool = False
     tensor: int = 1
     pipeline: int = 1
+    prompt: int = 0
+    shared: bool = False
 
     @property
     def layout(self) -> str:
@@ -88,6 +97,10 @@ CASES = {
         Case(32768, 32768),
         Case(8192, 2048, cpu_adam=True),
         Case(32768, 2048, cpu_adam=True),
+        Case(24576, 3072, prompt=2048),
+        Case(24576, 3072, prompt=2048, shared=True),
+        Case(16384, 2048, prompt=512),
+        Case(16384, 2048, prompt=512, shared=True),
     ],
     2: [
         Case(4096, 1024, tensor=2),
@@ -97,7 +110,12 @@ CASES = {
     ],
 }
 TINY_CASES = {
-    1: [Case(256, 64), Case(256, 64, recompute=True)],
+    1: [
+        Case(256, 64),
+        Case(256, 64, recompute=True),
+        Case(512, 64, prompt=40),
+        Case(512, 64, prompt=40, shared=True),
+    ],
     2: [Case(256, 64, tensor=2), Case(256, 64, pipeline=2), Case(256, 64)],
 }
 
@@ -138,8 +156,16 @@ def measure(
     trainer.init_weights()
     num_dp = trainer.data_parallel_size
     samples = random_samples(case, num_dp * num_micro_batches, trainer.hf["vocab_size"])
-    (batch,) = pack(samples, num_dp=num_dp, align=trainer.packing_align, max_tokens=case.pack, loss_mean=LossMean.token)
-    assert all(len(of_rank) == num_micro_batches for of_rank in batch.micro_batches), "every pack is full"
+    (batch,) = pack(
+        samples,
+        num_dp=num_dp,
+        align=trainer.packing_align,
+        max_tokens=case.pack,
+        loss_mean=LossMean.token,
+        share_prompts=case.shared,
+    )
+    full = all(len(of_rank) == num_micro_batches for of_rank in batch.micro_batches)
+    assert full or case.shared, "every pack is full"
     seconds = []
     for step in range(NUM_WARMUP + NUM_MEASURED):
         if step == NUM_WARMUP and torch.cuda.is_available():
@@ -174,15 +200,18 @@ def profile(step: Callable[[], Any]) -> str:
 
 def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[TrainSample]:
     generator = np.random.default_rng(0)
-    num_response_tokens = case.sequence * 3 // 4
+    num_response_tokens = case.sequence - case.prompt if case.prompt else case.sequence * 3 // 4
+    tokens = generator.integers(0, vocab_size, (num_micro_batches * case.pack // case.sequence, case.sequence))
+    for number in range(len(tokens)):
+        tokens[number, : case.prompt] = tokens[number // GROUP * GROUP, : case.prompt]
     return [
         TrainSample(
-            tokens=generator.integers(0, vocab_size, case.sequence),
+            tokens=own,
             loss_mask=np.ones(num_response_tokens, np.float32),
             advantages=np.full(num_response_tokens, generator.normal(), np.float32),
             rollout_logprobs=np.full(num_response_tokens, -np.log(vocab_size), np.float32),
         )
-        for _ in range(num_micro_batches * case.pack // case.sequence)
+        for own in tokens
     ]
 
 
@@ -197,25 +226,27 @@ def flops(trainer: Any, case: Case, num_tokens: int) -> float:
 
 
 def row(case: Case, measured: Measured, on_gpu: bool) -> str:
-    rate = measured.flops / measured.seconds
+    rate, whole = measured.flops / measured.seconds, not case.shared
+    prompt = f"{case.prompt}, {'once' if case.shared else 'each'}" if case.prompt else "-"
     cells = [
         str(case.pack),
         str(case.sequence),
+        prompt,
         case.layout,
         "full" if case.recompute else "off",
         "CPU" if case.cpu_adam else "device",
         f"{measured.seconds:.3f}",
         f"{measured.num_tokens / measured.seconds:,.0f}",
-        f"{rate / 1e12:.3g}",
-        f"{rate / PEAK_FLOPS:.1%}" if on_gpu else "-",
+        f"{rate / 1e12:.3g}" if whole else "-",
+        f"{rate / PEAK_FLOPS:.1%}" if on_gpu and whole else "-",
         f"{measured.peak_bytes / 2**30:.1f}" if on_gpu else "-",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 HEAD = """\
-| pack, tokens | sequence, tokens | layout | recompute | Adam | s/step | tokens/s | TFLOP/s | MFU | peak, GiB |
-|---|---|---|---|---|---|---|---|---|---|"""
+| pack, tokens | sequence | common prompt | layout | recompute | Adam | s/step | tokens/s | TFLOP/s | MFU | peak, GiB |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def describe(cfg: SlimeConfig, num_micro_batches: int) -> str:
@@ -252,7 +283,7 @@ def main() -> None:
         print(row(case, measured, on_gpu), flush=True)
         if options.profile:
             print(f"\n{measured.profile}\n", flush=True)
-        if not case.recompute and not case.cpu_adam:
+        if not case.recompute and not case.cpu_adam and not case.shared:
             reached.append(measured.flops / measured.seconds / PEAK_FLOPS)
     if on_gpu and not options.tiny and options.gpus == 1 and reached:
         verdict = "kept" if min(reached) > TARGET_MFU else "MISSED"

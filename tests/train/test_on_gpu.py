@@ -177,6 +177,40 @@ def test_sparse_attention_over_nccl_equals_one_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+def test_shared_prompts_change_neither_metrics_nor_gradients(tmp_path: Path) -> None:
+    """In fp32 sums are taken in another order; in bf16 flash attention rounds the gradient of a key once a sample
+    instead of once."""
+    from slime.testing.models import write_checkpoint
+    from tests.train.one_rank import HF
+
+    write_checkpoint(HF, tmp_path)
+    [found] = run_ranks(by_sharing, 1, "cuda", tmp_path, timeout_s=200)
+    for precision, tolerance, off in (("fp32", FP32_TOLERANCE, 1e-5), ("bf16", BF16_TOLERANCE, 0.03)):
+        whole, shared, distance = found[precision]
+        assert shared == pytest.approx(whole, **tolerance), precision
+        assert distance < off, precision
+
+
+def by_sharing(rank: Rank, device: str, model: Path) -> dict[str, Any]:
+    """Metrics of groups of four samples, whole and behind one copy of their prompt, and the gradients' distance."""
+    from slime.testing.recorded import recorded_samples
+    from tests.train.one_rank import of_groups, packed
+
+    found = {}
+    for precision, bf16 in (("fp32", False), ("bf16", True)):
+        trainer = new_trainer(rank, device, model, {"bf16": bf16})
+        trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
+        samples, values, gradients = of_groups(recorded_samples(16, trainer.hf["vocab_size"])), [], []
+        for share in (False, True):
+            values.append(metrics(trainer.train_rl(packed(trainer, samples, share_prompts=share), 0)))
+            gradients.append(torch.cat([x.grad_data.flatten() for part in trainer.model.chunks for x in part.buffers]))
+        distance = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+        found[precision] = (*values, float(distance))
+        rank = next_rank(rank)
+    return found
+
+
+@pytest.mark.gpu
 def test_adam_on_the_cpu_takes_the_steps_of_the_device(model: Path, tmp_path: Path) -> None:
     [found] = run_ranks(adam_on_both, 1, model, tmp_path, timeout_s=200)
     for got, wanted in zip(found["cpu"], found["device"], strict=True):

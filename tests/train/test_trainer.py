@@ -15,7 +15,7 @@ import torch.distributed as dist
 from slime.errors import SlimeError
 from slime.net import free_port
 from slime.testing.ranks import Rank, run_ranks
-from tests.train.one_rank import HF, packed, recorded, start, with_transformers_logprobs, write_model
+from tests.train.one_rank import HF, of_groups, packed, recorded, start, with_transformers_logprobs, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -82,16 +82,6 @@ def by_sharing(rank: Rank, model: Path) -> list[tuple[dict[str, float], Any]]:
         values = trainer.train_rl(batches, 0)
         found.append((values, [x.grad_data.clone() for chunk in trainer.model.chunks for x in chunk.buffers]))
     return found
-
-
-def of_groups(samples: list[Any]) -> list[Any]:
-    """The same responses, those of four neighbours to the prompt of the first."""
-    prompts = [sample.tokens[: sample.num_tokens - sample.num_response_tokens] for sample in samples]
-    tokens = [
-        np.concatenate([prompts[number // 4 * 4], sample.tokens[-sample.num_response_tokens :]])
-        for number, sample in enumerate(samples)
-    ]
-    return [dataclasses.replace(sample, tokens=own) for sample, own in zip(samples, tokens, strict=True)]
 
 
 def test_shared_prompts_change_neither_metrics_nor_gradients(results: dict[str, Any]) -> None:
