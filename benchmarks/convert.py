@@ -40,7 +40,6 @@ SMALL = {
     "vocab_size": 4096,
     "intermediate_size": 1024,
     "num_attention_heads": 16,
-    "num_experts_per_tok": 1,
 }
 """Beside the experts of one layer, next to nothing."""
 CONVERSIONS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,6 @@ BATCH = 1000
 """Texts that are encoded at once: while a batch lasts, each token takes some hundred bytes."""
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names, in tokenizer_config.json, of the class that takes all it knows from tokenizer.json."""
-OVERRULED = ("qwen2",)
-"""Model types for which transformers takes a class of its own although the checkpoint names the generic one."""
 
 
 def import_tokenizers(folder: Path) -> None:
@@ -31,17 +30,23 @@ def import_tokenizers(folder: Path) -> None:
 def _tokenizer_class(folder: Path) -> Any:
     """What reads the folder's tokenizer: `AutoTokenizer`, or, where that would choose the generic class, this class at
     once, whose import takes 2 s less because it leaves out models and torch's compiler."""
-    config, model_type = (
-        _read_json(folder / "tokenizer_config.json"),
-        _read_json(folder / "config.json").get("model_type"),
-    )
-    if config.get("tokenizer_class") in GENERIC and "auto_map" not in config and model_type not in OVERRULED:
+    config = _read_json(folder / "tokenizer_config.json")
+    model_type = _read_json(folder / "config.json").get("model_type")
+    if config.get("tokenizer_class") in GENERIC and "auto_map" not in config and not _has_its_own(model_type):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
     from transformers import AutoTokenizer
 
     return AutoTokenizer
+
+
+def _has_its_own(model_type: object) -> bool:
+    """Whether transformers has a tokenizer class for this type of model, which may overrule what a checkpoint names."""
+    library = importlib.util.find_spec("transformers")
+    assert library is not None, "it is a dependency"
+    assert library.origin is not None, "a package with an __init__.py has one"
+    return Path(library.origin).with_name("models").joinpath(f"{model_type}/tokenization_{model_type}.py").exists()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
