@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,23 @@ def test_there_and_back_and_a_run_that_starts_from_it(source: Path, tmp_path: Pa
             assert tensor.dtype is (torch.float32 if "correction_bias" in name else dtype)
             assert torch.equal(tensor.float(), expected[name].float()), name
             assert torch.equal(tensor, reference[name]), name
+
+
+@pytest.mark.slow
+def test_a_correction_bias_in_bf16_becomes_fp32(source: Path, tmp_path: Path) -> None:
+    """As tools leave it that turn every tensor into BF16. The model holds it in fp32, whatever the checkpoint has."""
+    tensors = {name: tensor.bfloat16() for name, tensor in load(source).items()}
+    shutil.copytree(source, tmp_path / "source")
+    save_file(tensors, tmp_path / "source/model.safetensors")
+    run_ranks(to_dist, 1, tmp_path / "source", tmp_path / "dist", "")
+    run_ranks(from_dist, 1, tmp_path / "dist", tmp_path / "hf")
+    found = load(tmp_path / "hf")
+    biases = [name for name in found if name.endswith("correction_bias")]
+    assert biases
+    assert found.keys() == tensors.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype is (torch.float32 if name in biases else torch.bfloat16), name
+        assert torch.equal(tensor, tensors[name].to(tensor.dtype)), name
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,8 @@ def _convert(
     torch.set_num_threads(1)
     megatron.join(cfg, rank, world_size, PrefixStore("slime", store))
     model = megatron.skeleton(cfg, bridge, hf)
-    weights = _Weights(files, local_tensors(model.modules, mapping).values())
+    buffers = {storage_of(buffer) for module in model.modules for buffer in module.buffers()}
+    weights = _Weights(files, local_tensors(model.modules, mapping).values(), buffers)
     dist.barrier()  # nothing is written before every rank has checked its part
     identity = {
         "conversion": "hf-to-dist",
@@ -108,16 +109,19 @@ class _Weights:
     """Reads parameters from an HF folder. One is in memory at a time.
 
     Args:
-        targets: the rank's parameters, without values; they get the dtypes that the folder has.
+        targets: the rank's parameters and buffers, without values; parameters get the dtypes that the folder has.
+        buffers: the memory of the latter; they keep the dtype that the model computes with, which Megatron-core would
+            give back to them in the moment when it saves them.
     """
 
-    def __init__(self, files: HfFiles, targets: Any) -> None:
+    def __init__(self, files: HfFiles, targets: Iterable[LocalTensor], buffers: Collection[int]) -> None:
         self._reader = TensorReader(files)
         self._reads: dict[int, tuple[LocalTensor, list[tuple[str, Piece]]]] = {}
         self._held: tuple[int, Tensor] | None = None
         for target in targets:
             each = reads(files, target)
-            target.tensor.data = torch.empty_like(target.tensor, dtype=_dtype(files, target))
+            if storage_of(target.tensor) not in buffers:
+                target.tensor.data = torch.empty_like(target.tensor, dtype=_dtype(files, target))
             self._reads[storage_of(target.tensor)] = target, each
 
     def values(self, part: Tensor) -> Tensor:
@@ -136,7 +140,9 @@ class _Weights:
         whole = (torch.zeros if is_padded else torch.empty)(target.tensor.shape, dtype=target.tensor.dtype)
         for name, piece in pieces:
             block = whole.narrow(dim, piece.target, piece.length)
-            if dim == 0:
+            if whole.dtype is not DTYPES[self._reader.tensors[name].dtype]:  # a buffer
+                block.copy_(self._reader.rows(name).narrow(dim, piece.source, piece.length))
+            elif dim == 0:
                 self._reader.read_into(block, name, piece.source)
             else:
                 self._read_columns(block, name, piece)
