@@ -23,9 +23,17 @@ def rows(*arguments: str) -> list[list[str]]:
 @pytest.mark.slow
 def test_the_tiny_model_trains() -> None:
     (row,) = rows("train.py", "--device", "cpu", "--tiny", "--only", "0", "--micro-batches", "2")
-    pack, sequence, _, _, _, seconds, rate, *_ = row
+    pack, sequence, _, _, _, _, seconds, rate, *_ = row
     assert (pack, sequence) == ("256", "64")
     assert float(rate.replace(",", "")) == pytest.approx(2 * 256 / float(seconds), rel=0.02)
+
+
+@pytest.mark.slow
+def test_tokens_count_alike_where_a_prompt_is_computed_once() -> None:
+    (row,) = rows("train.py", "--device", "cpu", "--tiny", "--only", "3", "--micro-batches", "2")
+    assert row[2] == "40, once"
+    assert float(row[7].replace(",", "")) == pytest.approx(2 * 512 / float(row[6]), rel=0.02)
+    assert row[8] == "-"
 
 
 @pytest.mark.slow
@@ -33,8 +41,8 @@ def test_layouts_of_two_ranks_need_the_same_flops() -> None:
     """What the table has a rank do a second, times what it takes: of a model cut by tensors, by layers, or of halves of
     the tokens each."""
     table = rows("train.py", "--device", "cpu", "--gpus", "2", "--tiny", "--micro-batches", "2")
-    tensor, pipeline, data = (float(row[5]) * float(row[7]) for row in table)
-    assert [row[2] for row in table] == ["TP 2, PP 1", "TP 1, PP 2", "TP 1, PP 1"]
+    tensor, pipeline, data = (float(row[6]) * float(row[8]) for row in table)
+    assert [row[3] for row in table] == ["TP 2, PP 1", "TP 1, PP 2", "TP 1, PP 1"]
     assert tensor == pytest.approx(pipeline, rel=0.02)
     assert data == pytest.approx(2 * tensor, rel=0.02)  # it has as many packs for each of its ranks
 
