@@ -22,17 +22,20 @@ docs: .venv/dev            ## the documentation's site, into site/; a test build
 	.venv/bin/mkdocs build --strict
 
 # Python compiles what it imports, and keeps that. Where it is told not to, what a run imports is compiled here, on every
-# core; a few modules are written for other Pythons, and a third of all no run needs.
+# core (a third of all modules is SELDOM imported by one), and all for the tests, which start many processes at once. A few
+# modules are written for other Pythons.
+COMPILE := .venv/bin/python -m compileall -qq -j 0 .venv/lib
 SELDOM := /(tests|testing|transformers/models|sglang/multimodal_gen|torch/_inductor|ray/(rllib|data|serve|tune|train|llm))/
 .venv/run: requirements/cpu.txt requirements/install_cpu.py $(WORKSPACE:%=%/pyproject.toml)
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/python requirements/install_cpu.py
-	[ -z "$$PYTHONDONTWRITEBYTECODE" ] || .venv/bin/python -m compileall -qq -j 0 -x '$(SELDOM)' .venv/lib || true
+	[ -z "$$PYTHONDONTWRITEBYTECODE" ] || $(COMPILE) -x '$(SELDOM)' || true
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(WORKSPACE))
 	touch $@
 
 .venv/dev: .venv/run requirements/dev.txt
-	.venv/bin/pip install --quiet --no-deps --requirement requirements/dev.txt
+	.venv/bin/pip install --quiet --no-deps --no-compile --requirement requirements/dev.txt
+	$(COMPILE) || true
 	touch $@
 
 .PHONY: demo test setup lint types docs
