@@ -50,6 +50,7 @@ def test_code_of_a_checkpoint_is_not_run(tokenizer_folder, tmp_path, monkeypatch
     assert load_tokenizer(folder).chat_template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [*GENERIC, "LlamaTokenizerFast", None])
 def test_the_short_way_loads_what_transformers_would_choose(tokenizer_folder, tmp_path, named):
     """For every type of model that transformers has a tokenizer for, and one that it does not know."""
