@@ -2,13 +2,17 @@
 PYTHON ?= python3
 WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 TEST_PROCESSES ?= 2
+BASE ?= main
 export OMP_NUM_THREADS ?= 1
 
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
 
-test: .venv/dev            ## set up, then run every test, in two processes; `make test TEST_PROCESSES=4` in more
-	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+test: .venv/dev            ## set up, run every test in two processes, and list the longest; `make test TEST_PROCESSES=4` in more
+	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 40
+
+quick: .venv/dev           ## the fast tests of what differs from main; `make quick BASE=HEAD~3` from another commit
+	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow" $$(.venv/bin/python tests/changed.py $(BASE))
 
 setup: .venv/dev           ## virtual environment with everything, tests and lint included
 
@@ -20,6 +24,11 @@ types: .venv/dev           ## mypy, strict
 
 docs: .venv/dev            ## the documentation's site, into site/; a test builds it as well
 	.venv/bin/mkdocs build --strict
+
+wheels: .venv/run          ## every distribution as a wheel, into dist/, beside what installs the rest on a CPU
+	rm -rf dist
+	.venv/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(addprefix ./,$(WORKSPACE))
+	cp requirements/cpu.txt requirements/install_cpu.py dist
 
 # Python compiles what it imports, and keeps that. Where it is told not to, what a run imports is compiled here, on every
 # core (a third of all modules is SELDOM imported by one), and all for the tests, which start many processes at once. A few
@@ -38,4 +47,4 @@ SELDOM := /(tests|testing|transformers/models|sglang/multimodal_gen|torch/_induc
 	$(COMPILE) || true
 	touch $@
 
-.PHONY: demo test setup lint types docs
+.PHONY: demo test quick setup lint types docs wheels

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from slime.imports import importing
+from slime.testing.patience import Patience, family
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +21,48 @@ _collection.enter_context(importing())  # tests are imported in it, and torch wi
 
 def pytest_collection_finish():
     _collection.close()
+
+
+LOOK_AGAIN_S = 5.0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item, settings):
+    """The limit of a test leaves out the time for which it, or what it started, had no core: a busy machine would fail
+    healthy tests."""
+    if settings.method != "signal":
+        return None
+    from pytest_timeout import timeout_sigalrm
+
+    patience = Patience(settings.timeout, lambda: family(os.getpid()))
+
+    def look(signum, frame):
+        __tracebackhide__ = True
+        if patience.is_over():
+            timeout_sigalrm(item, settings)
+
+    def cancel():
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    item.cancel_timeout = cancel
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, LOOK_AGAIN_S)
+    return True
+
+
+@pytest.fixture
+def device():
+    """Where Triton kernels run: the GPU if there is one, else Triton's interpreter."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip(
+            "no GPU, and not in Triton's interpreter (tests/models/test_kernels_interpreted.py runs this there)"
+        )
+    return torch.device("cpu")
 
 
 SHARED = ("finished", "engine", "bare")
@@ -59,3 +104,47 @@ def _skip_without_devices(items):
         need, have = mark.args[0] if mark.args else 1, torch.cuda.device_count()
         if have < need:
             item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA device(s), there are {have}"))
+
+
+@pytest.fixture
+def memory_folder(tmp_path):
+    """A folder in memory where there is one: hundreds of syncs to a disk would take most of a minute."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """HF folder of the smallest model: config and tokenizer, no weights."""
+    from slime.config.paths import resolve
+
+    return resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_model, tmp_path_factory):
+    """A real SGLang engine on the CPU for `tiny_model`, started by the first test that asks; publish before use."""
+    from slime.testing.engines import running_engine
+
+    with running_engine(tiny_model, Path(tmp_path_factory.mktemp("engine")) / "engine.log") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def endpoint(engine):
+    return engine.endpoint
+
+
+@pytest.fixture(scope="session")
+def hf_model():
+    """`hf_model(folder, seed)`: transformers' own model of a folder's config.json, fp32, with random weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def build(folder, seed=0):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float().eval()
+
+    return build

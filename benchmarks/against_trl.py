@@ -6,8 +6,9 @@
 
 Both start from the same exported folder, take 32 prompts x 8 samples of at most 16 tokens a step, learn by GRPO in
 float32 and neither evaluate nor save. They run one after the other, in turn, a fresh process a round; the first steps
-are left out as warm-up. TRL generates with transformers in its own process, its way without a GPU; it computes with one
-thread unless `--trl-threads` says otherwise, slime with one in the engine and one in the trainer.
+are left out as warm-up. TRL generates with transformers in its own process, its way without a GPU; it computes with a
+thread for each core unless `--trl-threads` says otherwise. slime has two engines and two trainer ranks with a thread
+each, which take turns.
 
 Wall times of a busy machine say little, so processor time is printed too: of every process of the two, user and system,
 from the end of the first step counted to that of the last.
@@ -33,7 +34,7 @@ from typing import Any
 import psutil
 from machine import conditions
 
-from slime.config.compose import compose
+from slime.compose.compose import compose
 from slime.config.schema import SlimeConfig
 from slime.observe.metrics import read_rows
 
@@ -41,8 +42,9 @@ POLL_S = 0.02
 WARM_UP = 2
 """Steps of each process that are not counted: the first compiles, fills caches and starts what starts late."""
 PROMISED = 1.0
-LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
-OWN = ["eval.path=null", "train.checkpoint.interval=null", "train.checkpoint.export_hf=false", "run.progress=false"]
+MODEL = ["+model=glm4-tiny", "+cluster=local2"]
+LAPTOP = [*MODEL, "rollout.engines.default.devices=2"]
+OWN = ["eval.path=null", "train.checkpoint.interval=null", "run.progress=false"]
 
 Seconds = Mapping[str, float]
 
@@ -67,8 +69,8 @@ class Processes:
 
     KINDS = {
         "sglang::scheduler": "scheduler",
-        "slime.rollout.launcher": "server",
-        "slime.reward.worker": "reward workers",
+        "slime_plugin_sglang.launcher": "server",
+        "slime.workers.worker": "reward workers",
         "ray::": "trainer and actors",
         "/ray/": "Ray",
     }
@@ -133,8 +135,8 @@ def trl_round(model: Path, steps: int, folder: Path, threads: int = 1) -> Round:
 
 def supervised(folder: Path) -> Path:
     """The exported model of slime's supervised stage, which both start from."""
-    arguments = ["algo=sft", "eval.path=null", f"run.dir={folder}", "run.name=sft"]
-    subprocess.run([sys.executable, "-m", "slime", *LAPTOP, *arguments], check=True, stdout=sys.stderr)
+    arguments = [*MODEL, "algo=sft", "eval.path=null", f"run.dir={folder}", "run.name=sft"]
+    subprocess.run([sys.executable, "-m", "slime", *arguments], check=True, stdout=sys.stderr)
     return folder / "sft" / "export"
 
 
@@ -264,7 +266,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="exported folder; by default one is trained on demonstrations")
     parser.add_argument("--steps", type=int, default=20, help="of a round, warm-up included")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--trl-threads", type=int, default=1)
+    parser.add_argument("--trl-threads", type=int, default=os.cpu_count())
     parser.add_argument("--trl", type=Path, metavar="ROWS", help=argparse.SUPPRESS)
     options, arguments = parser.parse_known_args()
     cfg = compose([*LAPTOP, *OWN, *arguments])

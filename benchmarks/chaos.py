@@ -1,7 +1,7 @@
 """What a run survives, and what it says when it does not: kills, stops, faults, bad rewards, damaged and full disks.
 
     python benchmarks/chaos.py all --out benchmarks/results/chaos.md
-    python benchmarks/chaos.py kills|others|hangs|rewards|flips|faults|disk [--out FILE]
+    python benchmarks/chaos.py kills|others|returns|hangs|rewards|flips|faults|disk [--out FILE]
 
 Real runs of the tiny model on two CPU cores, started as a user starts them. A plugin of this program writes a line at
 each verb of a run's session, by which the moment is found; the engine's code is as it is. Each table is written as soon
@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import chaos_parts as parts  # noqa: E402
+from chaos_engines import returns  # noqa: E402
 from chaos_parts import SEED, Table, folder, quoted  # noqa: E402
 from chaos_run import LONG, Chaos, reference, result, running  # noqa: E402
 from machine import conditions  # noqa: E402
@@ -82,13 +83,13 @@ class Victim:
     names: tuple[str, ...] = ()
 
 
-SCHEDULER = Victim("SGLang's scheduler", ("sglang::scheduler",), ("engine http",))
-SERVER = Victim("SGLang's server", ("slime.rollout.launcher",), ("engine http",))
+SCHEDULER = Victim("SGLang's scheduler", ("sglang::scheduler",), ("engine-0",))
+SERVER = Victim("SGLang's server", ("slime_plugin_sglang.launcher",), ("engine-0",))
 TRAINER = Victim("trainer", ("ray::TrainerActor",), ("trainer",))
 RAYLET = Victim("raylet", ("raylet/raylet",), ("raylet",))
 GCS = Victim("GCS", ("gcs_server",), ("gcs_server",))
-GUARD = Victim("the reward's guard", ("slime.reward.worker",))
-SCORER = Victim("the reward's scorer", ("slime.reward.worker",))
+GUARD = Victim("the reward's guard", ("slime.workers.worker",))
+SCORER = Victim("the reward's scorer", ("slime.workers.worker",))
 
 DEADLY = ((SCHEDULER, "collect"), (SERVER, "train_rl"), (TRAINER, "collect"), (RAYLET, "collect"), (GCS, "train_rl"))
 HANGING = ((SCHEDULER, "collect"), (SCHEDULER, "publish"), (TRAINER, "train_rl"))
@@ -241,7 +242,7 @@ def again_over_a_flip() -> list[str]:
 
 
 TABLES: Mapping[str, Callable[[], Table]] = {
-    table.__name__: table for table in (kills, others, hangs, disk, flips, parts.faults, parts.rewards)
+    table.__name__: table for table in (kills, others, returns, hangs, disk, flips, parts.faults, parts.rewards)
 }
 
 

@@ -10,8 +10,8 @@ from slime.hookspecs import hookimpl
 from slime.types import Sample, Verdict
 
 MARKS = "CHAOS_MARKS"
-"""Environment variable: the file that gets the lines `<verb> begin` and `<verb> end`."""
-VERBS = ("collect", "train_sft", "train_rl", "publish", "checkpoint", "export")
+"""Environment variable: the file that gets the lines `<verb> begin` and `<verb> end`; `train` as `train_<stage>`."""
+VERBS = ("collect", "train", "publish", "checkpoint", "export")
 
 
 class Unequal:
@@ -28,10 +28,11 @@ def mark(line: str) -> None:
 
 def marked(verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(session: Any, *args: Any, **kwargs: Any) -> Any:
-        mark(f"{verb} begin")
-        answer = method(session, *args, **kwargs)
-        mark(f"{verb} end")
+    def call(side: Any, *args: Any, **kwargs: Any) -> Any:
+        told = f"train_{args[-1].name}" if verb == "train" else verb
+        mark(f"{told} begin")
+        answer = method(side, *args, **kwargs)
+        mark(f"{told} end")
         return answer
 
     return call
@@ -50,9 +51,11 @@ def slime_config_paths() -> list[str]:
 @hookimpl
 def slime_check(cfg: Any) -> list[str]:
     """Only the driver asks this, once, before anything starts."""
-    from slime.session import Session
+    from slime.generation import Generation
+    from slime.learner import Learner
 
     for verb in VERBS:
-        setattr(Session, verb, marked(verb, getattr(Session, verb)))
+        side = Generation if verb == "collect" else Learner
+        setattr(side, verb, marked(verb, getattr(side, verb)))
     mark("start begin")
     return []

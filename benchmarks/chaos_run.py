@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 from chaos_parts import folder
 
-from slime.testing.site import Site
 from tests.running import Run
+from tests.site import Site
 
 SETTINGS: Mapping[str, Any] = {
     "sft.num_steps": 20,
@@ -34,10 +34,18 @@ SETTINGS: Mapping[str, Any] = {
 }
 LIMITS = {"cluster.hang_timeout_s": 15, "rollout.request_timeout_s": 12, "reward.timeout_s": 3}
 """Seconds, instead of minutes."""
-LONG = {**SETTINGS, **LIMITS, "sft.num_steps": 2, "run.num_steps": 500, "train.checkpoint.interval": 100}
+LONG = {
+    **SETTINGS,
+    **LIMITS,
+    "sft.num_steps": 2,
+    "run.num_steps": 500,
+    "observe.zero_variance_steps": 0,
+    "train.checkpoint.interval": 100,
+    "rollout.restarts": 0,
+}
 OWN_SHARED_MEMORY = 'mount --bind "$0" /dev/shm && exec "$@"'
-KEPT = ("torchinductor_", "ray")
-"""torch's cache of compiled kernels, and the folder of Ray's session logs, which Ray keeps by design."""
+KEPT = ("torchinductor_",)
+"""torch's cache of compiled kernels."""
 POLL_S = 0.002
 PATIENCE_S = 300.0
 """Of everything that is waited for: a start takes a minute on a busy machine, and Ray another to miss its GCS."""
@@ -96,7 +104,7 @@ class Chaos(Run):
         raise AssertionError(f"no process {words}")
 
     def litter(self) -> str:
-        """What stays in the temporary folder and in shared memory, without the caches and session logs of others."""
+        """What stays in the temporary folder and in shared memory, without the caches of others."""
         left = [*self.scratch.iterdir(), *self.shared.iterdir()]
         return " ".join(path.name for path in left if not path.name.startswith(KEPT)) or "none"
 

@@ -58,9 +58,10 @@ class PlainFile(DigestingFile):
 class MegatronsWriter:
     """Megatron-core's own strategy where slime's stands; its files are digested by reading them back."""
 
-    def __new__(cls) -> object:
+    def __new__(cls, group: object = None) -> object:
+        assert group is None, "it forks processes; slime's writer alone works while the training goes on"
         strategy = get_default_save_sharded_strategy()
-        strategy.written = {}
+        strategy.written, strategy.wait = {}, lambda: None
         return strategy
 
 
@@ -97,7 +98,7 @@ def trainer_of(model: str) -> Trainer:
     sample = TrainSample(tokens=np.arange(8), loss_mask=np.ones(4, dtype=np.int64))
     align = trainer.packing_align
     [batch] = pack([sample], num_dp=1, align=align, max_tokens=64, loss_mean=LossMean.token, num_optimizer_steps=1)
-    trainer.train_sft(batch, step=1)
+    trainer.train([batch], 1, "sft")
     return trainer
 
 

@@ -5,9 +5,9 @@
     python benchmarks/delta.py --lr 1e-6,1e-5
 
 Trains a decoder on source code, from random weights: Adam with fp32 masters, of which every step's bf16 copy (or, where
-it says so, that copy in FP8 blocks of 128 x 128) is published through `slime.weights.publisher.disk`, and read again as
+it says so, that copy in FP8 blocks of 128 x 128) is published through `slime_plugin_disk.publish`, and read again as
 an engine does. First the bytes by step, then other encodings of the last step, by which the one in
-`slime.weights.shared.delta` was chosen.
+`slime_plugin_disk.delta` was chosen.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ import torch
 from machine import conditions
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from slime.config.fp8 import SCALE
 from slime.config.paths import resolve
 from slime.data.tokenize import load_tokenizer
 from slime.files import human_bytes
 from slime.testing.publishing import publish_over
-from slime.weights.engine.from_folder import receive_stored
-from slime.weights.publisher.disk import Disk, VersionFolder
-from slime.weights.shared import delta
-from slime.weights.shared.fp8 import quantize
-from slime.weights.shared.stored import stored
+from slime_plugin_disk import delta
+from slime_plugin_disk.folder import stored
+from slime_plugin_disk.publish import Disk, VersionFolder
+from slime_plugin_disk.receive import receive
+from slime_plugin_fp8_block.config import SCALE
+from slime_plugin_fp8_block.quantizer import quantize
+from slime_plugin_sglang.side import EngineSide
 
 TOKENIZER = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 BUCKET = 64 * 2**20
@@ -80,7 +81,7 @@ class Channel:
             receipt = publish_over(transport, iter(tensors.items()), self.version, BUCKET)
         written = time.perf_counter()
         told = {"folder": str(self.folder.path), "name": stored(self.folder.path)[-1]}
-        receive_stored(told, self.model, torch.device("cpu"), lambda bucket: None, lambda offer: [offer])
+        receive(told, EngineSide(self.model, torch.device("cpu"), {}, lambda bucket: None, lambda offer: [offer]))
         self.version += 1
         return receipt.num_bytes, receipt.num_bytes_sent, written - start, time.perf_counter() - written
 

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from machine import conditions
 from torch import Tensor
 
-from slime.models.dsa.indexer import IndexQueries, select_keys
-from slime.models.dsa.sparse_attention import sparse_attention
 from slime.models.packed.context_parallel import RowRange
+from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
+from slime_plugin_sparse_attention.sparse_attention import sparse_attention
 
 NUM_MEASURED = 3
 

@@ -22,7 +22,9 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime.weights.shared import fp8
+from slime_plugin_fp8_block import kernel
+from slime_plugin_fp8_block.blocks import Quantized
+from slime_plugin_fp8_block.quantizer import quantize
 
 PROMISED_SHARE = 0.85
 NUM_MEASURED = 20
@@ -82,13 +84,11 @@ def on_device(step: Callable[[], object], device: torch.device) -> float:
 
 
 def preparing(shapes: Sequence[Shape]) -> float:
-    """Median processor microseconds a matrix of `fp8_kernel.prepare` on a CPU, which touches no matrix."""
-    from slime.weights.shared import fp8_kernel
-
+    """Median processor microseconds a matrix of `kernel.prepare` on a CPU, which touches no matrix."""
     matrices, seconds = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes], []
     for _ in range(NUM_MEASURED):
         start = time.process_time()
-        fp8_kernel.prepare(matrices)
+        kernel.prepare(matrices)
         seconds.append(time.process_time() - start)
     return 1e6 * statistics.median(seconds) / len(shapes)
 
@@ -98,14 +98,14 @@ def num_bytes(matrices: Sequence[Tensor]) -> int:
     return sum(each.nbytes + weight.nbytes + scales.nbytes for each, (weight, scales) in quantized(matrices))
 
 
-def quantized(matrices: Sequence[Tensor]) -> list[tuple[Tensor, fp8.Quantized]]:
-    return list(zip(matrices, fp8.quantize(matrices), strict=True))
+def quantized(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Quantized]]:
+    return list(zip(matrices, quantize(matrices), strict=True))
 
 
 def is_exact(matrices: Sequence[Tensor]) -> bool:
     """Of the first three: their bytes are those that a CPU makes."""
     for (_, (weight, scales)), each in zip(quantized(matrices[:3]), matrices, strict=False):
-        [(other, other_scales)] = fp8.quantize([each.cpu()])
+        [(other, other_scales)] = quantize([each.cpu()])
         same = torch.equal(weight.cpu().view(torch.uint8), other.view(torch.uint8))
         if not (same and torch.equal(scales.cpu(), other_scales)):
             return False
@@ -133,15 +133,15 @@ def main() -> None:
         moved = num_bytes(matrices)
         source = torch.empty(moved // 2, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        quantize = partial(fp8.quantize, matrices)
-        row, (single, host) = in_a_row(quantize, device), measure(quantize, device)
-        seconds, copying = on_device(quantize, device), on_device(partial(target.copy_, source), device)
+        call = partial(quantize, matrices)
+        row, (single, host) = in_a_row(call, device), measure(call, device)
+        seconds, copying = on_device(call, device), on_device(partial(target.copy_, source), device)
         shares.append(copying / seconds)
         exact = "equal" if is_exact(matrices) else "DIFFER"
         rates = f"{moved / seconds / 1e9:.0f} | {moved / copying / 1e9:.0f} | {shares[-1]:.2f}"
         times = " | ".join(f"{1e3 * each:.2f}" for each in (seconds, row, single, host))
         print(f"| {name} | {moved / 1e9:.2f} | {times} | {rates} | {exact} |", flush=True)
-        del matrices, source, target, quantize
+        del matrices, source, target, call
     if device.type == "cuda" and not options.tiny:
         verdict = "kept" if min(shares) >= PROMISED_SHARE else "MISSED"
         print(f"\nleast share {min(shares):.2f}, promised {PROMISED_SHARE}: {verdict}")

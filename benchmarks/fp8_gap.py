@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from machine import conditions
 
-from slime.config.fp8 import Fp8Format
 from slime.config.hf import read_hf_config
 from slime.testing import models
 from slime.testing.engines import hf_tensors
 from slime.testing.generation import hold
-from slime.weights.shared.quantized import quantized
+from slime.weights.megatron.quantized import quantized, quantizer_of
+from slime_plugin_fp8_block.config import Fp8Format
 
 PARTS = ("all", "attention", "experts", "MLPs beside the experts")
 NUM_SEQUENCES, LENGTH = 8, 256
@@ -74,9 +73,9 @@ def gaps(folder: str, part: str, powers_of_two: bool) -> tuple[torch.Tensor, tor
     """|difference| of the log-probs of tokens that the quantised model draws; and with the same experts."""
     hf = read_hf_config(folder)
     plain, engine = (models.random_model(hf, seed=1).eval() for _ in range(2))
-    fp8 = replace(Fp8Format(), powers_of_two=powers_of_two)
+    quantizer = quantizer_of(Fp8Format(powers_of_two))
     held = ((name, tensor) for name, tensor in hf_tensors(engine) if part in ("all", part_of(name)))
-    hold(engine, dict(quantized(held, fp8)))
+    hold(engine, dict(quantized(held, quantizer)), quantizer)
     torch.manual_seed(0)
     tokens = torch.randint(0, hf["vocab_size"], (NUM_SEQUENCES, LENGTH))
     routes = recorded(plain)

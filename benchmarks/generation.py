@@ -3,15 +3,15 @@
     python benchmarks/generation.py [MODEL...]
     python benchmarks/generation.py GLM-4.5-Air DeepSeek-R1 GLM-5.2 --fp8 block [--engine moe_runner_backend=triton]
 
-Models are cut from published config.json files (see `slime.testing.on_gpu`) and served by stock SGLang, all at once.
+Models are cut from published config.json files (see `tests.on_gpu`) and served by stock SGLang, all at once.
 Differences are in nats: mean, 90 % of the tokens, and largest. "Rounding" is what one side's costs: the trainer in bf16
 against itself in fp32, mean and 95 % of the tokens. Both sides' may cost twice that, or the exit code is 1. Where the
 engine chooses `index_topk` keys, by scores in fp8, the trainer does so too; "own keys" is the mean had it chosen by
 scores in bf16, as in training, "control" had it attended to all keys.
 
-With `--fp8` engines hold the weights in FP8. Rows are then by cause too, as `slime.train.gap` finds it. The trainer's
-weights are such that E4M3 loses nothing of them, unless `--unrounded`. What FP8 does not explain may be twice what
-rounding costs one side, activations in FP8 included. `--engine` gives fields of SGLang's ServerArgs, such as
+With `--fp8` engines hold the weights in FP8. Rows are then by cause too, as `slime-plugin-fp8-gap` finds it. The
+trainer's weights are such that E4M3 loses nothing of them, unless `--unrounded`. What FP8 does not explain may be twice
+what rounding costs one side, activations in FP8 included. `--engine` gives fields of SGLang's ServerArgs, such as
 kv_cache_dtype=fp8_e4m3, whose cost is part of "rest".
 """
 
@@ -26,10 +26,14 @@ from pathlib import Path
 import yaml
 from machine import conditions
 
-from slime.testing.on_gpu import compare_on_gpu
 from slime_plugin_mimo import hf
 
-FAMILIES = Path(__file__).resolve().parents[1] / "plugins/models"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.on_gpu import compare_on_gpu  # noqa: E402
+
+FAMILIES = ROOT / "plugins/models"
 MODELS = (
     "GLM-4-9B-0414",
     "GLM-4.5-Air",

@@ -19,9 +19,9 @@
 # reward     any     120     the laptop run, to its reward
 # split      2, 4    170     publish, disaggregated: the share of the bare broadcast by size of the buckets
 # colocated  4        90     publish, colocated over all
-# trainers   2       230     the whole glm4-9b, cut by tensors or by layers: tokens/s and MFU
+# trainers   2       230     glm4-9b-trial with all layers, cut by tensors or by layers: tokens/s and MFU
 # layouts    2, 4    300     every parallel layout trains as one GPU does
-# nine       4       580     a step of glm4-9b, whole
+# nine       4       580     a step of glm4-9b-trial with all layers
 # tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines
 # tiny-tp2, tiny-pp2  90     ... of other layouts, colocated
 set -uo pipefail
@@ -45,8 +45,8 @@ slime() { run "$1" "$2" python3 -m slime "${@:3}" run.dir="$out/runs" run.name="
 publish() { run "$1" "$2" python3 benchmarks/publish.py "${@:3}"; }
 pytest() { run "$1" "$2" python3 -m pytest -q -p no:cacheprovider --durations=12 "${@:3}"; }
 short=(sft.num_steps=40 sft.lr_warmup_steps=5 run.num_steps=6 eval.interval=3 train.checkpoint.interval=3)
-nine=(+model=glm4-9b)
-cut=(+model=glm4-9b model.num_layers=12)
+nine=(+model=glm4-9b-trial)
+cut=(+model=glm4-9b-trial model.num_layers=12)
 pair=h200x$gpus
 
 for part in "${parts[@]}"; do

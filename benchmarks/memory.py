@@ -21,10 +21,10 @@ from machine import conditions
 from train import CPU_ADAM, DATA, RECOMPUTE, random_samples
 from train import Case as Packs
 
-from slime.config.compose import compose, examine
+from slime.compose.compose import compose, examine
 from slime.config.schema import LossMean
+from slime.memory.trainer import GIB, Phase
 from slime.testing.ranks import Rank, run_ranks
-from slime.topology.memory import GIB, Phase
 
 TOLERANCE = 0.1
 RANDOM = ["recipe=none", "model.init=random", "eval.path=null", "rollout.max_prompt_tokens=32"]
@@ -44,7 +44,7 @@ def model(name: str, package: str, folder: str, tokenizer: str, layers: int) -> 
 
 
 def nine(layers: int) -> list[str]:
-    return ["+model=glm4-9b", f"model.num_layers={layers}"]
+    return ["+model=glm4-9b-trial", f"model.num_layers={layers}"]
 
 
 def air(layers: int) -> list[str]:
@@ -134,9 +134,9 @@ def measure(rank: Rank, words: Sequence[str], pack_tokens: int, sequence: int) -
     (batch,) = pack(
         samples, num_dp=num_dp, align=trainer.packing_align, max_tokens=pack_tokens, loss_mean=LossMean.token
     )
-    trainer.train_rl([batch], 0)
+    trainer.train([batch], 0, "rl")
     torch.cuda.reset_peak_memory_stats()
-    trainer.train_rl([batch], 1)
+    trainer.train([batch], 1, "rl")
     found = {"train": torch.cuda.max_memory_allocated() / GIB, "reserved": torch.cuda.max_memory_reserved() / GIB}
     trainer.trim()
     torch.cuda.reset_peak_memory_stats()

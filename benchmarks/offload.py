@@ -1,6 +1,6 @@
 """How fast a trainer leaves its GPU for host memory and comes back, and what it leaves behind.
 
-    python benchmarks/offload.py +model=glm4-9b +cluster=h200x1 model.num_layers=12
+    python benchmarks/offload.py +model=glm4-9b-trial +cluster=h200x1
     python benchmarks/offload.py                                # glm4-tiny on this machine: only that it runs
 
 One trainer rank in this process, after one step, so that Adam's moments exist. The first move takes the
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from machine import conditions
 
-from slime.config.compose import compose
+from slime.compose.compose import compose
 from slime.net import free_port
 from slime.testing.recorded import recorded_samples
-from slime.train.offload import gradients, kept, pieces, residue
+from slime.train.offload import gradients, host_slots, kept, residue
 from slime.train.packing import pack
 from slime.train.trainer import Trainer
 
@@ -49,8 +49,8 @@ def main() -> None:
     trainer.init_weights()
     samples = recorded_samples(16, trainer.hf["vocab_size"], longest=400)
     (batch,) = pack(samples, num_dp=1, align=trainer.packing_align, max_tokens=4096, loss_mean=cfg.algo.loss_mean)
-    trainer.train_rl([batch], 1)
-    moved = pieces(kept(trainer.model, trainer.optimizer), trainer.device)[-1].end
+    trainer.train([batch], 1, "rl")
+    moved = host_slots(kept(trainer.model, trainer.optimizer), trainer.device)[-1].end
     freed = sum(buffer.nbytes for buffer in gradients(trainer.model))
     before = residue(trainer.device)
     away, back, left = [], [], {}
@@ -58,7 +58,7 @@ def main() -> None:
         seconds, left = timed(trainer.offload)
         away.append(seconds)
         back.append(timed(trainer.onload)[0])
-    trainer.train_rl([batch], 2)  # nothing was lost on the way
+    trainer.train([batch], 2, "rl")  # nothing was lost on the way
     amounts = f"{moved / 1e9:.2f} GB moved, {freed / 1e9:.2f} GB freed"
     print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers: {amounts}")
     print(f"{conditions()}; mean of {NUM_MOVES}\n")

@@ -26,19 +26,20 @@ from machine import conditions
 from slime.cluster.group import open_cluster
 from slime.cluster.launch import make_token, ray_cluster, ray_here
 from slime.cluster.placement import HOST_LABEL, Slots, reserve
-from slime.config.compose import examine
-from slime.config.groups import scan
+from slime.compose.compose import examine
+from slime.compose.groups import scan
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
 from slime.observe.startup import Startup
 from slime.plugins import load
-from slime.topology.placement import Place, engine_places, engine_ranks, shares_gpus, trainer_places
+from slime.topology.placement import HostDevices
+from slime.topology.topology import Topology, read_topology
 
 FOUR = ["+model=glm4-9b", "+cluster=h100x8", "cluster.num_nodes=4", "cluster.device_memory_mb=null"]
 SIZES = [
     "cluster.host_memory_gb=null",
     *(f"train.megatron.{kind}_parallel_size=1" for kind in ("tensor_model", "context")),
 ]
-Where = dict[str, tuple[Place, str]]
+Where = dict[str, tuple[HostDevices, str]]
 """Of every process: its place in the topology, and Ray's node."""
 
 
@@ -95,23 +96,24 @@ def occupy(address: str, num_devices: int, label: Mapping[str, str] | None) -> N
         assert placement_group([{"GPU": float(num_devices)}], lifetime="detached", bundle_label_selector=where).wait(60)
 
 
-def places(cfg: SlimeConfig) -> dict[str, Place]:
+def places(topology: Topology) -> dict[str, HostDevices]:
     """Of every process, in the order of trainer ranks and then of engines."""
-    trainers = {f"trainer {rank}": place for rank, place in enumerate(trainer_places(cfg))}
+    trainers = {f"trainer {rank}": place for rank, place in enumerate(topology.trainer_places)}
     return trainers | {
         f"engine {index} process {rank}": place
-        for index, nodes in enumerate(engine_places(cfg))
+        for index, nodes in enumerate(topology.engine_places)
         for rank, place in enumerate(nodes)
     }
 
 
-def by_table(cfg: SlimeConfig, reserved: Slots) -> Where:
+def by_table(topology: Topology, reserved: Slots) -> Where:
     """By Ray's own table of the placement group."""
     from ray.util.placement_group import placement_group_table
 
     nodes = placement_group_table(reserved.group)["bundles_to_node_id"]
     slots = [*reserved.trainers, *chain(*reserved.engines)]
-    return {name: (place, nodes[slot.bundle]) for (name, place), slot in zip(places(cfg).items(), slots, strict=True)}
+    placed = places(topology).items()
+    return {name: (place, nodes[slot.bundle]) for (name, place), slot in zip(placed, slots, strict=True)}
 
 
 def differences(where: Where) -> list[str]:
@@ -133,21 +135,22 @@ def differences(where: Where) -> list[str]:
     return [*found, *([f"{twice} hosts share a node with another"] if twice else [])]
 
 
-def with_actors(cfg: SlimeConfig) -> list[str]:
+def with_actors(topology: Topology) -> list[str]:
     """Every actor of the run, as it says itself where it is and which device it got."""
     with (
         tempfile.TemporaryDirectory() as logs,
-        ray_here(cfg) as here,
-        open_cluster(cfg, here, Path(logs)) as cluster,
+        ray_here(topology) as here,
+        open_cluster(topology, here, Path(logs)) as cluster,
     ):
-        cluster.calls.check_in(cfg.cluster.start_timeout_s)
+        cluster.calls.check_in(topology.cluster.start_timeout_s)
         members = [*cluster.calls.trainers, *cluster.calls.engines]
-        where = {name: (place, member.node) for (name, place), member in zip(places(cfg).items(), members, strict=True)}
+        placed = places(topology).items()
+        where = {name: (place, member.node) for (name, place), member in zip(placed, members, strict=True)}
         found, devices = differences(where), cluster.trainers.devices()
         on = {rank: (member.node, device) for rank, (member, device) in enumerate(zip(members, devices, strict=False))}
-        if len({*on.values()}) < cfg.cluster.num_trainers:
+        if len({*on.values()}) < topology.cluster.num_trainers:
             found.append("two trainers have one device")
-        for index, ranks in enumerate(engine_ranks(cfg) if shares_gpus(cfg) else []):
+        for index, ranks in enumerate(topology.engine_ranks if topology.shares_gpus else []):
             if {on[rank][0] for rank in ranks} != {where[f"engine {index} process 0"][1]}:
                 found.append(f"engine {index} is not on the node of its trainers")
         return found
@@ -205,20 +208,20 @@ def main() -> None:
         print(f"{options.hosts + 1} raylets after {time.perf_counter() - start:.0f} s, {memory_gib():.1f} GiB\n")
         print("| layout | hosts | processes | s | differences |\n|---|---|---|---|---|", flush=True)
         for name, cfg in cases:
-            begin = time.perf_counter()
-            found = (with_actors if options.actors else without_actors)(cfg)
+            begin, topology = time.perf_counter(), read_topology(cfg)
+            found = (with_actors if options.actors else without_actors)(topology)
             wrong += len(found)
-            row = [name, len({p.node for p in places(cfg).values()}), len(places(cfg))]
+            row = [name, len({place.node for place in topology.places}), len(topology.places)]
             seconds = time.perf_counter() - begin
             print(f"| {' | '.join(map(str, row))} | {seconds:.1f} | {'; '.join(found[:3]) or 'none'} |", flush=True)
         print(f"\n{memory_gib():.1f} GiB, {time.perf_counter() - start:.0f} s in all")
     raise SystemExit(wrong)
 
 
-def without_actors(cfg: SlimeConfig) -> list[str]:
+def without_actors(topology: Topology) -> list[str]:
     """The placement group alone."""
-    with ray_cluster(cfg.cluster, 0):
-        return differences(by_table(cfg, reserve(cfg, Startup())))
+    with ray_cluster(topology.cluster, 0):
+        return differences(by_table(topology, reserve(topology, Startup())))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What it costs to hand new weights to the engines, receipt included, and what the wires alone would take.
 
     python benchmarks/publish.py                                                    # glm4-tiny on this machine
-    python benchmarks/publish.py +model=glm4-9b +cluster=h200x1 model.num_layers=12 # by CUDA IPC
-    python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split               # by NCCL broadcast
-    python benchmarks/publish.py +model=glm4-9b +cluster=h200x4-split weights.transport=disk # through files
+    python benchmarks/publish.py +model=glm4-9b-trial +cluster=h200x1               # by CUDA IPC
+    python benchmarks/publish.py +model=glm4-9b-trial +cluster=h200x4-split         # by NCCL broadcast
+    python benchmarks/publish.py +model=glm4-9b-trial +cluster=h200x4-split weights.transport=disk # through files
     python benchmarks/publish.py --buckets 1024,256 ...                             # MiB; default: weights.bucket_mb
     python benchmarks/publish.py weights.transport=broadcast weights.num_sources=2 ...   # and the rate of each source
 
@@ -36,12 +36,11 @@ from machine import conditions
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.launch import ray_here
-from slime.config.compose import compose
-from slime.config.paths import resolve
-from slime.config.schema import Device, SlimeConfig, Transport
+from slime.compose.compose import compose
+from slime.config.schema import Device, SlimeConfig
 from slime.net import free_port
-from slime.topology.engines import engine_groups
-from slime.topology.transport import sources, transport_of
+from slime.topology.topology import Topology, read_topology
+from slime.topology.transport import BROADCAST
 from slime.types import Receipt
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
@@ -66,13 +65,13 @@ class Measured:
     residue: dict[str, float]
 
 
-def bare_broadcast(cfg: SlimeConfig, sizes: Sequence[int]) -> list[float]:
+def bare_broadcast(topology: Topology, sizes: Sequence[int]) -> list[float]:
     """GB/s at which as many devices as there are sources send buckets at once, each to as many others as the engines
     have; for each of the sizes, in MiB."""
-    num_sources = len(sources(cfg))
-    world_size = num_sources + sum(group.devices for group in engine_groups(cfg))
+    num_sources = len(topology.sources)
+    world_size = num_sources + sum(group.devices for group in topology.groups)
     with tempfile.NamedTemporaryFile() as result:
-        arguments = (world_size, free_port("127.0.0.1"), sizes, cfg.cluster.device, result.name, num_sources)
+        arguments = (world_size, free_port("127.0.0.1"), sizes, topology.cluster.device, result.name, num_sources)
         mp.spawn(_broadcast, arguments, nprocs=world_size)
         return [float(rate) for rate in json.loads(Path(result.name).read_text())]
 
@@ -125,12 +124,12 @@ def publish(cluster: Cluster, sharing: DeviceSharing, version: int, size: int) -
     return receipt, seconds | {f"  {phase}": value for phase, value in receipt.seconds.items()}
 
 
-def measure(cfg: SlimeConfig, logs: Path, sizes: Sequence[int]) -> list[Measured]:
+def measure(topology: Topology, logs: Path, sizes: Sequence[int]) -> list[Measured]:
     """One start of trainers and engines; for each size of buckets its publishes."""
     with ExitStack() as stack:
-        here = stack.enter_context(ray_here(cfg))
-        cluster = stack.enter_context(open_cluster(cfg, here, logs))
-        cluster.start(resolve(cfg.model.path))
+        here = stack.enter_context(ray_here(topology))
+        cluster = stack.enter_context(open_cluster(topology, here, logs))
+        cluster.start()
         cluster.engines.finish()
         cluster.trainers.init_weights()
         sharing = DeviceSharing(cluster)
@@ -172,12 +171,13 @@ def main() -> None:
     cfg = compose([*(arguments.overrides or LAPTOP), *REST])
     sizes = arguments.buckets or [cfg.weights.bucket_mb]
     os.environ.update(NCCL_CUMEM_ENABLE="0", NCCL_NVLS_ENABLE="0")  # for the bare broadcast, as runs have it
-    broadcasts = transport_of(cfg) is Transport.broadcast
-    wires = bare_broadcast(cfg, sizes) if broadcasts else [0.0] * len(sizes)
+    topology = read_topology(cfg)
+    broadcasts = topology.transport == BROADCAST
+    wires = bare_broadcast(topology, sizes) if broadcasts else [0.0] * len(sizes)
     with tempfile.TemporaryDirectory() as folder:
         cfg.weights.path = str(Path(folder, "weights"))
         try:
-            measured = measure(cfg, Path(folder), sizes)
+            measured = measure(topology, Path(folder), sizes)
         except BaseException:
             for log in sorted(Path(folder).glob("*.log")):
                 print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-40:], sep="\n", file=sys.stderr)
@@ -185,16 +185,16 @@ def main() -> None:
         log = Path(folder) / "engine-0.log"
         for number, each in enumerate(measured):
             each.seconds.update(engine_seconds(log, last_version(number)))
-    print_head(cfg, measured[0].receipt)
+    print_head(topology, measured[0].receipt)
     print_table(cfg, sizes, measured, wires)
 
 
-def print_head(cfg: SlimeConfig, receipt: Receipt) -> None:
-    groups = engine_groups(cfg)
+def print_head(topology: Topology, receipt: Receipt) -> None:
+    cfg, groups = topology.config, topology.groups
     engines = ", ".join(f"{group.num_engines} engine(s) x tp {group.devices_per_engine}" for group in groups)
     print(f"\n{cfg.model.name}, {cfg.model.num_layers or 'all'} layers, {cfg.cluster.placement.name}")
     print(f"{cfg.cluster.num_trainers} trainer rank(s) {cfg.train.megatron}, {engines}")
-    print(f"{conditions()}; {transport_of(cfg).name}, mean of {NUM_PUBLISHES}")
+    print(f"{conditions()}; {topology.transport}, mean of {NUM_PUBLISHES}")
     print(f"{receipt.num_tensors} tensors, {receipt.num_bytes / 1e9:.2f} GB, receipt {receipt.fingerprint}\n")
 
 

@@ -27,10 +27,12 @@ from machine import conditions
 from slime import plugins
 from slime.config.schema import RewardConfig
 from slime.reward.service import RewardService
+from slime.segments import Segment
 from slime.types import Prompt, Sample, Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.reward import misbehaving
+from tests.reward.misdeeds import MISDEEDS, Misdeed
 
 NUM_SAMPLES, SHARES = 400, (0.01, 0.1)
 
@@ -41,8 +43,8 @@ async def judged(service: RewardService, samples: Sequence[Sample]) -> list[Verd
 
 def full(sample: Sample, num_tokens: int) -> Sample:
     """`sample` with as many tokens, log-probs and mask entries."""
-    sample.response_tokens, sample.logprobs = list(range(num_tokens)), [-0.123456] * num_tokens
-    sample.loss_mask = [1] * num_tokens
+    tokens, logprobs, loss_mask = list(range(num_tokens)), [-0.123456] * num_tokens, [1] * num_tokens
+    sample.segments = [Segment(sample.prompt.tokens, tokens, logprobs, loss_mask)]
     return sample
 
 
@@ -78,7 +80,7 @@ def good(repeat: int) -> None:
         print(f"| {name} | {max(rates):,.0f} | {sorted(rates)[repeat // 2]:,.0f} | {cpu:.2f} |", flush=True)
 
 
-def bad(misdeed: misbehaving.Misdeed, share: float, folder: Path) -> tuple[float, Counter[str], int, set[int]]:
+def bad(misdeed: Misdeed, share: float, folder: Path) -> tuple[float, Counter[str], int, set[int]]:
     """Verdicts a second; those of the bad samples by kind; good samples robbed of theirs; processes left."""
     samples = [misbehaving.sample("value", float(i)) for i in range(NUM_SAMPLES)]
     guilty = random.Random(0).sample(range(NUM_SAMPLES), int(share * NUM_SAMPLES))
@@ -110,7 +112,7 @@ def misdeeds(only: str, folder: Path) -> None:
         "|", " | ".join(["does", *rates, "verdicts of the bad", "good ones robbed", "processes left", "log, MiB"]), "|"
     )
     print("|---|---|---|---|---|---|---|")
-    for name, misdeed in misbehaving.MISDEEDS.items():
+    for name, misdeed in MISDEEDS.items():
         if only not in name:
             continue
         runs = [bad(misdeed, share, folder) for share in SHARES]

@@ -29,20 +29,23 @@ from typing import Any
 import aiohttp
 import torch
 
-from slime.builtins import KeepAll
-from slime.config.compose import compose
+from slime.builtins import KeepAll, Single
+from slime.compose.compose import compose
 from slime.config.paths import resolve
 from slime.config.schema import SamplingConfig, SlimeConfig
 from slime.data.prompts import PromptSource
 from slime.data.tokenize import load_tokenizer
+from slime.engine_client.client import Completion, EngineClient
+from slime.engine_client.engine_set import EngineSet
+from slime.engines.process import EngineProcess
 from slime.net import LOOPBACK, Endpoint
 from slime.reward.service import RewardService
-from slime.rollout.buffer import FifoBuffer
-from slime.rollout.client import EngineClient, Generation
-from slime.rollout.engine import EngineProcess
-from slime.rollout.loop import Rollout
+from slime.sampling.buffer import FifoBuffer
+from slime.sampling.loop import Rollout
+from slime.sampling.sampler import Sampler
 from slime.testing.models import write_checkpoint
 from slime.testing.publishing import publish
+from slime.topology.topology import read_topology
 
 PROMISED = 0.95
 VERSION = 1
@@ -56,7 +59,7 @@ class RecordingClient(EngineClient):
         super().__init__(engine)
         self.bodies: list[Body] = []
 
-    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Generation:
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any]) -> Completion:
         self.bodies.append({"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True})
         return await super().generate(input_ids, sampling)
 
@@ -88,16 +91,13 @@ async def measure(cfg: SlimeConfig, engine: Endpoint, rewards: RewardService, ro
     """(through the loop, straight) of each round; a first round warms both up and only begins the comparison."""
     tokenizer = load_tokenizer(resolve(cfg.model.path))
     client = RecordingClient(engine)
+    sampler = Sampler(cfg.rollout, cfg.reward, cfg.run.seed, EngineSet([client]), tokenizer, Single(), rewards)
     rollout = Rollout(
         cfg.rollout,
-        cfg.reward,
-        cfg.run.seed,
-        tokenizer=tokenizer,
+        sampler,
         prompts=PromptSource(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens),
         buffer=FifoBuffer(),
         sample_filter=KeepAll(),
-        scorer=rewards,
-        engines=[client],
     )
     ours, theirs = [], []
     try:
@@ -149,7 +149,7 @@ def main() -> None:
     )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        process = EngineProcess(cfg, model_path=resolve(cfg.model.path), host=LOOPBACK, log=folder / "engine.log")
+        process = EngineProcess(read_topology(cfg), host=LOOPBACK, log=folder / "engine.log")
         stack.callback(process.stop)
         engine = process.start()
         publish_random_weights(cfg, engine, folder)

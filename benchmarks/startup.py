@@ -67,7 +67,7 @@ PHASES = {
 }
 """A line of the terminal, by a part of it -> what ends with it."""
 KINDS = {
-    "slime.rollout.launcher": "engine",
+    "slime_plugin_sglang.launcher": "engine",
     "sglang::": "engine",
     "ray::TrainerActor": "trainer",
     "ray::EngineActor": "engine's keeper",
@@ -111,7 +111,7 @@ def look(driver: psutil.Process) -> tuple[dict[str, float], float]:
             continue
         kind = next((kind for part, kind in KINDS.items() if part in command), "reward workers")
         spent[kind] += times.user + times.system
-        if "slime.rollout.launcher" in command:
+        if "slime_plugin_sglang.launcher" in command:
             servers.append(process.create_time())
     return dict(spent.most_common()), min(servers)
 

@@ -1,11 +1,11 @@
 """Training tokens a second and model FLOP utilisation of slime's trainer, with its peak memory.
 
-    python benchmarks/train.py                          # glm4-9b's widths cut to 12 layers, on one GPU
+    python benchmarks/train.py                          # glm4-9b-trial, 12 layers, on one GPU
     python benchmarks/train.py --only 0 2               # some rows
-    python benchmarks/train.py --gpus 2                 # the whole of glm4-9b, cut by tensors or by layers
+    python benchmarks/train.py --gpus 2                 # all of glm4-9b-trial, cut by tensors or by layers
     python benchmarks/train.py --device cpu --tiny      # a few seconds, to see that it runs
 
-Each row has processes of its own with the real Trainer: `train_rl` on random tokens, `--micro-batches` packs an
+Each row has processes of its own with the real Trainer: steps of `rl` on random tokens, `--micro-batches` packs an
 optimizer step and data-parallel rank, every pack full of sequences of one length. The time is the median optimizer step
 after two for warm-up, with everything that belongs to one: forward, backward, gradient check, clipping, Adam, metrics.
 
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from machine import conditions
 
-from slime.config.compose import compose
+from slime.compose.compose import compose
 from slime.config.schema import LossMean, SlimeConfig
 from slime.testing.ranks import Rank, run_ranks
 from slime.types import TrainSample
@@ -42,7 +42,7 @@ TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
 GROUP = 8
 DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
-MODELS = {1: ["+model=glm4-9b", "model.num_layers=12"], 2: ["+model=glm4-9b"]}
+MODELS = {1: ["+model=glm4-9b-trial", "model.num_layers=12"], 2: ["+model=glm4-9b-trial"]}
 TINY = ["+model=glm4-tiny"]
 CLUSTERS = {("cuda", 1): "h200x1", ("cuda", 2): "h200x2", ("cpu", 1): "local", ("cpu", 2): "local2"}
 RECOMPUTE = [
@@ -171,11 +171,11 @@ def measure(
         if step == NUM_WARMUP and torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        trainer.train_rl([batch], step)  # waits for the device
+        trainer.train([batch], step, "rl")  # waits for the device
         seconds.append(time.perf_counter() - start)
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     num_tokens = case.pack * num_micro_batches * num_dp
-    found = profile(lambda: trainer.train_rl([batch], len(seconds))) if with_profile else ""
+    found = profile(lambda: trainer.train([batch], len(seconds), "rl")) if with_profile else ""
     needed = flops(trainer, case, num_tokens)
     torch.distributed.destroy_process_group()
     return statistics.median(seconds[NUM_WARMUP:]), needed, num_tokens, peak, found
@@ -208,8 +208,10 @@ def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[
         TrainSample(
             tokens=own,
             loss_mask=np.ones(num_response_tokens, np.float32),
-            advantages=np.full(num_response_tokens, generator.normal(), np.float32),
-            rollout_logprobs=np.full(num_response_tokens, -np.log(vocab_size), np.float32),
+            columns={
+                "advantages": np.full(num_response_tokens, generator.normal(), np.float32),
+                "rollout_logprobs": np.full(num_response_tokens, -np.log(vocab_size), np.float32),
+            },
         )
         for own in tokens
     ]

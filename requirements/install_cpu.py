@@ -10,6 +10,7 @@ indexes that pip is configured with.
 from __future__ import annotations
 
 import importlib.util
+import platform
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -42,6 +43,16 @@ if not _has_ops():
     _declared.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _declared.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
+
+
+def wrong_platform(system: str, machine: str) -> str:
+    """Why the set-up cannot work on such a machine; empty if it can."""
+    if (system, machine) == ("Linux", "x86_64"):
+        return ""
+    here = f"slime trains on Linux on x86_64 (WSL 2 is one), and this is {system} on {machine}"
+    why = "triton, sglang and mooncake have no wheels for it" if system != "Linux" else "llguidance had no wheel for it"
+    folders = " ".join(f"./plugins/{kind}/*" for kind in ("models", "blocks", "rewards", "filters"))
+    return f"{here}: {why}. Planning works everywhere with Python 3.11 to 3.13: pip install '.[plan]' {folders}"
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -86,6 +97,9 @@ def install_torch(rest: list[subprocess.Popen[bytes]]) -> tuple[str, str]:
 
 
 def main() -> int:
+    if refusal := wrong_platform(platform.system(), platform.machine()):
+        print(refusal)
+        return 1
     with ExitStack() as stack:
         rest = start_rest(stack)
         source, reason = install_torch(rest)

@@ -10,13 +10,14 @@ import torch
 
 from slime.testing.publishing import publish_over
 from slime.types import Receipt
-from slime.weights.engine import from_folder
-from slime.weights.engine.from_folder import Gather, receive_stored
-from slime.weights.engine.load_plan import ReceivedBucket
-from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.shared.bucket import Header
 from slime.weights.shared.receipt import NOTE_KEY, Fingerprint
-from slime.weights.shared.stored import read_manifest, stored
+from slime_plugin_disk import receive
+from slime_plugin_disk.folder import stored
+from slime_plugin_disk.publish import Disk, VersionFolder
+from slime_plugin_disk.stored import read_manifest
+from slime_plugin_sglang.load_plan import ReceivedBucket
+from slime_plugin_sglang.side import EngineSide, Gather
 
 BUCKET = 1 << 12
 CPU = torch.device("cpu")
@@ -65,7 +66,9 @@ class Engine:
             taken.update((name, tensor.clone()) for name, tensor in came.tensors)
             return note
 
-        note = receive_stored({"folder": str(folder), "name": name}, self.model, CPU, load, self.gather)
+        note = receive.receive(
+            {"folder": str(folder), "name": name}, EngineSide(self.model, CPU, {}, load, self.gather)
+        )
         prints = Fingerprint()
         prints.add(list(taken.items()))
         assert note["digests"] == prints.digests(), "what the receipt compares"
@@ -73,7 +76,7 @@ class Engine:
 
     @property
     def holds(self) -> str:
-        return from_folder._held[self.model].version
+        return receive._held[self.model].version
 
 
 def check_same(taken: Tensors, tensors: Tensors) -> None:

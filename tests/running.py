@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 
-from slime.cluster.reaper import left
+from slime.cluster.reaper import wait_until_gone
 from slime.config.paths import resolve
 from slime.observe.hang import look
 from slime.observe.metrics import read_rows
+from slime.testing.patience import Patience
 
 SILENCE_S = 60.0
-"""A run that writes nothing anywhere for this long hangs."""
+"""A run that writes nothing anywhere for this long hangs, unless others keep the cores."""
 GONE_S = 20.0
 """Every process of a run that ended is gone after this long; the kernel and Ray need a moment."""
 
@@ -43,6 +44,8 @@ TINY = {
 """The laptop recipe, shortened to the seconds that its start takes."""
 NO_CHECKPOINTS = {"train.checkpoint.interval": "null"}
 """For runs that nobody resumes: the first one takes seconds."""
+NO_STOP = {"observe.zero_variance_steps": 0}
+"""For runs that go on until they are killed, whatever they learn."""
 SPREAD = {
     "+rollout.sglang.tp_size": 2,
     "+rollout.sglang.dp_size": 2,
@@ -57,7 +60,7 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 
 @dataclass
 class Run:
-    """One `slime` command, running in `folder`, by way of the command `through`; its run directory is
+    """One `slime` command of `python`, running in `folder`, by way of the command `through`; its run directory is
     `folder/runs/<name>`."""
 
     folder: Path
@@ -68,6 +71,7 @@ class Run:
     through: Sequence[str] = ()
     silence_s: float = SILENCE_S
     shortened: Mapping[str, Any] = field(default_factory=lambda: TINY)
+    python: Path = Path(sys.executable)
 
     def __post_init__(self) -> None:
         self.path = self.folder / "runs/it"
@@ -79,10 +83,12 @@ class Run:
         prompts = resolve("pkg://slime_plugin_math/data/arithmetic-heldout.jsonl").read_text().splitlines(keepends=True)
         (self.folder / HELD_OUT).write_text("".join(prompts[:_NUM_HELD_OUT]))
         settings = {**self.shortened, "run.name": "it", **self.settings}
+        if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
+            settings.pop("eval.interval", None)
         words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [*self.through, sys.executable, "-m", "slime", *words],
+                [*self.through, self.python, "-m", "slime", *words],
                 cwd=self.folder,
                 stdout=output,
                 stderr=output,
@@ -109,12 +115,17 @@ class Run:
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Wait for something to happen or for the end; silence fails with every stack."""
-        heard, last = self._traces(), time.monotonic()
+        heard, patience = self._traces(), Patience(self.silence_s, self._pids)
+        looked = time.monotonic()
         while self.process.poll() is None and not reached():
-            time.sleep(0.2)
+            time.sleep(0.02)  # a step takes half a second, and what is waited for may last no longer
+            if time.monotonic() < looked + 1:
+                continue
+            looked = time.monotonic()
             if (now := self._traces()) != heard:
-                heard, last = now, time.monotonic()
-            if time.monotonic() - last > self.silence_s:
+                heard = now
+                patience.renew()
+            if patience.is_over():
                 stacks = "\n\n".join(map(str, look([self.process.pid], self.path / "logs")))
                 self.kill()
                 raise AssertionError(f"nothing happened for {self.silence_s:g} s\n{self.text()}\n{stacks}")
@@ -135,14 +146,16 @@ class Run:
         return [path for path in self.temporary if path.exists()]
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the driver alone, after `remember`."""
+        """Signal the driver alone, after `remember`. It stands still meanwhile, for several steps take no longer."""
+        self.process.send_signal(signal.SIGSTOP)
         self.remember()
         self.process.send_signal(how)
+        self.process.send_signal(signal.SIGCONT)
         self.process.wait(timeout=SILENCE_S)
 
     def strays(self) -> list[str]:
         """What is left of the processes that lived at `remember`, after the time they get to go."""
-        alive = left({process for process in self.family if isinstance(process, psutil.Process)}, GONE_S)
+        alive = wait_until_gone({process for process in self.family if isinstance(process, psutil.Process)}, GONE_S)
         return [" ".join(process.cmdline()) for process in alive]
 
     def rows(self, stage: str) -> list[dict[str, Any]]:
@@ -165,6 +178,10 @@ class Run:
 
     def text(self) -> str:
         return self.output.read_text()
+
+    def _pids(self) -> list[int]:
+        driver = psutil.Process(self.process.pid)
+        return [driver.pid, *(child.pid for child in driver.children(recursive=True))]
 
     def _traces(self) -> list[int]:
         """The sizes of all that it has written. A checkpoint in the making is renamed while it is looked at: `walk`

@@ -9,7 +9,7 @@ import pytest
 import slime
 from slime import checkpoints, files
 from slime.checkpoints import CONVERTED, CheckpointStore, require_as_written
-from slime.digest import DigestingFile
+from slime.digest import DigestingFile, sealed
 from slime.errors import SlimeError
 from tests.saving import assert_holds, content, save
 
@@ -52,6 +52,44 @@ def flipped(path):
     (path / "model/shard-0.bin").write_bytes(data)
 
 
+def replace(path, make):
+    (path / "manifest.json").unlink()
+    make(path / "manifest.json")
+
+
+def endless(path):
+    path.symlink_to("/dev/zero")
+
+
+def huge(path):
+    with path.open("wb") as file:
+        file.truncate(2**40)  # takes no room
+
+
+UNREADABLE = [
+    (Path.mkdir, "cannot be read (it is no file)"),
+    (lambda path: path.symlink_to(path), "cannot be read (Too many levels of symbolic links)"),
+    (endless, "cannot be read (it is no file)"),
+    (os.mkfifo, "cannot be read (it is no file)"),
+    (huge, "cannot be read (it has more than 64.0 MiB)"),
+    (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read (Input/output error)"),
+]
+
+
+def sign(path, files):
+    """By hand, as nobody does by accident."""
+    (path / "manifest.json").write_bytes(sealed({"step": 20, "slime": "0.0", "saved_at": 0.0, "files": files}))
+
+
+SIGNED = [
+    ({}, "lists no files"),
+    ([], "lists no files"),
+    (None, "lists no files"),
+    ({"driver.json": None}, "lists 'driver.json' without its size and digest"),
+    ({"driver.json": {"bytes": None, "crc32": "00000000"}}, "lists 'driver.json' without its size and digest"),
+]
+
+
 def said(caplog):
     """What the store said, and nobody else: the collector may find a connection of an earlier test meanwhile."""
     return [record.getMessage() for record in caplog.records if record.name == "slime.checkpoints"]
@@ -77,6 +115,8 @@ def said(caplog):
             ]
         ),
         (lambda path: path.rename(path.with_name("step-000021")), "manifest.json is of step 20"),
+        *((lambda path, make=make: replace(path, make), f"manifest.json {problem}") for make, problem in UNREADABLE),
+        *((lambda path, files=files: sign(path, files), f"manifest.json {problem}") for files, problem in SIGNED),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(folder, caplog, damage, problem):
@@ -240,6 +280,28 @@ def test_driver_state_is_data(folder):
     with pytest.raises(SlimeError, match=r"state\.buffer\.hook is of type builtins\.function"), store.saving(10, state):
         pass
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"position": 1}'.encode("utf-16"),
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 100_000,
+        b'{"a": {"$": ["bytes", 3]}}',
+        b'{"a": {"$": ["what", "3"]}}',
+        b'{"a": {"$": ["<i4", "AAA="]}}',
+        b'{"a": {"$": ["Decimal", "x"]}}',
+        b'{"a": {"$": 5}}',
+    ],
+)
+def test_a_driver_state_that_slime_did_not_write_is_one_line(folder, data):
+    store = CheckpointStore(folder, keep=1)
+    save(store, 10)
+    (folder / "step-000010/driver.json").write_bytes(data)
+    with pytest.raises(SlimeError, match=r"^\S*/step-000010/driver\.json: it is not what slime writes \(.*\)\. Put it"):
+        store.all()[0].driver_state()
 
 
 def test_weights_that_a_run_starts_from_are_compared(folder, tmp_path):

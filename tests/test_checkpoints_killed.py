@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime.checkpoints import CheckpointStore
+from tests.killed import folders_of_killed
 from tests.saving import assert_holds, save
 
 
@@ -19,60 +20,36 @@ def folder(tmp_path):
     return tmp_path / "checkpoints"
 
 
-KILL_AT_LINE = """
-import os, signal, sys
+SAVE = """
+import sys
 from pathlib import Path
+import saving
+from killed import kill_at_every_line
 from slime import checkpoints, digest, driver_state, files
-from saving import save
 
-TRACED = {module.__file__ for module in (checkpoints, digest, driver_state, files)} | {save.__code__.co_filename}
+def store_of(folder):
+    return checkpoints.CheckpointStore(folder, keep=1)
 
-def kill_at(line):
-    left = line
-    def trace(frame, event, argument):
-        nonlocal left
-        if frame.f_code.co_filename not in TRACED:
-            return None
-        left -= event == "line"
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-    sys.settrace(trace)
-
-folder, line = Path(sys.argv[1]), 0
-while True:
-    line += 1
-    run = folder / str(line)
-    store = checkpoints.CheckpointStore(run, keep=1)
-    save(store, 10)
-    child = os.fork()
-    if child == 0:
-        kill_at(line)
-        save(store, 20)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status == 0:
-        break
-    assert os.WIFSIGNALED(status), status
-print(line - 1)
+kill_at_every_line(
+    Path(sys.argv[1]),
+    [checkpoints, digest, driver_state, files, saving],
+    lambda folder: saving.save(store_of(folder), 10),
+    lambda folder: saving.save(store_of(folder), 20),
+)
 """
 
 
 def test_a_kill_at_any_statement_leaves_a_good_checkpoint(memory_folder):
     """One child for each line that a save executes, killed there; then the store must hold a good checkpoint, never
     go back behind one, and take the next save."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, "-c", KILL_AT_LINE, str(memory_folder)]
-    parent = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert parent.returncode == 0, parent.stderr
     steps = []
-    for line in range(1, int(parent.stdout) + 1):
-        store = CheckpointStore(memory_folder / str(line), keep=1)
+    for run in folders_of_killed(SAVE, memory_folder):
+        store = CheckpointStore(run, keep=1)
         step = store.latest().step
         assert_holds(store.latest(), step)
         save(store, 30)
         assert_holds(store.latest(), 30)
-        assert [path.name for path in (memory_folder / str(line)).iterdir()] == ["step-000030"]
+        assert [path.name for path in run.iterdir()] == ["step-000030"]
         steps.append(step)
     assert steps == sorted(steps), "once 20 is published it stays"
     assert set(steps) == {10, 20}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 
@@ -40,6 +42,42 @@ def test_in_several_processes_a_file_stays_in_one() -> None:
     assert where.keys() == {file.name for file in files}, done.stdout
     assert all(len(processes) == 1 for processes in where.values()), where
     assert set().union(*where.values()) == {"gw0", "gw1"}
+
+
+LIMITED = """
+import os, subprocess, sys, time, pytest
+
+CHILD = "import time\\nwhile time.process_time() < 1: pass"
+
+@pytest.mark.timeout(1.5)
+def test_that_works():
+    subprocess.run([sys.executable, "-c", CHILD], check=True)
+
+@pytest.mark.timeout(1.5)
+def test_that_waits():
+    time.sleep(60)
+"""
+
+
+def test_a_limit_counts_no_time_without_a_core(tmp_path: Path) -> None:
+    """Four programs share a core: a second of work takes four, which is longer than the limit. Who waits for something
+    else fails, although pytest itself stood in line for a while."""
+    (tmp_path / "test_limited.py").write_text(LIMITED)
+    here = Path(__file__).parents[1]
+    options = ["-c", here / "pyproject.toml", "-p", "conftest", "--rootdir", tmp_path]
+    with ExitStack() as stack:
+        for _ in range(3):
+            spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=_on_one_core)
+            stack.enter_context(spinning)
+            stack.callback(spinning.kill)
+        words = [sys.executable, "-m", "pytest", *options, tmp_path / "test_limited.py"]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=here, preexec_fn=_on_one_core)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert re.search(r"___ test_that_waits ___.*Failed: Timeout \(>1.5s\)", done.stdout, re.S)
+
+
+def _on_one_core() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def _ignore() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from slime import files
 from slime.errors import SlimeError
+from slime.testing.patience import run_within
 
 
 @pytest.fixture
@@ -127,8 +128,7 @@ def run_on_small_disk(code, folder, size):
     mount = 'mount -t tmpfs -o size="$3" tmpfs "$1" && exec "$0" -W ignore -c "$2" "$1"'
     command = [*IN_NAMESPACE, "sh", "-c", mount, sys.executable, str(folder), code, size]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert child.returncode == 0, child.stderr
+    child = run_within(100, command, env=environment)
     return child.stdout.splitlines()
 
 
@@ -149,7 +149,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from slime.checkpoints import CheckpointStore
 from slime.errors import SlimeError
-from slime.train.compat import cpu_stands_in_for_cuda
+from megatron_core_portable import cpu_stands_in_for_cuda
 from slime.train.shards import ShardWriter
 disk = Path(sys.argv[1])
 store = CheckpointStore(disk / "checkpoints", keep=2)

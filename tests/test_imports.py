@@ -1,14 +1,17 @@
-"""Imports without collections of garbage."""
+"""Imports without collections of garbage, and of single files."""
 
 from __future__ import annotations
 
 import gc
+import json
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from slime.imports import importing
+from slime.imports import import_file, importing
 
 FROZEN = """
 import gc
@@ -49,3 +52,12 @@ def test_a_process_ends_in_silence() -> None:
     program = "from slime.imports import importing\nwith importing():\n    import triton"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_file_is_run_at_every_import_and_what_it_defines_can_be_pickled(tmp_path: Path) -> None:
+    file = tmp_path / "json.py"  # called as a module of Python is, which stays what it was
+    file.write_text("class Thing: ...\n")
+    first, second = (import_file(file, "slime_test_of_a_file") for _ in range(2))
+    assert first.Thing is not second.Thing
+    assert pickle.loads(pickle.dumps(second.Thing)) is second.Thing
+    assert not hasattr(json, "Thing")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slime.testing.patience import run_within
+
 CHILD = """
 import os, time
 from slime.lifetime import end_with_parent
@@ -41,8 +43,8 @@ time.sleep(60)
 
 def test_parent_that_has_gone_already_ends_the_process_at_once() -> None:
     child = CHILD.format(parent=os.getppid())  # which is somebody else
-    done = subprocess.run([sys.executable, "-c", child], capture_output=True, timeout=30)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+    done = run_within(30, [sys.executable, "-c", child], check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
 def test_process_ends_when_its_parent_is_killed() -> None:
@@ -79,5 +81,5 @@ def test_a_group_whose_parent_ended_before_it_could_watch_ends_too(tmp_path: Pat
     with subprocess.Popen(["true"]) as parent:
         pass
     command = [sys.executable, "-c", SERVER, str(parent.pid), str(scratch)]
-    assert subprocess.run(command, start_new_session=True, timeout=30).returncode == -signal.SIGKILL
+    assert run_within(30, command, start_new_session=True, check=False).returncode == -signal.SIGKILL
     assert not scratch.exists()

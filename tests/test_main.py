@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime import __main__ as command
-from slime import usage
+from slime.cluster.gpus import read_gpus
 from slime.errors import SlimeError
-from slime.testing.site import Site
+from slime.verbs import plan
+from tests.site import Site
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")
 COMPOSING = ("omegaconf", "hydra", "yaml", "slime.config.schema", "asyncio", "rich")
@@ -73,21 +75,21 @@ def test_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[st
     assert command.main(["plan"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("slime: no model is chosen. Choose one: +model=")
+    assert shown.err.startswith("slime: no model is chosen. Choose one of ")
     assert shown.err.count("\n") == 1
 
 
 def test_programming_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(command.VERBS, "plan", lambda argv: 1 // 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(plan, "run", lambda args: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         command.main(["plan", *RUN])
 
 
 def test_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(argv: list[str]) -> int:
+    def interrupted(args: Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(command.VERBS, "plan", interrupted)  # type: ignore[arg-type]
+    monkeypatch.setattr(plan, "run", interrupted)
     assert command.main(["plan", *RUN]) == 130
     assert capsys.readouterr().err == "slime: interrupted\n"
 
@@ -128,14 +130,6 @@ def test_a_plan_says_what_stands_in_the_run_directory(tmp_path: Path, capsys: py
     assert capsys.readouterr().err == f"slime: {said}"
 
 
-@pytest.mark.parametrize("verb", [verb for verb in usage.VERBS if verb not in usage.OWN_PARSER])
-def test_every_verb_has_its_own_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([verb, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"slime {verb}")
-    assert all(flag in shown for flag in usage.FLAGS.get(verb, ()))
-
-
 @pytest.mark.parametrize("verb", [[], ["train"], ["plan"]])
 def test_no_run_starts_beside_a_broken_plugin(site: Site, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     site.add("acme-broken", "import no_such_package")
@@ -151,3 +145,15 @@ def test_a_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_slime_error_is_one_line_whatever_its_parts() -> None:
     assert "\n" not in str(SlimeError("two\nlines", where="a\nb", todo="do\nit"))
+
+
+@pytest.mark.skipif(bool(read_gpus()), reason="this host has GPUs")
+@pytest.mark.parametrize("verb", [[], ["probe"]])
+def test_a_run_on_gpus_is_refused_on_a_host_without_before_ray_starts(verb: list[str], tmp_path: Path) -> None:
+    words = [*verb, "+model=glm4-tiny", "+cluster=h200x1", f"run.dir={tmp_path}"]
+    program = f"import sys; from slime.__main__ import main; print(main({words!r}), 'ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert done.stderr.startswith("slime: cluster.device: no GPU is to be seen on this host (")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

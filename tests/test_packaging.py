@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,15 +12,19 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from trove_classifiers import classifiers
 
-from slime.config.groups import scan
+from slime.compose.groups import scan
+from slime.extras import APART
 from slime.plugins import load
+from slime.testing.patience import run_within
 
 ROOT = Path(__file__).parents[1]
 CORE = "slime-rl"
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-PLUGINS = sorted(ROOT.glob("plugins/*/*/pyproject.toml"))
+DISTRIBUTIONS = sorted(ROOT.glob("plugins/*/*/pyproject.toml"))
+PORTS = [file for file in DISTRIBUTIONS if file.parents[1].name == "cpu"]
+"""They run SGLang and Megatron-core on a CPU and know nothing of slime; all others are plugins of it."""
+PLUGINS = [file for file in DISTRIBUTIONS if file not in PORTS]
 
 
 def project(pyproject: Path) -> dict[str, Any]:
@@ -40,13 +43,24 @@ def test_a_plugin_depends_on_slime_by_that_name(pyproject: Path) -> None:
     assert f"{CORE}>=0.1,<0.2" in project(pyproject)["dependencies"]
 
 
-@pytest.mark.parametrize("pyproject", [ROOT / "pyproject.toml", *PLUGINS], ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("pyproject", PLUGINS, ids=lambda path: path.parent.name)
+def test_a_model_s_page_says_what_trains_it(pyproject: Path) -> None:
+    """Its own metadata asks for what plans, so that pip fetches no CUDA for a plan."""
+    if pyproject.parents[1].name == "models":
+        assert f"{CORE}[gpu]" in (pyproject.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("pyproject", [ROOT / "pyproject.toml", *DISTRIBUTIONS], ids=lambda path: path.parent.name)
 def test_metadata_is_complete(pyproject: Path) -> None:
     """What a package index shows of a distribution, the same for all that is the same."""
+    from trove_classifiers import classifiers  # comes with the build backend, which a machine that only runs lacks
+
     ours, core = project(pyproject), project(ROOT / "pyproject.toml")
     assert {"description", "readme", "authors", "keywords"} <= ours.keys()
-    for field in ("license", "license-files", "requires-python", "authors", "classifiers"):
+    for field in ("license", "license-files", "requires-python", "authors"):
         assert ours[field] == core[field], field
+    for_gpus = {line for line in core["classifiers"] if line.startswith("Environment :: GPU")}
+    assert set(ours["classifiers"]) == set(core["classifiers"]) - (for_gpus if pyproject in PORTS else set())
     assert set(ours["classifiers"]) <= classifiers
     assert all(url.startswith(REPOSITORY) for url in ours["urls"].values())
     packages = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"][
@@ -72,6 +86,45 @@ def test_a_plugin_depends_on_the_plugins_whose_options_it_names(pyproject: Path)
     assert used <= {CORE, project(pyproject)["name"], *declared}
 
 
+def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
+    """GPUs need no distribution that runs SGLang on a CPU; Megatron-core runs without Transformer Engine on both."""
+    extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
+    named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
+    assert "megatron-core-portable" in named["train"]
+    assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
+    assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}
+
+
+@pytest.mark.parametrize("pyproject", PORTS, ids=lambda path: path.parent.name)
+def test_what_runs_others_on_a_cpu_knows_nothing_of_slime(pyproject: Path) -> None:
+    """Imports are held by import-linter; here its tests too, and what it asks for and registers."""
+    about = project(pyproject)
+    assert not [line for line in about["dependencies"] if "slime" in line]
+    assert not [group for group in about.get("entry-points", {}) if "slime" in group]
+    files = [*pyproject.parent.glob("*/*.py")]
+    assert len(files) > 5
+    assert [str(file) for file in files if re.search(r"^\s*(from|import) slime", file.read_text(), re.M)] == []
+
+
+def test_make_builds_a_wheel_of_every_distribution() -> None:
+    done = run_within(60, ["make", "--dry-run", "--always-make", "wheels"], cwd=ROOT)
+    [builds] = [line for line in done.stdout.splitlines() if "pip wheel" in line]
+    folders = {(ROOT / word).resolve() for word in builds.split() if word.startswith("./")}
+    assert folders == {ROOT, *(file.parent for file in DISTRIBUTIONS)}
+    copied = next(line for line in done.stdout.splitlines() if line.startswith("cp ")).split()[1:-1]
+    assert {Path(file).name for file in copied} == {file.name for file in ROOT.glob("requirements/*cpu*")}
+
+
+def test_what_comes_apart_is_brought_by_the_distribution_that_is_named() -> None:
+    """Or somebody who lacks it is told to install something else."""
+    kinds = load().registries
+    brought = {name: distribution for distribution, names in APART.values() for name in names if "/" in name}
+    assert brought == {name: kinds[name.partition("/")[0]].get(name.partition("/")[2]).distribution for name in brought}
+    assert {f"verb/{item.name}" for item in kinds["verb"] if item.distribution != CORE} <= brought.keys()
+    for folder, (distribution, _) in APART.items():
+        assert project(ROOT / folder / "pyproject.toml")["name"] == distribution
+
+
 def test_no_example_asks_for_the_name_of_somebody_else() -> None:
     asks = re.compile(r"""["']slime *[<>=~!\[]|pip install (-\S+ )*slime(?![\w-])""")
     files = [
@@ -84,24 +137,23 @@ def test_no_example_asks_for_the_name_of_somebody_else() -> None:
 def pip(*arguments: str | Path) -> str:
     """What this environment's pip prints, typed in the checkout."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    done = run_within(120, command, cwd=ROOT)
     return done.stdout
 
 
 def test_installing_a_plugin_changes_nothing_else(tmp_path: Path) -> None:
-    """pip resolves what the plugin needs, slime's own needs included, and finds all of it in what `make setup` made."""
+    """pip resolves what the plugin and training need, and finds all of it in what `make setup` made."""
     pip(
         "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, ROOT / "tests/third_party/closeness"
     )
     [wheel] = tmp_path.iterdir()
-    report = json.loads(pip("install", "--no-index", "--dry-run", "--report", "-", wheel))
+    report = json.loads(pip("install", "--no-index", "--dry-run", "--report", "-", wheel, f"{CORE}[train]"))
     assert [item["metadata"]["name"] for item in report["install"]] == ["slime-closeness"]
 
 
 GUIDE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
 CONTAINERFILE = (ROOT / "Containerfile").read_text(encoding="utf-8")
-INSTALLS = re.compile(r"^(?:\$|RUN) \.venv/bin/pip install (.+)$", re.MULTILINE)
+INSTALLS = re.compile(r"^(?:\$|RUN) \.venv/bin/pip install (.*\[gpu\].+)$", re.MULTILINE)
 
 
 def test_the_container_installs_what_a_host_does() -> None:
@@ -118,12 +170,15 @@ def test_the_container_has_every_file_that_the_installation_reads() -> None:
     assert {"pyproject.toml", "core", "plugins", core["readme"], *core["license-files"]} == set(copied)
 
 
-def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin_but_trackers() -> None:
-    """What pip makes of the guide's line; that the rest resolves is asked in test_requirements.py."""
+def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin_that_needs_no_account() -> None:
+    """What pip makes of the guide's line; that the rest resolves is asked in test_requirements.py. Nothing that runs
+    SGLang on a CPU is in it."""
     [line] = INSTALLS.findall(GUIDE)
     ours, *plugins = shlex.split(line)
     found = sorted(path for pattern in plugins for path in ROOT.glob(pattern))
-    assert found == [file.parent for file in PLUGINS if file.parents[1].name != "trackers"], "those bring packages"
+    without_te = ROOT / "plugins/cpu/megatron-core-portable"
+    without_account = [file.parent for file in PLUGINS if file.parent.name not in ("wandb", "mlflow")]
+    assert found == sorted([without_te, *without_account]), "wandb and mlflow bring many packages"
     dry = ("--dry-run", "--report", "-", "--no-index", "--no-deps", "--no-build-isolation")
     [found] = json.loads(pip("install", *dry, ours))["install"]
     assert found["metadata"]["name"] == CORE

@@ -1,11 +1,15 @@
 """Loading plugins: what they contribute, and one line for each way in which one can be broken."""
 
+import os
+import sys
+
 import pytest
 
 from slime import plugins
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
-from slime.testing.site import Site
+from slime.testing.patience import run_within
+from tests.site import Site
 
 REWARD = """
 @hookimpl
@@ -44,6 +48,9 @@ def test_unknown_name_gets_the_nearest_one(site: Site) -> None:
         ("import no_such_package", "slime", "does not import (ModuleNotFoundError: No module named 'no_such_package')"),
         ("def broken(:", "slime", "does not import (SyntaxError"),
         ("raise KeyError('x')", "slime", "does not import (KeyError: 'x')"),
+        ("raise SystemExit(0)", "slime", "does not import (SystemExit: 0)"),
+        ("raise BaseException('x')", "slime", "does not import (BaseException: x)"),
+        ("@hookimpl\ndef slime_rewards(): raise SystemExit(3)", "slime", "slime_rewards raised SystemExit: 3"),
         ("@hookimpl\ndef slime_rewards(cfg): return {}", "slime", "wrong hook signature: "),
         ("@hookimpl\ndef slime_reward(): return {}", "slime", "no hook 'slime_reward'. Did you mean 'slime_rewards'?"),
         ("@hookimpl\ndef slime_rewards(): return ['a']", "slime", "returned ['a'], not {name: factory}"),
@@ -131,3 +138,23 @@ def test_node_with_a_plugin_more_or_less_is_named(site: Site, there: bool, says:
         plugins.load.cache_clear()
     with pytest.raises(SlimeError, match=says):
         plugins.load().require_same(without if there else extended, "node-7")
+
+
+HANGS = {
+    "asleep": "import time; time.sleep(1000)",
+    "busy": "while True: pass",
+    "in C": "import ctypes; ctypes.CDLL(None).pause()",
+    "in a hook": "@hookimpl\ndef slime_rewards():\n    while True: pass",
+}
+
+
+@pytest.mark.parametrize("source", HANGS.values(), ids=HANGS)
+def test_a_plugin_that_hangs_ends_slime_with_its_name(site: Site, source: str) -> None:
+    site.add("acme-reward", source)
+    program = "from slime import foreign, __main__; foreign.PATIENCE_S = 3; __main__.main(['plugins'])"
+    environment = {**os.environ, "PYTHONPATH": str(site.folder)}
+    done = run_within(60, [sys.executable, "-c", program], env=environment, check=False)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("slime: plugin acme-reward 1.0: it takes longer than 3 s to import, or to answer a hook; ")
+    assert line.endswith(WAY_OUT)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from slime import __main__ as command
+from slime.compose.compose import examine
+from slime.compose.overrides import FUNCTION
 from slime.config.keys import FOREIGN, open_section, own_keys
 from slime.config.passthrough import SET_BY_SLIME, settable
 from slime.config.schema import SlimeConfig
@@ -37,11 +39,13 @@ def test_every_command_is_understood(
 ) -> None:
     """Verbs that start processes are planned instead: the same words, the same checks."""
     words = shlex.split(line)
-    if words[0] in ("eval", "report"):
+    refused = {"eval": "this is neither a run directory", "report": "there are no metrics"}
+    refused |= {"watch": "there is no run here", "runs": "there are no runs"}
+    if words[0] in refused:
         monkeypatch.chdir(tmp_path)
         assert command.main(words) == command.EXIT_ERROR
-        said = {"eval": "this is neither a run directory", "report": "there are no metrics"}[words[0]]
-        assert f"{tmp_path / words[1]}: {said}" in capsys.readouterr().err
+        named = tmp_path / (words[1] if words[1:] else "runs")
+        assert f"{named}: {refused[words[0]]}" in capsys.readouterr().err
         return
     if words[0] != "plugins":
         words = ["plan", *(word for word in words if "=" in word)]
@@ -84,6 +88,27 @@ def test_every_link_of_a_guide_leads_to_a_file(guide: str) -> None:
         assert path or heading in headings, heading
 
 
+def planned() -> list[str]:
+    """Every line of the guides that chooses a model and a cluster, but those whose plugin the guide itself makes."""
+    text = "\n".join([*GUIDES.values(), *(file.read_text() for file in SHOWN_ELSEWHERE)]).replace("\\\n", " ")
+    lines = re.findall(r"^(?:    |\$ )\S*slime (.*\+model=.*?)(?:\s+#.*)?$", text, re.M)
+    own = ("...", "mistral", "task=reverse", "hopeful", "brevity", "bounded", "my_task", "path/to/folder", "podman")
+    own += ("name=retry", "my_tools.py", "my_agent.py", "my_env.py")
+    return sorted({line for line in lines if not any(name in line for name in own)})
+
+
+@pytest.mark.parametrize("line", planned())
+def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The lines of guides that make a plugin are run in tests/third_party."""
+    (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
+    (tmp_path / "my_file.py").write_text("def score(response, label):\n    return response.strip() == label\n")
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
+    (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')
+    monkeypatch.chdir(tmp_path)
+    problems = examine([word for word in shlex.split(line) if "=" in word]).problems
+    assert [problem for problem in problems if "which is not installed" not in problem.what] == []
+
+
 @pytest.mark.parametrize("path", re.findall(r"`((?:tests|core|plugins)/[\w/*.-]+)`", README))
 def test_every_named_path_exists(path: str) -> None:
     assert list(ROOT.glob(path))
@@ -103,7 +128,7 @@ def test_every_key_in_a_guide_exists(guide: str) -> None:
         text = re.sub(r"^(\|[^|]*\|).*(\|[^|]*\|)$", r"\1\2", text, flags=re.M)
     sections = "|".join(field.name for field in dataclasses.fields(SlimeConfig))
     named = set(re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text))
-    assert [key for key in sorted(named) if not (exists(key) or key.endswith(".png"))] == []
+    assert [key for key in sorted(named) if not (exists(key) or key.endswith(".png") or key == FUNCTION)] == []
 
 
 def exists(key: str) -> bool:

@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import subprocess
+import os
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from slime.imports import import_file
+from slime.testing.patience import run_within
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_cpu", REQUIREMENTS / "install_cpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+install_cpu = import_file(REQUIREMENTS / "install_cpu.py", "install_cpu")
 
 
-install_cpu = load()
+@pytest.mark.parametrize(
+    ("system", "machine", "why"),
+    [("Darwin", "arm64", "triton, sglang"), ("Windows", "AMD64", "triton, sglang"), ("Linux", "aarch64", "llguidance")],
+)
+def test_another_platform_is_told_before_anything_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str, machine: str, why: str
+) -> None:
+    monkeypatch.setattr(install_cpu.platform, "system", lambda: system)
+    monkeypatch.setattr(install_cpu.platform, "machine", lambda: machine)
+    monkeypatch.setattr(install_cpu, "start_rest", None)  # calling it would fail
+    assert install_cpu.main() == 1
+    [line] = capsys.readouterr().out.splitlines()
+    assert f"this is {system} on {machine}: {why}" in line
+    assert "Planning works everywhere" in line
+
+
+def test_linux_on_x86_64_is_right() -> None:
+    assert install_cpu.wrong_platform("Linux", "x86_64") == ""
 
 
 def resolve(*wanted: str | Path) -> list[dict[str, Any]] | None:
-    """Metadata of what a stranger's pip would install, None if it finds no such builds.
+    """Metadata of what a stranger's pip would install; None if it cannot, and then pip says why.
 
-    `--isolated` leaves out the environment's and the user's configuration, `--index-url` a machine's. Nothing is
-    installed, and of large wheels only the metadata is read.
+    `--isolated` leaves out the environment's and the user's configuration, no configuration file a machine's, which may
+    hold constraints. Nothing is installed, and of large wheels only the metadata is read.
     """
     stranger = ["--isolated", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *stranger, *map(str, wanted)]
     if "--index-url" not in wanted:
         command += ["--index-url", "https://pypi.org/simple"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
+    done = run_within(280, command, env=environment, check=False)
     if done.returncode:
-        assert "No matching distribution" in done.stderr, done.stderr
+        sys.stderr.write(done.stderr)
         return None
     return [item["metadata"] for item in json.loads(done.stdout)["install"]]
 
@@ -81,13 +95,19 @@ def test_every_pin_is_on_the_public_index() -> None:
 @pytest.mark.usefixtures("_index")
 def test_the_gpu_extra_resolves_to_the_torch_that_the_guide_names() -> None:
     """Link by link, for the whole takes a minute: SGLang pins torch, and that torch its CUDA."""
-    [wanted] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gpu"]
+    [wanted] = [line for line in extra if line.startswith("sglang==")]
     torch = pinned("torch", by=wanted)
     cuda = pinned("cuda-toolkit", by=f"torch=={torch}")
     guide = (ROOT / "docs/install.md").read_text()
     assert f"SGLang {wanted.partition('==')[2]} pins torch {torch}" in guide
     major, minor, *_ = cuda.split(".")
     assert f"torch {torch}+cu{major}{minor}" in guide
+
+
+def test_pre_commit_has_the_ruff_of_the_checks() -> None:
+    [hooks] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert f"ruff=={hooks['rev'].removeprefix('v')}" in (REQUIREMENTS / "dev.txt").read_text().split()
 
 
 def pinned(name: str, by: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.cluster.reaper import left
-from slime.config.check import FIRST_ROWS
+import slime
+from plugins.trackers.tensorboard.tests.test_tensorboard import events
+from slime.cluster.reaper import wait_until_gone
+from slime.compose.data_files import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
-from tests.observe.test_tensorboard import events
-from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run
+from slime.testing.patience import run_within
+from tests.running import GONE_S, NO_CHECKPOINTS, NO_STOP, SPREAD, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -40,6 +41,7 @@ def test_a_run_leaves_what_the_summary_names(finished: Run) -> None:
         assert (finished.path / name).exists()
     used = json.loads((finished.path / "plugins.json").read_text())["used"]
     assert used["reward"]["distribution"] == "slime-plugin-math"
+    assert used["algo"] == {"name": "grpo", "distribution": "slime-rl", "version": slime.__version__}
 
 
 def test_every_step_is_measured(finished: Run) -> None:
@@ -68,19 +70,31 @@ def test_tensorboard_shows_samples_of_every_step_and_evaluation(finished: Run) -
 
 
 def test_the_line_that_a_run_prints_last_loads_what_was_trained(finished: Run) -> None:
-    """In an interpreter of its own, which has seen nothing of slime: that is where a user types it."""
+    """In an interpreter of its own, which has seen nothing of slime: that is where a user types it. The model answers
+    as the engine did in the last evaluation, and not as in the one before."""
     load = (finished.path / "summary.txt").read_text().splitlines()[-1].removeprefix("load the model:").strip()
+    before, last = (
+        [json.loads(line) for line in (finished.path / f"samples/eval-00000{step}.jsonl").read_text().splitlines()]
+        for step in (2, 4)
+    )
     program = f"""
-import torch
+import json, sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = {load}
 tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-ids = tokenizer.apply_chat_template([{{"role": "user", "content": "27+58="}}], return_tensors="pt", return_dict=False)
-with torch.no_grad():
-    assert torch.isfinite(model(torch.as_tensor(ids)).logits).all()
+answers = []
+for messages in json.load(open(sys.argv[1])):
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    said = model.generate(ids, do_sample=False, max_new_tokens=16)[0, ids.shape[1]:]
+    answers.append(tokenizer.decode(said, skip_special_tokens=True))
+print(json.dumps(answers))
 """
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert loaded.returncode == 0, loaded.stderr
+    asked = finished.folder / "asked.json"
+    asked.write_text(json.dumps([row["messages"] for row in last]))
+    done = run_within(120, [sys.executable, "-c", program, asked])
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers == [row["response"] for row in last]
+    assert answers != [row["response"] for row in before]
 
 
 def test_a_checkpoint_is_scored_beside_its_run(finished: Run) -> None:
@@ -88,8 +102,7 @@ def test_a_checkpoint_is_scored_beside_its_run(finished: Run) -> None:
     before = contents(finished.path)
     with RunDir.open(finished.path):
         command = [sys.executable, "-m", "slime", "eval", str(finished.path), "--checkpoint", "6"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=350, cwd=finished.folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+        done = run_within(350, command, cwd=finished.folder)
     scored = finished.path / "eval/step-000006"
     assert f"{finished.path}/checkpoints/step-000006 after 4 supervised steps and 2 reinforcement" in done.stdout
     result = json.loads((scored / "result.json").read_text())
@@ -109,14 +122,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_killed_run_leaves_no_process_and_continues_bit_for_bit(finished: Run, tmp_path: Path) -> None:
     """Two supervised and two reinforcement-learning checkpoints; `kill -9` after the first of the latter. Nor does it
-    matter where things lie and how weights travel: colocated until then, afterwards by broadcast."""
+    matter where things lie and how weights travel: colocated by turns until then, afterwards staying, by broadcast."""
     run = Run(tmp_path, settings={"cluster.placement": "colocated"}).start()
     run.until(lambda: (run.path / "checkpoints/step-000006").exists())
     run.kill(signal.SIGKILL)
     assert run.strays() == []
     assert len(run.temporary) >= 2
     assert run.litter() == []
-    run.settings = {"weights.transport": "broadcast"}
+    run.settings |= {"rollout.sglang.enable_memory_saver": "false", "weights.transport": "broadcast"}
     run.start().until(lambda: run.has_step("rl", 3))
     run.remember()
     run.succeed()
@@ -143,7 +156,7 @@ def test_a_run_whose_data_are_wrong_leaves_nothing(tmp_path: Path) -> None:
     assert run.finish() == 2
     assert f"{rows} line {FIRST_ROWS + 1}: the row has no key 'prompt'" in run.text()
     assert len(started) > 2, "the driver is not all that was seen"
-    assert left(working_in(tmp_path), GONE_S) == set()
+    assert wait_until_gone(working_in(tmp_path), GONE_S) == set()
     assert not run.path.exists()
 
 
@@ -161,11 +174,14 @@ def servers(run: Run) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(run.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended since
-            found += [child] * ("slime.rollout.launcher" in child.cmdline())
+            found += [child] * ("slime_plugin_sglang.launcher" in child.cmdline())
     return found
 
 
-def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     """The engine is kept from coming up, which the supervised steps do not wait for."""
     run = Run(tmp_path, cluster="local2", settings={"sft.num_steps": 5000}).start()
     run.until(lambda: bool(servers(run)))
@@ -174,11 +190,11 @@ def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(tmp
     second = Run(tmp_path / "again").start_beside(run)
     assert second.finish() == 2
     assert "another run is using this directory" in second.text()
-    run.kill(signal.SIGINT)
+    run.kill(how)
     assert run.process.returncode == 130
     assert run.strays() == []
     said = run.text()
-    assert re.search(r"slime: interrupted; (nothing was saved yet|the same command continues from step-\d{6})\n$", said)
+    assert re.search(r"slime: interrupted; (nothing was saved yet|the same command continues after sft \d+)\n$", said)
     assert re.search(r"starting Ray\n.*reading the data\n.* demonstrations, .* run directory .*/runs/it\n", said)
     assert re.search(
         r"starting 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n"
@@ -196,20 +212,25 @@ def test_an_engine_that_fails_to_start_ends_the_supervised_steps(tmp_path: Path)
     engine.kill()
     assert run.finish() == 2
     last = run.text().splitlines()[-1]
-    assert re.match(r"slime: engine http://[^:]*:\d*: ended before it answered; its log ends: ", last)
+    assert re.match(r"slime: engine-0 \(pid \d+, http://[^:]*:\d*\): ended before it answered; its log ends: ", last)
     assert "engine-0.log" in last
 
 
-def test_a_dying_engine_stops_the_run_by_name(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={"run.num_steps": 500, "eval.path": "null", **NO_CHECKPOINTS}).start()
-    run.until(lambda: run.has_step("rl", 1))
-    servers(run)[0].kill()
+def test_a_run_whose_rewards_are_all_equal_stops_with_a_checkpoint(tmp_path: Path) -> None:
+    """The model does not think, and the reward wants what follows </think>: every answer earns 0. The checkpoint of
+    the step continues, and counts again."""
+    never = {"reward": "deepscaler", "eval.interval": 100, "train.checkpoint.interval": 100}
+    run = Run(tmp_path, settings={**never, "run.num_steps": 5, "observe.zero_variance_steps": 2}).start()
     assert run.finish() == 2
-    last = run.text().splitlines()[-1]
-    assert last.startswith("slime: engine http://")
-    assert "was killed by SIGKILL" in last
-    assert "engine-0.log" in last
-    assert "batch" not in last
+    assert [row["step"] for row in run.rows("rl")] == [0, 1, 2]
+    assert (
+        "step 2: the rewards of each prompt's samples were equal in 2 steps in a row (every reward is 0)"
+        in (run.text().splitlines()[-1])
+    )
+    assert run.start().finish() == 2
+    assert [row["step"] for row in run.rows("rl")] == [0, 1, 2, 3, 4]
+    run.settings = {**run.settings, **NO_STOP}
+    run.start().succeed()
 
 
 def test_mixtures_of_experts_over_two_ranks_and_two_kinds_of_engines(tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import psutil
 import pytest
 
 from slime.config.paths import resolve
+from slime.testing.patience import Patience, family, run_within
 from tests.running import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -61,11 +60,10 @@ def head() -> Iterator[Head]:
 
 
 def _address(folder: Path, process: psutil.Popen) -> str:
-    log, deadline = folder / "head.log", time.monotonic() + START_S
-    while "Ray runtime started" not in log.read_text():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
+    log, patience = folder / "head.log", Patience(START_S, lambda: family(process.pid))
+    patience.wait_for(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
+    assert "Ray runtime started" in log.read_text(), log.read_text()
     (port,) = folder.glob("session_2*/gcs_server_port_*")
     return f"127.0.0.1:{port.read_text()}"
 
@@ -94,15 +92,18 @@ def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_pa
     run.until(lambda: run.has_step("rl", 1))
     driver = psutil.Process(run.process.pid)
     run.family = [*(head.family() - before), *driver.children(recursive=True)]
-    found = {name: named(name, run.family) for name in ("ray::TrainerActor", "ray::EngineActor", "rollout.launcher")}
+    found = {
+        name: named(name, run.family)
+        for name in ("ray::TrainerActor", "ray::EngineActor", "slime_plugin_sglang.launcher")
+    }
     assert all(found.values()), found
-    scratch = Path(found["rollout.launcher"][0].environ()["SLIME_ENGINE_SCRATCH"])
+    scratch = Path(found["slime_plugin_sglang.launcher"][0].environ()["SLIME_ENGINE_SCRATCH"])
     assert scratch.is_dir()
     run.succeed()
     assert run.strays() == []
     assert not scratch.exists()
     client = [sys.executable, "-c", FREE_CPUS, head.address]
-    asked = subprocess.run(client, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=START_S)
+    asked = run_within(START_S, client, env=os.environ | ENVIRONMENT, check=False)
     assert asked.stdout.strip() == "2.0", asked.stderr
     # fp32 on both sides, the same tokens: what is left is the order of additions.
     assert max(row["train/logprob_diff_max"] for row in run.rows("rl") if "train/loss" in row) < 1e-4

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
-from slime.observe import report
-from slime.run_dir import RunDir, saying_how_to_go_on
+from slime.observe import summary
+from slime.run_dir import RunDir, with_resume_hint
 
 HOLD = """
 import sys
@@ -92,7 +92,7 @@ def test_a_run_notices_that_its_directory_is_another_one(path):
             with pytest.raises(SlimeError, match=f"^{path}/lock: it was deleted or replaced"):
                 run.require_intact()
             with pytest.raises(SlimeError, match="deleted or replaced"):
-                report.write(run)
+                summary.write(run)
             assert not run.summary.exists()
 
 
@@ -132,7 +132,7 @@ def test_another_configuration_is_refused_by_key_and_the_old_one_stays(path, ove
     ("override", "change"),
     [
         ("run.num_steps=20", "run.num_steps: 10 -> 20"),
-        ("observe.samples_mb=1", "observe.samples_mb: 2.0 -> 1.0"),
+        ("observe.samples_mb=1", "observe.samples_mb: 200.0 -> 1.0"),
         ("cluster.num_trainers=2", "cluster.num_trainers: 1 -> 2"),
         (
             "train.megatron.tensor_model_parallel_size=2",
@@ -146,6 +146,20 @@ def test_a_resumed_run_may_change_how_it_runs_and_says_so(path, override, change
         assert run.write_config(config(override)) == [change]
         assert f"{path} continues with changes: {change}" in caplog.messages
         assert run.write_config(config(override)) == []
+
+
+def test_a_start_that_dies_leaves_the_record_of_the_checkpoint(path):
+    """The run goes on from weights of another configuration than the last start's."""
+    saved_run(path)
+    with RunDir.open(path) as run:
+        run.record_config(path / "checkpoints/step-000005")
+        changed = ["train.optimizer.lr=1e-4", "run.num_steps=20"]
+        run.write_config(config(*changed))  # and dies before it saves
+        said = run.write_config(config(*changed))
+        assert [change.partition(":")[0] for change in said] == ["run.num_steps", "train.optimizer.lr"]
+        (run.checkpoints / "step-000006").mkdir()
+        run.record_config(run.checkpoints / "step-000006")
+        assert run.write_config(config(*changed)) == []
 
 
 def test_without_a_checkpoint_any_configuration_may_start_over(path):
@@ -231,10 +245,11 @@ def test_a_ctrl_c_says_where_the_same_command_continues(tmp_path):
     with RunDir.open(tmp_path) as run:
         for saved, note in (
             (None, "nothing was saved yet"),
-            ("step-000004", "the same command continues from step-000004"),
+            ("step-000004", "the same command continues after sft 4"),
+            ("step-000035", "the same command continues after rl 5"),
         ):
             if saved:
                 (run.checkpoints / saved).mkdir(parents=True)
-            with pytest.raises(KeyboardInterrupt) as raised, saying_how_to_go_on(run):
+            with pytest.raises(KeyboardInterrupt) as raised, with_resume_hint(run, 30):
                 raise KeyboardInterrupt
             assert raised.value.__notes__ == [note]

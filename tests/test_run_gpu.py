@@ -134,7 +134,6 @@ FLASH: dict[str, Any] = {
     "model.init": "random",
     "sft.num_steps": 0,
     "sft.lr_warmup_steps": 0,
-    "eval.path": "null",
     "run.num_steps": 2,
     "rollout.prompts_per_step": 16,
     "rollout.sampling.max_response_tokens": 256,

@@ -28,7 +28,7 @@ def test_a_prefill_and_a_decode_engine_draw_what_one_engine_draws(finished: Run,
 
 def test_an_engine_over_two_hosts_trains_and_loses_one_by_name(tmp_path: Path) -> None:
     """Both are this host: a process each, a rank each. The run goes on where it was once it is started again."""
-    settings = {"run.num_steps": 3, "eval.interval": 1000, "train.checkpoint.interval": 1}
+    settings = {"run.num_steps": 3, "eval.interval": 1000, "train.checkpoint.interval": 1, "rollout.restarts": 0}
     run = Run(tmp_path, cluster="local-hosts", settings=settings).start()
     run.until(lambda: run.has_step("rl", 1))
     run.remember()

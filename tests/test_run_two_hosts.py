@@ -10,11 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from slime.cluster.reaper import left
-from slime.testing.models import write_checkpoint
-from tests.convert.test_dist import MOE
+from slime.cluster.reaper import wait_until_gone
+from slime.testing.patience import run_within
 from tests.namespaces import TwoHosts, two_hosts
 from tests.running import GONE_S, Run
 
@@ -26,6 +24,7 @@ SETTINGS = {
     "cluster.hostfile": "hosts",
     "cluster.socket_interface": "eth0",
     "run.num_steps": 30,
+    "observe.zero_variance_steps": 0,
     "sft.num_steps": 2,
     "sft.lr_warmup_steps": 1,
     "eval.path": "null",
@@ -48,13 +47,12 @@ def run(hosts: TwoHosts, tmp_path: Path) -> Run:
 
 def preflight(run: Run) -> subprocess.CompletedProcess[str]:
     words = ["preflight", "+model=glm4-tiny", "+cluster=local", *(f"{k}={v}" for k, v in run.settings.items())]
-    return subprocess.run(
+    return run_within(
+        200,
         [*run.through, sys.executable, "-m", "slime", *words],
         cwd=run.folder,
         env={**os.environ, **run.environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
+        check=False,
     )
 
 
@@ -64,7 +62,7 @@ def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: T
     assert ready.returncode == 0, ready.stderr
     told = [line.split() for line in ready.stdout.splitlines() if line.strip() and line[0] != " "]
     assert told == [[address, "ready"] for address in hosts.addresses], ready.stdout
-    assert left(hosts.on_second, GONE_S) == set()
+    assert wait_until_gone(hosts.on_second, GONE_S) == set()
     hosts.run_on_second("mount", "-t", "tmpfs", "tmpfs", str(run.folder / "runs"))
     try:
         refused = preflight(run)
@@ -73,33 +71,7 @@ def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: T
     assert refused.returncode == 2
     told = f"slime: preflight: {hosts.addresses[1]}: it finds no directory at {run.folder}/runs/"
     assert refused.stderr.startswith(told), refused.stderr
-    assert left(hosts.on_second, GONE_S) == set()
-
-
-def test_a_conversion_takes_both(hosts: TwoHosts, tmp_path: Path) -> None:
-    source, destination = tmp_path / "source", tmp_path / "dist"
-    write_checkpoint(MOE, source, dtype=torch.bfloat16)
-    (tmp_path / "hosts").write_text("\n".join(hosts.addresses))
-    layout = ["--layout", "pipeline_model_parallel_size=2", "--processes", "1", "--hostfile", "hosts"]
-
-    def convert(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*hosts.through, sys.executable, "-m", "slime", "convert", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": f"{hosts.path}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "eth0"},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-
-    done = convert("hf-to-dist", "source", "dist", *layout)
-    assert done.returncode == 0, done.stderr
-    assert left(hosts.on_second, GONE_S) == set()
-    assert {path.name[:4] for path in destination.glob("__*_*.distcp")} == {"__0_", "__1_"}, (
-        "a file of each host's rank"
-    )
-    refused = convert("hf-to-dist", "source", "dist", *layout)
-    assert refused.stderr.endswith("slime: dist: the folder exists already. Choose another, or remove it.\n")
+    assert wait_until_gone(hosts.on_second, GONE_S) == set()
 
 
 def kill_with_reaper(run: Run) -> None:
@@ -128,7 +100,7 @@ def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoH
     there = " ".join(word for process in hosts.on_second for word in process.cmdline())
     assert "ray::TrainerActor" in there or "ray::EngineActor" in there, there
     kill_with_reaper(run)
-    assert left(hosts.on_second, GONE_S) == set()
+    assert wait_until_gone(hosts.on_second, GONE_S) == set()
     end(run)
     last = run.rows("rl")[-1]["step"]
     run.start()

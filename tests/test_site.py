@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,5 +35,21 @@ def test_a_link_that_leads_nowhere_stops_it(tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/index.md").read_text()))
+    linked = set(re.findall(r"\]\(([\w-]+\.md)[#)]", (ROOT / "docs/index.md").read_text()))
     assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def test_the_readme_ends_with_the_index() -> None:
+    """Its links are absolute, because a package index shows the file without the others."""
+    index = (ROOT / "docs/index.md").read_text().partition("| I want to |")[2]
+    shown = (ROOT / "README.md").read_text().partition("## Documentation\n\n| I want to |")[2]
+    assert shown.replace("https://github.com/slime-rl/slime/blob/main/docs/", "") == index
+
+
+def test_pictures_are_whole_and_need_nothing_from_elsewhere() -> None:
+    pictures = sorted((ROOT / "docs/images").glob("*.svg"))
+    assert pictures
+    for picture in pictures:
+        assert ElementTree.parse(picture).getroot().get("viewBox"), f"{picture.name} cannot be scaled"
+        text = picture.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?:|<script|<image", text), picture.name

@@ -30,6 +30,7 @@ def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_transcript(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # which argparse asks
     monkeypatch.chdir(tmp_path)  # where no model is fetched yet and no run has been
     assert commands(file), "a transcript has commands"
     seen = "\n".join(run(command, capsys) for command in commands(file))

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from slime.engine_client.client import Completion, EngineClient
 from slime.net import LOOPBACK, Endpoint, serve_store
-from slime.rollout.client import EngineClient, Generation
 from slime.testing.publishing import publish_over
 from slime.types import Receipt
-from slime.weights.publisher.broadcast import Broadcast
-from slime.weights.publisher.broadcast_groups import join_engines
 from slime.weights.publisher.engine_link import EngineLink
-from slime.weights.publisher.transport import SharedMemory, results
+from slime.weights.publisher.handover import results
+from slime.weights.publisher.shared_memory import SharedMemory
 from slime.weights.shared.bucket import Bucket, SharedBucket
 from slime.weights.shared.receipt import BucketNote
 from slime.weights.shared.views import Named
+from slime_plugin_broadcast.groups import join_engines
+from slime_plugin_broadcast.source import Broadcast
 
 BUCKET = 1 << 18
 """Bytes: small enough that a tiny model takes a dozen buckets, and that its largest tensors go alone."""
@@ -35,10 +36,10 @@ CPU = torch.device("cpu")
 Tensors = Mapping[str, torch.Tensor]
 
 
-def generate(engine: Endpoint, num_tokens: int = 8, **sampling: Any) -> Generation:
+def generate(engine: Endpoint, num_tokens: int = 8, **sampling: Any) -> Completion:
     """One answer to `PROMPT`."""
 
-    async def request() -> Generation:
+    async def request() -> Completion:
         client = EngineClient(engine)
         try:
             return await client.generate(PROMPT, {"max_new_tokens": num_tokens, "ignore_eos": True, **sampling})

@@ -6,20 +6,35 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slime.algo.advantages import GroupMean
+from slime.algo.grpo import Grpo
+from slime.algo.sft import Sft
+from slime.contracts import VerbFactory
 from slime.hookspecs import hookimpl
-from slime.types import Decision, Group
+from slime.types import Decision, Group, Task
 
 if TYPE_CHECKING:
-    from slime.contracts import BufferPolicy, SampleFilter, Tracker
+    from slime.contracts import BufferPolicy, Objective, Program, Responder, SampleFilter
+    from slime.estimator import Estimator
+    from slime.topology.transport_protocol import Transport
 
 
 class KeepAll:
-    """Filter `none`: keeps every group in which an advantage can be formed, that is with at least two values."""
+    """Filter `none`: keeps every group with at least two values, or with the one value of its one sample."""
 
     def decide(self, group: Group) -> Decision:
-        if len(group.rewards) < 2:
+        if len(group.rewards) < min(2, len(group.samples)):
             return Decision(keep=False, reason="too_few_values")
         return Decision(keep=True)
+
+
+class Single:
+    """Program `single`: one response to the prompt."""
+
+    in_driver = True
+
+    async def run(self, task: Task, model: Responder) -> None:
+        await model.respond()
 
 
 @dataclass
@@ -29,9 +44,14 @@ class FifoOptions:
 
 
 def _fifo(**options: Any) -> BufferPolicy:
-    from slime.rollout.buffer import FifoBuffer
+    from slime.sampling.buffer import FifoBuffer
 
     return FifoBuffer(**options)
+
+
+@hookimpl
+def slime_programs() -> Mapping[str, Callable[..., Program]]:
+    return {"single": Single}
 
 
 @hookimpl
@@ -44,15 +64,34 @@ def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
     return {"fifo": _fifo}
 
 
-def _tensorboard() -> Tracker:
-    from slime.observe.tensorboard import TensorBoard
-
-    return TensorBoard()
+@hookimpl
+def slime_objectives() -> Mapping[str, Callable[..., Objective]]:
+    return {"grpo": Grpo, "sft": Sft}
 
 
 @hookimpl
-def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
-    return {"tensorboard": _tensorboard}
+def slime_estimators() -> Mapping[str, Callable[..., Estimator]]:
+    return {"grpo": GroupMean}
+
+
+@hookimpl
+def slime_verbs() -> Mapping[str, VerbFactory]:
+    return {
+        "train": VerbFactory("train, or continue a run; may be left out", "slime.verbs.train"),
+        "plan": VerbFactory("what would run where, and what is wrong; starts nothing", "slime.verbs.plan"),
+        "plugins": VerbFactory("what is installed and what each plugin brings", "slime.verbs.plugins"),
+    }
+
+
+def _shared_memory() -> Transport:
+    from slime.weights.transports import SharedMemoryTransport
+
+    return SharedMemoryTransport()
+
+
+@hookimpl
+def slime_transports() -> Mapping[str, Callable[[], Transport]]:
+    return {"ipc": _shared_memory}
 
 
 @hookimpl

@@ -15,7 +15,6 @@ import json
 import logging
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Any
 
 import slime
 from slime import files
-from slime.digest import FileFacts, facts_of
+from slime.digest import FileFacts, facts_by_name, facts_of, sealed, unsealed
 from slime.errors import SlimeError
 
 MANIFEST, DRIVER = "manifest.json", "driver.json"
@@ -57,10 +56,19 @@ class Checkpoint:
     path: Path
 
     def driver_state(self) -> dict[str, Any]:
-        """What the driver handed to `commit`."""
+        """What the driver handed to `commit`.
+
+        Raises:
+            SlimeError: the file holds something else.
+        """
         from slime import driver_state  # imports numpy, which `slime plan` does without
 
-        return driver_state.loads((self.path / DRIVER).read_bytes())
+        path = self.path / DRIVER
+        try:
+            return driver_state.loads(path.read_bytes())
+        except ValueError as error:
+            todo = "Put it back as it was saved, or move this checkpoint away to continue from the one before."
+            raise SlimeError(f"it is not what slime writes ({error})", where=str(path), todo=todo) from error
 
     @property
     def num_bytes(self) -> int:
@@ -96,12 +104,9 @@ class Checkpoint:
         """The manifest, which says by its own digest that it is what was written.
 
         Raises:
-            _Damaged: it is missing, was written by another slime, or is not what was written here.
+            _Damaged: it is missing, cannot be read, or is not what was written here.
         """
-        try:
-            return _read_manifest((self.path / MANIFEST).read_bytes(), self.step)
-        except FileNotFoundError:
-            raise _Damaged(f"{MANIFEST} is missing") from None
+        return _read_manifest(self.path / MANIFEST, self.step)
 
 
 def require_as_written(folder: Path, examine: Examine = examine) -> None:
@@ -117,9 +122,9 @@ def require_as_written(folder: Path, examine: Examine = examine) -> None:
     """
     try:
         if (folder / MANIFEST).is_file():
-            saved = _read_manifest((folder / MANIFEST).read_bytes())["files"]
+            saved = _read_manifest(folder / MANIFEST)["files"]
         elif (folder / CONVERTED).is_file():
-            saved = _read_converted((folder / CONVERTED).read_bytes())
+            saved = _read_converted(folder / CONVERTED)
         else:
             log.warning("%s has neither %s nor %s: its files are not compared", folder, MANIFEST, CONVERTED)
             return
@@ -133,9 +138,11 @@ def _compare(folder: Path, saved: Mapping[str, FileFacts], examine: Examine) -> 
     """Sizes first: they cost nothing."""
     paths = {name: folder / name for name in saved}
     for name, path in paths.items():
-        if not path.is_file():
-            raise _Damaged(f"{name} is missing")
-        if (size := path.stat().st_size) != saved[name]["bytes"]:
+        with _damage_of(path.relative_to(folder)):
+            if not path.is_file():
+                raise FileNotFoundError
+            size = path.stat().st_size
+        if size != saved[name]["bytes"]:
             raise _Damaged(f"{name} has {size} bytes instead of {saved[name]['bytes']}")
     for name, facts in zip(paths, examine(list(paths.values())), strict=True):
         if facts != saved[name]:
@@ -196,7 +203,8 @@ class CheckpointStore:
         for checkpoint in reversed(self.all()):
             problem = checkpoint.problem(examine)
             if not problem:
-                _warn_of_other_version(checkpoint)
+                if (version := checkpoint.manifest()["slime"]) != slime.__version__:
+                    log.warning("%s was saved by slime %s, this is %s", checkpoint.path, version, slime.__version__)
                 return checkpoint
             self._damaged.add(checkpoint.step)
             log.warning("skipping damaged checkpoint %s: %s", checkpoint.path, problem)
@@ -207,19 +215,23 @@ class CheckpointStore:
 
     @contextmanager
     def saving(self, step: int, state: Mapping[str, Any]) -> Iterator[Staging]:
-        """`begin` and `commit` around the block, in which the trainers write into the folder it yields.
+        """`begin` and `commit` around the block, in which the trainers write into the folder it yields. `state` is
+        read before the block and may change in it.
 
         If anything fails the partial folder is removed, so that a full disk has room again for logs and metrics.
 
         Raises:
             SlimeError: the disk is full; earlier checkpoints are untouched.
         """
+        from slime import driver_state  # imports numpy, which `slime plan` does without
+
         staging = self.begin(step)
         done = False
         try:
+            state_then = driver_state.dumps(state)
             with files.disk_errors(self._path(step), self._expected_bytes()):
                 yield staging
-            self.commit(step, staging, state)
+            self.commit(step, staging, state_then)
             done = True
         finally:
             if not done:
@@ -240,22 +252,16 @@ class CheckpointStore:
             staging.path.mkdir()
         return staging
 
-    def commit(self, step: int, staging: Staging, state: Mapping[str, Any]) -> Checkpoint:
-        """Publish what was written into the folder of `begin`, with the driver's state (see `slime.driver_state`).
+    def commit(self, step: int, staging: Staging, state: bytes) -> Checkpoint:
+        """Publish what was written into the folder of `begin`, with the driver's state (from `slime.driver_state`).
 
         Raises:
             SlimeError: the disk is full, or a file that somebody wrote is not here; earlier checkpoints are untouched.
         """
-        from slime import driver_state
-
         path = self._path(step)
         with files.disk_errors(path, self._expected_bytes()):
-            (staging.path / DRIVER).write_bytes(driver_state.dumps(state))
-            manifest = _manifest(staging, step)
-            files.sync_tree(staging.path)
-            files.write_atomic(staging.path / MANIFEST, _encoded(manifest))
-            staging.path.rename(path)
-            files.sync(self._folder)
+            (staging.path / DRIVER).write_bytes(state)
+            files.publish_folder(staging.path, path, (MANIFEST, sealed(_manifest(staging, step))))
         self._prune()
         return Checkpoint(step, path)
 
@@ -297,11 +303,6 @@ def _step(path: Path) -> int | None:
     return int(digits) if is_ours else None
 
 
-def _warn_of_other_version(checkpoint: Checkpoint) -> None:
-    if (version := checkpoint.manifest()["slime"]) != slime.__version__:
-        log.warning("%s was saved by slime %s, this is %s", checkpoint.path, version, slime.__version__)
-
-
 def _manifest(staging: Staging, step: int) -> dict[str, Any]:
     paths = {path.relative_to(staging.path).as_posix(): path for path in files.files_under(staging.path)}
     for name, facts in staging.written.items():
@@ -312,29 +313,33 @@ def _manifest(staging: Staging, step: int) -> dict[str, Any]:
     return {"step": step, "slime": slime.__version__, "saved_at": time.time(), "files": entries}
 
 
-def _encoded(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest's file: JSON with a digest of itself, the same bytes whenever the same manifest is encoded."""
-    digest = zlib.crc32(json.dumps(manifest).encode())
-    return json.dumps({**manifest, "crc32": f"{digest:08x}"}, indent=1).encode()
+def _read_converted(path: Path) -> dict[str, FileFacts]:
+    with _damage_of(Path(path.name)):
+        try:
+            return facts_by_name(json.loads(files.read_small(path))["files"])
+        except (KeyError, TypeError, RecursionError):
+            raise ValueError("is not a manifest") from None
 
 
-def _read_converted(data: bytes) -> dict[str, FileFacts]:
-    try:
-        return dict(json.loads(data)["files"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise _Damaged(f"{CONVERTED} is not a manifest") from None
-
-
-def _read_manifest(data: bytes, step: int | None = None) -> dict[str, Any]:
+def _read_manifest(path: Path, step: int | None = None) -> dict[str, Any]:
     """A checkpoint's, of `step` if that is known."""
+    with _damage_of(Path(path.name)):
+        manifest = unsealed(files.read_small(path))
+        if not manifest.keys() >= {"step", "slime", "files"}:
+            raise ValueError("is not a manifest")
+        if step is not None and manifest["step"] != step:
+            raise ValueError(f"is of step {manifest['step']}")
+        return {**manifest, "files": facts_by_name(manifest["files"])}
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """What is wrong with a manifest, told with its name."""
     try:
-        manifest = json.loads(data)
-    except (ValueError, RecursionError):
-        raise _Damaged(f"{MANIFEST} is not JSON") from None
-    if not isinstance(manifest, dict) or not manifest.keys() >= {"step", "slime", "files", "crc32"}:
-        raise _Damaged(f"{MANIFEST} is not a manifest")
-    if _encoded({key: value for key, value in manifest.items() if key != "crc32"}) != data:
-        raise _Damaged(f"{MANIFEST} has other content than was saved")
-    if step is not None and manifest["step"] != step:
-        raise _Damaged(f"{MANIFEST} is of step {manifest['step']}")
-    return manifest
+        yield
+    except FileNotFoundError:
+        raise _Damaged(f"{path} is missing") from None
+    except OSError as error:
+        raise _Damaged(f"{path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise _Damaged(f"{path} {error}") from None

@@ -1,84 +1,27 @@
-"""What a plugin implements: small Protocols. None of them needs torch to be imported."""
+"""What a plugin implements: small Protocols, without torch. A model family's are in `slime.models.bridge`,
+an estimator's in `slime.estimator`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+import enum
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
-    from megatron.core.transformer.spec_utils import ModuleSpec
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from argparse import Namespace
 
-    from slime.models.traits import Traits
-    from slime.types import Decision, Group, RunStatus, Sample, TrackedRun, Verdict
-    from slime.weights.megatron.mapping import WeightMapping
+    from torch import Tensor
 
-HfConfig = Mapping[str, Any]
-"""The parsed `config.json` of a Hugging Face checkpoint folder."""
+    from slime.arguments import ArgumentParser
+    from slime.conversation import Conversation
+    from slime.types import Decision, Group, Message, RunStatus, Sample, Task, TrackedRun, Turn, Verdict
+
 SampleRow = Mapping[str, Any]
 """One sample, as a line of `samples/*.jsonl` has it (docs/run-directory.md)."""
 SampleTables = Mapping[str, Sequence[SampleRow]]
 """What is kept of a step: `rollout/samples`, and `eval/samples` where the held-out prompts were scored."""
-
-
-@runtime_checkable
-class ModelBridge(Protocol):
-    """One model family: from its HF config to Megatron-core and back.
-
-    `transformer_config` and `model_kwargs` return plain values and must not import torch: `slime plan` calls them.
-    """
-
-    family: str
-    """The HF `model_type` this bridge serves."""
-
-    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
-        """Keywords of Megatron's `TransformerConfig` (or `MLATransformerConfig` when `multi_latent_attention`).
-
-        Architecture only: sizes, norms, rotary, router. Parallelism and precision are the user's (`train.megatron`).
-        """
-
-    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
-        """Keywords of Megatron's `GPTModel` beside the config: rotary_percent, rotary_base, tied embeddings."""
-
-    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-        """Layer specs of this pipeline stage, assembled from `slime.models.specs`."""
-
-    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        """The declarative HF <-> Megatron table."""
-
-
-@runtime_checkable
-class MtpBridge(ModelBridge, Protocol):
-    """A family with a multi-token prediction layer: its `transformer_config` says `mtp_num_layers`, its
-    `weight_mapping` has `slime.models.mtp.rules`."""
-
-    def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
-        """The prediction layer, `slime.models.specs.mtp_layer` around the family's decoder layer."""
-
-
-@runtime_checkable
-class TraitsBridge(ModelBridge, Protocol):
-    """A family with building blocks that ask something of the code around the model, as `slime.models.mtp` does."""
-
-    def traits(self, hf: HfConfig) -> Sequence[Traits]:
-        """Of the blocks that this model has; must not import torch."""
-
-
-@runtime_checkable
-class PlanBridge(ModelBridge, Protocol):
-    """A family with rules of its own for parallel layouts; those of all families are in `slime.plan.rules`."""
-
-    def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
-        """The rules that this layout breaks, a sentence each. Asked of layouts that break none of the common ones."""
-
-
-@runtime_checkable
-class EngineBridge(ModelBridge, Protocol):
-    """A family whose model in SGLang lacks something; what all models need is in `slime.topology.sglang_rules`."""
-
-    def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
-        """What an engine group's fields of `ServerArgs` ask of the model that it does not do, a sentence each."""
 
 
 @runtime_checkable
@@ -92,9 +35,52 @@ class RewardModel(Protocol):
         """
 
 
+class Responder(Protocol):
+    """What a program asks the model through: single responses, or conversations. It keeps the tokens, so that those
+    trained on are those sampled."""
+
+    async def respond(self) -> Turn:
+        """Sample a response to the task's prompt, to its end. Asked again, it samples another one, and the sample is
+        that one: the one before is neither trained on nor judged. One at a time.
+
+        Where the engines are told to abort, this raises what no `except Exception` catches, and a later step runs the
+        program again; then a first response goes on where it stopped.
+        """
+
+    def conversation(self, messages: Sequence[Message] | None = None, tools: Sequence[Any] = ()) -> Conversation:
+        """A conversation of several turns. All those of an attempt are trained on, each as a sequence of its own.
+
+        Args:
+            messages: what it begins with; None: the prompt's.
+            tools: JSON schemas of functions, as in the OpenAI API, which the chat template shows the model.
+        """
+
+    def rendered(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, prompt: bool = False) -> str:
+        """What the chat template writes for these messages: it shows how the model writes a call of a tool. `prompt`
+        opens the model's turn behind them."""
+
+    def note(self, name: str, value: float) -> None:
+        """Keep a number of this attempt. Its mean over the attempts of a step is the metric `rollout/<name>_mean`, and
+        `samples/` has it."""
+
+
+@runtime_checkable
+class Program(Protocol):
+    """Makes the attempts: says what the model is asked for one sample. Runs in a worker process with time and memory
+    limits, one attempt at a time. One with the attribute `in_driver = True` runs in the driver's event loop beside
+    thousands of others: it awaits and never blocks, and a crash of its own is one of the run."""
+
+    async def run(self, task: Task, model: Responder) -> Verdict | None:
+        """Make one attempt, with one response at least. None: the run's reward judges it.
+
+        May raise: that becomes an ERROR verdict, and the sample is left out of its group's statistics.
+        """
+
+
 @runtime_checkable
 class SampleFilter(Protocol):
-    """Keeps or drops a rewarded group before training."""
+    """Keeps or drops a rewarded group before training. A method `shape(group)` beside `decide`, called before it, says
+    what is added to the reward of each sample: finite numbers, in the order of `group.samples`."""
 
     def decide(self, group: Group) -> Decision:
         """Keep, or drop with a reason."""
@@ -105,7 +91,7 @@ class BufferPolicy(Protocol):
     """Holds groups between steps: what is stored, for how long, and in which order it comes out.
 
     A step stores what it began and did not train on: groups aborted when it had enough, and finished ones that came
-    too late. The next step asks for these before it takes new prompts. `slime.rollout.buffer` has functions that turn
+    too late. The next step asks for these before it takes new prompts. `slime.sampling.buffer` has functions that turn
     groups into plain values and back.
     """
 
@@ -114,8 +100,7 @@ class BufferPolicy(Protocol):
         the metric `buffer/drop/<reason>`. The group is not to be changed."""
 
     def take(self, count: int, version: int) -> list[Group]:
-        """At most `count` groups to continue under weight `version`, removed from the buffer. Fewer, or none, are no
-        fault: new prompts make up for them."""
+        """At most `count` groups to continue under weight `version`, removed from it. New prompts make up for fewer."""
 
     def __len__(self) -> int:
         """Groups held, the metric `rollout/buffered_groups`."""
@@ -159,4 +144,207 @@ class SampleTracker(Tracker, Protocol):
         among the rows, and that make a table of them.
 
         Raising is told in a line, once, and these samples do not come again.
+        """
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Of a difference between engine and trainer.
+
+    Attributes:
+        label: in the alarm's line, in front of its nats a token.
+        todo: what to do where it is the largest; `{settings}` stands for the engines' settings that matter.
+    """
+
+    label: str
+    todo: str
+
+
+@runtime_checkable
+class Explanation(Protocol):
+    """Says why engine and trainer differ on the same tokens, when `observe.logprob_alarm` rings. Every installed one is
+    asked; the run ends with what they say."""
+
+    @property
+    def causes(self) -> Mapping[str, Cause]:
+        """By metric, `gap/<name>`, in the order of the alarm's line."""
+
+    def measure(self, trainer: Any, micro_batches: Sequence[Any]) -> Mapping[str, float]:
+        """What each cause costs, in nats a token, and further metrics `gap/<name>`; empty of a run that it does not
+        know.
+
+        Called on all ranks alike, before the optimizer step. Afterwards the weights must be bit for bit the same.
+
+        Args:
+            trainer: this rank's `slime.train.trainer.Trainer`.
+            micro_batches: of the first optimizer step, `slime.train.local_batch.LocalMicroBatch`.
+        """
+
+
+@runtime_checkable
+class Verb(Protocol):
+    """What `slime <name> ...` does: a module with these two functions."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Say what it takes: `parser.description`, arguments and flags as in `argparse`, and `parser.add_keys()` if it
+        takes the keys of a run. Must be quick: completion and `--help` call it, too."""
+
+    def run(self, args: Namespace) -> int | None:
+        """Do it, and return the exit code; None is 0. An error that the user can cause is a `SlimeError`, which is
+        printed as one line with exit code 2. `args.words` are the words after the verb, `args.keys` those that
+        set keys."""
+
+
+@dataclass(frozen=True)
+class VerbFactory:
+    """Names a verb's module, which is imported when the verb is called, completed, or asked for its `--help`.
+
+    Args:
+        help: what it does, in one line of `slime --help`.
+        module: dotted name of a module with the functions of `Verb`.
+    """
+
+    help: str
+    module: str
+
+    def __call__(self) -> Verb:
+        """The module, imported."""
+        return cast(Verb, importlib.import_module(self.module))
+
+
+class TrainsOn(enum.Enum):
+    """What an objective learns from."""
+
+    rollouts = "rollouts"
+    """Samples of the model that is trained, with their rewards: a reinforcement-learning stage."""
+    demonstrations = "demonstrations"
+    """Rows of `sft.path`: a supervised stage."""
+    pairs = "pairs"
+    """Rows of `sft.path` with two answers, which stand in one micro-batch (`slime.types.PREFERENCE`)."""
+
+
+class Source(enum.Enum):
+    """Who makes a column."""
+
+    rollout = "rollout"
+    """It comes with the samples (`slime.types.TrainSample.columns`)."""
+    policy = "policy"
+    """Log-probs of the model that is trained, under its weights before the first optimizer step of the samples."""
+    reference = "reference"
+    """Log-probs of the reference model, which is the one that the stage starts from."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number for every token that an objective reads beside the model's scores.
+
+    Attributes:
+        name: in `LossInputs.columns`.
+        optional: the objective does without it where samples lack it, or where it would cost a pass of its own. One of
+            the policy costs none in the first optimizer step: then it is what the model computes anyway.
+    """
+
+    name: str
+    source: Source = Source.rollout
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The names of the numbers that a loss returns, beside the loss.
+
+    Attributes:
+        means, token_sums, maxima: as in `LossTerms`.
+        measured_on: of a token sum or a maximum, the token sum that counts the tokens it is about, where these are not
+            all loss tokens. Such a sum becomes a mean over them, and both are left out where there are none. The counts
+            themselves are no metrics.
+    """
+
+    means: Sequence[str]
+    token_sums: Sequence[str] = ()
+    maxima: Sequence[str] = ()
+    measured_on: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a loss reads of a micro-batch. Shape letter: t tokens of this rank, each of which the model predicts.
+
+    Attributes:
+        loss_mask: [t] fp32, 1 where a token is trained on. Elsewhere the scores and all columns are 0, and no gradient
+            flows back.
+        loss_weights: [t] fp32. The sum of weighted token losses over the micro-batches and ranks of an optimizer step
+            is the mean that `algo.loss_mean` asks for, so no loss divides by a number of tokens or samples.
+        columns: [t] fp32 by name, without gradient.
+        sum_by_sequence: from [t] numbers to the sum over the sequence of each token, [t], with gradient. All ranks that
+            hold parts of the same sequences call it alike. `sum_by_attempt`: over both answers of a pair.
+    """
+
+    loss_mask: Tensor
+    loss_weights: Tensor
+    columns: Mapping[str, Tensor]
+    sum_by_sequence: Callable[[Tensor], Tensor]
+    sum_by_attempt: Callable[[Tensor], Tensor] | None = None
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Of [t] token losses, this micro-batch's part of their mean."""
+        return (values * self.loss_weights).sum()
+
+    def count(self, values: Tensor) -> Tensor:
+        """Of [t] numbers, their sum over the loss tokens."""
+        return (values * self.loss_mask).sum()
+
+    def mean_by_sequence(self, values: Tensor) -> Tensor:
+        """Of [t] numbers, the mean over the loss tokens of each token's sequence, [t]; 0 where that has none."""
+        counts = self.sum_by_sequence(self.loss_mask)
+        return self.sum_by_sequence(values * self.loss_mask) / counts.clamp(min=1)
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """What a micro-batch adds to the loss and to the metrics of an optimizer step: scalars by name.
+
+    Attributes:
+        loss: with gradient.
+        means: sums of weighted values (`LossInputs.weighted`), which add up to means.
+        token_sums: sums over loss tokens (`LossInputs.count`); the metric is their mean over the step's loss tokens.
+        maxima: the metric is the largest of the step, and at least 0.
+    """
+
+    loss: Tensor
+    means: Mapping[str, Tensor]
+    token_sums: Mapping[str, Tensor] = field(default_factory=dict)
+    maxima: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def detach(self) -> LossTerms:
+        """The same numbers without the graph that led to them."""
+        groups = (self.means, self.token_sums, self.maxima)
+        return LossTerms(self.loss.detach(), *({name: x.detach() for name, x in group.items()} for group in groups))
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What a model learns from a batch; knows nothing of packing, ranks and optimizer steps.
+
+    `slime plan` creates it and asks all but `loss`, so nothing else may import torch.
+    """
+
+    @property
+    def trains_on(self) -> TrainsOn:
+        """What its samples are."""
+
+    @property
+    def needs(self) -> Sequence[Column]:
+        """The columns that `loss` reads. Each source beside the rollout costs the memory or the passes that `slime
+        plan` shows."""
+
+    def metrics(self, columns: Collection[str]) -> Metrics:
+        """The numbers that `loss` returns where these columns are there. They must be exactly those."""
+
+    def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
+        """Of one micro-batch, in sums: nothing is divided here.
+
+        Args:
+            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient; both
+                at the temperature that samples are drawn with.
         """

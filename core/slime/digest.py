@@ -7,9 +7,11 @@ accidents. It is no signature: whoever can write the file can write its digest. 
 from __future__ import annotations
 
 import io
+import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from slime.errors import SlimeError
 
@@ -78,6 +80,45 @@ def read_checked(path: Path, facts: FileFacts, target: Buffer) -> None:
         raise SlimeError("the file is missing", where=str(path), todo="Publish again.") from None
     if _facts(size, crc) != facts:
         raise SlimeError("the file is damaged: its size or digest is another", where=str(path), todo="Publish again.")
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """A description of files as JSON with a digest of itself, the same bytes whenever the same one is given."""
+    digest = zlib.crc32(json.dumps(document).encode())
+    return json.dumps({**document, "crc32": f"{digest:08x}"}, indent=1).encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What `sealed` was given.
+
+    Raises:
+        ValueError: these are not its bytes; says what is wrong.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(document, dict) or "crc32" not in document:
+        raise ValueError("is not a manifest")
+    del document["crc32"]
+    if sealed(document) != data:
+        raise ValueError("has other content than was saved")
+    return document
+
+
+def facts_by_name(listed: Any) -> dict[str, FileFacts]:
+    """The files that a manifest lists.
+
+    Raises:
+        ValueError: it lists none, or something else.
+    """
+    kinds = {"bytes": int, "crc32": str}
+    if not isinstance(listed, dict) or not listed:
+        raise ValueError("lists no files")
+    for name, facts in listed.items():
+        if not isinstance(facts, dict) or {key: type(value) for key, value in facts.items()} != kinds:
+            raise ValueError(f"lists '{name[:100]}' without its size and digest")
+    return listed
 
 
 def _facts(size: int, crc: int) -> FileFacts:

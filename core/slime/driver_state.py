@@ -43,9 +43,17 @@ def dumps(state: Mapping[str, Any]) -> bytes:
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """The state that `dumps` was given, equal to the bit and to the type."""
-    state = json.loads(data, object_hook=_from_json)
-    assert isinstance(state, dict)
+    """The state that `dumps` was given, equal to the bit and to the type.
+
+    Raises:
+        ValueError: these are not its bytes.
+    """
+    try:
+        state = json.loads(data.decode(), object_hook=_from_json)
+    except (TypeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(state, dict):
+        raise ValueError("it is no object")
     return state
 
 

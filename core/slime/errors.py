@@ -6,12 +6,19 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from slime.printable import printable
+
+EXIT_ERROR = 2
+"""Exit code of a process that ends by a `SlimeError`."""
+MAX_CHOICES = 300
+"""Characters of a list of names in an error."""
+
 
 class SlimeError(Exception):
     """An error a user can cause or must act on.
 
-    Printed by `slime.__main__` as one line: what went wrong, where, and what to do next. Programming errors
-    stay assertions and ordinary exceptions.
+    Printed by `slime.__main__` as one line: what went wrong, where, and what to do next. `str()` of it is that line,
+    with the names of characters that steer a terminal. Programming errors stay assertions and ordinary exceptions.
 
     Args:
         what: the fact, without a final full stop ("no reward named 'mth'").
@@ -23,11 +30,15 @@ class SlimeError(Exception):
         assert what, "a SlimeError says what happened"
         assert todo, "a SlimeError says what to do"
         self.what, self.where, self.todo = what, where, todo
-        super().__init__(" ".join(f"{f'{where}: ' if where else ''}{what}. {todo}".split()))
+        super().__init__(printable(" ".join(f"{f'{where}: ' if where else ''}{what}. {todo}".split())))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with its three parts, so that it survives the way from a worker process to the driver."""
         return _rebuild, (type(self), self.what, self.where, self.todo)
+
+    def under(self, key: str) -> SlimeError:
+        """The same, of the config key that it comes from."""
+        return type(self)(self.what, where=", ".join(filter(None, (key, self.where))), todo=self.todo)
 
     def document(self) -> dict[str, str]:
         """What is wrong, where, and what to do, for a program."""
@@ -67,4 +78,12 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     if match := nearest(name, options):
         return f"Did you mean '{prefix}{match}'?"
     choices = ", ".join(f"{prefix}{option}" for option in options)
+    if len(choices) > MAX_CHOICES:
+        close = difflib.get_close_matches(name, options, 3, 0)
+        most_alike = ", ".join(f"{prefix}{option}" for option in close)
+        return f"Nearest of {len(options)} are {most_alike}; 'slime --help' lists them all."
     return f"Choose one of: {choices}." if options else "Nothing of this kind is installed."
+
+
+class Death(SlimeError):
+    """A process of the run has ended, and is named."""

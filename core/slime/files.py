@@ -5,18 +5,36 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from slime.errors import SlimeError
 
+SMALL_BYTES = 2**26
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 ALMOST_FULL = 2**20
 """A write that fails for whatever reason while fewer bytes are free failed for lack of room: torch's file writer loses
 the operating system's error and says only `unexpected pos 704 vs 598`."""
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a file that describes others.
+
+    Raises:
+        OSError: it cannot be read, it is no file (a device may have no end), or it has more than 64 MiB.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    with path.open("rb") as file:
+        data = file.read(SMALL_BYTES + 1)
+    if len(data) > SMALL_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {human_bytes(SMALL_BYTES)}", str(path))
+    return data
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -45,6 +63,46 @@ def sync_tree(folder: Path) -> None:
         for name in names:
             sync(Path(parent, name))
         sync(Path(parent))
+
+
+def publish_folder(
+    aside: Path, final: Path, manifest: tuple[str, bytes] | None = None, *, replace: bool = False
+) -> None:
+    """Give a folder that was written aside its name, so that a kill at any moment leaves all of it there, or nothing.
+
+    Args:
+        aside: beside `final`. Everything in it is on the disk itself before it is renamed.
+        final: must not exist, unless it may be replaced.
+        manifest: name and content of the file that is written last.
+        replace: a folder that is there already. It stays until `aside` is whole.
+    """
+    sync_tree(aside)
+    if manifest:
+        name, content = manifest
+        write_atomic(aside / name, content)
+    before = final.with_name(f".{final.name}.old")
+    if replace and final.exists():
+        shutil.rmtree(before, ignore_errors=True)  # left by a process that was killed while it removed it
+        final.rename(before)
+    aside.rename(final)
+    sync(final.parent)
+    if replace:
+        shutil.rmtree(before, ignore_errors=True)
+
+
+@contextmanager
+def folder_aside(final: Path, *, replace: bool) -> Iterator[Path]:
+    """An empty folder beside `final`, which gets that name when all is written (`publish_folder`).
+
+    Raises:
+        SlimeError: the disk is full or refuses a write.
+    """
+    aside = final.with_name(f".{final.name}.new")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed while it wrote
+    with disk_errors(final):
+        aside.mkdir(parents=True)
+        yield aside
+        publish_folder(aside, final, replace=replace)
 
 
 def files_under(folder: Path) -> list[Path]:

@@ -7,13 +7,26 @@ of the config as keywords, and is where heavy imports belong. `docs/hooks.md` is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter, Tracker
+    from slime.contracts import (
+        BufferPolicy,
+        Explanation,
+        Objective,
+        Program,
+        RewardModel,
+        SampleFilter,
+        Tracker,
+        VerbFactory,
+    )
+    from slime.estimator import Estimator
+    from slime.events import Subscriber
+    from slime.models.bridge import ModelBridge
 
 hookspec = pluggy.HookspecMarker("slime")
 hookimpl = pluggy.HookimplMarker("slime")
@@ -33,6 +46,16 @@ class SlimeHooks(Protocol):
         """Rewards: `{name: factory}`, selected by `reward=<name>`; `reward.options` become the factory's keywords."""
 
     @hookspec
+    def slime_programs(self) -> Mapping[str, Callable[..., Program]]:
+        """Programs: `{name: factory}`, selected by `rollout.program.name`; its `options` become keywords."""
+
+    @hookspec
+    def slime_prompt_sets(self) -> Mapping[str, Callable[[str], Path]]:
+        """Prompt sets by address: `{scheme: function}`. A key such as `data.path` may then be `<scheme>://...`; the
+        function gets the whole address, and returns a file of rows. The same address has the same rows, or a
+        resumed run is refused. A `SlimeError` says what is wrong with an address."""
+
+    @hookspec
     def slime_filters(self) -> Mapping[str, Callable[..., SampleFilter]]:
         """Filters: `{name: factory}`, selected by `filter=<name>`; `filter.options` become the factory's keywords."""
 
@@ -41,8 +64,73 @@ class SlimeHooks(Protocol):
         """Buffer policies: `{name: factory}`, selected by `buffer=<name>`; `buffer.options` become keywords."""
 
     @hookspec
+    def slime_objectives(self) -> Mapping[str, Callable[..., Objective]]:
+        """Objectives, that is losses: `{name: factory}`, selected by `algo=<name>`; `algo.options` become keywords, and
+        so do the keys of `algo` that the options' schema has fields for, `clip_low` for instance."""
+
+    @hookspec
+    def slime_estimators(self) -> Mapping[str, Callable[..., Estimator]]:
+        """Estimators of advantages: `{name: factory}`, selected by `algo.advantage=<name>`; `algo.advantage_options`
+        become keywords, and so do the keys of `algo` that the options' schema has fields for, `normalize_std` for
+        instance."""
+
+    @hookspec
+    def slime_explanations(self) -> Mapping[str, Callable[[], Explanation]]:
+        """Explanations of why engine and trainer differ: `{name: factory}`. Every installed one is asked when
+        `observe.logprob_alarm` rings."""
+
+    @hookspec
     def slime_trackers(self) -> Mapping[str, Callable[..., Tracker]]:
-        """Trackers: `{name: factory}`, selected by `observe.trackers.<name>`, whose keys become keywords."""
+        """Trackers: `{name: factory}`, selected by `observe.trackers.<name>`, whose keys become keywords.
+
+        A factory with the attribute `by_default = True` is selected if it is installed, unless the run says
+        `observe.trackers.<name>=false`: for trackers that need no account and no server."""
+
+    @hookspec
+    def slime_subscribers(self) -> Mapping[str, Callable[..., Subscriber]]:
+        """Subscribers: `{name: factory}`. Each installed one is told of every run that trains: its factory gets the
+        keyword `run` (a `slime.types.TrackedRun`) once the run directory is open, and returns a function that is called
+        with each event of `slime.events`, between steps and while samples are generated. What it raises is
+        logged in a line, and it is told nothing more; the run goes on. A factory that raises stops the start."""
+
+    @hookspec
+    def slime_verbs(self) -> Mapping[str, VerbFactory]:
+        """Verbs of the command line: `{name: VerbFactory(help, module)}`, called as `slime <name> ...`. The module has
+        `add_arguments(parser)` and `run(args)` (`slime.contracts.Verb`).
+
+        A name of two words gives an installed verb an option: `slime plan ... --fit` calls `"plan --fit"`, where the
+        flag may stand anywhere after the verb, and `slime plan convert ...` calls `"plan convert"`. The option has a
+        parser of its own, and the verb's `--help` lists it. `slime.testing.verbs.check_verb` tests a verb;
+        `tests/third_party/lengths` is a whole example."""
+
+    @hookspec
+    def slime_transports(self) -> Mapping[str, Factory]:
+        """Ways for weight versions to reach the engines: `{name: factory}`, selected by `weights.transport=<name>`. A
+        factory returns a `slime.topology.transport_protocol.Transport` (`docs/publishing.md`). The schema
+        `transport/<name>` adds its fields to the section `weights`."""
+
+    @hookspec
+    def slime_quantizations(self) -> Mapping[str, Factory]:
+        """Ways for engines to hold weights in fewer bits than they are trained in: `{name: factory}`, selected by the
+        key `rollout.<name>`, which the schema `quantization/<name>` adds to the section `rollout`. A factory returns a
+        `slime.topology.quantization.Quantization` (`docs/quantization.md`)."""
+
+    @hookspec
+    def slime_adapters(self) -> Mapping[str, Factory]:
+        """Adapters: `{name: factory}`, small weights that learn while the model's own stay as they are. A factory gets
+        the section `train`, to which the schema `adapter/<name>` adds keys, and returns a
+        `slime.topology.adapters.Adapters`, or None where these keys choose none."""
+
+    @hookspec
+    def slime_launchers(self) -> Mapping[str, Factory]:
+        """Launchers: `{name: factory}`, selected by `cluster.launcher=<name>`: what brings Ray up on the run's other
+        hosts, and takes it down with the driver. A factory returns a `slime.topology.launcher.Launcher`."""
+
+    @hookspec
+    def slime_preflights(self) -> Mapping[str, Factory]:
+        """Looks at the hosts of a run: `{name: factory}`. Every installed one is asked once Ray is up, before anything
+        of the run starts. A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a
+        host lacks something."""
 
     @hookspec
     def slime_config_paths(self) -> Sequence[str]:
@@ -50,7 +138,11 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_config_schemas(self) -> Mapping[str, type]:
-        """Dataclasses that type a contribution's options: `{"reward/<name>": MyOptions, "filter/<name>": ...}`."""
+        """Dataclasses that type a contribution's options: `{"reward/<name>": MyOptions, "filter/<name>": ...}`, and so
+        `program/<name>`, `buffer/<name>`, `algo/<name>`, `estimator/<name>` and `tracker/<name>`. What is itself a
+        dataclass needs none. That of `transport/<name>` is a subclass of `slime.config.weights.WeightsConfig`, that of
+        `quantization/<name>` one of `slime.config.schema.RolloutConfig`, that of `adapter/<name>` one of
+        `slime.config.schema.TrainConfig`."""
 
     @hookspec
     def slime_check(self, cfg: SlimeConfig) -> Sequence[str]:

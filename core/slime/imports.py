@@ -1,11 +1,15 @@
-"""The import of large libraries, made cheaper."""
+"""Imports: of large libraries, made cheaper, and of a single file."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib.util
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 
 
 @contextmanager
@@ -23,3 +27,14 @@ def importing() -> Iterator[None]:
         atexit.register(gc.unfreeze)  # or Triton's library tells, as the process ends, that all of it was leaked
     finally:
         gc.enable()
+
+
+def import_file(file: Path, name: str) -> ModuleType:
+    """The module of a Python file, run again at every call. It stands in `sys.modules` under `name`, so that what it
+    defines can be pickled. `name` should be unlike that of any installed module."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, f"{file} is not a Python file"  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 LOOPBACK = "127.0.0.1"
 """Where servers of a run listen that is on one host alone."""
@@ -116,6 +116,15 @@ def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(minutes
     return TCPStore(
         host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
     )
+
+
+def file_store(path: str, timeout: timedelta) -> FileStore:
+    """The same in a file, for processes of one host: who may open the file may join."""
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    store = FileStore(path)
+    store.set_timeout(timeout)
+    return store
 
 
 def join_store(host: str, port: int, timeout: timedelta) -> TCPStore:

@@ -9,48 +9,55 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import pluggy
 
 import slime
-from slime import builtins
+from slime.config.extended import PROMPT_SETS, SECTIONS, add_keys
+from slime.contracts import VerbFactory
 from slime.errors import SlimeError, did_you_mean
-from slime.hookspecs import Factory, SlimeHooks
+from slime.foreign import foreign
+from slime.hookspecs import SlimeHooks
+from slime.registry import Contribution, Registry
 from slime.versions import other_versions
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import BufferPolicy, ModelBridge, RewardModel, SampleFilter, Tracker
+    from slime.contracts import BufferPolicy, Explanation, Objective, Program, RewardModel, SampleFilter, Tracker, Verb
+    from slime.estimator import Estimator
+    from slime.events import Subscriber
+    from slime.models.bridge import ModelBridge
 
 ENTRY_POINT_GROUP = "slime"
 BUILTIN = "slime-rl"
 """slime's own distribution, whose built-ins are contributed like a plugin's."""
-HOOK_OF_KIND = {
-    "model": "slime_models",
-    "reward": "slime_rewards",
-    "filter": "slime_filters",
-    "buffer": "slime_buffers",
-    "tracker": "slime_trackers",
-}
+VERB = "verb"
+KINDS = (
+    "model",
+    "reward",
+    "program",
+    "prompt_set",
+    "filter",
+    "buffer",
+    "tracker",
+    "subscriber",
+    "transport",
+    "quantization",
+    "adapter",
+    "launcher",
+    "preflight",
+    "explanation",
+    "estimator",
+    VERB,
+)
+HOOK_OF_KIND = {"algo": "slime_objectives", **{kind: f"slime_{kind}s" for kind in KINDS}}
 CONFIG_SCHEME = "pkg://"
 
-T = TypeVar("T")
 Fingerprint = dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """One thing that can be chosen by name, and the distribution it came from."""
-
-    kind: str
-    name: str
-    factory: Factory
-    distribution: str
-    version: str
 
 
 @dataclass
@@ -78,6 +85,10 @@ class Plugin:
         """Whether it implements `slime_check`."""
         return self.hooks is not None and bool(self.hooks.slime_check.get_hookimpls())
 
+    @property
+    def only_verbs(self) -> bool:
+        return self.brings().keys() == {VERB} and not self.config_paths
+
     def brings(self) -> dict[str, list[str]]:
         """Kind -> names of what it contributes, for a listing; a plugin that only checks says so."""
         kinds = {
@@ -90,53 +101,36 @@ class Plugin:
     def ask(self, hook: str, **arguments: Any) -> Any:
         """The plugin's answer to one hook, None if it does not implement it; SlimeError if it raises."""
         assert self.hooks is not None, "a plugin without hooks is broken and is not asked"
-        try:
+        with foreign(self.broken, f"{hook} raised {{}}"):
             answers = getattr(self.hooks, hook)(**arguments)
-        except Exception as error:
-            raise self.broken(f"{hook} raised {type(error).__name__}: {error}") from error
         return answers[0] if answers else None
 
 
-class Registry(Generic[T]):
-    """The contributions of one kind, by name."""
-
-    def __init__(self, kind: str, contributions: Iterable[Contribution]) -> None:
-        self.kind = kind
-        self._contributions = {item.name: item for item in contributions if item.kind == kind}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._contributions
-
-    def __iter__(self) -> Iterator[Contribution]:
-        return iter(self._contributions.values())
-
-    def names(self) -> list[str]:
-        return sorted(self._contributions)
-
-    def get(self, name: str) -> Contribution:
-        """The contribution of that name; SlimeError with the nearest one if there is none."""
-        if name not in self._contributions:
-            todo = f"{did_you_mean(name, self.names())} 'slime plugins' lists what is installed."
-            raise SlimeError(f"no {self.kind} named '{name}' is installed", todo=todo)
-        return self._contributions[name]
-
-    def create(self, name: str, **options: Any) -> T:
-        """Call the factory of that name with the config's options."""
-        return cast(T, self.get(name).factory(**options))
-
-
 class Plugins:
-    """Everything that is installed: five registries, config folders, option schemas and checks."""
+    """Everything that is installed: a registry of each kind, config folders, option schemas and checks."""
 
     def __init__(self, installed: Sequence[Plugin]) -> None:
         self.installed = tuple(installed)
         contributions = [item for plugin in self.sound for item in plugin.contributions]
-        self.models: Registry[ModelBridge] = Registry("model", contributions)
-        self.rewards: Registry[RewardModel] = Registry("reward", contributions)
-        self.filters: Registry[SampleFilter] = Registry("filter", contributions)
-        self.buffers: Registry[BufferPolicy] = Registry("buffer", contributions)
-        self.trackers: Registry[Tracker] = Registry("tracker", contributions)
-        self.schemas = {key: schema for plugin in self.sound for key, schema in plugin.schemas.items()}
+        self.registries: Mapping[str, Registry[Any]] = {kind: Registry(kind, contributions) for kind in HOOK_OF_KIND}
+        self.models: Registry[ModelBridge] = self.registries["model"]
+        self.rewards: Registry[RewardModel] = self.registries["reward"]
+        self.programs: Registry[Program] = self.registries["program"]
+        self.filters: Registry[SampleFilter] = self.registries["filter"]
+        self.buffers: Registry[BufferPolicy] = self.registries["buffer"]
+        self.objectives: Registry[Objective] = self.registries["algo"]
+        self.estimators: Registry[Estimator] = self.registries["estimator"]
+        self.explanations: Registry[Explanation] = self.registries["explanation"]
+        self.trackers: Registry[Tracker] = self.registries["tracker"]
+        self.subscribers: Registry[Subscriber] = self.registries["subscriber"]
+        self.verbs: Registry[Verb] = self.registries[VERB]
+        self.transports: Registry[Any] = self.registries["transport"]
+        self.quantizations: Registry[Any] = self.registries["quantization"]
+        self.adapters: Registry[Any] = self.registries["adapter"]
+        self.launchers: Registry[Any] = self.registries["launcher"]
+        typed = {f"{item.kind}/{item.name}": item.factory for item in contributions if _is_dataclass(item.factory)}
+        named = {key: schema for plugin in self.sound for key, schema in plugin.schemas.items()}
+        self.schemas: Mapping[str, type] = typed | named
 
     @property
     def sound(self) -> list[Plugin]:
@@ -145,11 +139,6 @@ class Plugins:
     @property
     def problems(self) -> list[SlimeError]:
         return [plugin.problem for plugin in self.installed if plugin.problem]
-
-    @property
-    def registries(self) -> dict[str, Registry[Any]]:
-        kinds = (self.models, self.rewards, self.filters, self.buffers, self.trackers)
-        return {registry.kind: registry for registry in kinds}
 
     def require_sound(self) -> None:
         """SlimeError about the first broken plugin; a run never starts beside one."""
@@ -165,14 +154,16 @@ class Plugins:
         ]
 
     def fingerprint(self) -> Fingerprint:
-        """Entry point -> distribution, version and contributions: plain values to compare two machines by."""
+        """Entry point -> distribution, version and contributions: plain values to compare two machines by. Verbs are
+        left out: a host needs none of them, because a verb runs where it is called."""
         return {
             plugin.name: {
                 "distribution": plugin.distribution,
                 "version": plugin.version,
-                "contributes": sorted(f"{item.kind}/{item.name}" for item in plugin.contributions),
+                "contributes": sorted(f"{item.kind}/{item.name}" for item in plugin.contributions if item.kind != VERB),
             }
             for plugin in self.installed
+            if not plugin.only_verbs
         }
 
     def require_same(self, driver: Fingerprint, node: str) -> None:
@@ -186,9 +177,10 @@ class Plugins:
         """What `plugins.json` records: all that is installed, and which distribution each used name came from.
 
         Args:
-            used: kind -> chosen name, for instance `{"model": cfg.model.family, "reward": cfg.reward.name}`.
+            used: kind -> chosen name, for instance `{"model": cfg.model.family, "reward": cfg.reward.name}`. Where
+                there are several of a kind, the others have a suffix: `filter.then.<name>`.
         """
-        chosen = {kind: self.registries[kind].get(name) for kind, name in used.items()}
+        chosen = {kind: self.registries[kind.partition(".")[0]].get(name) for kind, name in used.items()}
         return {
             "slime": slime.__version__,
             "installed": self.fingerprint(),
@@ -202,7 +194,12 @@ class Plugins:
 @functools.cache
 def load() -> Plugins:
     """The plugins of this environment; read once a process."""
-    return discover(entry_points(group=ENTRY_POINT_GROUP))
+    found = discover(entry_points(group=ENTRY_POINT_GROUP))
+    for kind in SECTIONS:
+        prefix = f"{kind}/"
+        add_keys(kind, {key.removeprefix(prefix): own for key, own in found.schemas.items() if key.startswith(prefix)})
+    PROMPT_SETS.update({item.name: item.factory for item in found.registries["prompt_set"]})
+    return found
 
 
 def discover(entries: Iterable[EntryPoint]) -> Plugins:
@@ -215,7 +212,7 @@ def discover(entries: Iterable[EntryPoint]) -> Plugins:
 
 def _load_builtins() -> Plugin:
     plugin = Plugin("slime", BUILTIN, slime.__version__)
-    _read_hooks(plugin, builtins)
+    _read_hooks(plugin, EntryPoint(plugin.name, "slime.builtins", ENTRY_POINT_GROUP).load())
     return plugin
 
 
@@ -238,10 +235,8 @@ def _check_slime_version(plugin: Plugin, requires: Sequence[str]) -> None:
 
 
 def _import(plugin: Plugin, entry: EntryPoint) -> Any:
-    try:
+    with foreign(plugin.broken, f"'{entry.value}' does not import ({{}})"):
         return entry.load()
-    except Exception as error:
-        raise plugin.broken(f"'{entry.value}' does not import ({type(error).__name__}: {error})") from error
 
 
 def _read_hooks(plugin: Plugin, module: Any) -> None:
@@ -274,12 +269,13 @@ def _signature_fault(manager: pluggy.PluginManager, error: pluggy.PluginValidati
 
 
 def _contributions(plugin: Plugin, kind: str, hook: str) -> list[Contribution]:
-    answer = plugin.ask(hook)
-    if answer is None:
+    if (answer := plugin.ask(hook)) is None:
         return []
     wanted = isinstance(answer, Mapping) and all(isinstance(name, str) and callable(f) for name, f in answer.items())
     if not wanted:
         raise plugin.broken(f"{hook} returned {answer!r}, not {{name: factory}}", _ASK_AUTHOR)
+    if kind == VERB and not all(isinstance(factory, VerbFactory) for factory in answer.values()):
+        raise plugin.broken(f"{hook} returned {answer!r}, not {{name: VerbFactory}}", _ASK_AUTHOR)
     return [Contribution(kind, name, factory, plugin.distribution, plugin.version) for name, factory in answer.items()]
 
 
@@ -303,9 +299,16 @@ def _schemas(plugin: Plugin) -> Mapping[str, type]:
     for key, schema in schemas.items():
         if key not in contributed:
             raise plugin.broken(f"it has an option schema for '{key}', which it does not contribute", _ASK_AUTHOR)
-        if not is_dataclass(schema):
+        if not _is_dataclass(schema):
             raise plugin.broken(f"the option schema of '{key}' is not a dataclass", _ASK_AUTHOR)
+        _, base = SECTIONS.get(key.partition("/")[0], ("", object))
+        if not issubclass(schema, base):
+            raise plugin.broken(f"the option schema of '{key}' is no subclass of {base.__name__}", _ASK_AUTHOR)
     return schemas
+
+
+def _is_dataclass(factory: Any) -> TypeGuard[type]:
+    return isinstance(factory, type) and is_dataclass(factory)
 
 
 def _check_contributes(plugin: Plugin) -> None:

@@ -3,120 +3,124 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
-from slime.checkpoints import Checkpoint
-from slime.config.schema import SlimeConfig
-from slime.observe import report
+from slime.algo.stages import Stage, estimator_of
+from slime.compose.compose import Composed
+from slime.contracts import TrainsOn
+from slime.events import Complete
+from slime.observe import summary
 from slime.observe.alarm import alarm
-from slime.observe.progress import Progress
+from slime.observe.learning import LearningWatch
 from slime.observe.stopwatch import Stopwatch
-from slime.rollout.samples import to_train_samples
-from slime.session import Position, Session
+from slime.opening import Run, open_run
+from slime.sampling.samples import missing_shares, spread, to_train_samples
+from slime.topology.recordings import recordings_of
 
 
-def train(cfg: SlimeConfig) -> str:
-    """Run `cfg` to its end, from its newest checkpoint if there is one; returns the summary that was printed.
+def train(composed: Composed) -> str:
+    """Run it to its end, from its newest checkpoint if there is one; returns the summary that was printed.
 
     Raises:
         SlimeError: whatever stopped it; everything up to the last checkpoint is in the run directory.
     """
     with ExitStack() as stack:
-        session = Session.open(cfg, stack)
-        supervise(session)
-        if cfg.algo.name != "sft":
-            reinforce(session)
-        session.export()
-        return report.write(session.run)
+        run = open_run(composed, stack)
+        with run.learner.settling():
+            for stage in run.stages:
+                LOOPS[stage.objective.trains_on](run, stage)
+        run.learner.export()
+        run.folder.require_intact()
+        run.events.publish(Complete())
+        return summary.write(run.folder)
 
 
-def evaluate(cfg: SlimeConfig, checkpoint: Checkpoint | None = None) -> dict[str, float]:
-    """The held-out metrics of the model that `cfg` starts from.
-
-    Args:
-        checkpoint: whose weights `cfg.model.weights` names.
-
-    Raises:
-        SlimeError: the checkpoint is damaged, or whatever stopped the evaluation.
-    """
-    with ExitStack() as stack:
-        session = Session.open(cfg, stack, log_metrics=False)
-        if checkpoint:
-            session.position = Position(**checkpoint.driver_state()["position"])
-        session.publish(session.position.rl_step)
-        with Progress("eval", len(session.held_out), live=cfg.run.progress) as bar:
-            return session.evaluate(bar)
-
-
-def supervise(session: Session) -> None:
-    """The supervised stage: next-token loss on demonstrations, until `sft.num_steps`. Where it is the whole run, the
-    held-out prompts are scored before the first step and after the last."""
-    cfg, position = session.cfg, session.position
-    last, scores = cfg.sft.num_steps, cfg.algo.name == "sft" and bool(session.held_out)
+def supervise(run: Run, stage: Stage) -> None:
+    """A supervised stage: demonstrations or pairs, until `sft.num_steps`. Where it is the whole run, the held-out
+    prompts are scored before the first step and after the last. Where it is not, engines may start meanwhile."""
+    cfg, learner, position = run.cfg, run.learner, run.learner.position
+    last, scores = stage.num_steps, bool(run.data.held_out) and not run.stages.reinforces
     if position.sft_step == last:
         return
-    with Progress("sft", last, position.sft_step, live=cfg.run.progress) as bar:
+    assert run.data.demonstrations, "compose() asks for demonstrations"
+    learner.prepare(stage)
+    with run.events.stage(stage.name, last, position.sft_step):
         if position.sft_step == 0 and scores:
-            session.publish(0)
-            session.log_values("sft", 0, session.evaluate(bar))
+            run.generation.publish(0)
+            run.log.incomplete(stage.name, 0, run.generation.evaluate(0))
         for step in range(position.sft_step + 1, last + 1):
             watch = Stopwatch()
             with watch("pack"):
-                (batch,) = session.pack(session.demonstrations.take(cfg.sft.batch_size))
+                rows = run.data.demonstrations.take(cfg.sft.batch_size)
+                batches = learner.pack(rows, whole_attempts=stage.trains_on_pairs)
             with watch("train"):
-                values = session.train_sft(batch, step)
+                if run.engines:
+                    run.engines.look()
+                values = learner.train(batches, step, stage)
+            run.log.late(learner.settle(if_written=True))
             position.sft_step = step
             if step == last and scores:
                 with watch("publish"):
-                    values |= session.publish(step)
+                    values |= run.generation.publish(step)
                 with watch("eval"):
-                    values |= session.evaluate(bar)
-            bar.step(step, session.log("sft", step, values, watch, batch.num_loss_tokens))
+                    values |= run.generation.evaluate(step)
+            run.log.complete(stage.name, step, values, watch, batches[0].num_loss_tokens)
             if _due(step, last, cfg.train.checkpoint.interval):
-                session.checkpoint()
+                run.log.late(learner.checkpoint())
 
 
-def reinforce(session: Session) -> None:
-    """The reinforcement-learning stage, until `run.num_steps`."""
-    cfg, position = session.cfg, session.position
-    if position.rl_step == cfg.run.num_steps:
+def reinforce(run: Run, stage: Stage) -> None:
+    """A reinforcement-learning stage, until `run.num_steps`."""
+    learner, position = run.learner, run.learner.position
+    if position.rl_step == stage.num_steps:
         return
-    session.prepare_reinforcement()
-    session.publish(position.rl_step)
-    with Progress("rl", cfg.run.num_steps, position.rl_step, live=cfg.run.progress) as bar:
-        if position.rl_step == 0 and session.held_out:
-            session.log_values("rl", 0, session.evaluate(bar))
-        for step in range(position.rl_step + 1, cfg.run.num_steps + 1):
-            _step(session, step, bar)
+    learner.prepare(stage)
+    run.generation.publish(position.rl_step)
+    with run.events.stage(stage.name, stage.num_steps, position.rl_step):
+        if position.rl_step == 0 and run.data.held_out:
+            run.log.incomplete(stage.name, 0, run.generation.evaluate(0))
+        learning = LearningWatch(run.cfg.observe.zero_variance_steps, run.cfg.rollout.sampling.max_response_tokens)
+        run.events.subscribe(learning)
+        for step in range(position.rl_step + 1, stage.num_steps + 1):
+            _step(run, stage, step, learning)
 
 
-def _step(session: Session, step: int, bar: Progress) -> None:
+LOOPS = {TrainsOn.demonstrations: supervise, TrainsOn.pairs: supervise, TrainsOn.rollouts: reinforce}
+
+
+def _step(run: Run, stage: Stage, step: int, learning: LearningWatch) -> None:
     """One step: it starts with every engine at weight version `step - 1` and ends with all of them at `step`."""
-    cfg, watch = session.cfg, Stopwatch()
-    collected = session.collect(step - 1, bar)
+    cfg, learner, generation, watch = run.cfg, run.learner, run.generation, Stopwatch()
+    collected = generation.collect(step - 1)
     watch.add_all(collected.stats)
-    bar.samples([sample for group in collected.groups for sample in group.samples])
     with watch("pack"):
-        samples = to_train_samples(collected.groups, cfg.algo, step - 1, cfg.rollout.max_weight_lag)
-        batches = session.pack(samples, cfg.train.steps_per_rollout)
-    bar.status("train")
-    values = session.train_rl(batches, step)
+        groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
+        samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained)
+        recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg.model, cfg.train)])
+        batches = learner.pack(samples, cfg.train.steps_per_rollout)
+    run.events.phase("train")
+    values = recorded | generation.beside(partial(learner.train, batches, step, stage))
     watch.add_all(values)
-    if problem := alarm(cfg, values, step):
-        session.log_values("rl", step, collected.stats | values)
+    if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
+        run.log.incomplete(stage.name, step, collected.stats | values)
         raise problem
-    bar.status("publish")
+    run.events.phase("publish")
     with watch("publish"):
-        values |= session.publish(step)
-    moved = session.offload_trainers()
+        values |= generation.publish(step)
+    moved = learner.offload()
     watch.add_all(moved)
-    session.position.rl_step = step
-    if session.held_out and _due(step, cfg.run.num_steps, cfg.eval.interval):
+    run.log.late(learner.settle(if_written=True))
+    learner.position.rl_step = step
+    if run.data.held_out and _due(step, stage.num_steps, cfg.eval.interval):
         with watch("eval"):
-            values |= session.evaluate(bar)
+            values |= generation.evaluate(step)
     num_tokens = collected.stats["rollout/num_tokens"]
-    bar.step(step, session.log("rl", step, collected.stats | values | moved, watch, num_tokens))
-    if _due(step, cfg.run.num_steps, cfg.train.checkpoint.interval):
-        session.checkpoint()
+    run.log.complete(stage.name, step, collected.stats | values | moved, watch, num_tokens)
+    problem, last = learning.problem, stage.num_steps
+    if _due(step, step if problem else last, cfg.train.checkpoint.interval):
+        run.log.late(learner.checkpoint(generation.beside))
+    if problem and step < last:
+        raise problem
 
 
 def _due(step: int, last: int, interval: int | None) -> bool:

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from slime.config.paths import resolve
-from slime.config.schema import DataConfig, SlimeConfig
+from slime.algo.stages import run_stages
+from slime.config.paths import resolve_rows
+from slime.config.schema import DataConfig, EvalConfig, SlimeConfig
 from slime.data.demonstrations import DemonstrationSource
-from slime.data.prompts import PromptSet, PromptSource
+from slime.data.mix import PromptMix
+from slime.data.named import HeldOut, data_of
+from slime.data.prompts import PromptSet
 from slime.data.tokenize import Tokenizer
-from slime.topology.layout import read_grid
-from slime.types import Prompt
+from slime.layout import read_grid
 
 
 class Data:
     """Prompts, demonstrations and held-out prompts: read and checked whole before anything is written."""
 
     def __init__(self, cfg: SlimeConfig, tokenizer: Tokenizer) -> None:
-        self.prompts: PromptSource | None = None
+        self.prompts: PromptMix | None = None
         self.demonstrations: DemonstrationSource | None = None
-        self.held_out: list[Prompt] = []
+        self.held_out: list[HeldOut] = []
+        stages = run_stages(cfg)
         if cfg.sft.num_steps:
             assert cfg.sft.path, "compose() asks for demonstrations"
             align = read_grid(cfg.cluster.num_trainers, cfg.train.megatron).packing_align
-            limit = cfg.train.max_tokens_per_micro_batch // align * align  # padding included
-            self.demonstrations = DemonstrationSource(resolve(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data)
-        if cfg.algo.name != "sft":
-            self.prompts = PromptSource(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
+            pairs = stages.all[0].trains_on_pairs
+            limit = (cfg.train.max_tokens_per_micro_batch // align - pairs) * align  # padding included
+            self.demonstrations = DemonstrationSource(
+                resolve_rows(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data, pairs=pairs
+            )
+        if stages.reinforces:
+            self.prompts = PromptMix(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         if cfg.eval.path:
-            self.held_out = _held_out(cfg.data, resolve(cfg.eval.path), tokenizer, cfg.rollout.max_prompt_tokens)
+            self.held_out = _held_out(cfg.eval, cfg.data, tokenizer, cfg.rollout.max_prompt_tokens)
 
     def __str__(self) -> str:
         counts = {
             "demonstrations": self.demonstrations and len(self.demonstrations),
-            "prompts": self.prompts and len(self.prompts.prompts),
-            "held-out prompts": len(self.held_out),
+            "prompts": self.prompts and len(self.prompts),
+            "held-out prompts": sum(len(each.prompts) for each in self.held_out),
         }
         return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
-def _held_out(data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int) -> list[Prompt]:
-    prompts = PromptSet(data, path, tokenizer, max_prompt_tokens)
-    return [prompts.prompt(row, "eval") for row in range(len(prompts))]
+def _held_out(cfg: EvalConfig, data: DataConfig, tokenizer: Tokenizer, max_prompt_tokens: int) -> list[HeldOut]:
+    assert cfg.path, "without it there is no evaluation"
+    main = PromptSet(data, resolve_rows(cfg.path), tokenizer, max_prompt_tokens)
+    found = [HeldOut("", cfg, [main.prompt(row, "eval") for row in range(len(main))])]
+    for name, own in cfg.sets.items():
+        read = PromptSet(data_of(data, own), resolve_rows(own.path), tokenizer, max_prompt_tokens, f"eval/{name}")
+        found.append(HeldOut(name, own, [read.prompt(row, "") for row in range(len(read))]))
+    return found

@@ -1,7 +1,7 @@
 """The run directory: made after validation, held by one process, and what lies where in it.
 
-config.yaml  plugins.json  metrics.jsonl  reward.png  summary.txt  lock
-checkpoints/  logs/  samples/  eval/  export/  and what trackers leave: tensorboard/
+config.yaml  plugins.json  metrics.jsonl  summary.txt  lock
+checkpoints/  logs/  samples/  eval/  export/  and what plugins leave: tensorboard/  report.html
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,25 +24,14 @@ from omegaconf import OmegaConf
 
 from slime import files
 from slime.checkpoints import published
+from slime.config.keys import may_change
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
 
 log = logging.getLogger(__name__)
 
 FOLDERS = ("checkpoints", "logs", "samples")
-LOCK = "lock"
-
-MAY_CHANGE = (
-    "run.name", "run.dir", "run.num_steps", "run.resume", "run.progress",
-    "cluster.*", "train.checkpoint.*", "eval.*", "observe.*", "weights.*",
-    "train.max_tokens_per_micro_batch", "train.share_prompts", "train.logprob_chunk_tokens", "train.lr_*",
-    "train.megatron.*_parallel*", "train.megatron.recompute_*",
-    "train.optimizer.lr", "train.optimizer.min_lr", "train.optimizer.weight_decay", "train.optimizer.clip_grad",
-    "rollout.max_requests_per_engine", "rollout.over_sampling", "rollout.request_timeout_s", "rollout.sglang.*",
-    "reward.num_workers", "reward.timeout_s", "reward.memory_mb", "reward.max_failed_share",
-)  # fmt: skip
-"""Keys a resumed run may change: how long, where and how fast it runs, and what it reports. Everything else decides
-what the checkpoint's weights, optimizer state and prompt position mean."""
+LOCK, CONFIG = "lock", "config.yaml"
 
 
 class RunDir:
@@ -51,10 +41,8 @@ class RunDir:
         self.path, self._lock = path, lock
         self._taken: dict[Path, IO[str]] = {}
         self._held: list[tuple[IO[Any], Path]] = [(lock, path / LOCK)] if lock else []
-        self.config, self.plugins = path / "config.yaml", path / "plugins.json"
-        self.metrics, self.summary, self.reward_plot = (
-            path / name for name in ("metrics.jsonl", "summary.txt", "reward.png")
-        )
+        self.config, self.plugins = path / CONFIG, path / "plugins.json"
+        self.metrics, self.summary = path / "metrics.jsonl", path / "summary.txt"
         self.checkpoints, self.logs, self.samples = (path / name for name in FOLDERS)
         self.lock = path / LOCK  # like no other: whoever reads the same there sees this directory
         self.export = path / "export"  # appears whole, at the end
@@ -86,7 +74,7 @@ class RunDir:
             if run.lock.exists():
                 with run.lock.open() as file:
                     _hold(file, fcntl.LOCK_SH)
-            run._changes(cfg)
+            run._changes(container(cfg))
         except SlimeError as error:
             return error
         return None
@@ -98,26 +86,38 @@ class RunDir:
             What changed since then, as `key: old -> new`; empty for a new run.
 
         Raises:
-            SlimeError: a key outside `MAY_CHANGE` differs, so that the checkpoint belongs to another run.
+            SlimeError: a key that a resumed run may not change differs, so that the checkpoint belongs to another run.
         """
-        changes = self._changes(cfg)
+        new = container(cfg)
+        changes = self._changes(new)
         if changes:
             log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
         with files.disk_errors(self.config):
-            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(container(cfg))).encode())
+            files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(new)).encode())
         return list(changes.values())
 
-    def _changes(self, cfg: SlimeConfig) -> dict[str, str]:
+    def _changes(self, new: Mapping[str, Any]) -> dict[str, str]:
         """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
-        resumes = self.config.exists() and _has_checkpoint(self.path)
-        changes = _changes(_read(self.config), _flat(container(cfg))) if resumes else {}
-        if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in MAY_CHANGE)]:
+        made_by = self._config_of_newest()
+        changes = _changes(_read(made_by), flat(new)) if made_by else {}
+        free = [*may_change()] if changes else []
+        if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in free)]:
             raise SlimeError(
                 f"this directory holds a run of another configuration ({'; '.join(refused)})",
                 where=str(self.path),
                 todo="Undo the change to continue that run, or set another `run.name` for a new one.",
             )
         return changes
+
+    def record_config(self, folder: Path) -> None:
+        """Copy the configuration into a checkpoint: the file here becomes that of the next start, which may die."""
+        shutil.copyfile(self.config, folder / CONFIG)
+
+    def _config_of_newest(self) -> Path | None:
+        """That of the checkpoint which the run continues from, if there is one."""
+        checkpoints = published(self.checkpoints)
+        own = checkpoints[-1].path / CONFIG if checkpoints else self.config
+        return next((path for path in (own, self.config) if checkpoints and path.exists()), None)
 
     def write_plugins(self, provenance: Mapping[str, Any]) -> None:
         """Write which plugins are installed and which of them this run uses."""
@@ -242,14 +242,14 @@ def container(cfg: SlimeConfig) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return _flat(OmegaConf.to_container(OmegaConf.load(path)))
+    return flat(OmegaConf.to_container(OmegaConf.load(path)))
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one with dotted keys; an empty mapping vanishes."""
     if not isinstance(tree, Mapping):
         return {prefix: tree}
-    parts = (_flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items())
+    parts = (flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items())
     return {key: value for part in parts for key, value in part.items()}
 
 
@@ -260,11 +260,20 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def saying_how_to_go_on(run: RunDir) -> Iterator[None]:
-    """Note at a Ctrl-C what the same command would do next."""
+def with_resume_hint(run: RunDir, num_sft_steps: int) -> Iterator[None]:
+    """Note at a Ctrl-C what the same command would do next.
+
+    Args:
+        num_sft_steps: supervised steps of the whole run.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        newest = [checkpoint.path.name for checkpoint in published(run.checkpoints)][-1:]
-        interrupt.add_note(f"the same command continues from {newest[0]}" if newest else "nothing was saved yet")
+        newest = [step_of(checkpoint.step, num_sft_steps) for checkpoint in published(run.checkpoints)][-1:]
+        interrupt.add_note(f"the same command continues after {newest[0]}" if newest else "nothing was saved yet")
         raise
+
+
+def step_of(total: int, num_sft_steps: int) -> str:
+    """`rl 5`, as the progress line says it, of a checkpoint, which is numbered by the steps of both stages."""
+    return f"rl {total - num_sft_steps}" if total > num_sft_steps else f"sft {total}"

@@ -1,6 +1,6 @@
 """The nouns that walk through one step: plain dataclasses, no torch, no Ray, no SGLang.
 
-Prompt -> Group[Sample] -> Verdict -> Decision -> Batch -> WeightVersion -> Receipt
+Prompt -> Group[Sample[Segment]] -> Verdict -> Decision -> Batch -> WeightVersion -> Receipt
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from slime.segments import Segment, WeightSpan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +21,15 @@ Message = Mapping[str, Any]
 """One chat message, `{"role": ..., "content": ...}`."""
 RunStatus = Literal["finished", "failed", "interrupted"]
 """How a run ended."""
+SFT, RL = "sft", "rl"
+"""The names of a supervised and of a reinforcement-learning stage in metrics.jsonl, checkpoints and trackers."""
+ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT = "advantages", "rollout_logprobs", "is_current"
+"""Columns of a sample that was generated (`TrainSample`): its advantage; the log-probs that the engine recorded, in
+nats; 1 where the token was generated under the very weights that are now trained, else 0."""
+PREFERENCE = "preference"
+"""Column of a pair of answers: 1 where one was chosen, -1 where it was rejected."""
+Finish = Literal["stop", "length"]
+"""How a response ended."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class Prompt:
         tokens: prompt token ids after the chat template, generation prompt included.
         label: what the reward compares with; as it stood in the row.
         metadata: every other column of the row.
+        set: name of its set; empty: the first one. Of a named held-out set, `eval/<name>`.
     """
 
     id: str
@@ -53,6 +65,7 @@ class Prompt:
     tokens: tuple[int, ...]
     label: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    set: str = ""
 
 
 class Status(enum.StrEnum):
@@ -62,15 +75,10 @@ class Status(enum.StrEnum):
     COMPLETED = "completed"  # ended by a stop token or stop string
     TRUNCATED = "truncated"  # reached the response limit
     ABORTED = "aborted"  # interrupted with what it had; may be continued
-    FAILED = "failed"  # the engine gave no usable answer
+    FAILED = "failed"  # its program raised, or ended without a response
 
 
-@dataclass(frozen=True)
-class WeightSpan:
-    """`num_tokens` consecutive response tokens that were generated under weight version `version`."""
-
-    version: int
-    num_tokens: int
+UNFINISHED = (Status.PENDING, Status.ABORTED)
 
 
 class VerdictKind(enum.StrEnum):
@@ -118,33 +126,40 @@ class Verdict:
 
 @dataclass
 class Sample:
-    """One response to one prompt.
+    """One attempt at one prompt: what has a reward, an advantage or a failure, all of its segments together.
 
-    `response_tokens`, `logprobs` and `loss_mask` have one entry per generated token, `spans` add up to the same
-    number. `logprobs` are natural logarithms under the engine's sampling distribution, softmax(logits / temperature).
+    Attributes:
+        segments: what is trained on: of one response one, which begins with the prompt. Empty before it is begun.
+        response: the last response's text, without special tokens.
+        metadata: numbers that its program noted, by name.
+        turns: what was said behind the prompt, of an attempt in conversations; responses with their special tokens.
+        shaping: what filters added to the verdict's value (`slime.contracts.SampleFilter`).
     """
 
     prompt: Prompt
     index: int
-    response_tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    loss_mask: list[int] = field(default_factory=list)
-    spans: list[WeightSpan] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     status: Status = Status.PENDING
     response: str = ""
     verdict: Verdict | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, float] = field(default_factory=dict)
+    turns: list[Message] = field(default_factory=list)
+    shaping: float = 0.0
 
-    def check(self) -> None:
-        """Assert the invariants of the per-token lists."""
-        count = len(self.response_tokens)
-        assert len(self.logprobs) == len(self.loss_mask) == count, "one log-prob and one mask entry per token"
-        assert sum(span.num_tokens for span in self.spans) == count, "weight spans cover the response"
+    @property
+    def spans(self) -> list[WeightSpan]:
+        """Of the tokens that the model sampled, over all segments."""
+        return [span for segment in self.segments for span in segment.spans if span.version is not None]
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the model sampled, over all segments."""
+        return sum(span.num_tokens for span in self.spans)
 
     @property
     def reward(self) -> float | None:
-        """The verdict's value, None while there is none."""
-        return self.verdict.value if self.verdict else None
+        """What the sample is trained on: the verdict's value and its shaping, None while there is no value."""
+        return None if self.verdict is None or self.verdict.value is None else self.verdict.value + self.shaping
 
 
 @dataclass
@@ -160,8 +175,13 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """The values of the samples that have one (failed rewards are left out, never 0)."""
+        """What is trained on, of the samples that have a value (failed rewards are left out, never 0)."""
         return [sample.reward for sample in self.samples if sample.reward is not None]
+
+    @property
+    def raw_rewards(self) -> list[float]:
+        """What the reward said of these samples, without what filters added."""
+        return [each.verdict.value for each in self.samples if each.verdict and each.verdict.value is not None]
 
     @property
     def finished(self) -> bool:
@@ -179,20 +199,54 @@ class Decision:
         assert self.keep or self.reason, "a dropped group has a reason"
 
 
+class Task(NamedTuple):
+    """What a program is given: one attempt at one prompt.
+
+    Attributes:
+        attempt: number of the sample in its group, from 0.
+        seed: 63 bits, the same whenever the run repeats this attempt; for noise of the program's own.
+        is_evaluation: whether the prompt is a held-out one.
+    """
+
+    prompt: Prompt
+    attempt: int
+    seed: int
+    is_evaluation: bool
+
+
+class Turn(NamedTuple):
+    """One response of the model, as a program sees it.
+
+    Attributes:
+        text: without special tokens.
+        finish: `stop`: by an end token or stop string; `length`: at the response limit.
+        full_text: of a conversation's turn, with special tokens but the one that ended it: calls of tools stand there.
+        num_before, num_sampled: of a conversation's turn, tokens before it, and its own; 0 where there was no room.
+    """
+
+    text: str
+    finish: Finish
+    full_text: str = ""
+    num_before: int = 0
+    num_sampled: int = 0
+
+
 @dataclass(frozen=True)
 class TrainSample:
-    """One sequence to train on: [prompt | response], ready to be packed.
+    """One sequence to train on: [prompt | response], or another segment of an attempt, ready to be packed.
 
     Shapes: `tokens` [num_tokens]; every other array [num_response_tokens], aligned with the *last*
-    `num_response_tokens` tokens. `advantages` and `rollout_logprobs` are None for supervised samples. `is_current`
-    is 1 where the token was generated under the very weights that are now trained; None means everywhere.
+    `num_response_tokens` tokens. `columns` are what the objective reads beside tokens and mask, by name: those above,
+    or its own. Where the mask is 0 they may hold anything. `recorded` by engines: [n, ...] of the first n tokens.
+
+    Neighbours with one `attempt` are its segments, one sample of `algo.loss_mean`. None: it is a whole attempt.
     """
 
     tokens: np.ndarray
     loss_mask: np.ndarray
-    advantages: np.ndarray | None = None
-    rollout_logprobs: np.ndarray | None = None
-    is_current: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    attempt: int | None = None
+    recorded: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -201,6 +255,10 @@ class TrainSample:
     @property
     def num_response_tokens(self) -> int:
         return len(self.loss_mask)
+
+    def with_columns(self, **columns: np.ndarray) -> TrainSample:
+        """The same sample with these columns, added or in the place of those of their names."""
+        return dataclasses.replace(self, columns={**self.columns, **columns})
 
 
 @dataclass(frozen=True)
@@ -211,19 +269,17 @@ class MicroBatch:
     entry i speaks of the prediction of `labels[i]` from `tokens[..i]` of the same sequence.
 
     Attributes:
-        tokens: int64 input ids.
-        labels: int64 next-token ids (0 where nothing is predicted).
+        tokens, labels: int64 ids, of the input and of what follows (0 where nothing is predicted).
         position_ids: int64, restart at 0 in every sequence that is whole.
         cu_seqlens: int32 [num_sequences + 1], *padded* sequence borders, multiples of the packing alignment.
-        prefixes: int64 [num_sequences, 2], of the tokens that a sequence shares with an earlier one: the row of the
-            micro-batch where they begin, and their number. They come before those of its own, among which they are not
-            repeated. None where every sequence is whole.
+        prefixes: int64 [num_sequences, 2], of the first tokens of a sequence that it shares with an earlier one and has
+            not itself: the row of the micro-batch where they begin, and their number. None: every sequence is whole.
         is_padding: bool, behind the end of a sequence, or of a whole micro-batch without any.
         loss_mask: float32, 0 on prompt, padding and each sequence's last position.
-        loss_weights: float32, what each token's loss is multiplied with so that the plain sum over all ranks and
-            micro-batches of an optimizer step is the wanted mean (denominators computed beforehand).
-        advantages, rollout_logprobs, is_current: float32 or None, see `TrainSample`.
+        loss_weights: float32, factors of the tokens' losses, whose plain sum over an optimizer step is the wanted mean.
+        columns, recorded: those of `TrainSample`; float32, 0 where the loss mask is, and aligned with `tokens`.
         sample_ids: index into the step's list of TrainSamples, one per sequence.
+        attempt_sizes: sequences of each attempt, which are neighbours; None where micro-batches may divide attempts.
     """
 
     tokens: np.ndarray
@@ -235,9 +291,9 @@ class MicroBatch:
     loss_weights: np.ndarray
     sample_ids: Sequence[int]
     prefixes: np.ndarray | None = None
-    advantages: np.ndarray | None = None
-    rollout_logprobs: np.ndarray | None = None
-    is_current: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    attempt_sizes: Sequence[int] | None = None
+    recorded: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -258,16 +314,6 @@ class Batch:
         """What data-parallel rank `rank` needs of the batch."""
         own = tuple(of_rank if number == rank else () for number, of_rank in enumerate(self.micro_batches))
         return dataclasses.replace(self, micro_batches=own)
-
-
-@dataclass(frozen=True)
-class TensorDigest:
-    """Name, shape, dtype and 64-bit content digest of one published tensor (HF name, full unsharded shape)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    digest: int
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,30 @@ def test_importance_weights_make_samples_of_one_policy_speak_for_another() -> No
     assert (sampled.exp() * f).sum().sub((old.exp() * f).sum()).abs() > 0.05  # uncorrected, it is another number
 
 
+@pytest.mark.parametrize(("noise", "apart", "bias", "left"), [(0.07, 0.05, 0.05, 1e-15), (0.3, 0.21, 0.22, 0.01)])
+def test_what_an_engine_that_differs_costs(noise: float, apart: float, bias: float, left: float) -> None:
+    """The expected policy gradient of a softmax, by exact sums: off by about the mean difference of the log-probs in
+    nats, unless every token is corrected. Means over 500 draws: within a tenth."""
+    torch.manual_seed(0)
+    found = []
+    for _ in range(500):
+        logits, moved, advantages = torch.randn(3, 50, dtype=torch.float64)
+        trainer = (2 * logits).log_softmax(0)
+        engine = (2 * logits + noise * moved).log_softmax(0)
+        weights, _ = importance_weights(trainer - engine, Importance.truncate, low=0.0, high=2.0)
+        advantages = advantages - (trainer.exp() * advantages).sum()
+        wanted, plain, corrected = (
+            weight * advantages - trainer.exp() * (weight * advantages).sum()
+            for weight in (trainer.exp(), engine.exp(), engine.exp() * weights)
+        )
+        distance = (engine.exp() * (engine - trainer).abs()).sum()
+        errors = [(other - wanted).norm() / wanted.norm() for other in (plain, corrected)]
+        found.append(torch.stack([distance, *errors]))
+    mean_distance, mean_bias, mean_left = torch.stack(found).mean(0).tolist()
+    assert (mean_distance, mean_bias) == pytest.approx((apart, bias), rel=0.1)
+    assert mean_left < left
+
+
 def test_a_token_that_was_all_but_impossible_has_a_finite_weight() -> None:
     far = torch.tensor([-1000.0, 1000.0])
     assert importance_weights(far, Importance.truncate, low=0.5, high=2.0)[0].tolist() == [0.5, 2.0]

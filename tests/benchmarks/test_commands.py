@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slime.config.compose import compose
+from slime.compose.compose import compose, examine
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -26,4 +27,51 @@ def commands() -> Iterator[tuple[str, str]]:
 def test_run_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, settings: str) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     rest = runpy.run_path(str(BENCHMARKS / f"{name}.py"))["REST"]
-    assert compose([*f"+{settings}".split(), *rest]).model.name == "glm4-9b"
+    assert compose([*f"+{settings}".split(), *rest]).model.name == "glm4-9b-trial"
+
+
+def session(name: str) -> list[str]:
+    """The words of an array of `gpu_session.sh`."""
+    (line,) = re.findall(rf"^{name}=\((.*)\)$", (BENCHMARKS / "gpu_session.sh").read_text(), re.M)
+    return line.split()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("cut", ["+cluster=h200x1"]),
+        ("cut", ["+cluster=h200x1", "weights.transport=disk"]),
+        ("nine", ["+cluster=h200x2-split", "train.optimizer.optimizer_cpu_offload=true"]),
+        ("nine", ["+cluster=h200x4-split", "train.optimizer.optimizer_cpu_offload=true"]),
+        ("nine", ["+cluster=h200x4"]),
+    ],
+)
+def test_a_session_on_gpus_has_runs_that_fit(model: str, words: list[str]) -> None:
+    assert compose([*session(model), *words]).model.name == "glm4-9b-trial"
+
+
+def parts_of_the_first_hour() -> Iterator[tuple[str, list[str]]]:
+    """Every run of `first_hour.sh`: its part and its words."""
+    script = (BENCHMARKS / "first_hour.sh").read_text()
+    arrays = {name: words.split() for name, words in re.findall(r"^(short|long)=\((.*)\)$", script, re.M)}
+    (common,) = re.findall(r"python3 -m slime (.*) \\$\n(.*) \"\$@\"", script, re.M)
+    always = [word for word in " ".join(common).replace("\\", "").split() if "$" not in word]
+    for part, words in re.findall(r"^    (\S+)\).*slime \S+ \d+ (.*) ;;$", script, re.M):
+        given = words.replace('"${part#seed-}"', "1").split()
+        arrayed = [arrays[word[3:].partition("[")[0]] if word.startswith('"${') else [word] for word in given]
+        yield part, [*always, *(word for several in arrayed for word in several)]
+
+
+@pytest.mark.parametrize(("part", "words"), parts_of_the_first_hour())
+def test_the_first_hour_has_runs_that_fit(part: str, words: list[str]) -> None:
+    composed = examine(words)
+    assert composed.problems == []
+    assert composed.cfg.model.name == "smollm2-135m"
+    assert composed.topology is not None
+    assert composed.topology.takes_turns is (part == "turns")
+
+
+def test_the_first_hour_names_its_parts() -> None:
+    script = (BENCHMARKS / "first_hour.sh").read_text()
+    parts = [part for part, _ in parts_of_the_first_hour()]
+    assert [part.replace("-*", "-1..3") for part in parts] == re.findall(r"^# (\S+) +\d+  ", script, re.M)

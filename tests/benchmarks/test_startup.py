@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from slime.config.compose import compose
+from slime.compose.compose import compose
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/startup.py"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from slime.testing.patience import run_within
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -14,8 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def rows(*arguments: str) -> list[list[str]]:
     """The cells of the table that a benchmark prints."""
     command = [sys.executable, "-W", "ignore", *arguments]
-    printed = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=110)
-    assert printed.returncode == 0, printed.stderr[-3000:]
+    printed = run_within(110, command, cwd=BENCHMARKS)
     table = [line.split("|")[1:-1] for line in printed.stdout.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line] for line in table[2:]]
 

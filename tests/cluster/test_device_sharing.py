@@ -1,21 +1,20 @@
-"""The order in which trainers and engines move on shared devices, and that nothing moves on devices of their own."""
+"""The order in which trainers and engines move on shared devices, and that nothing moves where all fits."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from slime.cluster.device_sharing import DeviceSharing
-from slime.config.schema import Placement, SlimeConfig
 
 
 class Recorder:
     """Stands for the cluster: notes what it is asked to do, and what the devices hold after it."""
 
-    def __init__(self, placement: Placement) -> None:
-        self.cfg = SlimeConfig()
-        self.cfg.cluster.placement = placement
+    def __init__(self, *, takes_turns: bool = True) -> None:
+        self.topology = SimpleNamespace(takes_turns=takes_turns)
         self.calls: list[str] = []
         self.held = {"trainer"}
 
@@ -57,7 +56,7 @@ HELD = {
 @pytest.mark.parametrize("last", HELD)
 @pytest.mark.parametrize("first", HELD)
 def test_every_turn_follows_every_other(first: str, last: str) -> None:
-    cluster: Any = Recorder(Placement.colocated)
+    cluster: Any = Recorder()
     sharing = DeviceSharing(cluster)
     for turn in (first, last):
         metrics = getattr(sharing, turn)()
@@ -70,7 +69,7 @@ def test_every_turn_follows_every_other(first: str, last: str) -> None:
 
 @pytest.mark.parametrize(("turn", "moves"), zip(HELD, ([], [], ["release kv_cache", "onload"]), strict=True))
 def test_reading_moves_no_more_than_the_trainers(turn: str, moves: list[str]) -> None:
-    cluster: Any = Recorder(Placement.colocated)
+    cluster: Any = Recorder()
     sharing = DeviceSharing(cluster)
     getattr(sharing, turn)()
     cluster.calls.clear()
@@ -79,7 +78,7 @@ def test_reading_moves_no_more_than_the_trainers(turn: str, moves: list[str]) ->
 
 
 def test_a_step() -> None:
-    cluster: Any = Recorder(Placement.colocated)
+    cluster: Any = Recorder()
     sharing = DeviceSharing(cluster)
     sharing.for_weights()
     assert sharing.for_generation()["residue/allocated_gib"] == 0.5
@@ -95,8 +94,8 @@ def test_a_step() -> None:
     ]
 
 
-def test_nothing_moves_on_devices_of_their_own() -> None:
-    cluster: Any = Recorder(Placement.disaggregated)
+def test_nothing_moves_where_all_fits() -> None:
+    cluster: Any = Recorder(takes_turns=False)
     sharing = DeviceSharing(cluster)
     assert [getattr(sharing, turn)() for turn in HELD] == [{}, {}, {}]
     assert cluster.calls == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
@@ -11,7 +10,8 @@ import pytest
 
 from slime.cluster.placement import Slot, bundles, slots, suffices
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
-from slime.topology.placement import engine_places, engine_ranks, trainer_places
+from slime.testing.patience import run_within
+from slime.topology.topology import read_topology
 
 
 def config(
@@ -27,21 +27,21 @@ def config(
 
 def test_colocated_engines_take_no_device_of_their_own() -> None:
     cfg = config("colocated", num_trainers=4, devices=4, tp_size=2)
-    assert bundles(cfg) == [{"CPU": 6.0, "GPU": 4.0}]
-    assert slots(cfg) == ([Slot(0, 1.0, 1.0)] * 4, [(Slot(0, 1.0, 0.0),)] * 2)
+    assert bundles(read_topology(cfg)) == [{"CPU": 6.0, "GPU": 4.0}]
+    assert slots(read_topology(cfg)) == ([Slot(0, 1.0, 1.0)] * 4, [(Slot(0, 1.0, 0.0),)] * 2)
 
 
 def test_disaggregated_engines_have_gpus_of_their_own() -> None:
     cfg = config("disaggregated", num_trainers=2, devices=2, tp_size=2)
-    assert bundles(cfg) == [{"CPU": 3.0, "GPU": 4.0}]
-    assert slots(cfg) == ([Slot(0, 1.0, 1.0)] * 2, [(Slot(0, 1.0, 2.0),)])
+    assert bundles(read_topology(cfg)) == [{"CPU": 3.0, "GPU": 4.0}]
+    assert slots(read_topology(cfg)) == ([Slot(0, 1.0, 1.0)] * 2, [(Slot(0, 1.0, 2.0),)])
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
 def test_cpu_processes_have_a_core_each(placement: str) -> None:
     cfg = config(placement, num_trainers=2, devices=1, device="cpu")
-    assert bundles(cfg) == [{"CPU": 3.0}]
-    assert slots(cfg) == ([Slot(0, 1.0, 0)] * 2, [(Slot(0, 1.0, 0),)])
+    assert bundles(read_topology(cfg)) == [{"CPU": 3.0}]
+    assert slots(read_topology(cfg)) == ([Slot(0, 1.0, 0)] * 2, [(Slot(0, 1.0, 0),)])
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
@@ -49,10 +49,10 @@ def test_cpu_processes_have_a_core_each(placement: str) -> None:
 def test_supervision_alone_reserves_nothing_for_engines(placement: str, device: str) -> None:
     cfg = config(placement, num_trainers=2, devices=1, device=device)
     cfg.algo.name = "sft"
-    assert slots(cfg) == ([Slot(0, 1.0, float(device == "cuda"))] * 2, [])
-    assert engine_places(cfg) == engine_ranks(cfg) == []
+    assert slots(read_topology(cfg)) == ([Slot(0, 1.0, float(device == "cuda"))] * 2, [])
+    assert read_topology(cfg).engine_places == read_topology(cfg).engine_ranks == []
     cfg.eval.path = "heldout.jsonl"
-    assert len(slots(cfg)[1]) == 1
+    assert len(slots(read_topology(cfg))[1]) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -65,12 +65,12 @@ def test_a_process_goes_to_the_host_that_the_topology_says(
 ) -> None:
     """However trainers and engines of several sizes lie beside each other on a host."""
     cfg = config(placement, num_trainers, devices, tp_size, device, num_nodes=3)
-    trainers, engines = slots(cfg)
-    assert [slot.bundle for slot in trainers] == [place.node for place in trainer_places(cfg)]
+    trainers, engines = slots(read_topology(cfg))
+    assert [slot.bundle for slot in trainers] == [place.node for place in read_topology(cfg).trainer_places]
     assert [[slot.bundle for slot in nodes] for nodes in engines] == [
-        [place.node for place in places] for places in engine_places(cfg)
+        [place.node for place in places] for places in read_topology(cfg).engine_places
     ]
-    for number, bundle in enumerate(bundles(cfg)):
+    for number, bundle in enumerate(bundles(read_topology(cfg))):
         there = [slot for slot in [*trainers, *chain(*engines)] if slot.bundle == number]
         assert bundle["CPU"] == len(there)
         assert bundle.get("GPU", 0) == sum(slot.num_gpus for slot in there) <= 4
@@ -78,13 +78,13 @@ def test_a_process_goes_to_the_host_that_the_topology_says(
 
 def test_hosts_that_nobody_is_on_are_not_reserved() -> None:
     cfg = config("colocated", num_trainers=4, devices=4, num_nodes=3)
-    assert len(bundles(cfg)) == 1
+    assert len(bundles(read_topology(cfg))) == 1
 
 
 @pytest.mark.parametrize(("placement", "hosts"), [("colocated", [0, 1]), ("disaggregated", [2, 3])])
 def test_an_engine_has_a_process_on_each_of_its_hosts(placement: str, hosts: list[int]) -> None:
     cfg = config(placement, num_trainers=8, devices=8, tp_size=8, num_nodes=4)
-    ((first, second),) = slots(cfg)[1]
+    ((first, second),) = slots(read_topology(cfg))[1]
     assert [first.bundle, second.bundle] == hosts
     assert first.num_gpus == second.num_gpus == (0.0 if placement == "colocated" else 4.0)
 
@@ -107,7 +107,7 @@ def test_ray_puts_every_actor_where_the_topology_says() -> None:
     """On five raylets with two devices each, one of which another job has."""
     program = Path(__file__).parents[2] / "benchmarks/placement.py"
     command = [sys.executable, str(program), "--hosts", "4", "--devices", "2", "--actors"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
+    done = run_within(380, command, check=False)
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.endswith(" |")][1:]
     assert [(row[1], row[2], row[4]) for row in rows] == [("4", "12", "none |"), ("4", "6", "none |")], done
     assert done.returncode == 0

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.cluster.reaper import GRACE_S, left
+from slime.cluster.reaper import GRACE_S, wait_until_gone
 
 DRIVER = """
 import subprocess, sys, tempfile, time
 from pathlib import Path
 from slime.cluster.reaper import LOOK_S, reaped
-from slime.rollout.remains import scratch_prefix
+from slime.engines.scratch import scratch_prefix
 mark = sys.argv[1]
 start = lambda: print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
 start()
@@ -40,7 +40,7 @@ def test_a_child_whose_end_nobody_asked_for_is_not_waited_for() -> None:
     zombie = psutil.Process(child.pid)
     while zombie.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    assert left({zombie}, timeout_s=1000) == set()
+    assert wait_until_gone({zombie}, timeout_s=1000) == set()
     child.wait()
 
 
@@ -83,7 +83,7 @@ def test_what_a_block_started_goes_with_it(driver: subprocess.Popen[str], mark: 
     assert driver.stdout
     assert driver.stdout.readline() == "on\n"
     assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
-    assert left({before, within}, timeout_s=0) == {before}
+    assert wait_until_gone({before, within}, timeout_s=0) == {before}
     before.kill()
 
 
@@ -92,7 +92,7 @@ def test_what_a_block_started_goes_with_it(driver: subprocess.Popen[str], mark: 
 def test_all_goes_with_the_driver(driver: subprocess.Popen[str], mark: str) -> None:
     family = {*started(driver), *psutil.Process(driver.pid).children()}  # with the reaper, which goes last
     driver.kill()
-    assert left(family, timeout_s=4 * GRACE_S) == set()
+    assert wait_until_gone(family, timeout_s=4 * GRACE_S) == set()
     assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
 
 
@@ -109,4 +109,4 @@ def test_an_orphan_goes_with_the_driver_that_nobody_ever_saw_with_its_parent(dri
     assert driver.stdout
     orphan = psutil.Process(int(driver.stdout.readline()))
     driver.kill()
-    assert left({orphan}, timeout_s=4 * GRACE_S) == set()
+    assert wait_until_gone({orphan}, timeout_s=4 * GRACE_S) == set()

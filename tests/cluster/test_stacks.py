@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slime.cluster.stacks import apart, suspects
-from slime.observe.hang import Seen, look
+from slime.observe.hang import StackDump, look
 from tests.observe.test_hang import REGISTERED, start
 
 __all__ = ["start"]
@@ -30,7 +30,7 @@ def rank(start: Start, folder: Path, name: str, stands: str) -> int:
     return start(sys.executable, "-c", REGISTERED, str(folder / f"{name}.stack"), stands).pid
 
 
-def settled(folder: Path) -> list[Seen]:
+def settled(folder: Path) -> list[StackDump]:
     """What is seen once everybody stands where it will stay: a child says that it is ready a moment before."""
     deadline, seen = time.monotonic() + LIMIT_S, look([], folder)
     while not all(each.innermost in (ASLEEP, WAITING) for each in seen):

@@ -29,13 +29,14 @@ from slime.cluster.calls import Calls
 from slime.cluster.launch import ray_cluster
 from slime.cluster.placement import reserve
 from slime.cluster.reaper import reaped
-from slime.cluster.ssh import Sessions
+from slime.cluster.remote_hosts import RemoteHosts
 from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.errors import NoAnswer, SlimeError
 from slime.net import new_key
 from slime.observe.startup import Startup
-from slime.run_dir import RunDir, saying_how_to_go_on
+from slime.run_dir import RunDir, with_resume_hint
+from slime.topology.topology import read_topology
 
 class Idle(Actor):
     def sleep(self, seconds):
@@ -49,14 +50,14 @@ run = RunDir.open(Path(sys.argv[1]))
 cfg = SlimeConfig(cluster=ClusterConfig(name="local"))
 
 class Impatient(Startup):
-    def say(self, what):
-        super().say(what)
+    def __call__(self, event):
+        super().__call__(event)
         os.kill(os.getpid(), signal.SIGINT)
 
 def outcome(title, act):
     started = time.monotonic()
     try:
-        with saying_how_to_go_on(run):
+        with with_resume_hint(run, 0):
             act()
     except (SlimeError, KeyboardInterrupt) as error:
         words = str(error) or error.__notes__[0]
@@ -90,10 +91,10 @@ def generate():
 with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     import ray
 
-    told = RunInfo(cfg, run.logs, new_key(), "test", True)
+    told = RunInfo(read_topology(cfg), run.logs, new_key(), "test", True)
     members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
     engine = Member("engine-0", remote(Idle, num_cpus=1).remote(told, "engine-0"))
-    calls = Calls(list(members), [engine], run.logs, Sessions([]), is_own_ray=True)
+    calls = Calls(list(members), [engine], run.logs, RemoteHosts([]), is_own_ray=True)
     calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)
@@ -111,11 +112,11 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
 
     cfg.cluster.num_trainers, cfg.cluster.devices_per_node, cfg.cluster.start_timeout_s = 9, 9, 600
     cfg.algo.name = "sft"
-    outcome("too many", lambda: reserve(cfg, Startup()))
+    outcome("too many", lambda: reserve(read_topology(cfg), Startup()))
     cfg.cluster.num_trainers = 2
-    outcome("interrupted", lambda: reserve(cfg, Impatient()))
+    outcome("interrupted", lambda: reserve(read_topology(cfg), Impatient()))
     cfg.cluster.start_timeout_s = 1
-    outcome("taken", lambda: reserve(cfg, Startup()))
+    outcome("taken", lambda: reserve(read_topology(cfg), Startup()))
 
     kill_later("trainer-3", signal.SIGKILL)
     outcome("killed while engines generate", generate)

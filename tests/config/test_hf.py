@@ -44,7 +44,7 @@ def test_unusable_config(tmp_path: Path, text: str, num_layers: int | None, says
 
 
 def test_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(SlimeError, match=r"there is no config.json. Set model.path to an HF folder"):
+    with pytest.raises(SlimeError, match=r"there is no config.json. Name a folder"):
         read_hf_config(str(tmp_path))
 
 

@@ -33,7 +33,7 @@ def test_loss_is_on_the_answer_and_its_end_token(source, tokenizer):
     assert tokenizer.decode(answer) == "46<|endoftext|>"
     assert tokenizer.decode(sample.tokens) == "[gMASK]<sop><|user|>\n12+34=<|assistant|>\n46<|endoftext|>"
     np.testing.assert_array_equal(sample.loss_mask, np.ones(3))
-    assert sample.advantages is sample.rollout_logprobs is None
+    assert not sample.columns
 
 
 def test_only_the_last_answer_is_learnt(source, tokenizer):
@@ -106,3 +106,27 @@ def test_resume_refuses_a_changed_file(source):
 def test_bad_rows_are_named(source, content, message):
     with pytest.raises(SlimeError, match=message):
         source(content)
+
+
+def answers(prompt, chosen, rejected):
+    return json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n"
+
+
+def test_a_pair_is_one_attempt_with_the_chosen_answer_first(write, tokenizer):
+    whole = [[turn("user", "12+34="), turn("assistant", answer)] for answer in ("46", "47")]
+    content = answers("12+34=", "46", "47") + answers(None, *whole) + answers("12+34=", *([each[1]] for each in whole))
+    source = DemonstrationSource(write(content), tokenizer, seed=3, max_tokens=64, data=DataConfig(), pairs=True)
+    assert len(source) == 3
+    taken = source.take(4)
+    assert [sample.attempt for sample in taken] == [0, 0, 1, 1, 2, 2, 3, 3], "also where an epoch ends"
+    for chosen, rejected in zip(taken[::2], taken[1::2], strict=True):
+        assert tokenizer.decode(chosen.tokens).endswith("12+34=<|assistant|>\n46<|endoftext|>")
+        assert tokenizer.decode(rejected.tokens).endswith("12+34=<|assistant|>\n47<|endoftext|>")
+        assert set(chosen.columns["preference"]) == {1.0}
+        assert set(rejected.columns["preference"]) == {-1.0}
+
+
+def test_both_answers_of_a_pair_have_to_fit(write, tokenizer):
+    content = answers("12+34=", "46", "4" * 14)
+    with pytest.raises(SlimeError, match=r"line 1: the pair has \d+ tokens in both conversations, more than 32"):
+        DemonstrationSource(write(content), tokenizer, seed=3, max_tokens=32, data=DataConfig(), pairs=True)

@@ -29,7 +29,7 @@ def one(**changes):
 
 
 BAD_ROWS = {
-    "empty file": ("", r"rows\.jsonl: the file has no rows"),
+    "empty file": ("", r"rows\.jsonl: is empty"),
     "only blank lines": ("\n \n", "the file has no rows"),
     "torn last line": (
         jsonl(GOOD[:2]) + '{"prompt": "1+',

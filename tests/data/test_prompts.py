@@ -101,7 +101,7 @@ def test_a_huge_prompt_is_too_long_without_encoding_it(source, tokenizer, monkey
     """20 MB took 54 s and 4 GB, 200 MB all memory."""
     rows = [GOOD[0], {"prompt": "1" * 20_000_000, "label": "0"}]
     with monkeypatch.context() as patched:
-        patched.setattr("slime.data.prompts.encode", None)
+        patched.setattr("slime.data.encoded.encode", None)
         message = r"line 2: the prompt has 200000\d\d characters, more than the tokens of rollout.max_prompt_tokens=64"
         with pytest.raises(SlimeError, match=message):
             source(rows)

@@ -1,6 +1,8 @@
 import io
 import json
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 
 from slime.data.tokenize import GENERIC, encode, end_tokens, load_tokenizer, render
 from slime.errors import SlimeError
+from tests.resident import MIB, growth
 
 
 def test_prompt_text_and_tokens(tokenizer):
@@ -20,9 +23,21 @@ def test_prompt_text_and_tokens(tokenizer):
 
 
 def test_more_texts_than_a_batch(tokenizer, monkeypatch):
-    monkeypatch.setattr("slime.data.tokenize.BATCH", 2)
-    texts = ["1", "22", "333", "4444", "55555"]
+    monkeypatch.setattr("slime.data.tokenize.BATCH", 610)  # of two short texts
+    texts = ["1", "22", "333", "4444" * 1000, "55555"]
     assert [tokenizer.decode(ids) for ids in encode(tokenizer, texts)] == texts
+
+
+def test_long_texts_are_encoded_a_few_at_once(tokenizer):
+    """All 200 at once take 400 MB."""
+
+    def run():
+        for ids in encode(tokenizer, ["1" * 20_000] * 200):
+            assert len(ids) == 20_000
+
+    for _ in encode(tokenizer, ["1"]):  # loads what the first call loads
+        pass
+    assert growth(run) < 200 * MIB
 
 
 def test_no_chat_template(tokenizer_folder, tmp_path):
@@ -108,3 +123,34 @@ def test_end_tokens_are_the_tokenizers_and_the_checkpoints(tokenizer_folder, tmp
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
     assert end_tokens(load_tokenizer(folder)) == {0, 5}
     assert end_tokens(load_tokenizer(tokenizer_folder)) == {0}
+
+
+ENDLESS = {
+    "a long range": "{% for i in range(10**12) %}{{ i }}{% endfor %}",
+    "loops in loops": "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+    "much text": "{{ 'x' * 10**10 }}",
+    "text that doubles": "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+}
+
+
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_an_end_is_one_line(tokenizer_folder, template, monkeypatch):
+    monkeypatch.setattr("slime.data.tokenize.RENDER_S", 1.0)
+    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer.chat_template = template
+    limits = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(SlimeError, match=r"^line 3: the chat template cannot be used: .*Use a checkpoint") as caught:
+        render(tokenizer, [{"role": "user", "content": "1+2="}], "line 3", {}, prompt=True)
+    assert "\n" not in str(caught.value)
+    assert limits == (resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGVTALRM))
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ '{}'.format() }}", "{{ '%d' | format('x') }}", "{{ 'a'.index('b') }}"]
+)
+def test_a_template_that_fails_is_one_line(tokenizer_folder, template):
+    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer.chat_template = template
+    with pytest.raises(SlimeError, match=r"^line 3: the chat template refuses the messages: "):
+        render(tokenizer, [{"role": "user", "content": "1+2="}], "line 3", {}, prompt=True)

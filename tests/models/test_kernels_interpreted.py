@@ -4,22 +4,24 @@ The interpreter must be chosen before Triton is imported: this starts pytest ane
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from slime.testing.patience import run_within
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU itself")
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     tests = Path(__file__).parents[1]
-    weights = [tests / "weights/shared/test_kernels.py", tests / "weights/shared/test_fp8_kernel.py"]
-    files = [str(path) for path in (*sorted((tests / "models").rglob("test_kernels.py")), *weights)]
+    of_plugins = sorted(tests.parent.glob("plugins/*/*/tests/test_kernel*.py"))
+    assert len(of_plugins) > 1
+    of_core = [tests / "weights/shared/test_kernels.py", *sorted((tests / "models").rglob("test_kernels.py"))]
+    files = [str(path) for path in (*of_core, *of_plugins)]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-rs", "--no-header", *files]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    run = run_within(100, command, env=environment)
     assert "skipped" not in run.stdout, run.stdout[-5000:]

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron_core_portable.fixups import grouped_matmul
 from slime.models.packed import causal_attention
 from slime.models.packed.causal_attention import Segments, by_sequence
-from slime.train.compat.fixups import grouped_matmul
 
 pytestmark = pytest.mark.gpu
 
@@ -77,6 +77,15 @@ def test_queries_are_the_last_tokens_of_their_keys() -> None:
     segments = Segments.of(queries, keys, torch.device("cuda"))
     inputs = [normal(sum(queries), 4, 128), normal(sum(keys), 2, 128), normal(sum(keys), 2, 128)]
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
+
+
+@pytest.mark.parametrize("window", [1, 100, 512])
+def test_a_window(window: int) -> None:
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16, window)
+    exact = causal_attention.causal_attention(torch.device("cuda"), torch.float64, window)
+    segments = Segments.of(LENGTHS, LENGTHS, torch.device("cuda"))
+    inputs = [normal(sum(LENGTHS), 4, 256), normal(sum(LENGTHS), 1, 256), normal(sum(LENGTHS), 1, 256)]
+    check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: exact(*qkv, segments, 0.1), inputs)
 
 
 def test_values_may_be_a_strided_part_of_the_projection() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from slime import plugins
 from slime.config.schema import SlimeConfig
-from slime.models.traits import extra_losses, traits_of
-from slime.topology.parameters import in_force, weights_of
+from slime.memory.parameters import in_force, weights_of
+from slime.models.bridge import traits_of
+from slime.models.traits import extra_losses
 
 CONFIGS = Path(__file__).parents[2] / "plugins/models"
 SCALE, COEFFICIENT = "train.mtp_loss_scale", "train.megatron.dsa_indexer_loss_coeff"
@@ -33,6 +34,7 @@ def read(name: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
     ("name", "predicts", "sparse"),
     [
         ("qwen3/tests/configs/dense.json", False, False),
+        ("qwen3/tests/configs/moe.json", False, False),
         ("glm4/tests/configs/dense.json", False, False),
         ("glm4/tests/configs/moe.json", True, False),
         ("glm4/tests/configs/lite.json", True, False),
@@ -47,7 +49,9 @@ def test_bridges_state_the_blocks_that_their_keywords_bring(name: str, predicts:
     keywords, traits = bridge.transformer_config(hf), traits_of(bridge, hf)
     assert bool(keywords.get("mtp_num_layers")) == predicts
     assert bool(keywords.get("dsa_indexer_topk")) == sparse
-    assert {trait.learns_by for trait in traits} == set([SCALE] * predicts + [COEFFICIENT] * sparse)
+    learn_by = {trait.learns_by for trait in traits if trait.learns_by}
+    assert learn_by == set([SCALE] * predicts + [COEFFICIENT] * sparse)
+    assert sum(trait.recording is not None for trait in traits) == bool(keywords.get("num_moe_experts"))
     assert any(trait.contiguous for trait in traits) == sparse
     if predicts:
         bridge, hf = read(name, num_nextn_predict_layers=0)
@@ -56,7 +60,7 @@ def test_bridges_state_the_blocks_that_their_keywords_bring(name: str, predicts:
 
 @pytest.mark.parametrize(("scale", "wanted"), [(0.3, [("mtp_loss", 0.3)]), (None, [])])
 def test_a_prediction_layer_has_a_loss_while_it_learns(scale: float | None, wanted: list[tuple[str, float]]) -> None:
-    found = extra_losses(config(scale, 0.1), traits_of(*read("glm5/tests/configs/dsa.json")))
+    found = extra_losses(config(scale, 0.1).train, traits_of(*read("glm5/tests/configs/dsa.json")))
     assert [(loss.name, coefficient) for loss, coefficient in found] == wanted
 
 
@@ -68,7 +72,7 @@ def test_parts_learn_by_their_keys_and_an_indexer_that_predicts_by_both(
     bridge, hf = read("glm5/tests/configs/dsa.json")
     model = {**bridge.transformer_config(hf), "vocab_size": hf["vocab_size"]}
     weights = weights_of(model, bridge.weight_mapping(hf))
-    keys = in_force(config(scale, coefficient), weights)
+    keys = in_force(config(scale, coefficient).train, weights)
     assert keys == set([SCALE] * bool(scale) + [COEFFICIENT] * bool(coefficient))
     seen = set()
     for weight in weights:

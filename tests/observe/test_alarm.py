@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from slime.config.schema import SlimeConfig
+from slime.config.schema import Role
 from slime.observe.alarm import alarm
+from slime.topology.engines import EngineGroup
+from tests.site import Site
+
+DRIFT = """
+from slime.contracts import Cause
+
+class Drift:
+    causes = {
+        "gap/clock": Cause("the clock", "Wind it."),
+        "gap/moon": Cause("the moon", "Wait, or compare {settings}."),
+    }
+
+    def measure(self, trainer, micro_batches):
+        return {}
+
+@hookimpl
+def slime_explanations():
+    return {"drift": Drift}
+"""
 
 
-def config(limit: float = 0.2, **sglang: str) -> SlimeConfig:
-    cfg = SlimeConfig()
-    cfg.observe.logprob_alarm, cfg.rollout.sglang = limit, dict(sglang)
-    return cfg
+def groups(**sglang: str) -> list[EngineGroup]:
+    return [EngineGroup("default", Role.regular, 1, 1, sglang, {}, 1)]
 
 
 def metrics(apart: float, **causes: float) -> dict[str, float]:
@@ -20,30 +37,18 @@ def metrics(apart: float, **causes: float) -> dict[str, float]:
 
 @pytest.mark.parametrize(("limit", "values"), [(0.2, metrics(0.2)), (0.0, metrics(3.0)), (0.2, {})])
 def test_silent(limit: float, values: dict[str, float]) -> None:
-    assert alarm(config(limit), values, 7) is None
+    assert alarm(limit, groups(), values, 7) is None
 
 
 def test_without_causes() -> None:
-    problem = str(alarm(config(0.05), metrics(0.1), 7))
+    problem = str(alarm(0.05, groups(), metrics(0.1), 7))
     assert problem.startswith("step 7: engine and trainer differ by 0.1000 nats a token, more than observe.logprob_ala")
     assert "Compare their precision, rotary and sampling settings" in problem
 
 
-@pytest.mark.parametrize(
-    ("causes", "advice"),
-    [
-        ({"weights": 0.3, "experts": 0.1, "rest": 0.2}, "E4M3 costs this model: keep more modules in BF16"),
-        ({"weights": 0.1, "experts": 0.3, "rest": 0.2}, "Rounding sends tokens to other experts"),
-        ({"weights": 0.1, "activations": 0.3, "rest": 0.2, "num_tokens": 9.0}, "Engines round activations too"),
-        ({"weights": 0.1, "experts": 0.2, "rest": 0.3}, "FP8 weights do not explain it: compare their precision"),
-    ],
-)
-def test_it_names_the_largest_cause(causes: dict[str, float], advice: str) -> None:
-    assert advice in str(alarm(config(), metrics(0.4, **causes), 7))
-
-
-def test_it_gives_the_figures_and_the_precision_of_the_cache() -> None:
-    causes = {"rest": 0.25, "weights": 0.07, "experts": 0.05, "num_tokens": 100.0}
-    problem = str(alarm(config(kv_cache_dtype="fp8_e4m3"), metrics(0.31, **causes), 1))
-    assert "=0.2: weights in FP8 0.0700, other experts 0.0500, all else 0.2500" in problem
-    assert "precision (kv_cache_dtype is fp8_e4m3), rotary" in problem
+def test_an_installed_explanation_names_the_largest_cause(site: Site) -> None:
+    site.add("slime-drift", DRIFT)
+    clock = str(alarm(0.2, groups(), metrics(0.3, clock=0.2, moon=0.05, num_tokens=9.0), 7))
+    assert clock.endswith("=0.2: the clock 0.2000, the moon 0.0500. Wind it.")
+    moon = str(alarm(0.2, groups(kv_cache_dtype="fp8_e4m3"), metrics(0.3, moon=0.2), 7))
+    assert "the moon 0.2000. Wait, or compare their precision (kv_cache_dtype is fp8_e4m3), rotary" in moon

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from slime.errors import SlimeError
+from slime.events import Restored, Step
 from slime.observe.metrics import MetricsLog, read_rows
-from slime.observe.trackers import Trackers
 from slime.run_dir import RunDir
 
 
@@ -19,18 +19,20 @@ def run(tmp_path):
 
 
 def log_steps(run, stage, steps, resumed=None):
-    with MetricsLog(run, Trackers({}), resumed) as metrics:
+    with MetricsLog(run) as metrics:
+        metrics(Restored(resumed))
         for step in steps:
-            metrics.log(stage, step, {"rollout/reward_mean": step / 10})
+            metrics(Step(stage, step, {"rollout/reward_mean": step / 10}))
 
 
 def places(run):
     return [(row["stage"], row["step"]) for row in read_rows(run.metrics)]
 
 
-def test_a_row_is_on_disk_when_log_returns(run):
-    with MetricsLog(run, Trackers({})) as metrics:
-        metrics.log("rl", 3, {"rollout/reward_mean": 0.25, "seconds/generate": 2})
+def test_a_row_is_on_disk_when_its_event_is_handled(run):
+    with MetricsLog(run) as metrics:
+        metrics(Restored(None))
+        metrics(Step("rl", 3, {"rollout/reward_mean": 0.25, "seconds/generate": 2}))
         (row,) = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert row.pop("time") > 1.7e9
     assert row == {"stage": "rl", "step": 3, "rollout/reward_mean": 0.25, "seconds/generate": 2.0}
@@ -40,8 +42,9 @@ def test_what_is_not_finite_stays_json_comes_back_and_is_warned_of(run, caplog):
     def strict(constant):
         raise AssertionError(f"{constant} is not JSON")
 
-    with MetricsLog(run, Trackers({})) as metrics:
-        metrics.log("rl", 1, {"loss": float("nan"), "a": float("inf"), "b": float("-inf"), "c": 1.0})
+    with MetricsLog(run) as metrics:
+        metrics(Restored(None))
+        metrics(Step("rl", 1, {"loss": float("nan"), "a": float("inf"), "b": float("-inf"), "c": 1.0}))
     assert json.loads(run.metrics.read_text(), parse_constant=strict)["loss"] == "NaN"
     (row,) = read_rows(run.metrics)
     assert row["loss"] != row["loss"]
@@ -94,8 +97,9 @@ def test_a_line_that_is_no_row_is_named(run, line):
 
 def test_a_run_whose_metrics_were_deleted_or_replaced_says_so(run):
     """What is written into a deleted file is lost, into another's place it is somebody else's."""
-    with MetricsLog(run, Trackers({})) as metrics:
-        metrics.log("rl", 1, {"rollout/reward_mean": 0.5})
+    with MetricsLog(run) as metrics:
+        metrics(Restored(None))
+        metrics(Step("rl", 1, {"rollout/reward_mean": 0.5}))
         run.require_intact()
         run.metrics.write_bytes(run.metrics.read_bytes())  # the same file still
         run.require_intact()
@@ -109,13 +113,14 @@ def test_a_run_whose_metrics_were_deleted_or_replaced_says_so(run):
 FILL = """
 import resource, sys
 from pathlib import Path
+from slime.events import Restored, Step
 from slime.observe.metrics import MetricsLog
-from slime.observe.trackers import Trackers
 from slime.run_dir import RunDir
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-metrics = MetricsLog(RunDir.open(Path(sys.argv[1])), Trackers({}))
+metrics = MetricsLog(RunDir.open(Path(sys.argv[1])))
+metrics(Restored(None))
 for step in range(1000):
-    metrics.log("rl", step, {"rollout/reward_mean": 0.5})
+    metrics(Step("rl", step, {"rollout/reward_mean": 0.5}))
 """
 
 

@@ -1,23 +1,36 @@
 """The names that display, report and alarm look for are those that rollout and trainer write."""
 
-import pytest
-
-from slime.observe.metrics import HELD_OUT, LOGPROB_DIFF, LOSS, REWARD
-from slime.rollout.stats import group_stats
+from slime.algo.stages import objective_of
+from slime.config.schema import AlgoConfig
+from slime.observe.metrics import (
+    ENTROPY,
+    HELD_OUT,
+    LENGTH,
+    LOGPROB_DIFF,
+    LOSS,
+    REWARD,
+    REWARD_STD,
+    TRUNCATED,
+    ZERO_VARIANCE,
+)
+from slime.sampling.evaluate import of_evaluation
+from slime.sampling.stats import group_stats, zero_variance
 from slime.types import Group, Prompt, Sample, Verdict
 
 
 def test_rewards():
     prompt = Prompt("0/0", (), (1,))
-    stats = group_stats([Group(prompt, [Sample(prompt, 0, verdict=Verdict.of(0.5))])])
+    groups = [Group(prompt, [Sample(prompt, 0, verdict=Verdict.of(0.5))])]
+    stats = group_stats(groups)
     assert stats[REWARD] == 0.5
-    assert REWARD.replace("rollout/", "eval/") == HELD_OUT  # as slime.rollout.evaluate renames them
+    assert stats[LENGTH] == stats[REWARD_STD] == stats[TRUNCATED] == 0.0
+    assert zero_variance(groups)[ZERO_VARIANCE] == 1.0
+    assert of_evaluation(stats)[HELD_OUT] == 0.5
 
 
-@pytest.mark.slow  # imports Megatron
 def test_loss_and_log_prob_difference():
-    from slime.train import metrics
-
-    names = {f"train/{name}" for name in metrics.SFT_MEANS}  # as Session.train prefixes them
-    assert LOSS in names & {f"train/{name}" for name in metrics.RL_MEANS}
-    assert LOGPROB_DIFF in {f"train/{name}" for name in metrics.ENGINE_TOKEN_SUMS}
+    objectives = [objective_of(AlgoConfig(name=name)) for name in ("sft", "grpo")]
+    found = [objective.metrics([column.name for column in objective.needs]) for objective in objectives]
+    sft, grpo = ({f"train/{name}" for name in (*each.means, *each.token_sums)} for each in found)
+    assert {LOSS, ENTROPY} <= sft & grpo
+    assert LOGPROB_DIFF in grpo

@@ -11,11 +11,15 @@ import time
 import pytest
 from rich.console import Console
 
+from slime.events import Evaluation, Events, Step
 from slime.observe import progress
-from slime.observe.progress import Progress, duration
+from slime.observe.progress import Progress, ProgressLine, duration
 from slime.types import Prompt, Sample, Verdict
 
-VALUES = {"rollout/reward_mean": 0.5, "train/loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0}
+VALUES = {"rollout/reward_mean": 0.5, "train/loss": 0.0123, "tokens_per_s": 1234.4, "seconds/train": 3.0} | {
+    "rollout/response_length_mean": 1024.2,
+    "train/entropy": 0.25,
+}
 
 
 def plain(live=True, terminal=False):
@@ -26,15 +30,15 @@ def test_lines_off_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
     console = plain()
     with Progress("rl", 3, done=1, console=console) as bar:
-        bar.values({"eval/reward_mean": 0.25})
+        bar.values({"eval/reward_mean": 0.25}, 1)
         bar.status("generate", 12, 32)
         bar.step(2, VALUES)
         bar.step(3, VALUES | {"eval/reward_mean": 0.75})
     lines = console.file.getvalue().splitlines()
     assert re.sub(r"eta \S+", "eta T", lines[0]) == (
-        "rl 2/3  reward 0.500  held-out 0.250  loss 0.0123  tokens/s 1,234  eta T"
+        "rl 2/3  reward 0.500  held-out 0.250 (step 1)  length 1,024  entropy 0.250  tokens/s 1,234  eta T"
     )
-    assert lines[1].endswith("held-out 0.750  loss 0.0123  tokens/s 1,234  eta 0:00")
+    assert lines[1].endswith("held-out 0.750 (step 3)  length 1,024  entropy 0.250  tokens/s 1,234  eta 0:00")
     assert len(lines) == 2
 
 
@@ -46,6 +50,8 @@ def test_fast_steps_share_lines_and_the_last_is_always_printed():
     lines = console.file.getvalue().splitlines()
     assert lines[0].startswith("sft 1/500 ")
     assert lines[-1].startswith("sft 500/500 ")
+    assert "loss 0.0123" in lines[-1]
+    assert "entropy" not in lines[-1]
     assert len(lines) < 10
 
 
@@ -54,7 +60,7 @@ def test_the_eta_knows_steps_only():
     console = plain()
     with Progress("rl", 102, console=console) as bar:
         time.sleep(0.5)
-        bar.values({"eval/reward_mean": 0.25})
+        bar.values({"eval/reward_mean": 0.25}, 0)
         time.sleep(0.1)
         bar.step(1, VALUES)
         bar._printed = 0.0
@@ -147,3 +153,19 @@ def test_the_best_and_the_worst_sample_are_on_a_terminal_in_a_line_each():
     assert "unjudged" not in shown
     with Progress("rl", 3, console=plain(terminal=True)) as bar:
         bar.samples([sample(None, "unjudged")])
+
+
+def test_the_line_of_a_run_follows_its_events(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_INTERVAL_S", 0.0)
+    line = ProgressLine()
+    events = Events(line)
+    events.phase("train")  # nothing runs yet
+    with events.stage("rl", 3, 1):
+        events.publish(Evaluation(1, [], {"eval/reward_mean": 0.25}))
+        events.publish(Step("rl", 1, VALUES, complete=False))
+        events.publish(Step("rl", 2, VALUES))
+    with events.stage("sft", 1):
+        events.publish(Step("sft", 1, VALUES))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("rl 2/3  reward 0.500  held-out 0.250 (step 1)")
+    assert second.startswith("sft 1/1  reward 0.500  length 1,024  loss 0.0123")

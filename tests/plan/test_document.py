@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from slime.__main__ import main
-from slime.config.compose import examine
+from slime.compose.compose import examine
 from slime.plan.document import SCHEMA, document
+from slime.plan.report import report
 from slime.plugins import load
 
 DOCS = Path(__file__).parents[2] / "docs/plan.md"
@@ -28,9 +29,81 @@ def test_every_field_is_documented_and_no_other() -> None:
     assert documented == list(planned("glm4-tiny", "local"))
 
 
+def sections(text: str) -> dict[str, list[str]]:
+    """Title -> lines of the plan's text; the first section has no title."""
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    return {"": blocks[0], **{lines[0]: lines[1:] for lines in blocks[1:]}}
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("+model=glm5.2", "+cluster=h100x256"),
+        ("+model=deepseek-r1", "+cluster=h100x128"),
+        ("+model=glm4-9b", "+cluster=h100x8-split", "rollout.over_sampling=2", "filter=dynamic-sampling"),
+        ("+model=glm4-tiny", "+cluster=local"),
+        ("+model=glm4-tiny", "+cluster=local", "algo=sft"),
+    ],
+    ids=" ".join,
+)
+def test_text_and_document_say_the_same(words: tuple[str, ...], tmp_path: Path) -> None:
+    if "algo=sft" in words:
+        demonstrations = tmp_path / "rows.jsonl"
+        demonstrations.write_text(
+            '{"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}\n'
+        )
+        words += (f"sft.path={demonstrations}", "sft.num_steps=300")
+    composed = examine(words)
+    assert composed.problems == []
+    told, text = document(composed, load()), sections(report(composed, load()))
+    rows = dict(re.split(r"  *", line, maxsplit=1) for line in text[""])
+    assert rows == told["summary"]
+    settings = dict(re.split(r"  *", line.strip(), maxsplit=1) for line in text["learning"])
+    assert {key: parsed(value) for key, value in settings.items()} == told["learning"]
+    batches = " ".join(text["batches"])
+    assert [size for size in told["batch"].values() if f"{size:,}" not in batches] == []
+    for line, (name, sizes) in zip(text.get("requests of an engine", []), told["requests"].items(), strict=True):
+        assert line.strip().startswith(f"{name}: ")
+        assert [size for size in sizes.values() if size is not None and f"{size:,}" not in line] == []
+    for line, stage in zip(text["pipeline stages"][1:], told["stages"], strict=True):
+        first, behind = stage["ranks"]
+        assert f"{first}-{behind - 1} " in line or (behind == first + 1 and f"  {first} " in line)
+        assert all(f"{first}-{behind - 1}" in line for first, behind in stage["layers"])
+        size = 1e9 if stage["parameters"] >= 1e9 else 1e6
+        assert f"{stage['parameters'] / size:.2f} " in line
+    published = " ".join(text.get("a published version", []))
+    seconds = told["publish_seconds"] or {}
+    assert all(f"{name if name != 'total' else 'about'}" in published for name in seconds)
+    assert ("by estimate" in published) == bool(seconds)
+
+
+def test_what_decides_is_there() -> None:
+    """By hand, of two of the users' recipes."""
+    found = planned("glm5.2", "h100x256")
+    assert [stage["layers"] for stage in found["stages"]] == [
+        [[0, 14]],
+        *([[first, first + 8]] for first in range(14, 62, 8)),
+        [[62, 78]],
+    ]
+    assert [stage["ranks"] for stage in found["stages"]] == [[32 * stage, 32 * stage + 32] for stage in range(8)]
+    assert sum(stage["parameters"] for stage in found["stages"]) == pytest.approx(753.3e9, rel=1e-3)
+    assert (found["batch"]["tokens_a_group"], found["batch"]["tokens_a_rank"]) == (65536, 8192)
+    expected = {"train.optimizer.lr": 1e-6, "rollout.prompts_per_step": 8, "reward.name": "deepscaler"}
+    assert found["learning"].items() >= expected.items()
+    in_flight = planned("deepseek-r1", "h100x128")["requests"]
+    assert in_flight == {"default": {"in_flight": 1024, "a_data_parallel_rank": 128, "running": 1088, "in_graphs": 136}}
+
+
 def test_a_config_with_problems_has_no_plan() -> None:
     found = planned("glm4-tiny", "local", "cluster.num_trainers=2")
-    assert list(found) == ["schema", "problems"]
+    assert list(found) == ["schema", "warnings", "problems"]
     assert found["schema"] == SCHEMA
     assert found["problems"][0]["what"] == "the run needs 2 (one for each trainer rank)"
 
@@ -76,3 +149,10 @@ def test_several_hosts_need_ray() -> None:
     joined = planned("deepseek-r1", "h100x128", "cluster.ray_address=10.0.0.1:6379")
     assert joined["commands"] == []
     assert not any(need["where"] == "cluster.hostfile" for need in joined["needs"])
+
+
+def test_a_choice_among_a_rewards_options_is_shown_by_its_name() -> None:
+    words = ["+model=glm4-tiny", "+cluster=local", "reward=math", "reward.options.answer=boxed"]
+    found = document(examine(words), load())
+    assert json.loads(json.dumps(found))["learning"]["reward.options"]["answer"] == "boxed"
+    assert '{"answer": "boxed"' in report(examine(words), load())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from tests.reward.misbehaving import sample
 GONE_WITHIN_S = 10.0  # killing takes milliseconds; the rest is for a busy machine
 
 
-def rewards(log: Path | None = None, **keys: Any) -> RewardService:
-    return RewardService(RewardConfig(name="misbehaving", **{"timeout_s": 30.0, "memory_mb": 256, **keys}), log)
+def rewards(log: Path | None = None, hidden: Sequence[Path] = (), **keys: Any) -> RewardService:
+    given = {"name": "misbehaving", "timeout_s": 30.0, "memory_mb": 256, **keys}
+    return RewardService(RewardConfig(**given), log, hidden)
 
 
 def score(service: RewardService, behaviour: str, label: Any = None) -> Verdict:

@@ -13,9 +13,12 @@ from tests.reward import misbehaving
 from tests.reward.asking import rewards
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """`reward-zoo 1.2` is found by this process and by every worker it starts (workers take over `sys.path`)."""
+    """`reward-zoo 1.2` is found by this process and by every worker it starts (workers take over `sys.path`).
+
+    Only while a module's tests run: transcripts that list all rewards run in the same process.
+    """
     site = tmp_path_factory.mktemp("site")
     misbehaving.install(site)
     sys.path.insert(0, str(site))

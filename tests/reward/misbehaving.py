@@ -9,16 +9,19 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
 from slime.hookspecs import hookimpl
-from slime.reward import wire
-from slime.reward.guard import ZOMBIE, children, state
 from slime.types import Prompt, Sample, Verdict, VerdictKind
+from slime.workers import wire
+from slime.workers.guard import ZOMBIE, children, state
+from slime.workers.verdicts import fields
 
 CHILD = "import os, time; os.setsid() if {daemon} else None; time.sleep(1000)"
 METADATA = "Metadata-Version: 2.1\nName: reward-zoo\nVersion: 1.2\n"
@@ -38,15 +41,6 @@ def sample(behaviour: str, label: Any = None) -> Sample:
     return Sample(Prompt("0/0", (), (1, 2), label), 0, response=behaviour)
 
 
-@dataclass(frozen=True)
-class Misdeed:
-    """What a sample does, and the verdicts it may get for that; those of others must stay right in any case."""
-
-    behaviour: str
-    label: Any
-    kinds: tuple[VerdictKind, ...]
-
-
 class MakesAFolder:
     """Makes the folder `path` where its pickle is loaded."""
 
@@ -62,7 +56,7 @@ FORGED = 777.0
 
 
 def forged(number: int) -> bytes:
-    return wire.encode(wire.Answer(number, Verdict.of(FORGED)))
+    return wire.encode(wire.Answer(number, fields(Verdict.of(FORGED))))
 
 
 class Misbehaving:
@@ -75,9 +69,8 @@ class Misbehaving:
 
     def score(self, sample: Sample) -> Verdict:
         if sample.response == "sizes":
-            return Verdict.of(
-                0.0, tokens=len(sample.response_tokens), logprobs=len(sample.logprobs), spans=len(sample.spans)
-            )
+            [segment] = sample.segments
+            return Verdict.of(0.0, tokens=len(segment.tokens), logprobs=len(segment.logprobs), spans=len(segment.spans))
         answer: Verdict = getattr(self, sample.response)(sample.prompt.label)
         return answer
 
@@ -182,6 +175,59 @@ class Misbehaving:
             os.fork()
         return self.sleep(1000)
 
+    def fork_loop(self, begun: str) -> Verdict:
+        """As `multiply`, in sessions of their own; every process that begins adds a byte to the file `begun`."""
+        for _ in range(10):  # 1,023 processes, where nothing holds them: enough to see, and no machine dies of it
+            if not os.fork():
+                os.setsid()
+                _add_byte(begun)
+        return self.sleep(1000)
+
+    def run_away(self, steps: str) -> Verdict:
+        """A daemon that goes on in a child of its own, again and again: each adds a byte to the file `steps`."""
+        if os.fork():
+            return Verdict.of(1.0)
+        for _ in range(20_000):
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            _add_byte(steps)
+        os._exit(0)
+
+    def start_threads(self, count: int) -> Verdict:
+        end = threading.Event()
+        for _ in range(count):
+            threading.Thread(target=end.wait).start()
+        running = threading.active_count() - 1
+        end.set()
+        return Verdict.of(running)
+
+    def write_files(self, mib: int) -> Verdict:
+        """Half to shared memory, half to a temporary file; gives their names."""
+        names = [f"/dev/shm/zoo-{os.getpid()}", tempfile.mkstemp()[1]]
+        for name in names:
+            with open(name, "wb") as file:
+                for _ in range(mib // 2):
+                    file.write(bytes(2**20))
+        time.sleep(0.5)  # a few looks of the guard
+        return Verdict.invalid(" ".join(names))
+
+    def map_shared_memory(self, mib: int) -> Verdict:
+        memory = shared_memory.SharedMemory(create=True, size=mib * 2**20)
+        assert memory.buf
+        for start in range(0, mib * 2**20, 2**20):
+            memory.buf[start : start + 2**20] = bytes(2**20)
+        time.sleep(0.5)  # as above
+        memory.close()
+        memory.unlink()
+        return Verdict.of(mib)
+
+    def read_text(self, path: str) -> Verdict:
+        return Verdict.invalid(Path(path).read_text())
+
+    def variable(self, name: str) -> Verdict:
+        return Verdict.invalid(os.environ[name])
+
     def leave_behind(self, count: int, pid_file: str = os.devnull) -> Verdict:
         """Forks `count` daemons and `count` children that sleep, and answers."""
         pids = [self._sleeper(daemon=daemon) for daemon in (False, True) for _ in range(count)]
@@ -240,10 +286,10 @@ class Misbehaving:
     def forge_own_answer(self, then: str) -> Verdict:
         """As `forge_answers`, with the number of this very sample, found in a caller's frame; goes on with `then`."""
         frame = sys._getframe()
-        while "number" not in frame.f_locals:
+        while "line" not in frame.f_locals:
             assert frame.f_back
             frame = frame.f_back
-        self.write_everywhere(forged(frame.f_locals["number"]))
+        self.write_everywhere(forged(frame.f_locals["line"]._number))
         time.sleep(0.05)  # for the service to take it, and to ask for the next sample's
         answer: Verdict = getattr(self, then)(1000)
         return answer
@@ -262,6 +308,20 @@ class Misbehaving:
         return Verdict(VerdictKind.INVALID, reason="word \n" * 10_000)
 
 
+def _add_byte(path: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, b".")
+    os.close(file)
+
+
+def breeds(count: int = 0) -> Any:
+    """A factory that keeps processes."""
+    for _ in range(count):
+        if not os.fork():
+            time.sleep(1000)
+    return Misbehaving()
+
+
 def needs_a_missing_package(**_: Any) -> Any:
     import no_such_package
 
@@ -272,34 +332,11 @@ def dies_at_birth() -> Any:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-_ERROR, _TIMEOUT, _VALUE = (VerdictKind.ERROR,), (VerdictKind.TIMEOUT,), (VerdictKind.VALUE,)
-MISDEEDS = {
-    "raise": Misdeed("fail", "no", _ERROR),
-    "NaN": Misdeed("value", float("nan"), _ERROR),
-    "os._exit": Misdeed("vanish", 1, _ERROR),
-    "sys.exit": Misdeed("leave", 1, _ERROR),
-    "segfault": Misdeed("segfault", None, _ERROR),
-    "hang in sleep": Misdeed("sleep", 1000, _TIMEOUT),
-    "hang in C, holding the GIL": Misdeed("hang_holding_the_gil", None, _TIMEOUT),
-    "allocate 8 GB at once": Misdeed("grow", 8192, _ERROR),
-    "allocate 8 GB bit by bit": Misdeed("grow_slowly", 8192, _ERROR + _TIMEOUT),
-    "10 children of 400 MB": Misdeed("breed", [400] * 10, _ERROR + _TIMEOUT),
-    "fork 255 processes": Misdeed("multiply", 8, _ERROR + _TIMEOUT),
-    "leave 10 children and 10 daemons": Misdeed("leave_behind", 10, _VALUE),
-    "fork, child returns": Misdeed("fork_and_return", None, _VALUE),
-    "write 100 MB to stdout": Misdeed("write_much", 100, _VALUE + _TIMEOUT),
-    "kill the guard": Misdeed("kill_guard", int(signal.SIGKILL), _ERROR + _VALUE),
-    "stop the guard": Misdeed("kill_guard", int(signal.SIGSTOP), _VALUE + _TIMEOUT),
-    "garbage to all descriptors": Misdeed("write_everywhere", b"\xff" * 4096, _ERROR),
-    "answers to all descriptors": Misdeed("forge_answers", None, _ERROR),
-    "its own answer, twice": Misdeed("forge_own_answer", "value", _VALUE),
-    "its own answer, then a hang": Misdeed("forge_own_answer", "sleep", _VALUE),
-    "its own answer, then a segfault": Misdeed("forge_own_answer", "segfault", _VALUE),
-    "a pickle to all descriptors": Misdeed("forge_pickle", "loaded-a-pickle", _ERROR),
-}
-"""All that is known to go wrong, by what to call it in a table. (Two kinds: the first of two ends comes first.)"""
-
-
 @hookimpl
 def slime_rewards() -> Any:
-    return {"misbehaving": Misbehaving, "unimportable": needs_a_missing_package, "stillborn": dies_at_birth}
+    return {
+        "misbehaving": Misbehaving,
+        "unimportable": needs_a_missing_package,
+        "stillborn": dies_at_birth,
+        "breeder": breeds,
+    }

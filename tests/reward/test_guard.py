@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from slime.reward import guard
 from slime.types import Verdict, VerdictKind
-from tests.reward.asking import rewards, score
+from slime.workers import guard
+from tests.reward.asking import GONE_WITHIN_S, rewards, score
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -67,6 +68,65 @@ def test_the_number_of_processes_is_limited() -> None:
         verdict = score(service, "multiply", 7)
         assert verdict == Verdict.error("the reward ran more than 100 processes at a time")
         assert score(service, "value", 1.0).value == 1.0
+
+
+def test_a_loop_of_forks_is_held_and_gone_with_the_verdict(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    with rewards() as service:
+        began = time.monotonic()
+        verdict = score(service, "fork_loop", str(begun))
+        assert verdict == Verdict.error("the reward ran more than 100 processes at a time")
+        assert time.monotonic() - began < GONE_WITHIN_S
+        assert begun.stat().st_size <= 2 * guard.MAX_PROCESSES  # some that were allowed were not seen yet
+        assert score(service, "value", 1.0).value == 1.0
+
+
+def test_a_daemon_that_runs_from_process_to_process_is_caught_before_the_verdict_comes(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    with rewards() as service:
+        worker = score(service, "process_id")
+        for _ in range(5):
+            assert score(service, "run_away", str(steps)).value == 1.0
+            size = steps.stat().st_size if steps.exists() else 0
+            time.sleep(0.1)
+            assert (steps.stat().st_size if steps.exists() else 0) == size
+        assert score(service, "process_id") == worker
+
+
+def test_many_processes_one_after_another_are_not_too_many() -> None:
+    with rewards() as service:
+        assert score(service, "zombies").value == 0.0
+        for _ in range(4):
+            assert score(service, "leave_behind", 20).value == 20.0
+
+
+def test_threads_are_not_counted_as_processes() -> None:
+    with rewards(memory_mb=4096) as service:
+        assert score(service, "start_threads", guard.MAX_PROCESSES + 20).value == guard.MAX_PROCESSES + 20
+
+
+def test_a_factory_may_keep_processes_and_its_samples_have_their_own_number() -> None:
+    with rewards(name="breeder", options={"count": 120}, memory_mb=4096) as service:
+        assert score(service, "breed_and_wait", 90) == Verdict.of(90.0)
+        assert score(service, "multiply", 7) == Verdict.error("the reward ran more than 100 processes at a time")
+
+
+def test_files_in_shared_memory_and_of_tempfile_are_counted_and_removed(tmp_path: Path) -> None:
+    log = tmp_path / "reward.log"
+    with rewards(log) as service:
+        if "/dev/shm" in log.read_text().partition("does not permit")[2]:
+            pytest.skip("this machine does not permit namespaces")
+        within = score(service, "write_files", 100)
+        assert within.kind is VerdictKind.INVALID, within
+        assert not [name for name in within.reason.split() if Path(name).exists()]
+        verdict = score(service, "write_files", 300)
+        assert verdict == Verdict.error("the reward and what it started grew by more than reward.memory_mb=256 MiB")
+        assert score(service, "write_files", 100).kind is VerdictKind.INVALID
+
+
+def test_shared_memory_that_is_mapped_counts_once() -> None:
+    with rewards() as service:
+        assert score(service, "map_shared_memory", 180).value == 180.0
 
 
 def test_the_log_takes_so_much_of_a_worker_and_says_what_was_cut(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from slime.reward.service import RewardService
-from slime.types import Verdict, VerdictKind, WeightSpan
+from slime.segments import Segment, WeightSpan
+from slime.types import Verdict, VerdictKind
 from tests.reward.asking import GONE_WITHIN_S, rewards, score, wait_until_gone
-from tests.reward.misbehaving import MISDEEDS, Misdeed, sample
+from tests.reward.misbehaving import sample
+from tests.reward.misdeeds import MISDEEDS, Misdeed
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -47,8 +49,8 @@ def test_anything_but_a_verdict_is_an_error_that_says_so(service: RewardService,
     assert f"score returned {answer!r}, not a Verdict" in verdict.reason
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_a_value_that_is_not_finite_is_an_error(service: RewardService, number: float) -> None:
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), 1e308, -1e13])
+def test_a_value_that_is_not_finite_or_absurd_is_an_error(service: RewardService, number: float) -> None:
     verdict = score(service, "value", number)
     assert (verdict.kind, verdict.value) == (VerdictKind.ERROR, None)
     assert f"value={number!r}" in verdict.reason
@@ -207,16 +209,15 @@ def test_a_machine_without_room_for_a_new_worker_costs_errors_until_it_has_room(
 
 def test_a_reward_sees_the_tokens_and_not_what_is_the_trainer_s(service: RewardService) -> None:
     full = sample("sizes")
-    full.response_tokens, full.logprobs, full.loss_mask = [1, 2, 3], [-0.1] * 3, [1] * 3
-    full.spans = [WeightSpan(0, 3)]
-    full.check()
+    full.segments = [Segment((), [1, 2, 3], [-0.1] * 3, [1] * 3, [WeightSpan(0, 3)])]
+    full.segments[0].check()
     assert asyncio.run(service.score(full)).parts == {"tokens": 3.0, "logprobs": 0.0, "spans": 0.0}
-    assert len(full.logprobs) == 3
+    assert len(full.segments[0].logprobs) == 3
 
 
 def test_a_large_sample_goes_through(service: RewardService) -> None:
     big = sample("value", 1.0)
-    big.response_tokens = list(range(300_000))
+    big.segments = [Segment((), list(range(300_000)))]
     assert asyncio.run(service.score(big)).value == 1.0
 
 

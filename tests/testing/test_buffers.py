@@ -3,11 +3,11 @@
 import pytest
 
 from slime.testing.buffers import check_buffer
-from slime.testing.site import Site
+from tests.site import Site
 
 SOUND = """
 from dataclasses import dataclass
-from slime.rollout.buffer import group_of, state_of
+from slime.sampling.buffer import group_of, state_of
 from slime.types import Decision
 
 @dataclass
@@ -93,7 +93,7 @@ def test_a_state_that_is_no_copy_is_refused(site: Site) -> None:
     install(
         site,
         "[state_of(group) for group in self.groups]",
-        "[{**state_of(g), 'x': g.samples[1].response_tokens} for g in self.groups]",
+        "[{**state_of(g), 'x': g.samples[1].segments[0].tokens} for g in self.groups]",
     )
     with pytest.raises(AssertionError, match="state_dict has to copy"):
         check_buffer("pile")

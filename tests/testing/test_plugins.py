@@ -142,16 +142,10 @@ def test_a_reason_that_is_no_metric_name_is_refused(install: Install) -> None:
         check_filter("odd", cases, options={"reason": "even size!"})
 
 
-def test_a_reward_without_its_config_file_is_refused(install: Install) -> None:
-    install(ship=("filter/odd",))
-    with pytest.raises(AssertionError, match=r"ships no conf/reward/half\.yaml"):
-        check_reward("half", REWARD_CASES)
-
-
-def test_options_without_a_schema_are_refused(install: Install) -> None:
-    install('"reward/half": Half, ', "")
-    with pytest.raises(AssertionError, match="slime_config_schemas has no 'reward/half'"):
-        check_reward("half", REWARD_CASES, options={"value": 0.5})
+def test_a_reward_needs_neither_a_config_file_nor_a_schema(install: Install) -> None:
+    """It is chosen by its name, and a dataclass types its own options."""
+    install('"reward/half": Half, ', "", ship=("filter/odd",))
+    check_reward("half", [RewardCase("x", None, 0.25)], options={"value": 0.25})
 
 
 def test_a_reward_that_is_not_installed_gets_the_nearest_name(install: Install) -> None:

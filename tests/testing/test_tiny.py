@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from slime.testing.patience import run_within
 
 MODELS = Path(__file__).resolve().parents[2] / "plugins/models"
 TOOLS = {tool.parents[1].name: tool for tool in sorted(MODELS.glob("*/tools/make_tiny_assets.py"))}
@@ -14,7 +15,7 @@ TOOLS = {tool.parents[1].name: tool for tool in sorted(MODELS.glob("*/tools/make
 
 @pytest.mark.parametrize("plugin", TOOLS)
 def test_assets_are_what_the_tool_writes(plugin: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, TOOLS[plugin], tmp_path], check=True, timeout=60)
+    run_within(60, [sys.executable, TOOLS[plugin], tmp_path])
     (assets,) = TOOLS[plugin].parents[1].glob("slime_plugin_*/assets")
     written = [file.relative_to(tmp_path) for file in sorted(tmp_path.glob("*/*"))]
     assert written

@@ -10,22 +10,48 @@ import sysconfig
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from slime.testing.patience import run_within
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FIRST_PARTY = [ROOT, *(pyproject.parent for pyproject in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
 LIMIT_S = 300
-collect_ignore = ["closeness", "broken"]  # their tests run where they are installed
+LAPTOP_RUN = (
+    "slime-rl",
+    "megatron-core-portable",
+    "sglang-torch-cpu",
+    "slime-plugin-sglang",
+    "slime-plugin-glm4",
+    "slime-plugin-multi-token-prediction",
+    "slime-plugin-math",
+    "slime-plugin-dynamic-sampling",
+)
+"""What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, the model, and what the model's own
+metadata asks for: its task, its multi-token prediction layer, and the filter of its larger recipes."""
+collect_ignore = [
+    "closeness",
+    "int8",
+    "lengths",
+    "live",
+    "mailbox",
+    "median",
+    "retry",
+    "beside",
+    "broken",
+    "families",
+]  # their tests run where they are installed
 
 
 def pip(*arguments: str | Path, cwd: Path | None = None) -> str:
     """What pip of this environment prints."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_within(LIMIT_S, command, cwd=cwd)
     return done.stdout
 
 
@@ -62,26 +88,43 @@ class Environment:
     def run(self, *arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`python ARGUMENTS` of this environment; only what is installed in it can be imported."""
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, self.path)), "PYTHONSAFEPATH": "1"}
-        return subprocess.run(
-            [self.python, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            env=variables,
-            cwd=cwd or self.folder,
-            timeout=LIMIT_S,
+        return run_within(
+            LIMIT_S, [self.python, *map(str, arguments)], env=variables, cwd=cwd or self.folder, check=False
         )
 
     def slime(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.run("-m", "slime", *arguments)
 
 
-def borrow_packages(environment: Path, leave_out: str) -> None:
-    """Make this environment's packages visible in another one, except those whose name begins with `leave_out`."""
+HERE_INSTALLED = Path(sysconfig.get_path("purelib"))
+
+
+def all_but(*prefixes: str) -> list[str]:
+    """What lies in this environment, except what begins with one of `prefixes`."""
+    names = [entry.name for entry in HERE_INSTALLED.iterdir()]
+    return [name for name in names if not name.removeprefix("_editable_impl_").startswith((*prefixes, "__pycache__"))]
+
+
+def needed_by(*distributions: str) -> list[str]:
+    """What lies in this environment because these, without their extras, ask for it."""
+    found: set[str] = set()
+    asked = [*distributions]
+    while asked:
+        for need in map(Requirement, metadata.requires(asked.pop()) or ()):
+            is_new = need.name not in {*found, *distributions}
+            if is_new and (need.marker is None or need.marker.evaluate({"extra": ""})):
+                found.add(need.name)
+                asked.append(need.name)
+    files = [file for name in found for file in metadata.files(name) or ()]
+    return sorted({file.parts[0] for file in files} - {"..", "__pycache__"})
+
+
+def borrow_packages(environment: Path, names: Sequence[str]) -> None:
+    """Make entries of this environment's packages visible in another one."""
     borrowed = environment / "borrowed"
     borrowed.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.removeprefix("_editable_impl_").startswith((leave_out, "__pycache__")):
-            (borrowed / entry.name).symlink_to(entry)
+    for name in names:
+        (borrowed / name).symlink_to(HERE_INSTALLED / name)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (site / "borrowed.pth").write_text(f"{borrowed}\n")
 
@@ -91,18 +134,44 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Everything that slime needs, but no slime; wheels of slime and its first-party plugins are at hand."""
     scratch = tmp_path_factory.mktemp("scratch")
     venv.create(scratch / "env")
-    borrow_packages(scratch / "env", leave_out="slime")
+    borrow_packages(scratch / "env", all_but("slime"))
     environment = Environment(scratch / "env", scratch / "wheels")
     environment.build(*FIRST_PARTY)
     return environment
 
 
 @pytest.fixture(scope="session")
+def planning(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheels of slime, GLM-5 and two verbs beside what slime asks for without an extra."""
+    folder = tmp_path_factory.mktemp("planning") / "env"
+    venv.create(folder)
+    borrow_packages(folder, needed_by("slime-rl", "slime-plugin-math"))
+    environment = Environment(folder, bare.wheels)
+    environment.install("slime-plugin-glm5", "slime-plugin-convert", "slime-plugin-completion")
+    return environment
+
+
+@pytest.fixture(scope="session")
+def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheels of `LAPTOP_RUN` and nothing else of this repository."""
+    folder = tmp_path_factory.mktemp("smallest") / "env"
+    venv.create(folder)
+    ports = [path.name.replace("-", "_") for path in FIRST_PARTY if path.parent.name == "cpu"]
+    borrow_packages(folder, all_but("slime", *ports))
+    environment = Environment(folder, bare.wheels)
+    environment.install("--no-deps", *LAPTOP_RUN)  # what makes SGLang's metadata whole are CUDA packages
+    return environment
+
+
+@pytest.fixture(scope="session")
 def environment(bare: Environment) -> Environment:
-    """slime with its first-party plugins and the third-party reward `closeness`, all installed from wheels."""
-    bare.build(HERE / "closeness")
-    plugins = ("slime-plugin-glm4", "slime-plugin-math", "slime-plugin-dynamic-sampling", "slime-closeness")
-    bare.install("slime-rl", *plugins)
+    """slime with its first-party plugins and the third-party examples, all installed from wheels."""
+    examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry")
+    bare.build(*(HERE / example for example in examples))
+    plugins = ("slime-plugin-sglang", "slime-plugin-glm4", "slime-plugin-math", "slime-plugin-dynamic-sampling")
+    bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
+    # pip takes them for installed, because their metadata is borrowed with that of all others.
+    bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable")
     return bare
 
 

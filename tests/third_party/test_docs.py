@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slime import __main__ as command
-from slime.testing.site import Site
+from tests.site import Site
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -48,9 +48,14 @@ class Guide:
 
 REWARD, MODEL = Guide("writing-a-reward-plugin.md"), Guide("writing-a-model-plugin.md")
 CHOOSY, OWN = Guide("writing-a-filter-or-buffer.md"), Guide("your-own.md")
+OBJECTIVE = Guide("writing-an-objective.md")
 
 
-@pytest.mark.parametrize("guide", [REWARD, MODEL, CHOOSY, OWN], ids=["reward", "model", "filter and buffer", "own"])
+@pytest.mark.parametrize(
+    "guide",
+    [REWARD, MODEL, CHOOSY, OWN, OBJECTIVE],
+    ids=["reward", "model", "filter and buffer", "own", "objective"],
+)
 def test_every_code_block_is_a_file_or_a_command(guide: Guide) -> None:
     blocks_of_commands = guide.code_blocks - len(guide.files)
     assert 0 < blocks_of_commands <= len(guide.commands)
@@ -67,10 +72,26 @@ def test_the_filter_and_buffer_guide_works_as_written(site: Site, capsys: pytest
     """Laid out as pip would; that pip does so is shown by the reward guide, whose package is made alike."""
     site.add_project(CHOOSY.files)
     assert command.main(CHOOSY.of_slime("plan")) == 0, capsys.readouterr().err
-    assert "slime-choosy 0.1.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(r"^filter +hopeful \(slime-choosy 0.1.0\)$", shown, re.MULTILINE)
+    assert re.search(r"^filter.then.brief +brief \(slime-choosy 0.1.0\)$", shown, re.MULTILINE)
     tests = runpy.run_path(str(site.folder / "tests/test_choosy.py"))
     tests["test_filter"]()
+    tests["test_shaping"]()
     tests["test_buffer"]()
+
+
+@pytest.mark.slow  # trains in seven ways
+def test_the_objective_guide_works_as_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    code = OBJECTIVE.files["slime_bounded/__init__.py"].splitlines()
+    assert len([line for line in code if line.strip()]) <= 40
+    site.add_project(OBJECTIVE.files)
+    assert command.main(OBJECTIVE.of_slime("plan")) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert re.search(r"^bounded +\d+ steps of", shown, re.MULTILINE)
+    assert re.search(r'algo\.options +{"bound": 0\.5}', shown)
+    assert "algo.clip_low" not in shown, "what it does not read"
+    runpy.run_path(str(site.folder / "tests/test_bounded.py"))["test_objective"]()
 
 
 def test_the_page_about_an_own_task_works_as_written(
@@ -113,7 +134,7 @@ def family(environment: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     made = environment.run(script, cwd=project)
     assert made.returncode == 0, made.stderr
     environment.build(project)
-    return environment.beside(folder / "site", "slime-qwen2"), project
+    return environment.beside(folder / "site", "slime-mistral"), project
 
 
 @pytest.mark.slow
@@ -121,8 +142,8 @@ def family(environment: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_the_family_of_the_guide_is_found_and_planned(family: tuple[Any, Path]) -> None:
     shown = [family[0].slime(*MODEL.of_slime(verb)) for verb in ("plugins", "plan")]
     assert [result.returncode for result in shown] == [0, 0], [result.stderr for result in shown]
-    assert "slime-qwen2 0.1.0" in shown[0].stdout
-    assert "qwen2-tiny" in shown[1].stdout
+    assert "slime-mistral 0.1.0" in shown[0].stdout
+    assert "mistral-tiny" in shown[1].stdout
 
 
 @pytest.mark.slow
@@ -141,11 +162,11 @@ def test_the_family_of_the_guide_passes_its_tests(family: tuple[Any, Path]) -> N
 def test_the_family_of_the_guide_trains_with_a_third_party_reward(family: tuple[Any, Path], tmp_path: Path) -> None:
     """A whole run: slime, its family and its reward are three wheels, and nothing is imported from this checkout."""
     installed, _ = family
-    command = MODEL.of_slime("+model=qwen2-tiny")
+    command = MODEL.of_slime("+model=mistral-tiny")
     done = installed.slime(*command, *SHORTENED, f"run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     used = json.loads((tmp_path / "it/plugins.json").read_text())["used"]
-    assert (used["model"]["distribution"], used["reward"]["distribution"]) == ("slime-qwen2", "slime-closeness")
+    assert (used["model"]["distribution"], used["reward"]["distribution"]) == ("slime-mistral", "slime-closeness")
     rows = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
     [step] = [row for row in rows if row["stage"] == "rl" and "train/loss" in row]
     assert 0 <= step["rollout/reward_mean"] <= 1

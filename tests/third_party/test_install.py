@@ -45,10 +45,28 @@ with RewardService(RewardConfig(name="closeness", options={"scale": 5.0})) as se
     assert scored.stdout.strip() == "0.5", scored.stderr  # 5 / (5 + |80 - 85|)
 
 
+def test_a_third_party_verb_stands_in_the_help(environment: Any) -> None:
+    assert "  slime lengths     how long the responses of each step are\n" in environment.slime("--help").stdout
+
+
+def test_a_verb_that_no_wheel_brought_says_which_one_does(environment: Any) -> None:
+    done = environment.slime("convert", "--help")
+    todo = "Run: pip install slime-plugin-convert. In a checkout: pip install ./plugins/verbs/convert, or 'make setup'."
+    told = f"slime: 'slime convert' comes with slime-plugin-convert, which is not installed. {todo}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 @pytest.mark.parametrize(
     "tests",
     [
         "tests/third_party/closeness/tests",
+        "tests/third_party/mailbox/tests",
+        "tests/third_party/beside/tests",
+        "tests/third_party/live/tests",
+        "tests/third_party/int8/tests",
+        "tests/third_party/lengths/tests",
+        "tests/third_party/retry/tests",
+        "tests/third_party/median/tests",
         "plugins/rewards/math/tests/test_rewards.py",
         "plugins/filters/dynamic-sampling/tests",
     ],

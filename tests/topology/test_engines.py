@@ -4,7 +4,8 @@ import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role, SlimeConfig
 from slime.errors import SlimeError
-from slime.topology.engines import DEFAULT, engine_groups, group_problems, num_engines, with_sizes
+from slime.topology.engines import DEFAULT, engine_groups, role_problems, with_sizes
+from slime.topology.topology import read_topology
 
 
 def config(placement="colocated", device="cuda", trainers=8, **sglang):
@@ -35,8 +36,9 @@ def test_devices_per_engine_stands_for_tp_size_and_is_shown():
     cfg = config(pp_size=2)
     cfg.rollout.engines = {"a": EngineGroupConfig(devices=8, devices_per_engine=4), "b": EngineGroupConfig(devices=2)}
     assert [group.sglang["tp_size"] for group in engine_groups(cfg)] == [2, 1]
-    assert num_engines(cfg) == 3
-    assert {name: (group.devices, group.devices_per_engine) for name, group in with_sizes(cfg).items()} == {
+    assert len(read_topology(cfg).engines) == 3
+    sized = with_sizes(cfg.rollout.engines, engine_groups(cfg))
+    assert {name: (group.devices, group.devices_per_engine) for name, group in sized.items()} == {
         "a": (8, 4),
         "b": (2, 2),
     }
@@ -55,7 +57,6 @@ def test_sizes_that_do_not_fit(groups, message):
     cfg.rollout.engines = groups
     with pytest.raises(SlimeError, match=message):
         engine_groups(cfg)
-    assert [str(problem) for problem in group_problems(cfg)]
 
 
 def test_tp_size_that_contradicts():
@@ -77,5 +78,5 @@ def test_tp_size_that_contradicts():
 def test_roles_that_need_each_other(roles, message):
     cfg = config()
     cfg.rollout.engines = {f"g{n}": EngineGroupConfig(role=role, devices=1) for n, role in enumerate(roles)}
-    found = [problem.what for problem in group_problems(cfg)]
+    found = [problem.what for problem in role_problems(read_topology(cfg).groups)]
     assert found[0].startswith(message) if message else found == [], found

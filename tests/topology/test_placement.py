@@ -7,7 +7,8 @@ import re
 import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
-from slime.topology.placement import engine_places, engine_ranks, placement_problems, trainer_places
+from slime.topology.placement import idle_devices, placement_problems, span_problems
+from slime.topology.topology import read_topology
 
 
 def config(
@@ -30,21 +31,21 @@ def config(
 
 
 def words(cfg: SlimeConfig) -> list[str]:
-    return [", ".join(map(str, places)) for places in engine_places(cfg)]
+    return [", ".join(map(str, places)) for places in read_topology(cfg).engine_places]
 
 
 def test_trainers_fill_hosts_and_colocated_engines_share_them() -> None:
     cfg = config(2, 16, {"a": (8, 4), "b": (8, 8)})
-    assert [str(place) for place in trainer_places(cfg)][7:9] == ["node 0 device 7", "node 1 device 0"]
+    assert [str(place) for place in read_topology(cfg).trainer_places][7:9] == ["node 0 device 7", "node 1 device 0"]
     assert words(cfg) == ["node 0 device 0-3", "node 0 device 4-7", "node 1 device 0-7"]
-    assert engine_ranks(cfg) == [range(4), range(4, 8), range(8, 16)]
-    assert list(placement_problems(cfg)) == []
+    assert read_topology(cfg).engine_ranks == [range(4), range(4, 8), range(8, 16)]
+    assert list(placement_problems(cfg.cluster, read_topology(cfg).groups)) == []
 
 
 def test_an_engine_over_hosts_takes_whole_ones() -> None:
     cfg = config(4, 8, {"a": (16, 16)}, "disaggregated")
     assert words(cfg) == ["node 1 device 0-7, node 2 device 0-7"]
-    assert list(placement_problems(cfg)) == []
+    assert list(placement_problems(cfg.cluster, read_topology(cfg).groups)) == []
 
 
 def test_an_engine_that_fits_a_host_stays_on_one() -> None:
@@ -60,11 +61,18 @@ def test_cpu_engines_take_hosts_in_turn() -> None:
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        (
-            config(2, 16, {"a": (12, 12)}, "disaggregated"),
-            "is 12: an engine over several hosts .* Use 8 or 16",
-        ),
+        (config(2, 16, {"a": (12, 12)}, "disaggregated"), "is 12: an engine over several hosts .* Use 8 or 16"),
         (config(1, 8, {"a": (16, 16)}), "an engine needs 16 devices, which are 2 hosts. Use at most 8"),
+    ],
+)
+def test_engines_that_do_not_take_whole_hosts(cfg: SlimeConfig, message: str) -> None:
+    (problem,) = span_problems(cfg.cluster, read_topology(cfg).groups)
+    assert re.search(message, str(problem))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
         (config(2, 16, {"a": (8, 8)}), "engines take 8 devices and trainers 16"),
         (config(2, 12, {"a": (6, 6), "b": (6, 6)}), "cut by the end of a host"),
         (config(1, 8, {"a": (8, 8)}, "disaggregated"), "the run needs 16 .8 trainer ranks and 8 engine devices"),
@@ -72,5 +80,24 @@ def test_cpu_engines_take_hosts_in_turn() -> None:
     ],
 )
 def test_what_does_not_fit(cfg: SlimeConfig, message: str) -> None:
-    found = [str(problem) for problem in placement_problems(cfg)]
+    found = [str(problem) for problem in placement_problems(cfg.cluster, read_topology(cfg).groups)]
     assert any(re.search(message, problem) for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("cfg", "told"),
+    [
+        (config(1, 8, {"a": (8, 8)}), []),
+        (config(1, 4, {"a": (4, 4)}), ["cluster.num_trainers: 4 of 8 devices have nothing to do. Raise it from 4,"]),
+        (config(1, 4, {"a": (2, 2)}, "disaggregated"), ["cluster.num_trainers: 2 of 8 devices have nothing to do."]),
+        (
+            config(64, 8, {"a": (8, 8)}),
+            ["cluster.num_nodes: 63 of 64 hosts have nothing to do. Set cluster.num_nodes=1, or use them."],
+        ),
+        (config(3, 2, {"a": (2, 1)}, device="cpu"), ["cluster.num_nodes: 1 of 3 hosts have nothing to do."]),
+    ],
+)
+def test_what_has_nothing_to_do_is_told(cfg: SlimeConfig, told: list[str]) -> None:
+    found = [str(warning) for warning in idle_devices(cfg.cluster, read_topology(cfg).places)]
+    assert len(found) == len(told)
+    assert all(text in warning for text, warning in zip(told, found, strict=True))

@@ -7,15 +7,16 @@ import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role
 from slime.testing.engines import cpu_config
-from slime.topology.engines import engine_groups
-from slime.topology.server_fields import MAX_IMBALANCE, graph_step, server_fields
+from slime.topology.engines import MAX_IMBALANCE
+from slime.topology.server_fields import graph_step
+from slime.topology.topology import read_topology
 
 MODEL = Path("/models/tiny")
 
 
 def test_arguments_are_what_slime_sets_and_then_the_users():
     cfg = cpu_config(schedule_policy="lpm", sleep_on_idle=False)
-    fields = server_fields(cfg, 0, model_path=MODEL)
+    fields = read_topology(cfg).engines[0].fields
     assert fields["load_format"] == "dummy"
     assert fields["device"] == "cpu"
     assert fields["schedule_policy"] == "lpm"
@@ -27,22 +28,22 @@ def test_every_field_is_one_of_server_args():
     """Checked against the installed SGLang's source: importing it takes seconds."""
     from slime.config.passthrough import fields_of
 
-    assert set(server_fields(cpu_config(), 0, model_path=MODEL)) <= set(fields_of("rollout.sglang"))
+    assert set(read_topology(cpu_config()).engines[0].fields) <= set(fields_of("rollout.sglang"))
 
 
 @pytest.mark.parametrize("section", ["rollout", "eval"])
 def test_only_stop_strings_need_a_tokenizer_inside(section):
     cfg = cpu_config()
     cfg.eval.path, cfg.eval.sampling.stop = "held-out.jsonl", []
-    assert server_fields(cfg, 0, model_path=MODEL)["skip_tokenizer_init"] is True
+    assert read_topology(cfg).engines[0].fields["skip_tokenizer_init"] is True
     getattr(cfg, section).sampling.stop = ["\n"]
-    assert server_fields(cfg, 0, model_path=MODEL)["skip_tokenizer_init"] is False
+    assert read_topology(cfg).engines[0].fields["skip_tokenizer_init"] is False
 
 
 def test_layer_cut_joins_the_users_overrides():
     cfg = cpu_config(json_model_override_args='{"rope_theta": 1e6}')
     cfg.model.num_layers = 2
-    overrides = json.loads(server_fields(cfg, 0, model_path=MODEL)["json_model_override_args"])
+    overrides = json.loads(read_topology(cfg).engines[0].fields["json_model_override_args"])
     assert overrides == {"rope_theta": 1e6, "num_hidden_layers": 2}
 
 
@@ -50,7 +51,7 @@ def test_layer_cut_joins_the_users_overrides():
 def test_only_colocated_engines_give_memory_back(placement):
     cfg = cpu_config()
     cfg.cluster.device, cfg.cluster.placement, cfg.cluster.num_nodes = Device.cuda, placement, 2
-    assert server_fields(cfg, 0, model_path=MODEL)["enable_memory_saver"] is (placement is Placement.colocated)
+    assert read_topology(cfg).engines[0].fields["enable_memory_saver"] is (placement is Placement.colocated)
 
 
 @pytest.mark.parametrize(("num_engines", "most"), [(1, 40), (2, 40 + MAX_IMBALANCE)])
@@ -58,21 +59,21 @@ def test_cuda_graphs_cover_every_request_an_engine_may_have(num_engines, most):
     cfg = cpu_config()
     cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 40
     cfg.rollout.engines["default"] = EngineGroupConfig(devices=num_engines)
-    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == most
+    assert read_topology(cfg).engines[0].fields["cuda_graph_max_bs_decode"] == most
     cfg.rollout.sglang["cuda_graph_max_bs_decode"] = 8
-    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == 8, "the user's own setting wins"
+    assert read_topology(cfg).engines[0].fields["cuda_graph_max_bs_decode"] == 8, "the user's own setting wins"
 
 
 def test_graphs_count_requests_a_data_parallel_rank():
     cfg = cpu_config(tp_size=8, dp_size=4, enable_dp_attention=True)
     cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 42
     cfg.rollout.engines["default"] = EngineGroupConfig(devices=8)
-    assert server_fields(cfg, 0, model_path=MODEL)["cuda_graph_max_bs_decode"] == 12, "two ranks share a batch"
+    assert read_topology(cfg).engines[0].fields["cuda_graph_max_bs_decode"] == 12, "two ranks share a batch"
 
 
 def test_drafts_have_the_shape_that_sglang_would_choose():
     def shape(**sglang):
-        fields = server_fields(cpu_config(speculative_algorithm="EAGLE", **sglang), 0, model_path=MODEL)
+        fields = read_topology(cpu_config(speculative_algorithm="EAGLE", **sglang)).engines[0].fields
         return [fields[f"speculative_{key}"] for key in ("num_steps", "eagle_topk", "num_draft_tokens")]
 
     assert shape() == [3, 1, 4]
@@ -90,14 +91,14 @@ def test_drafts_have_the_shape_that_sglang_would_choose():
     ],
 )
 def test_batches_for_which_graphs_are_captured(sglang, step):
-    (group,) = engine_groups(cpu_config(**sglang))
+    (group,) = read_topology(cpu_config(**sglang)).groups
     assert graph_step(group) == step
 
 
 def test_every_engine_draws_with_a_seed_of_its_own():
     cfg = cpu_config()
     cfg.rollout.engines["default"] = EngineGroupConfig(devices=3)
-    seeds = [server_fields(cfg, index, model_path=MODEL)["random_seed"] for index in range(3)]
+    seeds = [read_topology(cfg).engines[index].fields["random_seed"] for index in range(3)]
     assert seeds == [cfg.run.seed, cfg.run.seed + 1, cfg.run.seed + 2]
 
 
@@ -108,13 +109,13 @@ def test_a_groups_fields_win_over_those_of_all():
         "first": EngineGroupConfig(role=Role.prefill, devices=2, sglang={"schedule_policy": "fcfs"}),
         "second": EngineGroupConfig(role=Role.decode, devices=4, devices_per_engine=2),
     }
-    first, second = (server_fields(cfg, index, model_path=MODEL) for index in (1, 2))
+    first, second = (read_topology(cfg).engines[index].fields for index in (1, 2))
     assert (first["schedule_policy"], second["schedule_policy"]) == ("fcfs", "lpm")
     assert (first["tp_size"], second["tp_size"], first["page_size"]) == (1, 2, 1)
     assert (first["disaggregation_mode"], second["disaggregation_mode"]) == ("prefill", "decode")
     assert first["disaggregation_ib_device"] == "mlx5_0,mlx5_1"
     cfg.rollout.sglang["disaggregation_transfer_backend"] = "mooncake_tcp"
-    assert "disaggregation_ib_device" not in server_fields(cfg, 0, model_path=MODEL)
+    assert "disaggregation_ib_device" not in read_topology(cfg).engines[0].fields
 
 
 def test_a_decode_engine_never_has_more_than_its_own_requests():
@@ -122,4 +123,4 @@ def test_a_decode_engine_never_has_more_than_its_own_requests():
     cfg = cpu_config()
     cfg.cluster.device, cfg.rollout.max_requests_per_engine = Device.cuda, 40
     cfg.rollout.engines = {role.name: EngineGroupConfig(role=role, devices=2) for role in (Role.prefill, Role.decode)}
-    assert server_fields(cfg, 2, model_path=MODEL)["cuda_graph_max_bs_decode"] == 40
+    assert read_topology(cfg).engines[2].fields["cuda_graph_max_bs_decode"] == 40

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from slime.config.compose import examine
-from slime.config.fp8 import Fp8Format
-from slime.config.needs import config_folder
+import slime_plugin_sparse_attention as dsa
+from slime.compose.compose import examine
+from slime.config.hf import config_folder
 from slime.config.paths import resolve
 from slime.config.schema import EngineGroupConfig, Role, SlimeConfig
-from slime.topology.engines import engine_groups
+from slime.models import gqa, mlp
 from slime.topology.environment import engine_environment
-from slime.topology.server_fields import dispatch_tokens, server_fields
+from slime.topology.server_fields import dispatch_tokens
 from slime.topology.sglang_rules import sglang_problems
+from slime.topology.topology import read_topology
+from slime_plugin_fp8_block.config import Fp8Format
 
 from .real_server_args import server_args
 
@@ -32,8 +34,8 @@ MOE = {
     "kv_channels": 128,
     "num_query_groups": 8,
 }
-DENSE = {"num_attention_heads": 32, "ffn_hidden_size": 13696}
 SPARSE = {**MOE, "dsa_indexer_topk": 2048}
+DENSE = {"num_attention_heads": 32, "ffn_hidden_size": 13696}
 GROUPED = {"num_attention_heads": 8, "num_query_groups": 2, "kv_channels": 64, "ffn_hidden_size": 1024}
 LATENT = {
     **GROUPED,
@@ -65,7 +67,8 @@ def problems(
     cfg.rollout.fp8 = fp8
     devices = fields.get("tp_size", 1) * fields.get("pp_size", 1)
     cfg.rollout.engines = {"it": EngineGroupConfig(role=role, devices=devices, sglang=fields)}
-    return [str(problem) for problem in sglang_problems(cfg, model)]
+    blocks = [gqa.BLOCK, dsa.BLOCK if "dsa_indexer_topk" in model else mlp.BLOCK]
+    return [str(problem) for problem in sglang_problems(read_topology(cfg), model, blocks)]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def problems(
         ({"tp_size": 8, "enable_dp_lm_head": True}, DENSE, "enable_dp_lm_head: needs enable_dp_attention"),
         ({"tp_size": 64}, DENSE, "32 attention heads cannot be divided by 64 ranks. Change it, or use enable_dp"),
         ({"tp_size": 24, "dp_size": 3, **ATTENTION}, {**MOE, "num_attention_heads": 20}, "20.*8 ranks.*6, 12, 24"),
-        ({"tp_size": 8, "moe_dense_tp_size": 2}, MOE, "moe_dense_tp_size: is 2. SGLang takes 1 or tp_size=8"),
+        ({"tp_size": 8, "moe_dense_tp_size": 2}, MOE, "moe_dense_tp_size: is 2. Set it to 1"),
         ({"tp_size": 8, "ep_size": 8}, DENSE, "ep_size: is 8, but the model has no experts"),
         ({"tp_size": 8, "ep_size": 3}, MOE, "ep_size: is 3, which does not divide tp_size 8. Choose one of 1, 2, 4, 8"),
         (
@@ -92,8 +95,8 @@ def problems(
         ({"tp_size": 8, "deepep_mode": "auto"}, MOE, "deepep_mode: does nothing without moe_a2a_backend=deepep"),
         ({"tp_size": 8, "moe_a2a_backend": "mooncake"}, MOE, "moe_a2a_backend: is mooncake, which was never tried"),
         ({"tp_size": 128, "dp_size": 128, **ATTENTION}, MOE, "makes 128 ranks, more than the 64 experts"),
-        ({"page_size": 16}, SPARSE, "page_size: is 16, sparse attention has pages of 64"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, SPARSE, "kv_cache_dtype: is fp8_e5m2, which sparse attention does not take"),
+        ({"page_size": 16}, SPARSE, "page_size: is 16, but this model's attention has pages of 64"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, SPARSE, "is fp8_e5m2, which this model's attention does not take"),
         (
             {**EAGLE, "max_running_requests": 8, "speculative_num_draft_tokens": 5},
             DENSE,
@@ -136,7 +139,7 @@ def test_fields(base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any]
         ),
         ({"tp_size": 32}, "block", "ep_size: experts of 1536 columns over 32 ranks have no whole FP8 blocks"),
         ({"tp_size": 32, "ep_size": 32}, "block", "the shared expert of 2048 columns over 32 ranks"),
-        ({"tp_size": 64, **DEEPEP}, "block", "dense layers of 18432 columns over 64 ranks.*Set moe_dense_tp_size=1"),
+        ({"tp_size": 64, **DEEPEP}, "block", "dense layers of 18432 columns over 64 ranks.*Set it to 1"),
     ],
 )
 def test_wide_experts(base: SlimeConfig, fields: dict[str, Any], fp8: str | None, says: str) -> None:
@@ -149,10 +152,10 @@ def test_room_for_dispatched_tokens_that_the_user_cuts_down(base: SlimeConfig) -
     cfg.rollout.fp8 = "block"
     cfg.cluster.environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 4}
     cfg.rollout.engines = {"it": EngineGroupConfig(devices=16, sglang={"tp_size": 16, **DEEPEP})}
-    [problem] = sglang_problems(cfg, MOE)
+    [problem] = sglang_problems(read_topology(cfg), MOE)
     assert "is 4, but a decode batch may bring 8 tokens a rank" in str(problem)
     cfg.cluster.environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": 128}
-    assert list(sglang_problems(cfg, MOE)) == []
+    assert list(sglang_problems(read_topology(cfg), MOE)) == []
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_room_for_dispatched_tokens_that_the_user_cuts_down(base: SlimeConfig) -
         ({}, {**GROUPED, "ffn_hidden_size": 1000}, "dense layers of 1000 columns have.*leaves out 'mlp'"),
         ({"tp_size": 2}, LATENT, None),
         ({}, {**LATENT, "q_lora_rank": 48}, "latent queries of 48 rows have no whole FP8 blocks"),
-        ({"tp_size": 8}, {**LATENT, "v_head_dim": 64}, "heads of 512 rows over 8 ranks"),
+        ({"tp_size": 8}, {**LATENT, "v_head_dim": 64}, "heads of 1536 rows over 8 ranks"),
     ],
 )
 def test_blocks_are_whole(base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any], says: str | None) -> None:
@@ -194,7 +197,7 @@ def test_a_pair_needs_one_transfer_and_one_cache(base: SlimeConfig) -> None:
             "p": EngineGroupConfig(role=Role.prefill, devices=1, sglang=prefill),
             "d": EngineGroupConfig(role=Role.decode, devices=1, sglang=decode),
         }
-        return [str(problem) for problem in sglang_problems(cfg, DENSE)]
+        return [str(problem) for problem in sglang_problems(read_topology(cfg), DENSE)]
 
     cfg.cluster.ib_devices = []
     assert "cluster.ib_devices: is empty" in said({}, {})[0]
@@ -218,16 +221,17 @@ def test_room_for_dispatched_tokens(recipe: str, group: int, tokens: int | None)
     """GLM-5.2: 12 requests of 5 tokens a rank make 60, so 64."""
     model, _, cluster = recipe.partition("@")
     cfg = examine([f"+model={model}", f"+cluster={cluster}"]).cfg
-    of_group = engine_groups(cfg)[group]
+    topology = read_topology(cfg)
+    of_group = topology.groups[group]
     name = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-    assert engine_environment(cfg, of_group).get(name) == (str(tokens) if tokens else None)
+    assert engine_environment(cfg.cluster, of_group).get(name) == (str(tokens) if tokens else None)
     if tokens:
-        assert dispatch_tokens(cfg, of_group) == tokens
+        assert dispatch_tokens(of_group) == tokens
 
 
 def test_an_engine_takes_no_more_requests_than_deepep_has_room_for() -> None:
     cfg = examine(["+model=deepseek-r1", "+cluster=h100x128"]).cfg
-    fields = server_fields(cfg, 0, model_path=Path("/models/r1"))
+    fields = read_topology(cfg).engines[0].fields
     assert fields["max_running_requests"] == fields["cuda_graph_max_bs_decode"] * fields["dp_size"] == 1088
 
 
@@ -236,7 +240,7 @@ def test_an_engine_that_speculates_has_requests_for_every_rank(base: SlimeConfig
     cfg = copy.deepcopy(base)
     fields = {**EAGLE, "tp_size": 64, "dp_size": 64, **ATTENTION}
     cfg.rollout.engines = {"it": EngineGroupConfig(devices=64, sglang=fields)}
-    assert server_fields(cfg, 0, model_path=Path("/models/it"))["max_running_requests"] == 128
+    assert read_topology(cfg).engines[0].fields["max_running_requests"] == 128
     assert problems(base, fields, {**MOE, "mtp_num_layers": 1}) == []
 
 

@@ -40,6 +40,7 @@ WIDE = {"tp_size": 8, "dp_size": 8, **ATTENTION}
         ),
         ({"tp_size": 8, "moe_dense_tp_size": 1, "cuda_graph_max_bs_decode": 12}, MOE, "has 12: 8 ranks.*Use 16"),
         ({**WIDE, "speculative_algorithm": "NGRAM"}, MOE, "is NGRAM, which SGLang does not do with data-parallel"),
+        ({**EAGLE, **WIDE, "speculative_algorithm": "NGRAM"}, MOE, "is NGRAM, which SGLang does not do with"),
         ({**WIDE, "speculative_algorithm": "STANDALONE"}, MOE, "is STANDALONE, which SGLang does not do"),
         (
             {"speculative_algorithm": "EAGLE", "speculative_num_steps": 2},

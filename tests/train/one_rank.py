@@ -93,5 +93,5 @@ def with_transformers_logprobs(samples: list[Any], temperature: float) -> list[A
         with torch.no_grad():
             logp = (model(tokens[None]).logits[0, -count - 1 : -1] / temperature).log_softmax(1)
         own = logp.gather(1, tokens[-count:, None])[:, 0].float().numpy()
-        found.append(dataclasses.replace(sample, rollout_logprobs=own))
+        found.append(sample.with_columns(rollout_logprobs=own))
     return found

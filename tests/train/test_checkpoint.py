@@ -51,6 +51,7 @@ def moe_config(**changes: Any) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "num_nextn_predict_layers": 1,
         "pad_token_id": 0,
+        "rms_norm_eps": 1e-5,
         "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
         "routed_scaling_factor": 1.0,
         "topk_group": 1,
@@ -87,10 +88,10 @@ def take_step(trainer: Any, step: int) -> dict[str, float]:
     options = {"num_dp": trainer.data_parallel_size, "align": trainer.packing_align, "max_tokens": 128}
     batches = pack(samples, loss_mean=trainer.cfg.algo.loss_mean, num_optimizer_steps=1 + (step >= 2), **options)
     if step < 2:
-        return trainer.train_sft(batches[0], step)
+        return trainer.train(batches, step, "sft")
     if step == 2:
         trainer.snapshot_reference()
-    return trainer.train_rl(batches, step)
+    return trainer.train(batches, step, "rl")
 
 
 def train_and_save(rank: Rank, model: Path, layout: dict[str, Any], folder: Path, saves: list[int], end: int) -> Any:
@@ -152,6 +153,39 @@ def test_a_sharded_checkpoint_continues_on_one_rank(model: Path, tmp_path: Path)
     compare(got, (losses[3:], weights))
     large = [*(tmp_path / "3").glob("*.distcp"), tmp_path / "3/.metadata"]
     assert written | also_written == {path.name: facts_of(path) for path in large}
+
+
+def save_meanwhile(rank: Rank, model: Path, folder: Path) -> tuple[dict[str, Any], bool]:
+    """Saves in both ways at one step; the training goes on before anybody waits for the second."""
+    trainer = start(rank, model, EP2)
+    trainer.init_weights()
+    train(trainer, range(3))
+    trainer.save(folder / "waited")
+    saving = trainer.begin_save(folder / "meanwhile")
+    train(trainer, range(3, 4))
+    return saving.wait(), saving.is_done
+
+
+def test_what_is_trained_meanwhile_is_not_in_the_checkpoint(model: Path, tmp_path: Path) -> None:
+    for name in ("waited", "meanwhile"):
+        (tmp_path / name).mkdir()
+    results = run_ranks(save_meanwhile, 2, model, tmp_path)
+    written = {name: facts for of_rank, _ in results for name, facts in of_rank.items()}
+    large = [*(tmp_path / "meanwhile").glob("*.distcp"), tmp_path / "meanwhile/.metadata"]
+    assert written == {path.name: facts_of(path) for path in large}
+    assert all(is_done for _, is_done in results)
+    waited, meanwhile = run_ranks(load_both, 1, model, tmp_path)[0]
+    compare(meanwhile, waited)
+    assert all(torch.equal(meanwhile[1][name], waited[1][name]) for name in waited[1])
+
+
+def load_both(rank: Rank, model: Path, folder: Path) -> list[Any]:
+    trainer = start(rank, model, {})
+    found = []
+    for name in ("waited", "meanwhile"):
+        trainer.load(folder / name)
+        found.append((train(trainer, range(3, 5)), weights_of(trainer)))
+    return found
 
 
 def compare(got: Any, wanted: Any) -> None:

@@ -14,11 +14,11 @@ import torch
 
 from slime.config.megatron_fields import ACCEPTED
 from slime.errors import SlimeError
+from slime.layout import read_grid, split_layers
 from slime.net import free_port
 from slime.testing.models import write_checkpoint
 from slime.testing.ranks import Rank, run_ranks
 from slime.testing.recorded import recorded_samples
-from slime.topology.layout import read_grid, split_layers
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"dense": "glm4/tests/configs/dense", "moe": "glm4/tests/configs/moe"}
@@ -208,7 +208,7 @@ def steps(rank: Rank, folder: Path, changes: Mapping[str, Any]) -> dict[str, Any
     for step in range(3):
         saved = Saved()
         with torch.autograd.graph.saved_tensors_hooks(saved.add, saved.take):
-            trainer.train_rl(batches, step)
+            trainer.train(batches, step, "rl")
     weights = {name: tensor.float().numpy().tobytes() for name, tensor in trainer.export()}
     modules = [
         (type(x).__name__, str(next(x.parameters(), torch.zeros(1)).dtype)) for x in trainer.model.modules[0].modules()

@@ -36,7 +36,7 @@ def test_prompts_are_shared_on_a_cpu_unless_told_otherwise() -> None:
     [
         (model(context_parallel_size=2), "context parallelism"),
         (model(num_moe_experts=4, add_bias_linear=False), "a mixture of experts"),
-        (model(Traits(learns_by="train.mtp_loss_scale")), "prediction layer"),
+        (model(Traits("a block that counts", learns_by="train.mtp_loss_scale")), "a block that counts"),
     ],
 )
 def test_a_model_that_needs_whole_sequences_gets_them(whole: Model, named: str) -> None:

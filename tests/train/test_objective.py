@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ def of_older_weights() -> list[Any]:
     """Recorded samples, partly of older weights, whose log-probs under what sampled them lie around the model's."""
     generator, found = np.random.default_rng(5), []
     for sample in with_transformers_logprobs(recorded(), 1.0):
-        moved = sample.rollout_logprobs + generator.normal(0, 0.8, sample.num_response_tokens).astype(np.float32)
+        noise = generator.normal(0, 0.8, sample.num_response_tokens).astype(np.float32)
+        moved = sample.columns["rollout_logprobs"] + noise
         current = (generator.random(sample.num_response_tokens) < 0.5).astype(np.float32)
-        found.append(dataclasses.replace(sample, rollout_logprobs=moved, is_current=current))
+        found.append(sample.with_columns(rollout_logprobs=moved, is_current=current))
     return found
 
 
@@ -41,10 +41,10 @@ def corrected(rank: Rank, model: Path) -> dict[str, list[dict[str, float]]]:
     for name, settings in CORRECTIONS.items():
         algo = {key: words[value] if isinstance(value, str) else value for key, value in settings.items()}
         trainer = start(rank, model, **algo)
-        one = trainer.train_rl(packed(trainer, of_older_weights()), 0)
+        one = trainer.train(packed(trainer, of_older_weights()), 0, "rl")
         trainer.init_weights()
         trainer.optimizer.megatron.step = lambda: (True, 0.0, None)
-        found[name] = [one, trainer.train_rl(packed(trainer, of_older_weights(), steps=2), 1)]
+        found[name] = [one, trainer.train(packed(trainer, of_older_weights(), steps=2), 1, "rl")]
         dist.destroy_process_group()
         rank = rank._replace(master_port=free_port(rank.master_addr))
     return found
@@ -66,15 +66,15 @@ def by_the_papers(samples: list[Any], settings: dict[str, Any]) -> dict[str, flo
     for sample in samples:
         tokens, count = torch.from_numpy(sample.tokens), sample.num_response_tokens
         logp = model(tokens[None]).logits[0, -count - 1 : -1].log_softmax(1).gather(1, tokens[-count:, None])[:, 0]
-        sampled = torch.from_numpy(sample.rollout_logprobs).double()
+        sampled = torch.from_numpy(sample.columns["rollout_logprobs"]).double()
         for t in range(count):
             if not sample.loss_mask[t]:
                 continue
-            w, advantage, weight = (logp[t].detach() - sampled[t]).exp(), float(sample.advantages[t]), 1.0
+            w, advantage, weight = (logp[t].detach() - sampled[t]).exp(), float(sample.columns["advantages"][t]), 1.0
             ratio = (logp[t] - logp[t].detach()).exp()
             if settings.get("rollout_logprobs_as_old"):
                 ratio = (logp[t] - sampled[t]).exp()
-            elif settings.get("importance_tokens") == "all" or not sample.is_current[t]:
+            elif settings.get("importance_tokens") == "all" or not sample.columns["is_current"][t]:
                 ratios.append(float(w))
                 outside.append(not low <= w <= high)
                 kept = w if not outside[-1] else 0.0
@@ -99,9 +99,9 @@ def test_tokens_of_older_weights_are_corrected(results: dict[str, list[dict[str,
     samples, (one_step, two_steps) = of_older_weights(), results[name]
     wanted = by_the_papers(samples, CORRECTIONS[name])
     assert {key: one_step[key] for key in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
-    untouched = by_the_papers([dataclasses.replace(x, is_current=np.ones_like(x.is_current)) for x in samples], {})
+    untouched = by_the_papers([x.with_columns(is_current=np.ones_like(x.loss_mask)) for x in samples], {})
     assert abs(wanted["grad_norm"] / untouched["grad_norm"] - 1) > 0.02  # it would show if nothing were corrected
     halves = [by_the_papers(half, CORRECTIONS[name])["pg_loss"] for half in (samples[:8], samples[8:])]
     assert two_steps["pg_loss"] == pytest.approx(np.mean(halves), abs=1e-6)
-    stale = [1 - x.is_current[x.loss_mask == 1] for x in samples]
+    stale = [1 - x.columns["is_current"][x.loss_mask == 1] for x in samples]
     assert one_step["stale_share"] == pytest.approx(np.concatenate(stale).mean(), rel=1e-12)

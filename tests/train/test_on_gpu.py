@@ -116,7 +116,7 @@ def steps(trainer: Any, numbers: Iterable[int]) -> list[dict[str, float]]:
         loss_mean=trainer.cfg.algo.loss_mean,
         micro_batch_multiple=trainer.micro_batch_multiple,
     )
-    return [metrics(trainer.train_rl(batches, number)) for number in numbers]
+    return [metrics(trainer.train(batches, number, "rl")) for number in numbers]
 
 
 @pytest.mark.gpu
@@ -202,7 +202,7 @@ def by_sharing(rank: Rank, device: str, model: Path) -> dict[str, Any]:
         trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
         samples, values, gradients = of_groups(recorded_samples(16, trainer.hf["vocab_size"])), [], []
         for share in (False, True):
-            values.append(metrics(trainer.train_rl(packed(trainer, samples, share_prompts=share), 0)))
+            values.append(metrics(trainer.train(packed(trainer, samples, share_prompts=share), 0, "rl")))
             gradients.append(torch.cat([x.grad_data.flatten() for part in trainer.model.chunks for x in part.buffers]))
         distance = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
         found[precision] = (*values, float(distance))

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_core_portable import apply_fixups
 from slime import plugins
 from slime.config.schema import Device, SlimeConfig
-from slime.convert.layout import parse
 from slime.errors import SlimeError
-from slime.topology.layout import read_grid
+from slime.layout import read_grid
 from slime.train import settings
-from slime.train.compat import apply_fixups
 from tests.train.one_rank import HF
 
 FAMILY = HF | {"rms_norm_eps": 1e-5}
@@ -40,9 +39,6 @@ def test_experts_are_shared_as_the_plan_says_without_a_composed_config(tp: int, 
     sizes = {"tensor_model_parallel_size": tp, "expert_model_parallel_size": ep}
     assert config(num_moe_experts=8, **sizes).expert_tensor_parallel_size == etp
     assert read_grid(8, sizes).etp == etp
-    converted = parse([f"{key}={value}" for key, value in sizes.items()])
-    assert converted.sizes.get("expert_tensor_parallel_size", etp) == etp
-    assert converted.num_ranks == max(tp, ep * etp)
 
 
 def test_the_user_overrules_the_family_and_names_dtypes() -> None:

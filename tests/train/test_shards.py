@@ -124,3 +124,13 @@ def test_code_in_an_object_is_refused(tmp_path: Path, ran: Path) -> None:
     assert not ran.exists()
     dist_checkpointing.load(sharded(weights(), rng=None), str(tmp_path))
     assert ran.exists(), "it would have run"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"\xff\xfe\x00", pickle.dumps({"a": 1}), pickle.dumps("x")[:-3], b"cnowhere\nname\n."]
+)
+def test_what_is_no_index_is_named(tmp_path: Path, data: bytes) -> None:
+    save(sharded(weights()), tmp_path)
+    (tmp_path / ".metadata").write_bytes(data)
+    with pytest.raises(SlimeError, match=r"/\.metadata: (it is no index of shards|the index is not data alone)"):
+        load(sharded(weights()), tmp_path)

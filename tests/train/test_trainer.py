@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import partial
 from pathlib import Path
@@ -42,7 +41,7 @@ def run_scenarios(rank: Rank, model: Path) -> dict[str, Any]:
 def supervised_losses(rank: Rank, model: Path) -> list[float]:
     trainer = start(rank, model)
     (batch,) = packed(trainer, recorded())
-    return [trainer.train_sft(batch, step)["loss"] for step in range(30)]
+    return [trainer.train([batch], step, "sft")["loss"] for step in range(30)]
 
 
 def test_supervised_training_learns_its_samples(results: dict[str, Any]) -> None:
@@ -56,7 +55,7 @@ def losses_by_packing(rank: Rank, model: Path, loss_mean: str) -> list[dict[str,
 
     trainer = start(rank, model, loss_mean=LossMean(loss_mean), rollout_logprobs_as_old=True)
     trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
-    return [trainer.train_rl(packed(trainer, recorded(), max_tokens=cap), 0) for cap in (40, 100, 1000)]
+    return [trainer.train(packed(trainer, recorded(), max_tokens=cap), 0, "rl") for cap in (40, 100, 1000)]
 
 
 @pytest.mark.parametrize("loss_mean", ["token", "sample"])
@@ -79,7 +78,7 @@ def by_sharing(rank: Rank, model: Path) -> list[tuple[dict[str, float], Any]]:
     for shared in (False, True):
         batches = packed(trainer, samples, share_prompts=shared)
         assert any(micro.prefixes is not None for micro in batches[0].micro_batches[0]) is shared
-        values = trainer.train_rl(batches, 0)
+        values = trainer.train(batches, 0, "rl")
         found.append((values, [x.grad_data.clone() for chunk in trainer.model.chunks for x in chunk.buffers]))
     return found
 
@@ -98,12 +97,12 @@ def test_shared_prompts_change_neither_metrics_nor_gradients(results: dict[str, 
 def reinforced(rank: Rank, model: Path, num_steps: int, **algo: Any) -> list[dict[str, float]]:
     trainer = start(rank, model, **algo)
     samples = with_own_logprobs(trainer, recorded())
-    return [trainer.train_rl(packed(trainer, samples, steps=num_steps), step) for step in range(3)]
+    return [trainer.train(packed(trainer, samples, steps=num_steps), step, "rl") for step in range(3)]
 
 
 def with_own_logprobs(trainer: Any, samples: list[Any]) -> list[Any]:
     """The samples as an engine would have recorded them that holds exactly the trainer's weights."""
-    from slime.train.compat import cpu_stands_in_for_cuda
+    from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.train.local_batch import local_micro_batches
     from slime.train.step import score
 
@@ -114,7 +113,7 @@ def with_own_logprobs(trainer: Any, samples: list[Any]) -> list[Any]:
     for micro, (logprobs, _) in zip(batch.micro_batches[0], scores, strict=True):
         for number, start_, end in zip(micro.sample_ids, micro.cu_seqlens, micro.cu_seqlens[1:], strict=False):
             own = logprobs[start_ : end - 1][-samples[number].num_response_tokens :].numpy()
-            found[number] = dataclasses.replace(samples[number], rollout_logprobs=own)
+            found[number] = samples[number].with_columns(rollout_logprobs=own)
     return found
 
 
@@ -137,9 +136,9 @@ def with_stale_tokens(rank: Rank, model: Path) -> list[dict[str, float]]:
         samples = []
         for sample in with_own_logprobs(trainer, recorded()):
             current = (np.arange(sample.num_response_tokens) % every).astype(np.float32)
-            own = sample.rollout_logprobs + np.where(current, off, 3.0).astype(np.float32)
-            samples.append(dataclasses.replace(sample, rollout_logprobs=own, is_current=current))
-        found.append(trainer.train_rl(packed(trainer, samples), 0))
+            own = sample.columns["rollout_logprobs"] + np.where(current, off, 3.0).astype(np.float32)
+            samples.append(sample.with_columns(rollout_logprobs=own, is_current=current))
+        found.append(trainer.train(packed(trainer, samples), 0, "rl"))
     return found
 
 
@@ -167,9 +166,9 @@ def at_a_temperature(rank: Rank, model: Path) -> dict[str, Any]:
     trainer.optimizer.megatron.step = lambda: (True, 0.0, None)
     samples = with_transformers_logprobs(recorded(), 0.7)
     (batch,) = packed(trainer, recorded())
-    before = trainer.train_sft(batch, 0)["loss"]
-    found = trainer.train_rl(packed(trainer, samples, steps=2), 0)
-    return {"rl": found, "sft": [before, trainer.train_sft(batch, 0)["loss"]]}
+    before = trainer.train([batch], 0, "sft")["loss"]
+    found = trainer.train(packed(trainer, samples, steps=2), 0, "rl")
+    return {"rl": found, "sft": [before, trainer.train([batch], 0, "sft")["loss"]]}
 
 
 def test_reinforcement_learning_is_at_the_sampling_temperature_and_supervision_at_one(results: dict[str, Any]) -> None:
@@ -179,7 +178,7 @@ def test_reinforcement_learning_is_at_the_sampling_temperature_and_supervision_a
     assert found["rl"]["kl"] == 0
     assert found["rl"]["ratio_mean"] == pytest.approx(1, abs=1e-6)
     samples = with_transformers_logprobs(recorded(), 1.0)
-    of_loss = [sample.rollout_logprobs[sample.loss_mask == 1] for sample in samples]
+    of_loss = [sample.columns["rollout_logprobs"][sample.loss_mask == 1] for sample in samples]
     assert found["sft"] == pytest.approx([-np.concatenate(of_loss).mean()] * 2, abs=1e-5)
 
 
@@ -188,7 +187,7 @@ def kl_from_start(rank: Rank, model: Path) -> tuple[list[float], bool]:
 
     trainer = start(rank, model, kl_coef=0.5)
     batches, before = packed(trainer, recorded()), copy_weights(trainer.model.modules)
-    kls = [trainer.train_rl(batches, step)["kl"] for step in range(3)]
+    kls = [trainer.train(batches, step, "rl")["kl"] for step in range(3)]
     reference = trainer.reference[0]
     return kls, all((reference[name] == tensor).all() for name, tensor in before[0].items())
 
@@ -203,7 +202,7 @@ def test_kl_against_the_reference_grows_from_zero(results: dict[str, Any]) -> No
 def kl_without_a_penalty(rank: Rank, model: Path) -> list[dict[str, float]]:
     trainer = start(rank, model, kl_coef=0.0)
     batches = packed(trainer, recorded())
-    return [trainer.train_rl(batches, step) for step in range(2)]
+    return [trainer.train(batches, step, "rl") for step in range(2)]
 
 
 def test_the_divergence_is_measured_without_a_penalty(results: dict[str, Any]) -> None:
@@ -216,10 +215,10 @@ def spoilt_step(rank: Rank, model: Path) -> tuple[str, bool]:
     from slime.train.reference import copy_weights
 
     trainer = start(rank, model)
-    spoilt = dataclasses.replace(recorded()[0], advantages=np.full_like(recorded()[0].advantages, np.nan))
+    spoilt = recorded()[0].with_columns(advantages=np.full_like(recorded()[0].columns["advantages"], np.nan))
     before = copy_weights(trainer.model.modules)[0]
     with pytest.raises(SlimeError) as refused:
-        trainer.train_rl(packed(trainer, [spoilt, *recorded()[1:]]), 7)
+        trainer.train(packed(trainer, [spoilt, *recorded()[1:]]), 7, "rl")
     after = copy_weights(trainer.model.modules)[0]
     return str(refused.value), all((before[name] == after[name]).all() for name in before)
 
@@ -235,7 +234,7 @@ def stages(rank: Rank, model: Path) -> list[tuple[str, float, int]]:
     trainer = start(rank, model)
     batches, seen = packed(trainer, recorded()), []
     for step in range(4):
-        values = trainer.train_sft(batches[0], step) if step < 2 else trainer.train_rl(batches, step)
+        values = trainer.train(batches, step, "sft") if step < 2 else trainer.train(batches, step, "rl")
         steps = {group["step"] for adam in trainer.optimizer.adams() for group in adam.param_groups}
         seen.append((trainer.optimizer.stage, values["lr"], *steps))
     return seen

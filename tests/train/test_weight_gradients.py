@@ -61,5 +61,5 @@ def _gradients(rank: Rank, folder: Path, fused: bool, overlap: bool) -> dict[str
     trainer.init_weights()
     (batch,) = pack(recorded_samples(8, 96), num_dp=1, align=1, max_tokens=150, loss_mean=LossMean.token)
     assert len(batch.micro_batches[0]) > 1
-    trainer.train_rl([batch], 0)
+    trainer.train([batch], 0, "rl")
     return {name: p.main_grad.numpy().copy() for name, p in trainer.model.modules[0].named_parameters()}

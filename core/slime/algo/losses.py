@@ -99,3 +99,16 @@ def kl_penalty(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
         case KlEstimator.low_var_kl:
             bounded = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
             return (torch.expm1(-bounded) + bounded).clamp(max=MAX_KL)
+
+
+def unbiased_kl(penalty: Tensor, log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
+    """`kl_penalty` times r = pi / pi_old, so that over samples of pi_old it has the gradient of KL(pi || pi_ref).
+
+    k1 and k3 have it with the gradient of r, by the product rule (DeepSeek-AI 2025, arXiv 2512.02556, section 3.1). k2
+    has it without: its own gradient is right over samples of pi, which is what r makes of those of pi_old.
+
+    Args:
+        log_ratio: log pi(token) - log pi_old(token); carries the gradient.
+    """
+    ratio = bounded_ratio(log_ratio)
+    return (ratio.detach() if estimator is KlEstimator.k2 else ratio) * penalty

@@ -1,6 +1,6 @@
 """The two Ray actors of a run, a process each: a trainer rank and the keeper of one SGLang engine.
 
-Both are thin: everything they do lives in `slime.train` and `slime.rollout`. What an actor prints goes to its own log
+Both are thin: everything they do lives in `slime.train` and `slime.engines`. What an actor prints goes to its own log
 in the run directory, and SIGUSR1 makes it write its stacks beside it.
 """
 
@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import socket
 import sys
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from slime.checkpoints import examine
-from slime.config.schema import SlimeConfig
+from slime.engines.scratch import scratch_prefix
 from slime.imports import importing
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, free_port
 from slime.topology.environment import trainer_environment
 from slime.topology.placement import process_name
+from slime.topology.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slime.digest import FileFacts
-    from slime.rollout.engine import End, EngineProcess
-    from slime.rollout.rendezvous import Rendezvous
+    from slime.engines.process import End, EngineProcess
+    from slime.engines.rendezvous import Rendezvous
+    from slime.train.checkpoint import Saving
+    from slime.train.packing import RankLayout
     from slime.train.trainer import Trainer
     from slime.train.usage import Usage
     from slime.types import Batch, Receipt
@@ -46,29 +49,20 @@ class RunInfo:
         on_one_host: nobody outside this host has to reach the actor or its engine.
     """
 
-    cfg: SlimeConfig
+    topology: Topology
     logs: Path
     key: Secret
     mark: str
     on_one_host: bool
 
 
-class RankLayout(NamedTuple):
-    """What the driver has to know of a trainer rank to pack for it; all but the first are the same on every rank."""
-
-    data_parallel_rank: int
-    data_parallel_size: int
-    packing_align: int
-    micro_batch_multiple: int
-    shares_prompts: bool
-
-
 class Actor:
     """What both actors share: log file and environment."""
 
     def __init__(self, run: RunInfo, name: str) -> None:
-        self.run, self.cfg, self.name, self.log = run, run.cfg, name, run.logs / f"{name}.log"
-        os.environ.update(trainer_environment(run.cfg))  # an engine's process gets its own
+        self.run, self.cfg, self.name, self.log = run, run.topology.config, name, run.logs / f"{name}.log"
+        # An engine's process gets its own.
+        os.environ.update(trainer_environment(self.cfg.cluster, self.cfg.train.megatron))
         if run.on_one_host:
             os.environ.update({**LOOPBACK_SETTINGS, **os.environ})
         run.logs.mkdir(parents=True, exist_ok=True)
@@ -117,11 +111,15 @@ class TrainerActor(Actor):
         self.rank, self.world_size = rank, world_size
         self.trainer: Trainer
         self.publisher: Publisher | None = None
+        self.saving: Saving | None = None
 
-    def free_port(self) -> tuple[str, int]:
-        """Where rank 0 may listen for the others."""
+    def meet(self) -> tuple[str, int]:
+        """Where the ranks find each other: host and port where this one may listen. On one host a file that is the
+        user's alone, and 0: torch's store asks nobody who he is."""
         host = self.host()
-        return host, free_port(host)
+        if host != LOOPBACK:
+            return host, free_port(host)
+        return f"{tempfile.mkdtemp(prefix=scratch_prefix(self.run.mark))}/ranks", 0
 
     def device(self) -> str:
         """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
@@ -130,7 +128,10 @@ class TrainerActor(Actor):
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
         with importing():
+            from slime import plugins
+            from slime.plan.flops import attention_length
             from slime.train.megatron import shares_prompts
+            from slime.train.packing import RankLayout
             from slime.train.trainer import Trainer
 
         self.trainer = trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
@@ -140,6 +141,7 @@ class TrainerActor(Actor):
             trainer.packing_align,
             trainer.micro_batch_multiple,
             shares_prompts(self.cfg, trainer.model),
+            attention_length(self.cfg, plugins.load()),
         )
 
     def init_weights(self) -> None:
@@ -148,13 +150,10 @@ class TrainerActor(Actor):
     def snapshot_reference(self) -> None:
         self.trainer.snapshot_reference()
 
-    def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.trainer.train_sft(batch, step)
+    def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
+        return self.trainer.train(batches, step, stage)
 
-    def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
-        return self.trainer.train_rl(batches, step)
-
-    def publish(self, engines: Sequence[Endpoint], version: int, bucket_mb: int | None = None) -> Receipt | None:
+    def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt | None:
         """Gather the weights and hand them to the engines; returns the receipt of those this rank serves.
 
         Args:
@@ -163,8 +162,8 @@ class TrainerActor(Actor):
         from slime.weights.publisher.publisher import Publisher
 
         if self.publisher is None:
-            self.publisher = Publisher(self.cfg, self.trainer, self.host(), engines)
-        return self.publisher.publish(version, bucket_mb or self.cfg.weights.bucket_mb)
+            self.publisher = Publisher(self.run.topology, self.trainer, self.host())
+        return self.publisher.publish(engines, version, bucket_mb or self.cfg.weights.bucket_mb)
 
     def usage(self) -> Usage:
         """The most that this rank's device and process held since it was asked last."""
@@ -181,8 +180,20 @@ class TrainerActor(Actor):
     def onload(self) -> None:
         self.trainer.onload()
 
-    def save(self, folder: Path) -> dict[str, FileFacts]:
-        return self.trainer.save(folder)
+    def begin_save(self, folder: Path) -> None:
+        """Copy everything to the host; a thread of this rank writes it into `folder`."""
+        self.saving = self.trainer.begin_save(folder)
+
+    def has_saved(self) -> bool:
+        """Whether `end_save` returns at once."""
+        assert self.saving is not None, "one was begun"
+        return self.saving.is_done
+
+    def end_save(self) -> dict[str, FileFacts]:
+        """Returns the facts of the files that this rank digested as it wrote them, by name, once they are written."""
+        assert self.saving is not None, "one was begun"
+        saving, self.saving = self.saving, None
+        return saving.wait()
 
     def examine(self, paths: Sequence[Path]) -> list[FileFacts]:
         """This rank's share of reading files whole: every `world_size`-th of them."""
@@ -192,16 +203,18 @@ class TrainerActor(Actor):
         self.trainer.load(folder)
 
     def export_hf(self, source: Path, destination: Path) -> None:
-        """Write the current weights as an HF folder; one that an earlier end of this run left is replaced."""
+        """Write the current weights as an HF folder. One that an earlier end of this run left is replaced when the new
+        one is whole."""
         from slime.weights.megatron.save_hf import save_hf
 
         tensors = self.trainer.export()
         if self.rank == 0:
-            if destination.exists():
-                shutil.rmtree(destination)
-            save_hf(tensors, source, destination, hf=self.trainer.hf, copies=self.trainer.mapping.copies)
+            copies = self.trainer.mapping.copies
+            save_hf(tensors, source, destination, hf=self.trainer.hf, copies=copies, replace=True)
         for _ in tensors:
             pass
+        if self.trainer.model.adapters:
+            self.trainer.save_adapters(destination.with_name("adapter"))
 
 
 class EngineActor(Actor):
@@ -215,20 +228,19 @@ class EngineActor(Actor):
 
     def meet(self) -> Rendezvous:
         """Where the engine's other processes find this one, its first."""
-        from slime.rollout.rendezvous import open_rendezvous
+        from slime.engines.rendezvous import open_rendezvous
 
         return self._meeting.enter_context(open_rendezvous(self.host(), self.run.mark))
 
-    def start(self, model_path: Path, devices: Sequence[str], rendezvous: Rendezvous | None) -> Endpoint:
+    def start(self, devices: Sequence[str], rendezvous: Rendezvous | None) -> Endpoint:
         """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
-        from slime.rollout.engine import EngineProcess
+        from slime.engines.process import EngineProcess
 
         self.process = EngineProcess(
-            self.cfg,
+            self.run.topology,
             self.index,
             self.node_rank,
             rendezvous,
-            model_path=model_path,
             host=self.host(),
             log=self.log,
             devices=devices,
@@ -250,7 +262,7 @@ class EngineActor(Actor):
 
     def end(self) -> End | None:
         """How the server has ended, if it has; one that is about to gets the time to."""
-        from slime.rollout.engine import DYING_S
+        from slime.engines.process import DYING_S
 
         return self.process.end(DYING_S) if self.process else None
 

@@ -5,7 +5,8 @@
     GENERATE  engines' weights, engines' KV cache (the trainers are in host memory)
 
 Only neighbours follow each other, so both sides' KV cache and training state never have to fit at once, and the
-engines keep their weights from one publish to the next. On devices of their own all of it is there all the time.
+engines keep their weights from one publish to the next. On devices of their own, and where both sides fit a device
+together, all of it is there all the time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import time
 
 from slime.cluster.engines import KV_CACHE, WEIGHTS
 from slime.cluster.group import Cluster
-from slime.config.schema import Placement
 
 
 class Turn(enum.IntEnum):
@@ -29,29 +29,29 @@ class DeviceSharing:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._shared = cluster.cfg.cluster.placement is Placement.colocated
+        self._moves = cluster.topology.takes_turns
         self._turn = Turn.TRAIN
         self._residue: dict[str, float] = {}
 
     def for_training(self) -> dict[str, float]:
-        """All of the devices for the trainers. Like the other two: nothing happens if it is so already; returns the
-        seconds it took as a metric, nothing on devices of their own."""
+        """Give the shared devices to the trainers; no-op if they have them. Returns the seconds that took as a metric,
+        no metric where nothing moves."""
         return self._enter(Turn.TRAIN, "onload")
 
     def for_weights(self) -> dict[str, float]:
-        """Weights of both sides, to publish."""
+        """Keep the weights of trainers and engines on the devices, to publish."""
         return self._enter(Turn.PUBLISH, "handover")
 
     def for_saving(self) -> dict[str, float]:
-        """The trainers, to save what they hold, with as little moved as possible."""
+        """Let the trainers save what they hold; moves as little as possible."""
         return self._enter(min(self._turn, Turn.PUBLISH), "handover")
 
     def for_generation(self) -> dict[str, float]:
-        """All of the devices for the engines; returns what the trainers leave behind, too."""
+        """Give the shared devices to the engines; the metrics also say what the trainers leave behind."""
         return self._enter(Turn.GENERATE, "offload") | self._residue
 
     def _enter(self, turn: Turn, phase: str) -> dict[str, float]:
-        if not self._shared:
+        if not self._moves:
             return {}
         start = time.perf_counter()
         while self._turn < turn:

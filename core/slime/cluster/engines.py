@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 from slime.cluster.actors import EngineActor
 from slime.cluster.calls import Calls
 from slime.cluster.watch import Member
-from slime.config.schema import SlimeConfig
+from slime.engines.rendezvous import Rendezvous
 from slime.net import Endpoint
-from slime.rollout.rendezvous import Rendezvous
-from slime.topology.placement import engine_places, engine_ranks, shares_gpus
+from slime.topology.topology import Topology
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 """SGLang's tags of what an engine can release."""
@@ -32,29 +30,60 @@ class Engines:
         endpoints: of each engine, once it is up.
     """
 
-    def __init__(self, calls: Calls, cfg: SlimeConfig, processes: Sequence[Sequence[Member]]) -> None:
-        self._calls, self._cfg, self._processes = calls, cfg, processes
+    def __init__(self, calls: Calls, topology: Topology, processes: Sequence[Sequence[Member]]) -> None:
+        self._calls, self._topology, self._processes = calls, topology, processes
         self._starting: dict[Any, Member] = {}
         self.endpoints: tuple[Endpoint, ...] = ()
 
-    def begin(self, model_path: Path, devices: Sequence[str] = ()) -> None:
+    def begin(self, devices: Sequence[str] = ()) -> None:
         """Start every process; they hold no weights until the first publish.
 
         Args:
             devices: colocated: the CUDA device of each trainer rank. Otherwise Ray has given a process its own.
         """
-        shares = devices_beside(self._cfg, devices)
+        self._shares = shares = devices_beside(self._topology, devices)
         for nodes, meeting, of_engine in zip(self._processes, self._meetings(), shares, strict=True):
             for process, of_process in zip(nodes, of_engine, strict=True):
-                self._starting[process.call(EngineActor.start, model_path, of_process, meeting)] = process
+                self._starting[process.call(EngineActor.start, of_process, meeting)] = process
         self._calls.watch_beside(self._starting, STARTING)
 
     def _meetings(self) -> list[Rendezvous | None]:
         """Where the processes of each engine find each other, if it has several."""
         firsts = [nodes[0] for nodes in self._processes if len(nodes) > 1]
-        limit_s = self._cfg.cluster.start_timeout_s
+        limit_s = self._topology.cluster.start_timeout_s
         met = iter(self._calls.all(firsts, "finding a port", limit_s, EngineActor.meet))
         return [next(met) if len(nodes) > 1 else None for nodes in self._processes]
+
+    def begin_again(self, index: int) -> list[tuple[Any, Any]]:
+        """Stop what is left of an engine's processes, and start all of them.
+
+        Returns:
+            References for each process: to where it is, and to its endpoint.
+        """
+        import ray
+
+        nodes = self._processes[index]
+        for process in nodes:
+            if process.has_died:
+                ray.kill(process.actor)  # of which Ray may not know yet
+                assert process.make, "engines can be made again"
+                process.actor, process.has_died = process.make(), False
+            process.call(EngineActor.stop)
+        meeting = nodes[0].call(EngineActor.meet) if len(nodes) > 1 else None
+        shares = zip(nodes, self._shares[index], strict=True)
+        return [
+            (process.call(EngineActor.check_in), process.call(EngineActor.start, of_process, meeting))
+            for process, of_process in shares
+        ]
+
+    def processes(self, index: int) -> Sequence[Member]:
+        """Of an engine, by `node_rank`."""
+        return self._processes[index]
+
+    def index_of(self, member: Member) -> int | None:
+        """The engine that a process belongs to; None: it is a trainer's."""
+        known = enumerate(self._processes)
+        return next((index for index, nodes in known if member.name in [each.name for each in nodes]), None)
 
     def are_up(self) -> bool:
         """Whether `finish` would return now, or raise."""
@@ -65,13 +94,13 @@ class Engines:
 
     def finish(self) -> None:
         """Wait until every process is up."""
-        answers = iter(self._calls.wait(self._starting, STARTING, self._cfg.cluster.start_timeout_s))
+        answers = iter(self._calls.wait(self._starting, STARTING, self._topology.cluster.start_timeout_s))
         by_engine = [[next(answers) for _ in nodes] for nodes in self._processes]
         self.endpoints = tuple(of_processes[0] for of_processes in by_engine)
 
     def memory(self, action: Literal["release", "resume"], *tags: str) -> None:
         """Have every rank of every engine release or resume the device memory behind SGLang's `tags`."""
-        what, limit_s = f"{action} {' and '.join(tags)} of engines", self._cfg.cluster.hang_timeout_s
+        what, limit_s = f"{action} {' and '.join(tags)} of engines", self._topology.cluster.hang_timeout_s
         method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
         self._calls.all([nodes[0] for nodes in self._processes], what, limit_s, method, *tags)
 
@@ -84,16 +113,16 @@ class Engines:
             ray.wait(stopping, num_returns=len(stopping), timeout=STOP_S)
 
 
-def devices_beside(cfg: SlimeConfig, devices: Sequence[str]) -> list[list[list[str]]]:
+def devices_beside(topology: Topology, devices: Sequence[str]) -> list[list[list[str]]]:
     """Of each engine's processes the devices of the trainer ranks beside it; empty where they share none.
 
     Args:
         devices: of each trainer rank.
     """
-    if not shares_gpus(cfg):
-        return [[[] for _ in nodes] for nodes in engine_places(cfg)]
-    beside = [iter([devices[rank] for rank in ranks]) for ranks in engine_ranks(cfg)]
+    if not topology.shares_gpus:
+        return [[[] for _ in nodes] for nodes in topology.engine_places]
+    beside = [iter([devices[rank] for rank in ranks]) for ranks in topology.engine_ranks]
     return [
         [[next(of_engine) for _ in place.devices] for place in nodes]
-        for of_engine, nodes in zip(beside, engine_places(cfg), strict=True)
+        for of_engine, nodes in zip(beside, topology.engine_places, strict=True)
     ]

@@ -9,98 +9,118 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from slime.cluster.actors import EngineActor, RunInfo, TrainerActor, remote
+from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
-from slime.cluster.launch import Here, ray_everywhere
-from slime.cluster.placement import reserve, this_node
+from slime.cluster.launch import LocalRay, ray_everywhere
+from slime.cluster.placement import Slot, reserve, this_node
 from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
+from slime.config.keys import value_of
 from slime.config.paths import located
-from slime.config.schema import Placement, SlimeConfig
+from slime.config.schema import WeightsConfig
+from slime.events import Subscriber, Waiting
 from slime.net import new_key
-from slime.observe.startup import Startup
-from slime.topology.fp8 import IN_BLOCKS
-from slime.topology.placement import process_name, shares_gpus
+from slime.topology.placement import process_name
+from slime.topology.quantization import folders
+from slime.topology.topology import Topology
+from slime.topology.transport_protocol import StoringTransport
+from slime.weights.transports import transport_of
 
 
 @dataclass
 class Cluster:
     """The run's actors."""
 
-    cfg: SlimeConfig
+    topology: Topology
     calls: Calls
     trainers: TrainerGroup
     engines: Engines
 
-    def start(self, model_path: Path) -> None:
+    def start(self) -> None:
         """Bring trainers up, and let engines start meanwhile, which `engines.finish` waits for; they hold no weights
         until the first publish.
 
-        Colocated engines come first, because they measure the free memory of their devices, and release it again.
+        Colocated engines come first, because they measure the free memory of their devices; where both take turns,
+        they release it again.
         """
-        self.calls.check_in(self.cfg.cluster.start_timeout_s)
-        self.engines.begin(model_path, self.trainers.devices() if shares_gpus(self.cfg) else ())
-        if self.cfg.cluster.placement is Placement.colocated:
+        self.calls.check_in(self.topology.cluster.start_timeout_s)
+        self.engines.begin(self.trainers.devices() if self.topology.shares_gpus else ())
+        if self.topology.cluster.colocated:
             self.engines.finish()
+        if self.topology.takes_turns:
             self.engines.memory("release", KV_CACHE, WEIGHTS)
         self.trainers.start()
 
 
-def _for_actors(cfg: SlimeConfig) -> SlimeConfig:
+def _for_actors(topology: Topology) -> Topology:
     """With the paths that actors read made absolute: those of a Ray that was there before work in its own folder."""
+    cfg = topology.config
     tokenizer = cfg.model.tokenizer and located(cfg.model.tokenizer)
     weights = cfg.model.weights and located(cfg.model.weights)
     model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer, weights=weights)
-    fp8 = cfg.rollout.fp8 if cfg.rollout.fp8 in (None, IN_BLOCKS) else located(cfg.rollout.fp8)
-    return dataclasses.replace(
+    quantized: dict[str, Any] = {key.partition(".")[2]: located(path) for key, path in folders(cfg.rollout).items()}
+    located_config = dataclasses.replace(
         cfg,
         model=model,
-        rollout=dataclasses.replace(cfg.rollout, fp8=fp8),
-        weights=dataclasses.replace(cfg.weights, path=located(cfg.weights.path)),
+        rollout=dataclasses.replace(cfg.rollout, **quantized),
+        weights=_with_located_folder(topology),
     )
+    return dataclasses.replace(topology, config=located_config)
+
+
+def _with_located_folder(topology: Topology) -> WeightsConfig:
+    cfg, transport = topology.config, transport_of(topology.transport)
+    if not isinstance(transport, StoringTransport):
+        return cfg.weights
+    folder: dict[str, Any] = {transport.folder.removeprefix("weights."): located(value_of(cfg, transport.folder))}
+    return dataclasses.replace(cfg.weights, **folder)
 
 
 @contextlib.contextmanager
 def open_cluster(
-    cfg: SlimeConfig,
-    here: Here,
+    topology: Topology,
+    here: LocalRay,
     logs: Path,
-    startup: Startup | None = None,
+    tell: Subscriber = lambda event: None,
     require_ready: Callable[[Collection[str]], None] = lambda nodes: None,
 ) -> Iterator[Cluster]:
     """Have the other hosts join, reserve the devices, create every actor, and take all of it down at the end.
 
     Args:
         logs: folder of the run directory.
-        startup: told what is waited for.
+        tell: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
     """
-    cfg, startup = _for_actors(cfg), startup or Startup(Console(quiet=True))
-    with ray_everywhere(cfg, here, logs) as sessions:
-        slots = reserve(cfg, startup)
+    with ray_everywhere(topology, here, logs) as others:
+        slots = reserve(topology, tell)
         require_ready(slots.nodes)
-        run = RunInfo(cfg, logs, new_key(), here.mark, slots.nodes == {this_node()})
+        run = RunInfo(_for_actors(topology), logs, new_key(), here.mark, slots.nodes == {this_node()})
+
+        def member(name: str, kind: type[Actor], slot: Slot, *place: int) -> Member:
+            make = partial(remote(kind, **slots.options(slot)).remote, run, *place)
+            return Member(name, make(), make)
+
         trainers = [
-            Member(
-                f"trainer-{rank}", remote(TrainerActor, **slots.options(slot)).remote(run, rank, len(slots.trainers))
-            )
+            member(f"trainer-{rank}", TrainerActor, slot, rank, len(slots.trainers))
             for rank, slot in enumerate(slots.trainers)
         ]
         processes = [
-            [
-                Member(process_name(index, rank), remote(EngineActor, **slots.options(slot)).remote(run, index, rank))
-                for rank, slot in enumerate(nodes)
-            ]
+            [member(process_name(index, rank), EngineActor, slot, index, rank) for rank, slot in enumerate(nodes)]
             for index, nodes in enumerate(slots.engines)
         ]
-        waiting = partial(startup.waiting, logs=logs)
-        calls = Calls(trainers, [*chain(*processes)], logs, sessions, not cfg.cluster.ray_address, waiting)
-        engines = Engines(calls, cfg, processes)
+        calls = Calls(
+            trainers,
+            [*chain(*processes)],
+            logs,
+            others,
+            not topology.cluster.ray_address,
+            lambda what, whom: tell(Waiting(what, whom, logs)),
+        )
+        engines = Engines(calls, topology, processes)
         try:
-            yield Cluster(cfg, calls, TrainerGroup(calls, cfg.cluster), engines)
+            yield Cluster(topology, calls, TrainerGroup(calls, topology.cluster), engines)
         finally:
             engines.stop()

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import secrets
-import socket
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import psutil
-
-from slime.cluster.host import Order
+from slime.algo.stages import run_stages
 from slime.cluster.placement import HOST_LABEL
+from slime.cluster.ray_node import RayHere, signals_kept, start_environment, started_our_way
 from slime.cluster.reaper import reaped
-from slime.cluster.ssh import Sessions, sessions
-from slime.config.hostfile import read_hostfile
-from slime.config.schema import ClusterConfig, Device, SlimeConfig
+from slime.cluster.remote_hosts import RemoteHosts, launcher_of
+from slime.config.schema import ClusterConfig, SlimeConfig
+from slime.engines.limits import longest_of
+from slime.engines.scratch import ray_folder
 from slime.errors import SlimeError
 from slime.plan.commands import join
-from slime.rollout.limits import longest_of
-from slime.topology.placement import num_processes
+from slime.topology.launcher import Order, ThisHost
+from slime.topology.topology import Topology
 
 SMALL_CALLS_BYTES = 256 * 2**20
 """Of the object store, for everything but batches; weights never pass through it."""
@@ -33,36 +31,22 @@ TOKEN_BYTES = 45
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Read when Ray is imported, or by its processes."""
 TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-_NOWHERE = 9
-"""A port to name where nothing is sent."""
+RAYLET_PID = "RAY_RAYLET_PID"
 
 
 @dataclass(frozen=True)
-class Own:
-    """This host among those of a hostfile.
-
-    Attributes:
-        number: of its line, counted from 0.
-        address: at which the others reach it; empty if there are none.
-    """
-
-    number: int
-    address: str
-
-
-@dataclass(frozen=True)
-class Here:
+class LocalRay:
     """Ray on this host.
 
     Attributes:
         mark: of the run, in the names of everything temporary.
-        hosts: of the hostfile, this one among them.
-        own: this host among them; None without a hostfile.
+        hosts: that the launcher brings up, this one among them.
+        own: this host among them; None without a launcher.
     """
 
     mark: str
     hosts: Sequence[str]
-    own: Own | None
+    own: ThisHost | None
 
 
 def object_store_bytes(cfg: SlimeConfig) -> int:
@@ -72,31 +56,35 @@ def object_store_bytes(cfg: SlimeConfig) -> int:
     """
     reinforced = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
     num_tokens = max(
-        reinforced * longest_of(cfg.rollout, cfg.rollout.sampling) if cfg.algo.name != "sft" else 0,
+        reinforced * longest_of(cfg.rollout, cfg.rollout.sampling) if run_stages(cfg).reinforces else 0,
         cfg.sft.batch_size * cfg.train.max_tokens_per_micro_batch if cfg.sft.num_steps else 0,
     )
     return SMALL_CALLS_BYTES + int(1.1 * TOKEN_BYTES * num_tokens)  # sequences are padded
 
 
 @contextlib.contextmanager
-def ray_here(cfg: SlimeConfig) -> Iterator[Here]:
+def ray_here(topology: Topology) -> Iterator[LocalRay]:
     """Ray on this host, for a run of which nothing is on the disk yet. All that is started in the block ends with it.
 
     Raises:
-        SlimeError: Ray does not start, or is not there; this host is none of the hostfile's.
+        SlimeError: Ray does not start, or is not there; this host is none of the launcher's.
     """
-    cluster, mark = cfg.cluster, secrets.token_hex(4)
-    hosts = read_hostfile(cluster.hostfile) if cluster.hostfile else []
-    own = find_own(hosts, cluster) if hosts else None
-    processes = num_processes(cfg)
+    cluster, mark = topology.cluster, secrets.token_hex(4)
+    launcher = launcher_of(cluster)
+    hosts = launcher.hosts(cluster) if launcher else []
+    own = launcher.this_host(cluster) if launcher else None
+    processes = topology.num_processes
     num_slots = processes[own.number] if own else sum(processes)
-    with reaped(mark), ray_cluster(cluster, num_slots, object_store_bytes(cfg), own):
-        yield Here(mark, hosts, own)
+    with (
+        reaped(mark) as reaper,
+        ray_cluster(cluster, num_slots, object_store_bytes(topology.config), own, mark=mark, note=reaper.note),
+    ):
+        yield LocalRay(mark, hosts, own)
 
 
 @contextlib.contextmanager
-def ray_everywhere(cfg: SlimeConfig, here: Here, logs: Path) -> Iterator[Sessions]:
-    """Ray on the run's other hosts; yields those that were brought up over ssh, which are none without a hostfile.
+def ray_everywhere(topology: Topology, here: LocalRay, logs: Path) -> Iterator[RemoteHosts]:
+    """Ray on the run's other hosts; yields those that a launcher brought up, which are none without one.
 
     Args:
         logs: folder of the run directory.
@@ -104,107 +92,108 @@ def ray_everywhere(cfg: SlimeConfig, here: Here, logs: Path) -> Iterator[Session
     Raises:
         SlimeError: Ray does not start on some host; each is named.
     """
-    own, processes, store = here.own, num_processes(cfg), object_store_bytes(cfg)
+    cluster, own = topology.cluster, here.own
+    launcher = launcher_of(cluster)
+    if launcher is None:
+        yield RemoteHosts([])
+        return
+    processes, store = topology.num_processes, object_store_bytes(topology.config)
     orders = {
         name: Order(
             number=number,
             mark=here.mark,
-            environment=ENVIRONMENT | {TOKEN: _token()},
+            environment=ENVIRONMENT | start_environment(cluster.start_timeout_s) | {TOKEN: _token()},
             folder="",
-            module="ray.scripts.scripts",
-            arguments=_join(cfg.cluster, number, processes[number], store),
+            module="slime.cluster.ray_node",
+            arguments=[
+                str(cluster.start_timeout_s),
+                here.mark,
+                *_join(cluster, number, processes[number], store),
+            ],
         )
         for number, name in enumerate(here.hosts)
         if own and number != own.number
     }
-    with sessions(orders, logs) as running:
-        running.wait_joined(cfg.cluster.start_timeout_s)
-        try:
-            yield running
-        finally:
-            if orders:
-                _disconnect()
-
-
-def _disconnect() -> None:
-    """Before the other hosts end: Ray prints to the driver's terminal that their raylets died, if they tell in time."""
-    import ray
-
-    ray.shutdown()
+    with launcher.run(orders, logs) as processes_there:
+        remote = RemoteHosts(processes_there)
+        remote.wait_joined(cluster.start_timeout_s)
+        yield remote
 
 
 @contextlib.contextmanager
 def ray_cluster(
-    cluster: ClusterConfig, num_slots: int, store_bytes: int = SMALL_CALLS_BYTES, own: Own | None = None
+    cluster: ClusterConfig,
+    num_slots: int,
+    store_bytes: int = SMALL_CALLS_BYTES,
+    own: ThisHost | None = None,
+    *,
+    mark: str = "",
+    note: Callable[[str], None] = lambda words: None,
 ) -> Iterator[None]:
     """Connect to `cluster.ray_address`, or start Ray on this host with `num_slots` logical CPUs on cpu.
 
     A cluster that is there has the object store that it was started with; Ray's default is 30 % of the memory.
 
     Ray's processes are tied to this one by the kernel (parent-death signal), so none survives a `kill -9` of the
-    driver. Token authentication stays on: a missing token is made for a cluster we start.
+    driver. Token authentication stays on: a missing token is made for a cluster we start. Its logs and sockets lie in
+    a folder that is the user's alone, and go with it.
 
     Args:
         own: this host, if others are to join.
+        mark: of the run, in the name of that folder.
+        note: keeps what is to be said if Ray ends this process.
 
     Raises:
-        SlimeError: Ray does not start, or is not there.
+        SlimeError: Ray does not start, or is not there, or one of its processes on this host has died.
     """
-    for name, value in ENVIRONMENT.items():
+    patience = {} if cluster.ray_address else start_environment(cluster.start_timeout_s)
+    for name, value in (ENVIRONMENT | patience).items():
         os.environ.setdefault(name, value)
+    # Where Ray finds the raylet gone it exits without a word, and where process 1 is the parent it takes that to be so.
+    os.environ[RAYLET_PID] = str(os.getpid())
     import ray
 
     # The workers import this checkout and the environment's plugins by the paths of the driver.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    if cluster.ray_address:
-        options["address"] = cluster.ray_address
-    else:
-        make_token()
-        # Without "local" Ray would join whatever cluster $RAY_ADDRESS or the host's last `ray start` names.
-        options |= {"address": "local", "include_dashboard": False, "object_store_memory": store_bytes}
-        if cluster.device is Device.cpu:
-            options["num_cpus"] = num_slots
-        elif own:
-            options["num_gpus"] = cluster.devices_per_node
-        if own and own.address:
-            options |= {"_node_ip_address": own.address, "labels": {HOST_LABEL: str(own.number)}}
-    try:
-        with _without_onlookers():
-            ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where = cluster.ray_address or "a new local cluster"
-        todo = (
-            "Check `cluster.ray_address` and the token in ~/.ray/auth_token, or leave the address empty to start Ray."
-        )
-        raise SlimeError(f"Ray did not come up: {error}", where=where, todo=todo) from error
-    try:
+    here = RayHere(note)
+    with contextlib.ExitStack() as stack:
+        if cluster.ray_address:
+            starting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            options["address"] = cluster.ray_address
+            todo = "Check it and the token in ~/.ray/auth_token, or leave `cluster.ray_address` empty to start Ray."
+        else:
+            make_token()
+            folder = ray_folder(mark)
+            stack.callback(shutil.rmtree, folder.parent, ignore_errors=True)
+            starting = started_our_way(cluster.start_timeout_s, here)
+            options |= _of_own(cluster, num_slots, store_bytes, own) | {"_temp_dir": str(folder)}
+            todo = "Start the same command again; raise cluster.start_timeout_s if the machine was only slow."
+        stack.callback(here.close)
+        stack.callback(ray.shutdown)
+        stack.enter_context(here.naming_deaths())
+        try:
+            with starting, signals_kept():
+                ray.init(**options)
+        except SlimeError:
+            raise
+        except Exception as error:  # Ray raises these, too
+            where = cluster.ray_address or "a new local cluster"
+            raise SlimeError(f"Ray did not come up: {error}", where=where, todo=todo) from error
+        here.is_up = True
         yield
-    finally:
-        ray.shutdown()
 
 
-@contextlib.contextmanager
-def _without_onlookers() -> Iterator[None]:
-    """Ray that is started in the block has no dashboard, autoscaler or log monitor.
-
-    A run uses none of them. Each is a Python process, and `ray.init` waits for the dashboard's even where it is told to
-    do without: half of Ray's start. It has no other way to say so.
-    """
-    from ray._private import node
-
-    class Node(node.Node):  # type: ignore[misc]
-        def start_api_server(self, **_: object) -> None:
-            self._webui_url = ""
-
-        def start_monitor(self) -> None: ...
-
-        def start_log_monitor(self) -> None: ...
-
-    whole, node.Node = node.Node, Node
-    try:
-        yield
-    finally:
-        node.Node = whole
+def _of_own(cluster: ClusterConfig, num_slots: int, store_bytes: int, own: ThisHost | None) -> dict[str, Any]:
+    """Options of `ray.init` that starts Ray here."""
+    # Without "local" Ray would join whatever cluster $RAY_ADDRESS or the host's last `ray start` names.
+    options = {"address": "local", "include_dashboard": False, "object_store_memory": store_bytes}
+    if not cluster.on_gpus:
+        options["num_cpus"] = num_slots
+    elif own:
+        options["num_gpus"] = cluster.devices_per_node
+    if own and own.address:
+        options |= {"_node_ip_address": own.address, "labels": {HOST_LABEL: str(own.number)}}
+    return options
 
 
 def _join(cluster: ClusterConfig, number: int, num_slots: int, store_bytes: int) -> list[str]:
@@ -215,69 +204,16 @@ def _join(cluster: ClusterConfig, number: int, num_slots: int, store_bytes: int)
     return [*command, f"--object-store-memory={store_bytes}", f"--labels={HOST_LABEL}={number}", "--block"]
 
 
-def find_own(hosts: Sequence[str], cluster: ClusterConfig) -> Own:
-    """This host in the hostfile.
-
-    Raises:
-        SlimeError: it is not among them, or it is not clear at which address the others reach it.
-    """
-    where = str(cluster.hostfile)
-    mine = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    for number, host in enumerate(map(_bare, hosts)):
-        found = _addresses(host)
-        if host not in (socket.gethostname(), socket.getfqdn()) and not (found & mine) and not any(map(_loops, found)):
-            continue
-        if len(hosts) == 1:
-            return Own(number, "")
-        # Debian gives a host's own name the address 127.0.1.1.
-        reachable = sorted(address for address in found & mine if not _loops(address))
-        others = [_bare(other) for other in hosts if _bare(other) != host]
-        if address := next(iter(reachable), None) or _seen_from(others):
-            return Own(number, address)
-        what = f"'{host}' is this host, but not the address at which the others reach it"
-        raise SlimeError(what, where=where, todo=f"Write that address in place of '{host}'.")
-    todo = f"Start slime on one of them, or write '{socket.gethostname()}' into the file."
-    raise SlimeError(f"none of {', '.join(hosts)} is this host", where=where, todo=todo)
-
-
-def _bare(host: str) -> str:
-    """Without the user and port that ssh takes: `user@host`, `ssh://user@host:port`."""
-    return urlsplit(host).hostname or host if host.startswith("ssh://") else host.rpartition("@")[2]
-
-
-def _addresses(host: str) -> set[str]:
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except OSError:  # a name of ~/.ssh/config alone
-        return set()
-
-
-def _loops(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _seen_from(others: Sequence[str]) -> str | None:
-    """The address from which this host would write to another one; nothing is sent."""
-    for address in (address for other in others for address in _addresses(other)):
-        with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as route:
-            route.connect((address, _NOWHERE))
-            return str(route.getsockname()[0])
-    return None
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
 def _token() -> str:
     """The one that Ray found here, in the order in which it looks."""
     if TOKEN in os.environ:
         return os.environ[TOKEN]
-    return Path(os.environ.get(TOKEN_PATH) or _token_file()).expanduser().read_text().strip()
+    return token_file().read_text().strip()
 
 
-def _token_file() -> Path:
-    return Path.home() / ".ray/auth_token"
+def token_file() -> Path:
+    """Where Ray looks for its token if the environment does not hold it."""
+    return Path(os.environ.get(TOKEN_PATH) or Path.home() / ".ray/auth_token").expanduser()
 
 
 def make_token() -> None:
@@ -285,7 +221,7 @@ def make_token() -> None:
 
     Ray itself would make one that everybody on the host can read.
     """
-    token = _token_file()
+    token = token_file()
     if TOKEN in os.environ or TOKEN_PATH in os.environ or token.exists():
         return
     token.parent.mkdir(mode=0o700, exist_ok=True)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
-from slime.observe.startup import WAITING_S, Startup
-from slime.topology.placement import Place, engine_places, shares_gpus, trainer_places
+from slime.events import Starting, Subscriber
+from slime.observe.startup import WAITING_S
+from slime.topology.placement import HostDevices
+from slime.topology.topology import Topology
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -66,32 +67,40 @@ def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def hosts_of(cfg: SlimeConfig) -> list[int]:
+def on_node(node: str) -> dict[str, Any]:
+    """Ray options that put a task or an actor on one host (Ray's id), where it reserves no CPU."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+def hosts_of(topology: Topology) -> list[int]:
     """The hosts of the topology that a process is on; the i-th has bundle i."""
-    return sorted({place.node for place in [*trainer_places(cfg), *chain(*engine_places(cfg))]})
+    return sorted({place.node for place in topology.places})
 
 
-def slots(cfg: SlimeConfig) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
+def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     """The slot of every trainer rank, and of every engine's processes, by the hosts that the topology gives them.
 
     On a shared GPU Ray counts the trainer rank alone; the engine's process learns of its devices when it starts.
     """
-    on_cpu, shared = cfg.cluster.device is Device.cpu, shares_gpus(cfg)
-    trainers, engines = trainer_places(cfg), engine_places(cfg)
-    hosts = hosts_of(cfg)
+    hosts = hosts_of(topology)
 
-    def slot(place: Place, num_gpus: int) -> Slot:
-        return Slot(hosts.index(place.node), 1.0, 0.0 if on_cpu else float(num_gpus))
+    def slot(place: HostDevices, num_gpus: int) -> Slot:
+        return Slot(hosts.index(place.node), 1.0, float(num_gpus) if topology.cluster.on_gpus else 0.0)
 
     return (
-        [slot(place, 1) for place in trainers],
-        [tuple(slot(place, 0 if shared else len(place.devices)) for place in places) for places in engines],
+        [slot(place, 1) for place in topology.trainer_places],
+        [
+            tuple(slot(place, 0 if topology.shares_gpus else len(place.devices)) for place in places)
+            for places in topology.engine_places
+        ],
     )
 
 
-def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
+def bundles(topology: Topology) -> list[dict[str, float]]:
     """What the run reserves on each of its hosts."""
-    trainers, engines = slots(cfg)
+    trainers, engines = slots(topology)
     wanted: dict[int, dict[str, float]] = {}
     for slot in [*trainers, *chain(*engines)]:
         bundle = wanted.setdefault(slot.bundle, {"CPU": 0.0, "GPU": 0.0})
@@ -100,7 +109,7 @@ def bundles(cfg: SlimeConfig) -> list[dict[str, float]]:
     return [{name: count for name, count in wanted[host].items() if count} for host in sorted(wanted)]
 
 
-def reserve(cfg: SlimeConfig, startup: Startup) -> Slots:
+def reserve(topology: Topology, tell: Subscriber) -> Slots:
     """Reserve every device of the run at once, as soon as others leave them free.
 
     Each host of the topology gets a Ray node of its own, and its processes go there: no engine and no tensor-parallel
@@ -108,7 +117,7 @@ def reserve(cfg: SlimeConfig, startup: Startup) -> Slots:
     which host, unless nodes have the label `slime-host` with its number, and which of a node's devices is which.
 
     Args:
-        startup: told what is waited for, from the first second.
+        tell: told what is waited for, from the first second.
 
     Raises:
         SlimeError: Ray has too few devices, taken ones included, or they are not free within `start_timeout_s`.
@@ -116,7 +125,7 @@ def reserve(cfg: SlimeConfig, startup: Startup) -> Slots:
     import ray
     from ray.util.placement_group import placement_group, placement_group_table
 
-    wanted, apart = bundles(cfg), cfg.cluster.device is not Device.cpu
+    wanted, apart = bundles(topology), topology.cluster.on_gpus
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if not suffices([node["Resources"] for node in nodes], wanted, apart=apart):
         raise _lacking(wanted, nodes, 0.0)
@@ -124,19 +133,20 @@ def reserve(cfg: SlimeConfig, startup: Startup) -> Slots:
     group = placement_group(
         wanted,
         strategy="STRICT_SPREAD" if apart else "SPREAD",
-        bundle_label_selector=[{HOST_LABEL: str(host)} for host in hosts_of(cfg)] if labelled else None,
+        bundle_label_selector=[{HOST_LABEL: str(host)} for host in hosts_of(topology)] if labelled else None,
     )
-    limit_s, started = cfg.cluster.start_timeout_s, time.monotonic()
+    limit_s, started = topology.cluster.start_timeout_s, time.monotonic()
     told = started - WAITING_S
     while not group.wait(POLL_S):
         now = time.monotonic()
         if now >= told + WAITING_S:
             told = now
             free = f"free are {_amounts(ray.available_resources())} of {_amounts(ray.cluster_resources())}"
-            startup.say(f"waiting for {_hosts(wanted)}, free at once; {free}; gives up after {limit_s:g} s")
+            waiting = f"waiting for {_hosts(wanted)}, free at once; {free}; gives up after {limit_s:g} s"
+            tell(Starting(waiting))
         if now >= started + limit_s:
             raise _lacking(wanted, nodes, limit_s)
-    trainers, engines = slots(cfg)
+    trainers, engines = slots(topology)
     found = frozenset(placement_group_table(group)["bundles_to_node_id"].values())
     return Slots(group, tuple(trainers), tuple(engines), found)
 

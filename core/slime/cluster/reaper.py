@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from slime.rollout.remains import clear_all
+from slime.engines.scratch import RAY_PREFIX, clear_all
 
 LOOK_S = 1.0
 """How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""
@@ -27,12 +27,26 @@ GRACE_S = 3.0
 POLL_S = 0.05
 _MARK = "SLIME_RUN_MARK"
 """Environment variable that what is started in the block inherits."""
-_END = b"."
+_END = b"\0"
 """What the driver says at the end of the block; the kernel, which closes its end when it dies, says nothing."""
 
 
+class Reaper:
+    """The process that outlives this one."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def note(self, words: str) -> None:
+        """What it prints, in place of its own words, if this process vanishes; empty: nothing."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{words}\n".encode())
+            self._process.stdin.flush()
+
+
 @contextlib.contextmanager
-def reaped(mark: str) -> Iterator[None]:
+def reaped(mark: str) -> Iterator[Reaper]:
     """Have all that this process starts in the block gone soon after the block or the process ends.
 
     Args:
@@ -43,7 +57,7 @@ def reaped(mark: str) -> Iterator[None]:
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     os.environ[_MARK] = mark
     try:
-        yield
+        yield Reaper(reaper)
     finally:
         del os.environ[_MARK]
         reaper.communicate(_END)
@@ -58,21 +72,37 @@ def main(mark: str, driver: int, *before: int) -> None:
         before: of those that the driver had started before the block. They are its own business, unless it is gone.
     """
     family: set[psutil.Process] = set()
-    while not select.select([sys.stdin], [], [], LOOK_S)[0]:
-        family = {process for process in family if process.is_running()} | _descendants(driver)
-    if os.read(sys.stdin.fileno(), 1) == _END:
+    told = b""
+    while not told.endswith(_END):
+        if select.select([sys.stdin], [], [], LOOK_S)[0]:
+            if not (words := os.read(sys.stdin.fileno(), 1 << 16)):
+                break
+            told += words
+        else:
+            family = {process for process in family if process.is_running()} | _descendants(driver)
+    if is_orderly := told.endswith(_END):
         family = {process for process in family if process.pid not in before}
     for _ in range(2):  # one that ends in the first round may have started another meanwhile
-        alive = left(family | _marked(mark), GRACE_S)
+        alive = wait_until_gone(family | _marked(mark), GRACE_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        left(alive, GRACE_S)
+        wait_until_gone(alive, GRACE_S)
     clear_all(mark)
+    if not is_orderly:
+        _tell(driver, told.decode(errors="replace"))
 
 
-def left(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
-    """Who is alive when the time is over, or nobody, as soon as that is so."""
+def _tell(driver: int, notes: str) -> None:
+    """Its last words for a driver that had no time for any."""
+    gone = f"slime: the run's process (pid {driver}) ended without a word: it was killed, or Ray ended it"
+    words = notes.splitlines()[-1] if notes else f"{gone}. Start the same command again to resume."
+    if words:
+        sys.stderr.write(f"{words}\n")
+
+
+def wait_until_gone(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
+    """Wait for processes to end, at most `timeout_s` seconds; returns those that are still alive."""
     deadline = time.monotonic() + timeout_s
     while (family := {process for process in family if _is_alive(process)}) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -80,8 +110,7 @@ def left(family: set[psutil.Process], timeout_s: float) -> set[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """A driver that lives may not have asked yet how its children ended: those are no processes any more, but zombies,
-    which psutil would wait for."""
+    """Zombies count as dead: a living driver may not have reaped them yet."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -89,11 +118,15 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _marked(mark: str) -> set[psutil.Process]:
-    """The processes that were started in the block, whoever their parent is now."""
-    found = set()
+    """The processes that were started in the block, whoever their parent is now. Ray's agents, which write their names
+    over their environment, are known by their logs."""
+    found, logs = set(), f"/{RAY_PREFIX}{mark}-"
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it ended, or is another user's
-            if process.environ().get(_MARK) == mark:
+            is_agent = process.name().startswith("ray::")
+            if process.environ().get(_MARK) == mark or (
+                is_agent and any(logs in file.path for file in process.open_files())
+            ):
                 found.add(process)
     return found
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime.cluster.placement import this_node
-from slime.observe.hang import Seen, look
+from slime.cluster.placement import on_node, this_node
+from slime.observe.hang import StackDump, look
 
 if TYPE_CHECKING:
     from slime.cluster.watch import Member
@@ -24,7 +24,7 @@ _RANK = re.compile(r"(?P<engine>engine-\d+)(-node\d+)?-scheduler-")
 """In the name under which an engine's rank registers, on whichever host."""
 
 
-def take(members: Sequence[Member], logs: Path, why: str) -> list[Seen]:
+def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
     """What every process of the run stands in, on every host; written to `hang.txt` as well, behind what is there.
 
     This host is asked without Ray, which may be what hangs.
@@ -44,32 +44,26 @@ def take(members: Sequence[Member], logs: Path, why: str) -> list[Seen]:
     return seen
 
 
-def _elsewhere(pids: dict[str, list[int]], logs: Path) -> list[Seen]:
+def _elsewhere(pids: dict[str, list[int]], logs: Path) -> list[StackDump]:
     """By a task on each node (Ray's id) of `pids`; a host that does not answer is left out."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked = [
-        ray.remote(look)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False))
-        .remote(of_node, logs)
-        for node, of_node in pids.items()
-    ]
+    asked = [ray.remote(look).options(**on_node(node)).remote(of_node, logs) for node, of_node in pids.items()]
     answered, _ = ray.wait(asked, num_returns=len(asked), timeout=REMOTE_S) if asked else ([], [])
     return [each for answer in answered for each in _result(answer)]
 
 
-def _result(answer: object) -> list[Seen]:
+def _result(answer: object) -> list[StackDump]:
     import ray
 
     try:
-        found: list[Seen] = ray.get(answer)
+        found: list[StackDump] = ray.get(answer)
     except ray.exceptions.RayError:  # the host is gone
         return []
     return found
 
 
-def suspects(seen: Sequence[Seen], pending: Collection[Member]) -> str:
+def suspects(seen: Sequence[StackDump], pending: Collection[Member]) -> str:
     """Who may be to blame, in one line: first who did not answer the signal, then those of whom an answer is due."""
     due = {(member.host, member.pid): member for member in pending}
     unseen = [f"{member} cannot be asked" for key, member in due.items() if key not in {(x.host, x.pid) for x in seen}]
@@ -80,13 +74,13 @@ def suspects(seen: Sequence[Seen], pending: Collection[Member]) -> str:
     return "; ".join(told[:MAX_NAMED]) + more
 
 
-def apart(seen: Sequence[Seen]) -> str:
+def apart(seen: Sequence[StackDump]) -> str:
     """Where the ranks of an engine stand, in a line, if not all in one function; empty if they do, in every engine.
 
     One that waits for the others in a collective and one that hangs both answer a signal: a reader can tell which is
     which.
     """
-    engines: dict[str, list[Seen]] = defaultdict(list)
+    engines: dict[str, list[StackDump]] = defaultdict(list)
     for each in seen:
         if each.stack and (rank := _RANK.match(each.name)):
             engines[rank["engine"]].append(each)
@@ -97,9 +91,9 @@ def apart(seen: Sequence[Seen]) -> str:
     )
 
 
-def _places(ranks: Sequence[Seen]) -> str:
+def _places(ranks: Sequence[StackDump]) -> str:
     """One rank of each place; the rarest place first."""
-    at: dict[str, list[Seen]] = defaultdict(list)
+    at: dict[str, list[StackDump]] = defaultdict(list)
     for each in ranks:
         at[each.innermost].append(each)
     rarest = sorted(at.items(), key=lambda item: len(item[1]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from slime.cluster.actors import RankLayout, TrainerActor
+from slime.cluster.actors import TrainerActor
 from slime.cluster.calls import Calls
 from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
@@ -14,6 +14,7 @@ from slime.net import Endpoint
 from slime.types import Batch, Receipt
 
 if TYPE_CHECKING:
+    from slime.train.packing import RankLayout
     from slime.train.usage import Usage
 
 P = ParamSpec("P")
@@ -39,7 +40,7 @@ class TrainerGroup:
     def start(self) -> None:
         """Join all ranks and build the model on them."""
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
-        (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.free_port)
+        (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)
         self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
 
     def init_weights(self) -> None:
@@ -48,17 +49,29 @@ class TrainerGroup:
     def snapshot_reference(self) -> None:
         self._all(TrainerActor.snapshot_reference)
 
-    def train_sft(self, batch: Batch, step: int) -> dict[str, float]:
-        return self._on_shares(TrainerActor.train_sft, batch.share, step)
+    def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
+        """One step of a stage, an optimizer step a batch.
 
-    def train_rl(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
-        return self._on_shares(TrainerActor.train_rl, lambda rank: [batch.share(rank) for batch in batches], step)
+        The share of a data-parallel rank lies in Ray's store once: all ranks that hold parts of one replica of the
+        model read the same one.
+        """
+        import ray
 
-    def publish(self, engines: Sequence[Endpoint], version: int, bucket_mb: int | None = None) -> Receipt:
-        """Hand the weights to every engine, in buckets of `bucket_mb` (None: `weights.bucket_mb`)."""
+        ranks = range(self.layouts[0].data_parallel_size)
+        shares = [ray.put([batch.share(rank) for batch in batches]) for rank in ranks]
+        calls = {
+            member.call(TrainerActor.train, shares[layout.data_parallel_rank], step, stage): member
+            for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
+        }
+        values = self._calls.wait(calls, f"train_{stage}", self._limits.hang_timeout_s)
+        return on_the_fullest(values, [member.node for member in self._calls.trainers])
+
+    def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt:
+        """Hand the weights to every engine but those that are None, in buckets of `bucket_mb` (None:
+        `weights.bucket_mb`)."""
         receipts = self._all(TrainerActor.publish, engines, version, bucket_mb)
         receipt = Receipt.merged([receipt for receipt in receipts if receipt])
-        assert sorted(receipt.engines) == sorted(map(str, engines)), "every engine has its publisher"
+        assert sorted(receipt.engines) == sorted(map(str, filter(None, engines))), "every engine has its publisher"
         return receipt
 
     def usage(self) -> list[Usage]:
@@ -75,9 +88,18 @@ class TrainerGroup:
     def onload(self) -> None:
         self._all(TrainerActor.onload)
 
-    def save(self, folder: Path) -> dict[str, FileFacts]:
-        """Returns the facts of all files that a rank digested as it wrote them, by name."""
-        written = self._all(TrainerActor.save, folder)
+    def begin_save(self, folder: Path) -> None:
+        """Returns when the ranks have copied what they write into `folder`."""
+        self._all(TrainerActor.begin_save, folder)
+
+    def has_saved(self) -> bool:
+        """Whether `end_save` hardly waits: the first rank, which writes the index of all shards, is done."""
+        ranks, limit_s = self._calls.trainers[:1], self._limits.hang_timeout_s
+        return all(self._calls.all(ranks, "has_saved", limit_s, TrainerActor.has_saved))
+
+    def end_save(self) -> dict[str, FileFacts]:
+        """Waits for the files; returns the facts of all that a rank digested as it wrote them, by name."""
+        written = self._all(TrainerActor.end_save)
         return {name: facts for of_rank in written for name, facts in of_rank.items()}
 
     def load(self, folder: Path) -> None:
@@ -90,23 +112,6 @@ class TrainerGroup:
 
     def export_hf(self, source: Path, destination: Path) -> None:
         self._all(TrainerActor.export_hf, source, destination)
-
-    def _on_shares(
-        self, method: Callable[[TrainerActor, S, int], dict[str, float]], share: Callable[[int], S], step: int
-    ) -> dict[str, float]:
-        """Call `method` with what `share` gives for each data-parallel rank.
-
-        That lies in Ray's store once: all ranks that hold parts of one replica of the model read the same share.
-        """
-        import ray
-
-        shares = [ray.put(share(rank)) for rank in range(self.layouts[0].data_parallel_size)]
-        calls = {
-            member.call(method, shares[layout.data_parallel_rank], step): member
-            for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
-        }
-        values = self._calls.wait(calls, method.__name__, self._limits.hang_timeout_s)
-        return on_the_fullest(values, [member.node for member in self._calls.trainers])
 
     def _all(self, method: Callable[Concatenate[TrainerActor, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """What `method` returns, by rank."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,17 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-import psutil
-
 from slime.cluster.actors import Actor
 from slime.cluster.placement import this_node
-from slime.errors import SlimeError
+from slime.cluster.ray_node import end_of
+from slime.errors import Death
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
 
-    from slime.cluster.ssh import Sessions
-    from slime.rollout.engine import End
+    from slime.cluster.remote_hosts import RemoteHosts
+    from slime.engines.process import End
 
 CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""
@@ -44,21 +41,21 @@ _CRASHES = {
 P = ParamSpec("P")
 
 
-class Death(SlimeError):
-    """A process of the run has ended, and is named."""
-
-
 @dataclass
 class Member:
     """An actor of the run, and where it lives once it has checked in.
 
     Attributes:
         name: such as `trainer-0` or `engine-1`; its log and its stacks are called so.
+        make: another such actor, in the same place.
+        has_died: the actor itself, not only what it keeps.
         node: Ray's id of the host.
     """
 
     name: str
     actor: Any
+    make: Callable[[], Any] | None = None
+    has_died: bool = False
     node: str = ""
     host: str = ""
     pid: int = 0
@@ -71,43 +68,63 @@ class Member:
         return f"{self.name} (pid {self.pid} on {self.host})" if self.pid else self.name
 
 
+Spare = Callable[[Member, Death], bool]
+
+
 class Watch:
     """Asks after every actor again and again: a question to a dead one fails at once, one to a busy one waits.
 
     Args:
         members: the actors.
         logs: the run's, where their last words are.
-        sessions: with the hosts on which Ray was started over ssh.
+        remote: the hosts that a launcher brought up.
         is_own_ray: Ray was started for this run, by this process.
     """
 
-    def __init__(self, members: Sequence[Member], logs: Path, sessions: Sessions, *, is_own_ray: bool) -> None:
+    def __init__(self, members: Sequence[Member], logs: Path, remote: RemoteHosts, *, is_own_ray: bool) -> None:
         nodes = {this_node(), *(member.node for member in members)}
-        self._logs, self._sessions, self._ray = logs, sessions, _Ray(nodes, 0.0 if is_own_ray else RETURN_S)
+        self._logs, self._remote, self._ray = logs, remote, _Ray(nodes, 0.0 if is_own_ray else RETURN_S)
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
-    def fault(self, what: str) -> Death | None:
+    def fault(self, what: str, spare: Spare = lambda member, death: False) -> Death | None:
         """The first death that is found, or None. Returns soon, however many are busy.
 
         Args:
             what: the run does.
+            spare: whether the run goes on without a member that has died; it tells the watch to `leave` that.
         """
-        return self._sessions.fault(what) or self._ray.fault(what) or self._dead_actor(what)
+        return self._remote.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
 
-    def _dead_actor(self, what: str) -> Death | None:
+    def leave(self, members: Sequence[Member]) -> None:
+        """Ask no more after `members`."""
+        names = {member.name for member in members}
+        self._asked = {ref: member for ref, member in self._asked.items() if member.name not in names}
+
+    def join(self, members: Sequence[Member]) -> None:
+        """Ask after `members` from now on."""
+        self.leave(members)
+        self._asked |= {member.call(Actor.ping): member for member in members}
+
+    def _dead_actor(self, what: str, spare: Spare) -> Death | None:
         import ray
 
-        ends = []
+        ends: list[tuple[Member, End]] = []
         answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         for ref in answered:
-            member = self._asked[ref]
+            if (member := self._asked.get(ref)) is None:  # one of an engine that was spared just now
+                continue
             try:
-                ends.append(ray.get(ref))
+                if end := ray.get(ref):
+                    ends.append((member, end))
             except ray.exceptions.RayError as error:
-                return died(member, error, what, self._logs)
+                member.has_died = True
+                death = died(member, error, what, self._logs)
+                if spare(member, death):
+                    continue
+                return death
             del self._asked[ref]
             self._asked[member.call(Actor.ping)] = member
-        return first_end(ends)
+        return first_unspared(ends, spare)
 
 
 class _Ray:
@@ -150,24 +167,13 @@ def _refuses(address: str) -> bool:
 
 
 def _ended(name: str, place: str, address: str, what: str) -> Death:
+    from ray._private import worker
+
     return Death(
-        f"{_end_of_child(name)} while {what}: nothing listens at {address} any more",
+        f"{end_of(worker._global_node, name) or 'has ended'} while {what}: nothing listens at {address} any more",
         where=f"Ray's {name} {place}",
-        todo="Ray's own logs may say why. Start the same command again to resume.",
+        todo="Start the same command again to resume.",
     )
-
-
-def _end_of_child(name: str) -> str:
-    """How this process's child `name` ended, as long as nobody has asked; of others that cannot be known."""
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess, ChildProcessError):
-            if child.name() == name and child.status() == psutil.STATUS_ZOMBIE:
-                result = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                assert result
-                if result.si_code == os.CLD_EXITED:
-                    return f"(pid {child.pid}) ended with exit code {result.si_status}"
-                return f"(pid {child.pid}) was killed by {signal.Signals(result.si_status).name}"
-    return "has ended"
 
 
 def first_end(ends: Iterable[End | None]) -> Death | None:
@@ -177,10 +183,23 @@ def first_end(ends: Iterable[End | None]) -> Death | None:
     comes before one that gave up.
     """
     known = [end for end in ends if end]
-    if not known:
-        return None
-    first = min(known, key=lambda end: (not end.killed, end.at)).error
-    return Death(first.what, where=first.where, todo=first.todo)
+    return _death(min(known, key=_rank)) if known else None
+
+
+def first_unspared(ends: Iterable[tuple[Member, End]], spare: Spare) -> Death | None:
+    """As `first_end`, of the servers without which the run cannot go on."""
+    for member, end in sorted(ends, key=lambda found: _rank(found[1])):
+        if not spare(member, death := _death(end)):
+            return death
+    return None
+
+
+def _rank(end: End) -> tuple[bool, float]:
+    return not end.killed, end.at
+
+
+def _death(end: End) -> Death:
+    return Death(end.error.what, where=end.error.where, todo=end.error.todo)
 
 
 def died(member: Member, error: RayError, what: str, logs: Path) -> Death:

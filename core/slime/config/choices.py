@@ -26,11 +26,10 @@ class Role(enum.Enum):
     decode = "decode"
 
 
-class Transport(enum.Enum):
-    auto = "auto"
-    ipc = "ipc"
-    broadcast = "broadcast"
-    disk = "disk"
+class Publish(enum.Enum):
+    retract = "retract"
+    keep = "keep"
+    abort = "abort"
 
 
 class Resume(enum.Enum):
@@ -44,6 +43,11 @@ class KlEstimator(enum.Enum):
     k2 = "k2"
     k3 = "k3"
     low_var_kl = "low_var_kl"
+
+
+class KlIn(enum.Enum):
+    loss = "loss"
+    reward = "reward"
 
 
 class ControlTokens(enum.Enum):

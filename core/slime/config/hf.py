@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime.config.paths import resolve
+from slime.config.declare import MAX_LAYERS
+from slime.config.paths import exists, resolve
 from slime.errors import SlimeError
 
+if TYPE_CHECKING:
+    from slime.config.schema import ModelConfig
+
 NUM_LAYERS = "num_hidden_layers"
-NUM_MTP_LAYERS = "num_nextn_predict_layers"
+NUM_NEXTN_LAYERS = "num_nextn_predict_layers"
+QUANTIZATION = "quantization_config"
+"""What a published checkpoint says of weights that are quantised."""
+
+
+def config_folder(model: ModelConfig) -> str:
+    """The folder whose config.json describes the model: `model.path`, or the published one while that is missing."""
+    return model.config if model.config is not None and not exists(model.path) else model.path
 
 
 def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
@@ -29,15 +40,23 @@ def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
             raise SlimeError(
                 f"'{key}' is missing", where=str(file), todo="Use the config.json of a decoder-only model."
             )
+    layers = hf[NUM_LAYERS]
+    if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
+        what = f"'{NUM_LAYERS}' must be a number from 1 to {MAX_LAYERS:,}, got {str(layers)[:40]}"
+        raise SlimeError(what, where=str(file), todo="Use the config.json that the model comes with.")
     return hf if num_layers is None else _cut(hf, num_layers, file)
 
 
 def _parse(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise SlimeError("there is no config.json", where=str(file.parent), todo="Set model.path to an HF folder.")
+        raise SlimeError(
+            "there is no config.json",
+            where=str(file.parent),
+            todo="Name a folder that has the model's config.json, as Hugging Face's have.",
+        )
     try:
         hf = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise SlimeError(f"not JSON ({error})", where=str(file), todo="Fetch the file again.") from error
     if not isinstance(hf, dict):
         raise SlimeError("not a JSON object", where=str(file), todo="Fetch the file again.")
@@ -53,8 +72,8 @@ def _cut(hf: dict[str, Any], num_layers: int, file: Path) -> dict[str, Any]:
             todo=f"Choose at most {full}, or leave model.num_layers empty.",
         )
     cut = {key: value[:num_layers] if _per_layer(value, full) else value for key, value in hf.items()}
-    if num_layers < full and hf.get(NUM_MTP_LAYERS):
-        cut[NUM_MTP_LAYERS] = 0
+    if num_layers < full and hf.get(NUM_NEXTN_LAYERS):
+        cut[NUM_NEXTN_LAYERS] = 0
     return {**cut, NUM_LAYERS: num_layers}
 
 

@@ -2,7 +2,7 @@
 
 Megatron-core has some three hundred; many do nothing in slime's layers and trainer, and a key that does nothing is
 refused. Each accepted field is shown by `tests/train/test_fields.py` to change something, or says why it changes no
-number. Fields that a model's bridge gives say what the model is: they are config.json's (`slime.config.check`).
+number. Fields that a model's bridge gives say what the model is: they are config.json's (`slime.compose.check`).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _in_yaml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_SIZE: dict[str, Any] = {"least": 1}
-_STAGES: dict[str, Any] = {"least": 1, "needs": "train.megatron.pipeline_model_parallel_size>1"}
+_SIZE: dict[str, Any] = {"least": 1, "below": 1e5}
+_STAGES: dict[str, Any] = {**_SIZE, "needs": "train.megatron.pipeline_model_parallel_size>1"}
 _EXPERTS = "train.megatron.num_moe_experts"
 _FULL = "train.megatron.recompute_granularity=full"
 _FLEX = "train.megatron.moe_token_dispatcher_type=flex"
@@ -148,7 +148,7 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
     "train.optimizer": {
         "optimizer": Accepted("checkpoints, stages and offloading are written for Adam", **_FIXED, only=("adam",)),
         "use_distributed_optimizer": Accepted("checkpoints and offloading are written for it", **_FIXED, only=(True,)),
-        "lr": Accepted("peak learning rate, 1e-6 unless set", least=0),
+        "lr": Accepted("peak learning rate, 1e-6 unless set", above=0, below=1),
         "min_lr": Accepted("learning rate at the end of the decay", least=0, needs="train.lr_decay!=constant"),
         "weight_decay": Accepted("decoupled (AdamW), 0 unless set; norms and biases have none", least=0),
         "adam_beta1": Accepted("decay of the first moments", least=0, below=1),
@@ -167,7 +167,7 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
         "use_distributed_optimizer": Accepted("checkpoints and offloading are written for it", **_FIXED, only=(True,)),
         "grad_reduce_in_fp32": Accepted("gradients are summed in fp32", **_FIXED, only=(True,)),
         "overlap_grad_reduce": Accepted("speed: gradients are reduced during the last backward pass", **_FIXED),
-        "bucket_size": Accepted("speed: parameters that are reduced at once", **_FIXED, **_SIZE, needs=_OVERLAP),
+        "bucket_size": Accepted("speed: parameters that are reduced at once", **_FIXED, least=1, needs=_OVERLAP),
         "pad_buckets_for_high_nccl_busbw": Accepted("speed: buckets in sizes that NCCL likes", **_FIXED),
     },
 }
@@ -238,30 +238,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "slime is not built on Megatron-FSDP": "*fsdp* *sharding_strategy* suggested_communication_unit_size nccl_ub",
 }
 """Why fields, given by patterns, are refused. What stands nowhere is refused without a reason."""
-
-RENAMED: Mapping[str, str] = {
-    "decoder_first_pipeline_num_layers": "train.megatron.num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "train.megatron.num_layers_in_last_pipeline_stage",
-    "num_virtual_stages_per_pipeline_rank": "train.megatron.virtual_pipeline_model_parallel_size",
-    "moe_enable_deepep": "train.megatron.moe_token_dispatcher_type=flex",
-    "moe_layer_recompute": "train.megatron.recompute_modules=[moe]",
-    "recompute_activations": "train.megatron.recompute_granularity=selective",
-    "moe_extended_tp": "train.megatron.expert_tensor_parallel_size",
-    "accumulate_allreduce_grads_in_fp32": "train.ddp.grad_reduce_in_fp32",
-    "lr_decay_style": "train.lr_decay",
-    "lr_decay_iters": "train.lr_decay_steps",
-    "lr_warmup_iters": "train.lr_warmup_steps",
-    "max_tokens_per_gpu": "train.max_tokens_per_micro_batch",
-    "log_probs_chunk_size": "train.logprob_chunk_tokens",
-    "nsa_prefill_backend": "rollout.sglang.dsa_prefill_backend",
-    "nsa_decode_backend": "rollout.sglang.dsa_decode_backend",
-    "cuda_graph_max_bs": "rollout.sglang.cuda_graph_max_bs_decode",
-    "cuda_graph_bs": "rollout.sglang.cuda_graph_bs_decode",
-    "enable_deepep_moe": "rollout.sglang.moe_a2a_backend=deepep",
-    "enable_ep_moe": "rollout.sglang.ep_size",
-    "server_concurrency": "rollout.max_requests_per_engine",
-}
-"""Names of older versions, of Megatron-LM's command line and of other launchers -> today's key."""
 
 
 def reason_against(field: str) -> str:

@@ -1,12 +1,11 @@
 """Keys that belong to Megatron-core and SGLang: checked against the dataclasses of the versions slime is made for.
 
-Their fields are in a table, `fields.json`, which `python -m slime.tools.fields` reads off the installed sources. To
+Their fields are in a table, `fields.json`, which `python scripts/fields.py` reads off the installed sources. To
 import the classes would take seconds and torch, to parse their sources a third of a second a start.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from slime.config import megatron_fields
-from slime.config.annotations import accepts, in_words, is_value
 from slime.config.keys import FOREIGN
 from slime.config.megatron_fields import ACCEPTED
+from slime.config.renamed import FROM_CONFIG_JSON, renamed
 from slime.errors import SlimeError, nearest
 
 _TRANSFORMER = "core/transformer/transformer_config.py"
@@ -64,7 +63,6 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "tokenizer_worker_num": "SGLang asks for its key only where there is one",
         "grpc_port": "SGLang asks for no key there",
         "device": "it follows `cluster.device`",
-        "enable_memory_saver": "it follows `cluster.placement`",
         "random_seed": "it follows `run.seed`",
         "preferred_sampling_params": "they come from `rollout.sampling` and `eval.sampling`",
         "weight_version": "slime counts weight versions",
@@ -76,25 +74,55 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
 """Keys that slime fills in itself, with where their value comes from."""
 
 
+_LEVELS = ("critical", "error", "warning", "info", "debug")
+CHOICES: Mapping[str, tuple[Any, ...]] = {"log_level": _LEVELS, "log_level_http": _LEVELS}
+"""Values of SGLang's fields that its dataclass leaves out: these are known to Python's logging and to uvicorn."""
+
 TABLE = Path(__file__).parent / "fields.json"
-"""`{"versions": {distribution: version}, "sections": {section: {field: {"type": ..., "choices": [...]}}}}`."""
+"""`{"versions": {distribution: version}, "sections": {section: {field: {"type", "takes", "choices"}}}}`: the type in
+words, the alternatives of `fits` where these are not the words, and the values if the field names them."""
+
+DTYPES = ("fp32", "bf16", "fp16")
+"""Values of a `torch.dtype` field, by Megatron-LM's names (`slime.train.settings` turns them into dtypes)."""
+_SCALARS: Mapping[str, type | tuple[type, ...]] = {
+    "bool": bool,
+    "int": int,
+    "float": (int, float),
+    "str": str,
+    "null": type(None),
+}
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a value of YAML is of a kind: a scalar's name, "dtype", "any", or `{"one of": values}`,
+    `{"list": kinds}`, `{"dict": kinds}` with the kinds of its values."""
+    if isinstance(kind, str):
+        if kind in ("any", "dtype"):
+            return kind == "any" or value in DTYPES
+        return isinstance(value, _SCALARS[kind]) and (kind == "bool" or not isinstance(value, bool))
+    [(form, inside)] = kind.items()
+    if form == "one of":
+        return value in inside
+    items = value.values() if isinstance(value, dict) else value
+    is_form = isinstance(value, {"list": list, "dict": dict}[form])
+    return is_form and all(any(fits(each, item) for each in inside) for item in items)
 
 
 @dataclass(frozen=True)
 class ForeignField:
-    """One field of somebody else's dataclass: its type as written there, and its values if it says them."""
+    """One field of somebody else's dataclass: its type in words, what it takes, and its values if it says them."""
 
     name: str
     type: str
+    takes: tuple[Any, ...]
     choices: tuple[Any, ...] | None = None
 
     def fault(self, value: Any) -> str:
         """Why the value does not fit, empty if it does."""
-        annotation = ast.parse(self.type, mode="eval").body
-        if not is_value(annotation):
+        if not self.takes:
             return f"takes code ({self.type}), which a config cannot give"
-        if not accepts(annotation, value):
-            return f"must be {in_words(annotation)}, got {value!r}"
+        if not any(fits(kind, value) for kind in self.takes):
+            return f"must be {self.type}, got {value!r}"
         if self.choices is not None and value is not None and not self._chosen(value):
             near = nearest(str(value), map(str, self.choices))
             hint = f" (did you mean '{near}'?)" if near else ""
@@ -117,7 +145,12 @@ def _table() -> dict[str, Any]:
 def fields_of(section: str) -> dict[str, ForeignField]:
     """The fields that a pass-through section takes."""
     return {
-        name: ForeignField(name, field["type"], tuple(field["choices"]) if "choices" in field else None)
+        name: ForeignField(
+            name,
+            field["type"],
+            tuple(field.get("takes", field["type"].split(" or "))),
+            tuple(field["choices"]) if "choices" in field else CHOICES.get(name),
+        )
         for name, field in _table()["sections"][section].items()
     }
 
@@ -137,7 +170,7 @@ def check_section(section: str, values: Mapping[str, Any], home: str = "") -> It
         where = f"{home or section}.{key}"
         if key in SET_BY_SLIME[section]:
             yield SlimeError("is not yours to set", where=where, todo=f"Remove it: {SET_BY_SLIME[section][key]}.")
-        elif today := _renamed(key):
+        elif today := renamed(key):
             yield SlimeError("has another name today", where=where, todo=f"Use {today}.")
         elif key not in fields_of(section):
             yield SlimeError(f"{_classes(section)} has no such field", where=where, todo=_elsewhere(section, key))
@@ -150,7 +183,7 @@ def check_section(section: str, values: Mapping[str, Any], home: str = "") -> It
 def _check_accepted(section: str, key: str, value: Any, where: str) -> Iterator[SlimeError]:
     """Whether a field of Megatron-core's is one that does something here, at this value.
 
-    Without a reason against it a field of `train.megatron` may still be the model's own, see `slime.config.check`.
+    Without a reason against it a field of `train.megatron` may still be the model's own, see `slime.compose.check`.
     """
     field = ACCEPTED[section].get(key)
     if field is None:
@@ -164,9 +197,11 @@ def _check_accepted(section: str, key: str, value: Any, where: str) -> Iterator[
 
 def not_accepted(section: str, key: str, where: str) -> SlimeError:
     """The refusal of a field that nothing here is known to heed."""
+    if key in FROM_CONFIG_JSON:
+        return SlimeError("is not yours to set", where=where, todo=meant(key))
     near = nearest(key, ACCEPTED[section])
     todo = f"Remove it, or did you mean '{near}'?" if near else "Remove it; docs/config.md lists what may be set."
-    return SlimeError("is not supported: nothing in slime is known to heed it", where=where, todo=todo)
+    return SlimeError("is not supported: nothing in slime reads it", where=where, todo=todo)
 
 
 def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]:
@@ -175,14 +210,24 @@ def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]
 
 
 def homes_of(key: str) -> list[str]:
-    """Dotted keys that a key without its section may be meant for: its name of today, or the sections that take it."""
-    today = _renamed(key)
-    return [today] if today else [f"{section}.{key}" for section in FOREIGN if key in settable(section)]
+    """Dotted keys that a key without its section may be meant for: its name of today, or the sections that take it.
+
+    Command lines write `--sglang-log-level` for a field of SGLang's.
+    """
+    if today := renamed(key):
+        return [today]
+    plain = key.strip("-").replace("-", "_")
+    sections = ["rollout.sglang"] if plain.startswith("sglang_") else FOREIGN
+    field = plain.removeprefix("sglang_")
+    return [f"{section}.{field}" for section in sections if field in settable(section)]
 
 
-def _renamed(key: str) -> str | None:
-    """Today's name of an old one; command lines write it with dashes."""
-    return megatron_fields.RENAMED.get(key.strip("-").replace("-", "_"))
+def meant(name: str) -> str:
+    """What the user of another program's name should do; empty if nobody knows it."""
+    if field := FROM_CONFIG_JSON.get(name.strip("-").replace("-", "_")):
+        return f"Remove it: config.json's {field} is read."
+    homes = homes_of(name)
+    return f"Did you mean '{homes[0]}'?" if homes else ""
 
 
 def settable(section: str) -> Set[str]:

@@ -1,27 +1,63 @@
-"""Paths of the config: ordinary ones, and `pkg://package/sub/file` for files inside an installed package."""
+"""Paths of the config: ordinary ones, `pkg://package/sub/file` for files inside an installed package, and addresses of
+prompt sets that plugins make (hook `slime_prompt_sets`)."""
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 from pathlib import Path
 
-from slime.errors import SlimeError, nearest
+from slime.config.extended import PROMPT_SETS
+from slime.errors import SlimeError, did_you_mean, nearest
 
 SCHEME = "pkg://"
 
 
 def resolve(path: str) -> Path:
     """The existing file or folder that `path` names, absolute; SlimeError with the nearest name if there is none."""
-    found = _in_package(path) if path.startswith(SCHEME) else Path(path).expanduser().absolute()
-    if not found.exists():
+    found = _place(path)
+    if not _is_there(found):
         raise SlimeError(f"there is no '{path}'", where=_missing_part(found), todo=_neighbours(found))
     return found
 
 
-def exists(path: str) -> bool:
-    """Whether `path` names a file or folder that is there; False also where its package is not installed."""
+def _is_there(path: Path) -> bool:
     try:
-        resolve(path)
+        return path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, for instance
+        fault = getattr(error, "strerror", None) or error
+        raise SlimeError(f"'{path.name[:40]}...' cannot be a path: {fault}", todo="Check the path.") from error
+
+
+def resolve_rows(path: str) -> Path:
+    """As `resolve`; a pattern such as `folder/train-*.parquet`, which names nothing itself, stays one, and a plugin
+    makes the file of an address with its scheme.
+
+    Raises:
+        SlimeError: there is no such file or folder, none that matches the pattern, or no such scheme.
+    """
+    scheme, colon, _ = path.partition("://")
+    if colon and not path.startswith(SCHEME):
+        return _by_plugin(scheme, path)
+    found = _place(path)
+    if not glob.has_magic(path) or _is_there(found):
+        return resolve(path)
+    if not glob.glob(str(found), recursive=True):
+        raise SlimeError(f"no file matches '{path}'", todo="Check the pattern.")
+    return found
+
+
+def _by_plugin(scheme: str, address: str) -> Path:
+    if scheme not in PROMPT_SETS:
+        todo = did_you_mean(scheme, ["pkg", *PROMPT_SETS])
+        raise SlimeError(f"no plugin is installed for '{scheme}://'", where=address, todo=todo)
+    return PROMPT_SETS[scheme](address)
+
+
+def exists(path: str) -> bool:
+    """Whether `path` names something that is there; False also where its package is not installed."""
+    try:
+        resolve_rows(path)
     except SlimeError:
         return False
     return True
@@ -30,6 +66,10 @@ def exists(path: str) -> bool:
 def located(path: str) -> str:
     """The same path for a process with another working directory; `pkg://` stays, hosts have packages elsewhere."""
     return path if path.startswith(SCHEME) else str(Path(path).expanduser().absolute())
+
+
+def _place(path: str) -> Path:
+    return _in_package(path) if path.startswith(SCHEME) else Path(path).expanduser().absolute()
 
 
 def _in_package(path: str) -> Path:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime.config.choices import Transport
+from slime.config.declare import DEVICES, Bound, key
+
+AUTO = "auto"
 
 
 @dataclass
 class WeightsConfig:
-    bucket_mb: int = 512
+    bucket_mb: int = key(512, Bound(1, 10**6))
     """MiB of tensors handed to the engines at once while publishing; two such buckets take turns, three where they are
     broadcast."""
-    transport: Transport = Transport.auto
+    transport: str = AUTO
     """ipc: engines map the publisher's memory (colocated GPUs, or cpu on one host); broadcast: a process group of
-    rank 0 and the engines, over NCCL (gloo on cpu); auto: ipc where it can be, else broadcast; disk: by way of files
-    (`docs/publishing.md`)."""
-    num_sources: int = 1
+    rank 0 and the engines, over NCCL (gloo on cpu); auto: ipc where it can be, else broadcast; or the transport of a
+    plugin, such as disk: by way of files (`docs/publishing.md`)."""
+    num_sources: int = key(1, DEVICES)
     """Trainer ranks that broadcast at once, each what it holds of the model (pipeline stage, experts, replica); 1: rank
     0 gathers and sends all. Engines have memory for one bucket more."""
-    path: str = "${run.dir}/${run.name}/weights"
-    """With `transport: disk`, the folder that versions are published in, of this run alone. Every host of the run sees
-    it by the same path."""
-    full_every: int = 20
-    """With `transport: disk`: one version in so many is full, the others are deltas, of what changed since the version
-    before; 1: all are full. Publisher and engines keep a version in host memory where deltas are written."""

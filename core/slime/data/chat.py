@@ -42,11 +42,15 @@ class Chat:
         Raises:
             SlimeError: the template refuses the messages, leaves one out, or does not know a role.
         """
+        self.check_roles(messages, where)
+        return render(self._tokenizer, messages, where, self._data.chat_template_kwargs, prompt=prompt)
+
+    def check_roles(self, messages: Sequence[Message], where: str) -> None:
+        """Raises SlimeError: the template leaves a message out, or does not know a role."""
         shape = tuple((message["role"], bool(message.get("content"))) for message in messages)
         if shape not in self._known:
             self._check_roles(messages, where)
             self._known.add(shape)
-        return render(self._tokenizer, messages, where, self._data.chat_template_kwargs, prompt=prompt)
 
     def admits(self, messages: Sequence[Message], where: str) -> bool:
         """Whether the row may be used; false leaves it out (`data.control_tokens=skip`).
@@ -57,7 +61,7 @@ class Chat:
         if self._data.control_tokens is ControlTokens.allow:
             return True
         for number, message in enumerate(messages, start=1):
-            if found := next((match for text in _texts(message) if (match := self._control.search(text))), None):
+            if found := next((match for text in _texts(message) if (match := self.control.search(text))), None):
                 if self._data.control_tokens is ControlTokens.skip:
                     return False
                 what = f"message {number} holds the control token '{found[0]}'"
@@ -66,7 +70,7 @@ class Chat:
         return True
 
     @cached_property
-    def _control(self) -> re.Pattern[str]:
+    def control(self) -> re.Pattern[str]:
         """Special tokens, and those that open a turn, which not every tokenizer calls special.
 
         Other added tokens (`<think>`, `<tool_call>`) are written by users and models alike.

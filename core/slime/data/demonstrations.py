@@ -1,8 +1,9 @@
-"""Supervised demonstrations: chat messages whose last one, the assistant's answer, is learnt."""
+"""Supervised rows: chat messages whose last one, the assistant's answer, is learnt; or two such answers of a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,26 @@ import numpy as np
 from slime.config.schema import DataConfig
 from slime.data.chat import Chat
 from slime.data.order import EpochOrder
-from slime.data.prompt_rows import conversation
+from slime.data.prompt_rows import conversations
 from slime.data.prompts import refuse_changed_file, report
 from slime.data.rows import Row, read_rows
 from slime.data.tokenize import Tokenizer, encode
 from slime.errors import SlimeError
-from slime.types import TrainSample
+from slime.types import PREFERENCE, TrainSample
 
 
 class DemonstrationSource:
-    """Demonstrations of one file, tokenised and checked whole, taken without end in a seeded order.
+    """Demonstrations, or pairs of answers, of one file, tokenised and checked whole, taken without end in a seeded
+    order.
 
     Args:
-        path: jsonl or parquet with a `messages` column.
+        path: jsonl or parquet with a `messages` column; of pairs with `chosen` and `rejected`.
         tokenizer: with a chat template and an end-of-sequence token.
         seed: decides every epoch's order.
-        max_tokens: limit of a sequence, answer included.
-        data: keywords of the chat template, and what to do with control tokens; the rest is not read.
+        max_tokens: limit of a row's sequences together, answers included.
+        data: keywords of the chat template, what to do with control tokens, and the prompt's column; the rest is not
+            read.
+        pairs: each row has two answers.
 
     Raises:
         SlimeError: from the constructor, naming the first bad row.
@@ -40,34 +44,45 @@ class DemonstrationSource:
         seed: int,
         max_tokens: int,
         data: DataConfig,
+        *,
+        pairs: bool = False,
     ) -> None:
         chat = Chat(tokenizer, data, max_tokens)
         file = read_rows(path)
         self.path, self._content_hash = path, file.content_hash
         rows, prompts, wholes = [], [], []
         for row in file.rows:
-            messages = conversation(row)
-            whole = chat.render(messages, row.where, prompt=False)
-            if len(whole) > chat.max_chars:  # else encoding it may take all memory
-                raise _too_long(row, f"{len(whole)} characters, more than the tokens of", max_tokens)
-            if chat.admits(messages, row.where):
-                rows.append(row)
-                prompts.append(chat.render(messages[:-1], row.where, prompt=True))
-                wholes.append(whole)
+            found = conversations(row, data.prompt_key, pairs=pairs)
+            texts = [chat.render(messages, row.where, prompt=False) for messages in found]
+            for text in texts:
+                if len(text) > chat.max_chars:  # else encoding it may take all memory
+                    raise _too_long(
+                        row, f"the demonstration has {len(text)} characters, more than the tokens of", max_tokens
+                    )
+            if all(chat.admits(messages, row.where) for messages in found):
+                rows += [row] * len(found)
+                prompts += [chat.render(messages[:-1], row.where, prompt=True) for messages in found]
+                wholes += texts
         ids = zip(rows, encode(tokenizer, prompts), encode(tokenizer, wholes), strict=True)
-        self._samples = [_sample(*each, tokenizer.eos_token_id, max_tokens) for each in ids]
-        left_out = {"with control tokens": len(file.rows) - len(rows)}
-        report(path, tokenizer, len(file.rows), left_out, [sample.tokens for sample in self._samples])
+        samples = [_sample(*each, tokenizer.eos_token_id, max_tokens) for each in ids]
+        left_out = {"with control tokens": len(file.rows) - len(rows) // (2 if pairs else 1)}
+        report(path, tokenizer, len(file.rows), left_out, [sample.tokens for sample in samples])
         if not rows:
             raise SlimeError("every row is left out", where=str(path), todo="Give rows without control tokens.")
-        self._order = EpochOrder(len(self._samples), seed, shuffle=True)
+        self._rows = _paired(rows[::2], samples, max_tokens) if pairs else [[sample] for sample in samples]
+        self._order = EpochOrder(len(self._rows), seed, shuffle=True)
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self._rows)
 
     def take(self, count: int) -> list[TrainSample]:
-        """The next `count` demonstrations."""
-        return [self._samples[row] for _, row in self._order.take(count)]
+        """The sequences of the next `count` rows; those of a pair are one attempt, the chosen one first."""
+        taken = [self._rows[row] for _, row in self._order.take(count)]
+        return [
+            replace(sample, attempt=number) if len(row) > 1 else sample
+            for number, row in enumerate(taken)
+            for sample in row
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Position and the file's content hash, as plain values."""
@@ -86,13 +101,28 @@ def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_t
         raise SlimeError(what, where=row.where, todo=todo)
     answer = _answer(whole[len(prompt) :], end_token)
     if len(prompt) + len(answer) > max_tokens:
-        raise _too_long(row, f"{len(prompt) + len(answer)} tokens, more than", max_tokens)
+        raise _too_long(row, f"the demonstration has {len(prompt) + len(answer)} tokens, more than", max_tokens)
     return TrainSample(np.asarray(prompt + answer, dtype=np.int64), np.ones(len(answer), dtype=np.float32))
+
+
+def _paired(rows: Sequence[Row], samples: Sequence[TrainSample], max_tokens: int) -> list[list[TrainSample]]:
+    """Chosen and rejected answers, which stand in turn, row by row."""
+    found = []
+    for row, chosen, rejected in zip(rows, samples[::2], samples[1::2], strict=True):
+        num_tokens = chosen.num_tokens + rejected.num_tokens
+        if num_tokens > max_tokens:
+            raise _too_long(row, f"the pair has {num_tokens} tokens in both conversations, more than", max_tokens)
+        found.append([_preferred(chosen, 1.0), _preferred(rejected, -1.0)])
+    return found
+
+
+def _preferred(sample: TrainSample, sign: float) -> TrainSample:
+    return sample.with_columns(**{PREFERENCE: np.full(sample.num_response_tokens, sign, np.float32)})
 
 
 def _too_long(row: Row, what: str, max_tokens: int) -> SlimeError:
     todo = "Shorten or delete the row, or raise train.max_tokens_per_micro_batch."
-    return SlimeError(f"the demonstration has {what} {max_tokens}", where=row.where, todo=todo)
+    return SlimeError(f"{what} {max_tokens}", where=row.where, todo=todo)
 
 
 def _answer(tokens: list[int], end_token: int) -> list[int]:

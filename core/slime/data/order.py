@@ -22,6 +22,11 @@ class EpochOrder:
         self._epoch = self._position = 0
         self._order = self._epoch_order()
 
+    @property
+    def num_taken(self) -> int:
+        """Rows taken so far."""
+        return self._epoch * self._num_rows + self._position
+
     def take(self, count: int) -> list[tuple[int, int]]:
         """The next `count` pairs (epoch, row index)."""
         return [self._next() for _ in range(count)]

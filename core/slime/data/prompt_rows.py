@@ -13,6 +13,8 @@ from slime.types import Message
 
 MESSAGES_KEY = "messages"
 """Column of demonstrations."""
+ANSWERS = ("chosen", "rejected")
+"""Columns of pairs of answers."""
 _LABEL = "Give every row a label, or set data.label_key=null if the reward needs none."
 
 
@@ -23,11 +25,23 @@ def check_prompts(rows: Sequence[Row], data: DataConfig) -> None:
         SlimeError: the first bad row, by file and line (or row) number.
     """
     for row in rows:
-        if prompt_messages(row, data.prompt_key)[-1]["role"] == "assistant":
+        if asked(row, data)[-1]["role"] == "assistant":
             what = f"'{data.prompt_key}' ends with the assistant's turn, which is to be generated"
             raise SlimeError(what, where=row.where, todo="End the prompt with the turn that is to be answered.")
     if data.label_key is not None:
         _check_labels(rows, data.label_key)
+
+
+def asked(row: Row, data: DataConfig) -> tuple[Message, ...]:
+    """The messages of a row's prompt, behind the system prompt if there is one."""
+    messages = prompt_messages(row, data.prompt_key)
+    if data.system_prompt is None:
+        return messages
+    if messages[0]["role"] == "system":
+        what = "the prompt has a system message of its own, and system_prompt is set"
+        todo = "Leave the system prompt out, or the row's system message."
+        raise SlimeError(what, where=row.where, todo=todo)
+    return {"role": "system", "content": data.system_prompt}, *messages
 
 
 def conversation(row: Row) -> tuple[Message, ...]:
@@ -36,6 +50,40 @@ def conversation(row: Row) -> tuple[Message, ...]:
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         todo = "A demonstration is a conversation whose last message has the role 'assistant'."
         raise SlimeError(f"'{MESSAGES_KEY}' does not end with an assistant's answer", where=row.where, todo=todo)
+    return messages
+
+
+def conversations(row: Row, prompt_key: str, *, pairs: bool) -> list[tuple[Message, ...]]:
+    """What a row has to learn from: one conversation of a demonstration, two of a pair."""
+    return [*pair(row, prompt_key)] if pairs else [conversation(row)]
+
+
+def pair(row: Row, prompt_key: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """The conversations of a pair, which differ in the last message alone: the chosen answer, then the rejected one.
+
+    An answer is text, or the assistant's message in a list, behind the row's prompt; or a list of messages that has
+    the prompt in it.
+    """
+    chosen, rejected = (_answered(row, key, prompt_key) for key in ANSWERS)
+    if chosen[:-1] != rejected[:-1]:
+        todo = "Both have to answer the same prompt; leave the row out, or mend it."
+        raise SlimeError("'chosen' and 'rejected' differ before their last message", where=row.where, todo=todo)
+    if chosen == rejected:
+        raise SlimeError("'chosen' and 'rejected' are the same", where=row.where, todo="Leave the row out.")
+    return chosen, rejected
+
+
+def _answered(row: Row, key: str, prompt_key: str) -> tuple[Message, ...]:
+    value = row[key]
+    if isinstance(value, str):
+        message = {"role": "assistant", "content": value}
+        check_message(message, f"'{key}'", row.where)
+        return *prompt_messages(row, prompt_key), message
+    messages = prompt_messages(row, key)
+    if messages[0]["role"] == "assistant":
+        messages = *prompt_messages(row, prompt_key), *messages
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise SlimeError(f"'{key}' does not end with an assistant's answer", where=row.where, todo="Mend the row.")
     return messages
 
 

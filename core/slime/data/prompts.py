@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slime.config.schema import DataConfig
-from slime.data.chat import Chat
+from slime.data.encoded import encode_prompts
 from slime.data.order import EpochOrder
-from slime.data.prompt_rows import check_prompts, prompt_messages
-from slime.data.rows import Row, read_rows
-from slime.data.tokenize import Tokenizer, encode
+from slime.data.prompt_rows import asked
+from slime.data.rows import read_rows
+from slime.data.tokenize import Tokenizer
 from slime.errors import SlimeError
 from slime.types import Prompt
 
@@ -24,13 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class PromptSet:
-    """Every prompt of one file that fits, tokenised.
+    """Every prompt of a data set that fits, tokenised.
 
     Args:
         data: keys, template keywords and what to do with long prompts; `data.path` is not read.
-        path: the file.
+        path: its file or folder, or a pattern of files.
         tokenizer: with a chat template.
         max_prompt_tokens: limit of a prompt's tokens, generation prompt included.
+        name: of the set (`Prompt.set`).
 
     Attributes:
         content_hash: of the file's bytes.
@@ -38,57 +39,35 @@ class PromptSet:
         num_control: prompts left out because they hold control tokens (`data.control_tokens=skip`).
     """
 
-    def __init__(self, data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int) -> None:
-        chat = Chat(tokenizer, data, max_prompt_tokens)
+    def __init__(
+        self, data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int, name: str = ""
+    ) -> None:
         file = read_rows(path)
-        check_prompts(file.rows, data)
-        self._data, self.content_hash = data, file.content_hash
-        self.num_long = self.num_control = 0
-        rows, texts = [], []
-        for row in file.rows:
-            messages = prompt_messages(row, data.prompt_key)
-            text = chat.render(messages, row.where, prompt=True)
-            if len(text) > chat.max_chars:  # else encoding it may take all memory
-                self._leave_out(row, f"{len(text)} characters, more than the tokens of", max_prompt_tokens)
-            elif chat.admits(messages, row.where):
-                rows.append(row)
-                texts.append(text)
-            else:
-                self.num_control += 1
-        self._rows: list[Row] = []
-        self._tokens: list[array[int]] = []
-        for row, tokens in zip(rows, encode(tokenizer, texts), strict=True):
-            if len(tokens) > max_prompt_tokens:
-                self._leave_out(row, f"{len(tokens)} tokens, more than", max_prompt_tokens)
-            else:
-                self._rows.append(row)
-                self._tokens.append(array("i", tokens))
+        found = encode_prompts(file.rows, data, tokenizer, max_prompt_tokens)
+        self._data, self._name, self.content_hash = data, name, file.content_hash
+        self._rows, self._tokens = found.rows, found.tokens
+        self.num_long, self.num_control = found.num_long, found.num_control
         left_out = {f"longer than {max_prompt_tokens} tokens": self.num_long, "with control tokens": self.num_control}
         report(path, tokenizer, len(file.rows), left_out, self._tokens)
         if not self._rows:
             todo = "Raise rollout.max_prompt_tokens or give other prompts."
             raise SlimeError("every prompt is left out", where=str(path), todo=todo)
 
-    def _leave_out(self, row: Row, what: str, max_prompt_tokens: int) -> None:
-        if not self._data.skip_long_prompts:
-            what = f"the prompt has {what} rollout.max_prompt_tokens={max_prompt_tokens}"
-            todo = "Raise the limit, shorten the prompt, or set data.skip_long_prompts=true to leave such rows out."
-            raise SlimeError(what, where=row.where, todo=todo)
-        self.num_long += 1
-
     def __len__(self) -> int:
         return len(self._rows)
 
     def prompt(self, index: int, epoch: int | str) -> Prompt:
-        """The prompt of the `index`-th row that fits, with id `<epoch>/<line or row number>`."""
+        """The prompt of the `index`-th row that fits, with id `<epoch>/<line or row number>`, behind the name of the
+        set if it has one."""
         row, data = self._rows[index], self._data
         own = {data.prompt_key, data.label_key}
         return Prompt(
-            id=f"{epoch}/{row.number}",
-            messages=prompt_messages(row, data.prompt_key),
+            id="/".join(filter(None, (self._name, str(epoch), str(row.number)))),
+            messages=asked(row, data),
             tokens=tuple(self._tokens[index]),
             label=None if data.label_key is None else row[data.label_key],
             metadata={key: value for key, value in row.values.items() if key not in own},
+            set=self._name,
         )
 
 
@@ -120,17 +99,28 @@ class PromptSource:
         tokenizer: with a chat template.
         seed: decides every epoch's order.
         max_prompt_tokens: limit of a prompt's tokens.
+        name: of the set.
 
     Raises:
         SlimeError: from the constructor, naming the first bad row; nothing has started by then.
     """
 
-    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, max_prompt_tokens: int) -> None:
-        from slime.config.paths import resolve
+    def __init__(
+        self, data: DataConfig, tokenizer: Tokenizer, seed: int, max_prompt_tokens: int, name: str = ""
+    ) -> None:
+        from slime.config.paths import resolve_rows
 
-        self.path = resolve(data.path)
-        self.prompts = PromptSet(data, self.path, tokenizer, max_prompt_tokens)
+        self.path = resolve_rows(data.path)
+        self.prompts = PromptSet(data, self.path, tokenizer, max_prompt_tokens, name)
         self._order = EpochOrder(len(self.prompts), seed, data.shuffle)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def num_taken(self) -> int:
+        """Prompts taken so far."""
+        return self._order.num_taken
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts."""

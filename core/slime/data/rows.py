@@ -1,20 +1,27 @@
-"""Rows of a jsonl or parquet file, each with the line or row number that errors and prompt ids name."""
+"""Rows of jsonl and parquet files, each with the line or row number that errors and prompt ids name."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from slime.data.parquet import parquet_rows
+from slime.data.shards import row_files
 from slime.errors import SlimeError, did_you_mean
+from slime.files import human_bytes
 
-SUFFIXES = (".jsonl", ".parquet")
+MAX_BYTES = 2**32
+"""Memory that the rows of a data set may take, by this count: their bytes, and `VALUE_BYTES` for each value in them."""
+VALUE_BYTES = 64
+"""What Python takes for a value beside its own bytes."""
 MAX_DEPTH = 100
 """Levels of lists and objects in a row: more is damage, and ends in Python's recursion limit somewhere later."""
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -26,7 +33,7 @@ class Row:
     """One record and where it stands.
 
     Attributes:
-        number: 1-based line of a jsonl file, 1-based row of a parquet file.
+        number: 1-based line of a jsonl file, 1-based row of a parquet file; of several files, counted on through all.
         where: `<file> line <number>` or `<file> row <number>`.
         values: column name -> value.
     """
@@ -36,19 +43,26 @@ class Row:
     values: Mapping[str, Any]
 
     def __getitem__(self, key: str) -> Any:
-        """The value of column `key`.
+        """The value of column `key`; `a.b` is the field b of the column a.
 
         Raises:
             SlimeError: the row has no such column; the nearest one is named.
         """
-        if key not in self.values:
-            raise SlimeError(f"the row has no key '{key}'", where=self.where, todo=did_you_mean(key, self.values))
-        return self.values[key]
+        if key in self.values:
+            return self.values[key]
+        found: Any = self.values
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                known = found if isinstance(found, Mapping) and found is not self.values else self.values
+                todo = did_you_mean(part if known is found else key, known)
+                raise SlimeError(f"the row has no key '{key}'", where=self.where, todo=todo)
+            found = found[part]
+        return found
 
 
 @dataclass(frozen=True)
 class RowFile:
-    """A whole file of rows, with the hash of its bytes by which a resume recognises it."""
+    """All rows that a path names, with the hash of the files' bytes by which a resume recognises them."""
 
     path: Path
     content_hash: str
@@ -56,40 +70,80 @@ class RowFile:
 
 
 def read_rows(path: Path) -> RowFile:
-    """Read and parse the whole of `path`.
+    """Read and parse all that `path` names: a file, a folder or a pattern (`slime.data.shards`).
 
     Raises:
-        SlimeError: another suffix than `.jsonl` or `.parquet`, no rows, or a row that does not parse.
+        SlimeError: there are no such files, no rows, more than fits `MAX_BYTES`, or a row that does not parse.
     """
-    _require_suffix(path)
     content_hash = hashlib.blake2b(digest_size=16)
-    rows = tuple((_parquet_rows if path.suffix == ".parquet" else _jsonl_rows)(path, content_hash.update))
+    rows: list[Row] = []
+    room = _Room(str(path))
+    for file in row_files(path):
+        before = rows[-1].number if rows else 0
+        rows += _rows(file, room, content_hash.update, before)
     if not rows:
         raise SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
-    return RowFile(path, content_hash.hexdigest(), rows)
+    return RowFile(path, content_hash.hexdigest(), tuple(rows))
 
 
 def first_rows(path: Path, count: int) -> list[Row]:
-    """The first rows of a jsonl file; none of a parquet file, whose library takes longer to import than a plan may.
+    """The first rows, for a plan; none of a parquet file where its library is not installed, which a plan needs not.
 
     Raises:
         SlimeError: as `read_rows`, of these rows.
     """
-    _require_suffix(path)
-    return [] if path.suffix == ".parquet" else list(islice(_jsonl_rows(path, lambda _: None), count))
+    first = row_files(path)[0]
+    if first.suffix == ".parquet" and find_spec("pyarrow") is None:
+        return []
+    return list(islice(_rows(first, _Room(str(path)), None, 0, count), count))
 
 
-def _require_suffix(path: Path) -> None:
-    if path.suffix not in SUFFIXES:
-        raise SlimeError("not a jsonl or parquet file", where=str(path), todo=f"Use a {' or '.join(SUFFIXES)} file.")
+class _Room:
+    """Memory that is left for values."""
+
+    def __init__(self, where: str) -> None:
+        self._left, self._where = MAX_BYTES, where
+
+    def take(self, num_bytes: int, num_values: int) -> None:
+        """Raises SlimeError if there is none left."""
+        self._left -= num_bytes + VALUE_BYTES * num_values
+        if self._left < 0:
+            what = f"the rows would take more than {human_bytes(MAX_BYTES)} of memory"
+            raise SlimeError(what, where=self._where, todo="Give fewer or shorter rows: a run holds all in memory.")
 
 
-def _jsonl_rows(path: Path, update_hash: Callable[[bytes], None]) -> Iterator[Row]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            update_hash(line)
+def _rows(
+    file: Path, room: _Room, update_hash: Callable[[bytes], None] | None, before: int, most: int | None = None
+) -> Iterator[Row]:
+    """The rows of one file.
+
+    Args:
+        update_hash: called with all bytes of the file; None in a plan.
+        before: rows or lines of the files before it.
+    """
+    if file.suffix == ".jsonl":
+        yield from _jsonl_rows(file, room, update_hash, before)
+        return
+    if update_hash is not None:
+        with file.open("rb") as content:
+            while block := content.read(2**20):
+                update_hash(block)
+    for number, values in enumerate(parquet_rows(file, room.take, most), start=1):
+        yield Row(before + number, f"{file} row {number}", values)
+
+
+def _jsonl_rows(file: Path, room: _Room, update_hash: Callable[[bytes], None] | None, before: int) -> Iterator[Row]:
+    with file.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_BYTES):
+            number += 1
+            if update_hash is not None:
+                update_hash(line)
+            room.take(len(line), sum(map(line.count, (b"[", b"{", b","))))
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)  # as editors on Windows write it
             if line.strip():
-                yield Row(number, where := f"{path} line {number}", _json_object(line, where))
+                yield Row(before + number, where := f"{file} line {number}", _json_object(line, where))
 
 
 def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
@@ -136,22 +190,6 @@ def _torn(error: json.JSONDecodeError, where: str, is_last: bool) -> SlimeError:
     else:
         todo = "Mend or delete the line."
     return SlimeError(f"not valid JSON: {error.msg} at column {error.colno}", where=where, todo=todo)
-
-
-def _parquet_rows(path: Path, update_hash: Callable[[bytes], None]) -> Iterator[Row]:
-    import pyarrow  # late: `slime plan` on a jsonl file needs none of it
-    import pyarrow.parquet
-
-    content = path.read_bytes()
-    update_hash(content)
-    try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content))
-    except pyarrow.ArrowInvalid as error:
-        raise SlimeError(
-            f"not a readable parquet file: {error}", where=str(path), todo="Write the file again."
-        ) from None
-    for number, values in enumerate(table.to_pylist(), start=1):
-        yield Row(number, f"{path} row {number}", values)
 
 
 def kind_of(value: object) -> str:

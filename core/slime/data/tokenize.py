@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 import os
+import resource
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from slime.errors import SlimeError
+from slime.files import human_bytes
 from slime.imports import importing
 from slime.types import Message
 
 Tokenizer = Any
 """A `transformers.PreTrainedTokenizerBase`; transformers is imported late and untyped here."""
-BATCH = 1000
-"""Texts that are encoded at once: while a batch lasts, each token takes some hundred bytes."""
+RENDER_S, RENDER_BYTES = 10.0, 2**31
+"""What one conversation may take of a chat template, which is a program of the checkpoint's."""
+BATCH, OF_A_TEXT = 300_000, 300
+"""Characters that are encoded at once, and how many each text counts beside its own: while a batch lasts, each token
+takes some hundred bytes."""
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Names, in tokenizer_config.json, of the class that takes all it knows from tokenizer.json."""
 
@@ -30,9 +39,7 @@ def import_tokenizers(folder: Path) -> None:
 def _tokenizer_class(folder: Path) -> Any:
     """What reads the folder's tokenizer: `AutoTokenizer`, or, where that would choose the generic class, this class at
     once, whose import takes 2 s less because it leaves out models and torch's compiler."""
-    config = _read_json(folder / "tokenizer_config.json")
-    model_type = _read_json(folder / "config.json").get("model_type")
-    if config.get("tokenizer_class") in GENERIC and "auto_map" not in config and not _has_its_own(model_type):
+    if is_generic(folder):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
@@ -41,10 +48,18 @@ def _tokenizer_class(folder: Path) -> Any:
     return AutoTokenizer
 
 
+def is_generic(folder: Path) -> bool:
+    """Whether tokenizer.json alone says how the folder's tokenizer works. False also where transformers is missing."""
+    config = _read_json(folder / "tokenizer_config.json")
+    model_type = _read_json(folder / "config.json").get("model_type")
+    return config.get("tokenizer_class") in GENERIC and "auto_map" not in config and not _has_its_own(model_type)
+
+
 def _has_its_own(model_type: object) -> bool:
     """Whether transformers has a tokenizer class for this type of model, which may overrule what a checkpoint names."""
     library = importlib.util.find_spec("transformers")
-    assert library is not None, "it is a dependency"
+    if library is None:
+        return True
     assert library.origin is not None, "a package with an __init__.py has one"
     return Path(library.origin).with_name("models").joinpath(f"{model_type}/tokenization_{model_type}.py").exists()
 
@@ -109,22 +124,72 @@ def render(
         prompt: whether the text ends with the opening of the assistant's turn.
 
     Raises:
-        SlimeError: the chat template refuses these messages.
+        SlimeError: the chat template refuses these messages, or has no end.
     """
     from jinja2 import TemplateError
 
     try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **kwargs)
-    except (TemplateError, TypeError, ValueError) as error:  # the last two: a filter met a value that it cannot take
+        with _bounded():
+            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **kwargs)
+    except (_TooLong, MemoryError, RecursionError, OverflowError) as error:
+        reason = str(error) or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
+        todo = f"Use a checkpoint whose template you trust: see chat_template.jinja in {tokenizer.name_or_path}."
+        raise SlimeError(f"the chat template cannot be used: {reason}", where=where, todo=todo) from None
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        # All but the first: a filter met a value that it cannot take.
         todo = "Mend the row's messages, or data.chat_template_kwargs."
         raise SlimeError(f"the chat template refuses the messages: {error}", where=where, todo=todo) from None
     assert isinstance(text, str), "tokenize=False gives text"
     return text
 
 
+class _TooLong(Exception):
+    """A template that goes on and on."""
+
+
+def _stop(number: int, frame: object) -> None:
+    raise _TooLong(f"it takes more than {RENDER_S:g} s of a processor")
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Bound the processor time and the memory of a chat template. Wall-clock time would fail good templates on a busy
+    machine. Only the main thread has signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    own, most = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        used = int(file.read().split()[0]) * mmap.PAGESIZE
+    limits = [limit for limit in (used + RENDER_BYTES, own, most) if limit != resource.RLIM_INFINITY]
+    before = signal.signal(signal.SIGVTALRM, _stop)
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
+    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (own, most))
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     """Token ids of each rendered text; the template has already placed the special tokens."""
-    for start in range(0, len(texts), BATCH):
-        batch = list(texts[start : start + BATCH])
+    for batch in _batches(texts):
         encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
         yield from encoded["input_ids"]
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """All texts, as many at once as `BATCH` allows, and one at least."""
+    batch: list[str] = []
+    left = BATCH
+    for text in texts:
+        size = len(text) + OF_A_TEXT
+        if batch and size > left:
+            yield batch
+            batch, left = [], BATCH
+        batch.append(text)
+        left -= size
+    if batch:
+        yield batch

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime.models.blocks import BuildingBlock
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import Layout, Rule
 from slime.models.rules import Rules
 from slime.models.shapes import Block, Cut, Shape
-from slime.weights.megatron.mapping import Layout, Rule
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
 def rules(vocab_size: int) -> Rules:
     """Token embeddings [vocab_size, hidden]."""
     layout = Layout(num_rows=vocab_size)
-    return (Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), layout),)
+    return BLOCK.state(Rule("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), layout))
 
 
 SHAPES = {
@@ -30,3 +31,4 @@ SHAPES = {
         lambda m: (m["vocab_size"], m["hidden_size"]), Cut.tensor, Block.embedding
     ),
 }
+BLOCK = BuildingBlock(SHAPES)

@@ -21,8 +21,9 @@ from megatron.core.transformer.moe.moe_utils import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-INDEXER_LOSS, LOAD_BALANCING_LOSS, Z_LOSS = "indexer_loss", "load_balancing_loss", "z_loss"
-NAMES = (INDEXER_LOSS, LOAD_BALANCING_LOSS, Z_LOSS)
+from slime.models.traits import Traits
+
+LOAD_BALANCING_LOSS, Z_LOSS = "load_balancing_loss", "z_loss"
 
 
 @runtime_checkable
@@ -43,18 +44,23 @@ class LayerLosses:
     """The losses of all layers of a model, as means over the layers that have them.
 
     Collective over all ranks, as is `collect`'s reader.
+
+    Args:
+        traits: of the model's blocks, which name the losses beside the routers' own.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
-        scales = torch.zeros(len(NAMES), dtype=torch.float64, device=device)
+    def __init__(self, modules: Sequence[nn.Module], traits: Sequence[Traits], device: torch.device) -> None:
+        names = [*(name for trait in traits for name in trait.layer_losses), LOAD_BALANCING_LOSS, Z_LOSS]
+        scales = torch.zeros(len(names), dtype=torch.float64, device=device)
         for module in chain.from_iterable(chunk.modules() for chunk in modules):
             if isinstance(module, HasLosses) and any(parameter.requires_grad for parameter in module.parameters()):
                 for name, coefficient in module.loss_coefficients().items():
-                    scales[NAMES.index(name)] += coefficient
+                    assert name in names, f"{type(module).__name__} adds {name}, which no traits of the model name"
+                    scales[names.index(name)] += coefficient
         dist.all_reduce(scales)
         # Every layer was counted by each rank that shares its pipeline stage.
         scales /= dist.get_world_size() / parallel_state.get_pipeline_model_parallel_world_size()
-        self._scales = {name: scale for name, scale in zip(NAMES, scales.tolist(), strict=True) if scale}
+        self._scales = {name: scale for name, scale in zip(names, scales.tolist(), strict=True) if scale}
 
     def collect(self, num_step_tokens: int, device: torch.device) -> dict[str, Tensor]:
         """This rank's parts of the step's losses, whose sums over ranks are means over tokens; nothing is left."""

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
-from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime.models.linear import device_of
-from slime.models.mtp.module import mtp_block
 from slime.models.output.logprob import logprobs_and_entropy, vocabulary_kernels
 from slime.models.packed.attention import PackedSequences
+
+
+class ExtraHead(Protocol):
+    """A part of the model behind its last layer. Shape letters: s tokens of a rank's sequence shard, t of its
+    context-parallel rank."""
+
+    def model_kwargs(self, config: TransformerConfig) -> Mapping[str, Any]:
+        """Keywords of Megatron's `GPTModel` on the last pipeline stage."""
+
+    def attach(self, model: PolicyModel) -> None:
+        """Add to the model of the last pipeline stage what Megatron has not made of those keywords."""
+
+    def rows(self, model: PolicyModel, hidden: Tensor, packed: PackedSequences, rotary: Tensor | None) -> Tensor | None:
+        """[1, t] that the block's `slime.models.traits.ExtraLoss` is made of; None where the block is not trained.
+
+        Args:
+            hidden: [s, 1, hidden_size] the model's output behind its final norm.
+            rotary: as the model's layers get it.
+        """
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]
     """With labels, the last pipeline stage returns [2, tokens]: log-prob of each label and entropy, in nats.
 
-    In training a multi-token prediction layer adds a row, its log-prob of the label after each: [3, tokens]. Without
-    labels the model returns logits, other stages return hidden states, all as GPTModel does. Parameter names are
-    GPTModel's own.
+    In training the blocks that learn by extra losses add their rows behind these two. Without labels the model returns
+    logits, other stages return hidden states, all as GPTModel does. Parameter names are GPTModel's own.
 
     Args:
         chunk_tokens: tokens whose logits are alive at once.
         entropy_gradient: whether the entropy is part of the loss.
-        mtp_spec: of the model's multi-token prediction layer, which lies on the last pipeline stage. It learns where
-            `config.mtp_num_layers`; otherwise it is only there, frozen.
+        heads: what blocks of the model add behind the last layer (`slime.models.traits.Traits.head`).
 
     Attributes:
         temperature: the scored distribution is softmax(logits / temperature); 1 until the trainer sets it.
@@ -42,14 +58,16 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         *,
         chunk_tokens: int,
         entropy_gradient: bool,
-        mtp_spec: ModuleSpec | None = None,
+        heads: Sequence[ExtraHead] = (),
         **kwargs: Any,
     ) -> None:
-        block = mtp_block(mtp_spec) if mtp_spec and kwargs["post_process"] else None
-        trained = block if config.mtp_num_layers else None  # Megatron-core gives it embeddings of its own
-        super().__init__(config, layer_spec, parallel_output=True, mtp_block_spec=trained, **kwargs)
-        if block and not trained:
-            self.mtp = MultiTokenPredictionBlock(config, block, self.vp_stage).requires_grad_(False)
+        last_heads = tuple(heads) if kwargs["post_process"] else ()
+        for head in last_heads:
+            kwargs |= head.model_kwargs(config)
+        super().__init__(config, layer_spec, parallel_output=True, **kwargs)
+        self.heads = last_heads
+        for head in self.heads:
+            head.attach(self)
         self.chunk_tokens, self.entropy_gradient = chunk_tokens, entropy_gradient
         self.temperature = 1.0
         self.vocabulary_kernels = vocabulary_kernels(device_of(config))
@@ -59,21 +77,21 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             return hidden_states
         if labels is None:
             return self._logits(hidden_states)
-        scores = self._score(hidden_states, labels)
-        packed: PackedSequences = kwargs["packed_seq_params"]
-        if not (self.mtp_process and packed.ahead and torch.is_grad_enabled()):
+        scores = self.score(hidden_states, labels)
+        if not (self.heads and torch.is_grad_enabled()):
             return scores
-        ahead = self.mtp.layers[0].predict(hidden_states, self.embedding, packed, kwargs["rotary_pos_emb"])
-        return torch.cat([scores, self._score(ahead, packed.ahead.labels, with_head=False)[:1]])
+        given = (self, hidden_states, kwargs["packed_seq_params"], kwargs["rotary_pos_emb"])
+        added = [rows for head in self.heads if (rows := head.rows(*given)) is not None]
+        return torch.cat([scores, *added]) if added else scores
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[1, tokens, vocabulary / tp]. Upstream's way there trains a prediction layer, for which it wants labels."""
+        """[1, tokens, vocabulary / tp]. Upstream's way there wants labels where a head is trained by them."""
         tied = self.share_embeddings_and_output_weights
         logits, _ = self.output_layer(hidden, weight=self.shared_embedding_or_output_weight() if tied else None)
         result: Tensor = logits.transpose(0, 1).contiguous()
         return result
 
-    def _score(self, hidden: Tensor, labels: Tensor, *, with_head: bool = True) -> Tensor:
+    def score(self, hidden: Tensor, labels: Tensor, *, with_head: bool = True) -> Tensor:
         """hidden [tokens (/ tp under sequence parallelism), 1, hidden size], labels [1, tokens] -> [2, tokens].
 
         Args:
@@ -86,7 +104,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         # A tied weight gets a second gradient from the embedding, and autograd adds the two up.
-        fused = self.config.gradient_accumulation_fusion and not tied and with_head
+        fused = self.config.gradient_accumulation_fusion and not tied and with_head and weight.requires_grad
         return logprobs_and_entropy(
             hidden[:, 0],
             weight if with_head else weight.detach(),

@@ -5,14 +5,10 @@ A family's mapping is a sum of blocks' rules: `embeddings.rules(...) + decoder.n
 
 from __future__ import annotations
 
-from slime.weights.megatron.mapping import Layout, Rule
+from slime.models.mapping import HF, MEGATRON, Layout, Rule
 
 Rules = tuple[Rule, ...]
 Layers = tuple[int, ...] | None
-
-MEGATRON = "decoder.layers.{layer}."
-HF = "model.layers.{layer}."
-"""What the names of a decoder layer's tensors begin with."""
 
 PLAIN = Layout()
 GATE_UP = Layout(parts=(1, 1))

@@ -1,7 +1,4 @@
-"""What blocks say of the shapes of their parameters. No torch.
-
-`SHAPES` of a block: by Megatron's name, from inside its layer, or whole outside of layers.
-"""
+"""What blocks state of the shapes of their parameters (`slime.models.blocks.BuildingBlock.shapes`). No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ Sizes = Callable[[Model], tuple[int, ...]]
 class Block(enum.Enum):
     embedding = "embedding"
     attention = "attention"
-    indexer = "indexer"
     mlp = "dense MLP"
     router = "router"
     correction = "correction bias"
@@ -38,10 +34,25 @@ class Cut(enum.Enum):
     expert = "expert parallelism, each expert by expert tensor parallelism"
 
 
+EngineShare = Callable[[float, Model, int], float]
+"""Parameters on an engine's rank, from those of the weight, the model and the ranks that share its attention."""
+
+
 class Shape(NamedTuple):
+    """Of one parameter.
+
+    Attributes:
+        in_bf16: engines hold it so, also under `rollout.fp8`.
+        engine_share: how engines share it out, where that does not follow from `block` and `cut`.
+        absorbed: engines keep it once more, in bf16.
+    """
+
     sizes: Sizes
     cut: Cut
     block: Block
+    in_bf16: bool = False
+    engine_share: EngineShare | None = None
+    absorbed: bool = False
 
 
 HIDDEN_NORM = Shape(lambda m: (m["hidden_size"],), Cut.whole, Block.norm)

@@ -6,22 +6,17 @@ three. `post_norm` puts a norm behind the output projection as well (sandwich no
 """
 
 from slime.models.decoder.module import decoder_block, dense_or_moe_layer, transformer_layer
-from slime.models.dsa.module import dsa, sparse_latent_attention
 from slime.models.gqa.module import gqa
 from slime.models.mla.module import mla
 from slime.models.mlp.module import gated_mlp
 from slime.models.moe.module import moe
-from slime.models.mtp.module import mtp_layer
 
 __all__ = [
     "decoder_block",
     "dense_or_moe_layer",
-    "dsa",
     "gated_mlp",
     "gqa",
     "mla",
     "moe",
-    "mtp_layer",
-    "sparse_latent_attention",
     "transformer_layer",
 ]

@@ -1,25 +1,25 @@
 """What a building block asks of the code around the model: trainer, optimizer, packing. No torch.
 
-Bridges state it (`slime.contracts.TraitsBridge`), so that nothing outside `slime.models` knows any block by name.
+Bridges state it (`slime.models.bridge.TraitsBridge`), so that nothing outside `slime.models` knows any block by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
-
-from slime.contracts import HfConfig, ModelBridge, TraitsBridge
 
 if TYPE_CHECKING:
     import numpy as np
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch import Tensor
 
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import TrainConfig
     from slime.models.packed.attention import PackedSequences
-    from slime.types import MicroBatch
+    from slime.models.policy import ExtraHead
+    from slime.segments import Rows
+    from slime.types import MicroBatch, TrainSample
 
 
 class ExtraLoss(Protocol):
@@ -35,7 +35,7 @@ class ExtraLoss(Protocol):
         local: Callable[[np.ndarray], Tensor],
         num_step_tokens: int,
     ) -> None:
-        """Give `packed` what the model reads for it, before a training pass.
+        """Put into `packed.given` what the model reads for it, before a training pass.
 
         Args:
             local: from one number a token of the whole micro-batch to this rank's [t].
@@ -46,51 +46,103 @@ class ExtraLoss(Protocol):
         """Scalar, weighted as the policy's loss is; row: [t], with gradient."""
 
 
+class Recording(Protocol):
+    """What engines note of every token while they compute it, and layers of the block read in training: in
+    `PackedSequences.recorded`. A run has it where `train.routing_replay` asks for it. No torch."""
+
+    name: str
+    """By which it is known on its way."""
+
+    @property
+    def server_fields(self) -> Mapping[str, Any]:
+        """Of SGLang's `ServerArgs`, for an engine that notes it."""
+
+    @property
+    def request_fields(self) -> Mapping[str, Any]:
+        """Of SGLang's request, for an answer that has it."""
+
+    @property
+    def megatron_fields(self) -> Mapping[str, Any]:
+        """Of Megatron's config, for layers that read it."""
+
+    @property
+    def token_bytes(self) -> int:
+        """What travels of a token to the trainers."""
+
+    @property
+    def answer_bytes(self) -> int:
+        """What an engine's answer has of a token."""
+
+    def read(self, meta: Mapping[str, Any], tokens: Sequence[int]) -> Rows | None:
+        """What the `meta_info` of an answer says of the first of these tokens; a row of zeros: nothing that could be
+        replayed. None: it says nothing.
+
+        Raises:
+            SlimeError: it cannot be about these tokens of this model.
+        """
+
+    def problems(self, megatron: Mapping[str, Any], sglang: Mapping[str, Any]) -> Iterable[str]:
+        """Why it cannot be with these fields of an engine group and of `train.megatron`: ends of a sentence."""
+
+
+class Reference(Protocol):
+    """A block's weights and its loss by another implementation, for `slime.testing` alone."""
+
+    def completed(self, model: Any, hf: Mapping[str, Any]) -> Any:
+        """transformers' model of a config.json with the weights of the block, where its class lacks them."""
+
+    def loss_and_gradients(
+        self, hf: Mapping[str, Any], batch: Sequence[TrainSample]
+    ) -> tuple[float, Mapping[str, Any]]:
+        """Of `slime.testing.models.random_model`: the extra loss, as a mean over the batch's loss tokens, and its
+        gradients by HF name, as NumPy arrays."""
+
+
 @dataclass(frozen=True)
 class Traits:
     """Of one building block.
 
     Attributes:
+        name: in messages.
         learns_by: the key of the config that lets the block learn, by a value that is not 0. Without it the block is
-            there, but frozen.
+            there, but frozen. Empty: it learns with the model.
         while_frozen: keywords of Megatron's config that are other ones then.
         config_class: gives the class of Megatron's config that the block's keywords belong to.
-        policy_kwargs: from the bridge and Megatron's config to keywords of `slime.models.policy.PolicyModel`.
+        head: from Megatron's config to what the block adds behind the last layer.
         contiguous: a context-parallel rank gets one run of a sequence. Otherwise it gets an early and a late one, as
             queries cost the more the later they stand.
         refused: fields of Megatron's config that may not be set, and what they would mean.
         extra_loss: gives the loss by which the block learns, weighted by the value of `learns_by`.
+        layer_losses: names of the losses that its layers add (`slime.models.layer_losses`).
+        reference: gives what `slime.testing` compares the block with, beside transformers' own class.
+        recording: what engines note for its layers.
     """
 
-    learns_by: str
+    name: str
+    learns_by: str = ""
     while_frozen: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     config_class: Callable[[], type] | None = None
-    policy_kwargs: Callable[[ModelBridge, TransformerConfig], Mapping[str, Any]] | None = None
+    head: Callable[[TransformerConfig], ExtraHead] | None = None
     contiguous: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     extra_loss: Callable[[], ExtraLoss] | None = None
+    layer_losses: tuple[str, ...] = ()
+    reference: Callable[[], Reference] | None = None
+    recording: Recording | None = None
 
-    def coefficient(self, cfg: SlimeConfig) -> float:
+    def coefficient(self, train: TrainConfig) -> float:
         """The value of `learns_by`; 0 where it is not set."""
-        return coefficient_of(cfg, self.learns_by)
+        return coefficient_of(train, self.learns_by) if self.learns_by else 0.0
 
 
-def coefficient_of(cfg: SlimeConfig, key: str) -> float:
-    """The value of such a key, also of one among Megatron's fields; 0 where it is not set."""
-    from slime.config.keys import value_of  # omegaconf with it, which `slime --help` does without
-
-    section, _, name = key.rpartition(".")
-    values = value_of(cfg, section)
-    value = values.get(name) if isinstance(values, Mapping) else getattr(values, name)
+def coefficient_of(train: TrainConfig, key: str) -> float:
+    """The value of such a key, `train.<name>` or `train.megatron.<name>`; 0 where it is not set."""
+    *_, section, name = key.split(".")
+    value = train.megatron.get(name) if section == "megatron" else getattr(train, name)
     return float(value or 0)
 
 
-def traits_of(bridge: ModelBridge, hf: HfConfig) -> tuple[Traits, ...]:
-    """What the bridge states of a model; nothing if its blocks ask for nothing."""
-    return tuple(bridge.traits(hf)) if isinstance(bridge, TraitsBridge) else ()
-
-
-def extra_losses(cfg: SlimeConfig, traits: Iterable[Traits]) -> list[tuple[ExtraLoss, float]]:
+def extra_losses(train: TrainConfig, traits: Iterable[Traits]) -> list[tuple[ExtraLoss, float]]:
     """The extra losses of the blocks that learn, each with its coefficient, in the order of the rows of scores."""
-    found = [(trait.extra_loss, trait.coefficient(cfg)) for trait in traits if trait.extra_loss]
+    found = [(trait.extra_loss, trait.coefficient(train)) for trait in traits if trait.extra_loss]
     return [(make(), coefficient) for make, coefficient in found if coefficient]

@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.observe.metrics import LOGPROB_DIFF
-from slime.topology.engines import engine_groups
-
-_NAMES = {
-    "gap/weights": "weights in FP8",
-    "gap/experts": "other experts",
-    "gap/activations": "activations in FP8",
-    "gap/rest": "all else",
-}
-_IN_BF16 = "keep more modules in BF16, by the quantization_config of an FP8 folder as rollout.fp8, or raise the alarm"
-_TODO = {
-    "gap/weights": f"This is what E4M3 costs this model: {_IN_BF16}.",
-    "gap/experts": f"Rounding sends tokens to other experts: {_IN_BF16}.",
-    "gap/activations": f"Engines round activations too: {_IN_BF16}.",
-}
+from slime.plugins import load
+from slime.topology.engines import EngineGroup
 
 
-def alarm(cfg: SlimeConfig, values: Mapping[str, float], step: int) -> SlimeError | None:
-    """What is wrong, or None: the mean difference is above `observe.logprob_alarm`.
+def alarm(
+    limit: float | None, groups: Iterable[EngineGroup], values: Mapping[str, float], step: int
+) -> SlimeError | None:
+    """What is wrong, or None: the mean difference is above the limit.
 
     Args:
-        values: metrics of the step, with `gap/...` where the trainer could tell what makes the difference.
+        limit: `observe.logprob_alarm`.
+        groups: of engines.
+        values: metrics of the step, with `gap/...` where an explanation could tell what makes the difference.
     """
-    limit, found = cfg.observe.logprob_alarm, values.get(LOGPROB_DIFF)  # None if all tokens are of older weights
+    found = values.get(LOGPROB_DIFF)  # None if all tokens are of older weights
     if not limit or found is None or found <= limit:
         return None
-    kv_cache = ", ".join(_kv_caches(cfg))
+    kv_cache = ", ".join(_kv_caches(groups))
     what = f"engine and trainer differ by {found:.4f} nats a token, more than observe.logprob_alarm={limit:g}"
     settings = f"their precision{f' (kv_cache_dtype is {kv_cache})' if kv_cache else ''}, rotary and sampling settings"
     todo = f"Compare {settings}; raise the alarm only if the gap is expected."
-    if causes := {name: values[name] for name in _NAMES if name in values}:
-        what += ": " + ", ".join(f"{_NAMES[name]} {value:.4f}" for name, value in causes.items())
-        largest = max(causes, key=lambda name: causes[name])
-        todo = _TODO.get(largest, f"FP8 weights do not explain it: compare {settings}, attention and MoE backends.")
+    causes = {name: cause for chosen in load().explanations for name, cause in chosen.factory().causes.items()}
+    if measured := {name: values[name] for name in causes if name in values}:
+        what += ": " + ", ".join(f"{causes[name].label} {value:.4f}" for name, value in measured.items())
+        todo = causes[max(measured, key=lambda name: measured[name])].todo.replace("{settings}", settings)
     return SlimeError(what, where=f"step {step}", todo=todo)
 
 
-def _kv_caches(cfg: SlimeConfig) -> list[str]:
+def _kv_caches(groups: Iterable[EngineGroup]) -> list[str]:
     """What engines keep keys and values in, where somebody set it."""
-    asked = (str(group.sglang.get("kv_cache_dtype", "auto")) for group in engine_groups(cfg))
+    asked = (str(group.sglang.get("kv_cache_dtype", "auto")) for group in groups)
     return [dtype for dtype in dict.fromkeys(asked) if dtype != "auto"]

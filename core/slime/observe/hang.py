@@ -53,8 +53,8 @@ def register(stack_file: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of one process.
+class StackDump:
+    """Where the threads of one process stand.
 
     Attributes:
         name: under which it registered; empty if it never did.
@@ -99,7 +99,7 @@ def _in_words(frame: re.Match[str] | None) -> str:
     return f"in {frame['name']} ({Path(frame['file']).name}:{frame['line']})" if frame else "outside of Python"
 
 
-def look(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> list[Seen]:
+def look(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> list[StackDump]:
     """The stacks of processes of this host, whatever state they are in.
 
     Args:
@@ -150,10 +150,10 @@ def _wait_for(before: dict[int, int], files: dict[int, Path], answer_s: float) -
             return
 
 
-def _seen(pid: int, file: Path | None, offset: int) -> Seen:
+def _seen(pid: int, file: Path | None, offset: int) -> StackDump:
     stack = file.read_bytes()[offset:].decode(errors="replace").strip() if file else ""
     state, more = ("", "") if stack else _state(pid)
-    return Seen(file.stem if file else "", pid, socket.gethostname(), stack, state, more)
+    return StackDump(file.stem if file else "", pid, socket.gethostname(), stack, state, more)
 
 
 def _state(pid: int) -> tuple[str, str]:

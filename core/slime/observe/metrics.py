@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row a step, written through, never double after a resume; then the trackers get it.
+"""metrics.jsonl: one row a step, written through, never double after a resume.
 
 A row is one flat JSON object: `stage`, `step`, `time` (Unix seconds) and the values by name (`rollout/reward_mean`,
 `loss`, `seconds/generate`, ...). JSON has no NaN: a value that is not finite is written as the string "NaN",
@@ -10,27 +10,30 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Iterator, Mapping
+from io import BytesIO, FileIO
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slime import files
-from slime.contracts import SampleTables
 from slime.errors import SlimeError
+from slime.events import Event, Restored, Step
+from slime.types import RL, SFT
 
 if TYPE_CHECKING:
-    from slime.observe.trackers import Trackers
     from slime.run_dir import RunDir
 
-STAGES = ("sft", "rl")
+STAGES = (SFT, RL)
 """In the order they run; a row's place in the run is (stage, step)."""
 
 REWARD, HELD_OUT, LOSS = "rollout/reward_mean", "eval/reward_mean", "train/loss"
+LENGTH, ENTROPY = "rollout/response_length_mean", "train/entropy"
+REWARD_STD, ZERO_VARIANCE = "rollout/reward_std", "rollout/zero_variance_share"
+TRUNCATED = "rollout/truncated_share"
 TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "train/logprob_diff_mean"
 SAVING = "seconds/checkpoint"
-"""Names that the progress display, the report and the log-prob alarm look for. A checkpoint is saved between two steps;
+"""Names that the progress display, the report and the alarms look for. A checkpoint is saved between two steps;
 its time stands in the row of the later one, and is no part of `seconds/step`."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -43,49 +46,46 @@ log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Writes the metrics of one run.
+    """Writes the metrics of one run, as a subscriber of its events; a context manager that closes the file.
 
     Args:
         run: the run directory, held by this process.
-        trackers: get every row too.
-        resumed: (stage, step) of the checkpoint the run continues from; None starts from nothing. Rows after it move to
-            `logs/metrics-abandoned.jsonl`, because their steps run again.
     """
 
-    def __init__(self, run: RunDir, trackers: Trackers, resumed: Position | None = None) -> None:
-        self._path, self._trackers = run.metrics, trackers
-        with files.disk_errors(self._path):
-            _truncate(run, resumed)
-            # Unbuffered: after a failed write nothing is kept back that a later row would be glued to.
-            self._file = self._path.open("ab", buffering=0)
-        run.hold(self._file, self._path)
-        if resumed:
-            trackers.resume(*resumed)
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._file: FileIO | None = None
 
-    def log(
-        self, stage: str, step: int, values: Mapping[str, float], samples: SampleTables = MappingProxyType({})
-    ) -> None:
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Restored():
+                self._open(event.position)
+            case Step():
+                self._write(event)
+
+    def _open(self, resumed: Position | None) -> None:
+        """Rows after `resumed`, all of them if it is None, move to `logs/metrics-abandoned.jsonl`, because their steps
+        run again."""
+        with files.disk_errors(self._run.metrics):
+            _truncate(self._run, resumed)
+            # Unbuffered: after a failed write nothing is kept back that a later row would be glued to.
+            self._file = self._run.metrics.open("ab", buffering=0)
+        self._run.hold(self._file, self._run.metrics)
+
+    def _write(self, step: Step) -> None:
         """Append one row; it is in the operating system's hands when this returns.
 
-        Args:
-            samples: of the step, for the trackers.
-
         Raises:
-            SlimeError: the disk is full.
+            SlimeError: the disk is full, or this is no longer the file that the run opened.
         """
-        assert stage in STAGES, f"stage {stage}"
-        numbers = {name: float(value) for name, value in values.items()}
-        now = time.time()
-        row = {"stage": stage, "step": step, "time": round(now, 3)}
-        assert not row.keys() & numbers.keys(), "a metric has the name of a column"
-        _warn_not_finite(stage, step, numbers)
-        with files.disk_errors(self._path):
-            _write_all(self._file, json.dumps(row | {name: _to_json(value) for name, value in numbers.items()}))
-        self._trackers.log(stage, step, now, numbers, samples)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        assert self._file, "restored before the first step"
+        assert step.stage in STAGES, f"stage {step.stage}"
+        row = {"stage": step.stage, "step": step.step, "time": round(step.time, 3)}
+        assert not row.keys() & step.values.keys(), "a metric has the name of a column"
+        self._run.require_intact()
+        _warn_not_finite(step.stage, step.step, step.values)
+        with files.disk_errors(self._run.metrics):
+            _write_all(self._file, json.dumps(row | {name: _to_json(value) for name, value in step.values.items()}))
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -93,7 +93,8 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if self._file:
+            self._file.close()
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -102,19 +103,27 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         SlimeError: a line is not a row.
     """
-    return [{name: _from_json(value) for name, value in row.items()} for row, _ in _lines(path)]
+    return [row for row, _ in read_lines(path)]
 
 
-def _lines(path: Path) -> Iterator[tuple[Row, bytes]]:
-    """Rows with their raw lines; a kill can tear only the last one."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+def read_lines(path: Path, skipped: int = 0) -> Iterator[tuple[Row, bytes]]:
+    """Rows with their raw lines, but the first `skipped` bytes, which must be whole lines; a kill can tear only the
+    last line.
+
+    Raises:
+        SlimeError: a line is not a row.
+    """
+    with path.open("rb") if path.exists() else BytesIO() as file:
+        file.seek(skipped)
+        lines = file.read().splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     for number, line in enumerate(lines, start=1):
         if (row := _row(line)) is None:
-            todo = "Repair or delete the line."
-            raise SlimeError("this line is not a row of metrics", where=f"{path}:{number}", todo=todo)
-        yield row, line
+            before = path.read_bytes()[:skipped].count(b"\n")
+            where, todo = f"{path}:{before + number}", "Repair or delete the line."
+            raise SlimeError("this line is not a row of metrics", where=where, todo=todo)
+        yield {name: _from_json(value) for name, value in row.items()}, line
 
 
 def _row(line: bytes) -> Row | None:
@@ -131,7 +140,7 @@ def _truncate(run: RunDir, resumed: Position | None) -> None:
     """Keep the rows up to and with `resumed`, set the others aside, forget a torn last line."""
     kept: list[bytes] = []
     abandoned: list[bytes] = []
-    for row, line in _lines(run.metrics):
+    for row, line in read_lines(run.metrics):
         keep = resumed is not None and _place((row["stage"], row["step"])) <= _place(resumed)
         (kept if keep else abandoned).append(line)
     if abandoned:
@@ -160,7 +169,7 @@ def _from_json(value: Any) -> Any:
     return float(value) if value in NOT_FINITE else value
 
 
-def _write_all(file: Any, text: str) -> None:
+def _write_all(file: FileIO, text: str) -> None:
     """Write a line; a full disk may take part of it before it refuses the rest."""
     rest = text.encode() + b"\n"
     while rest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -17,8 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slime.observe.metrics import HELD_OUT, LOSS, REWARD, TOKENS_PER_S
-from slime.types import Sample
+from slime.events import EngineBack, EngineLost, Evaluation, Event, Phase, Samples, StageBegan, StageEnded, Step
+from slime.observe.metrics import ENTROPY, HELD_OUT, LENGTH, LOSS, REWARD, TOKENS_PER_S
+from slime.printable import printable
+from slime.types import RL, SFT, Sample
 
 LINE_INTERVAL_S = 2.0
 """Without a terminal, steps shorter than this share a line."""
@@ -31,9 +34,57 @@ SAMPLE_CHARACTERS = 60
 SHOWN = {
     REWARD: ("reward", "{:.3f}"),
     HELD_OUT: ("held-out", "{:.3f}"),
+    LENGTH: ("length", "{:,.0f}"),
+    ENTROPY: ("entropy", "{:.3f}"),
     LOSS: ("loss", "{:.4f}"),
     TOKENS_PER_S: ("tokens/s", "{:,.0f}"),
 }
+ONLY_IN = {LOSS: SFT, ENTROPY: RL}
+"""Stage that a metric is shown in. The loss of a policy gradient does not fall while the policy gets better."""
+
+
+class ProgressLine:
+    """Shows the progress of the stage that runs; a subscriber of the run's events.
+
+    Args:
+        live: a bar if the output is a terminal; off prints lines there too.
+    """
+
+    def __init__(self, *, live: bool = True) -> None:
+        self._live, self._stack = live, ExitStack()
+        self._stage: Progress | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StageBegan):
+            stage = Progress(event.stage, event.total, event.done, live=self._live)
+            self._stage = self._stack.enter_context(stage)
+        elif isinstance(event, EngineLost | EngineBack):
+            self._note(event)
+        elif self._stage is not None:
+            self._tell(self._stage, event)
+
+    def _note(self, event: EngineLost | EngineBack) -> None:
+        """A line of its own, above the bar."""
+        if isinstance(event, EngineLost):
+            said = f"{event.why}; {event.engine} starts again ({event.restart} of {event.of})"
+        else:
+            said = f"{event.engine} takes requests again, {event.seconds:.0f} s after its end"
+        console = self._stage.console if self._stage else Console(highlight=False)
+        console.print(printable(said), markup=False, soft_wrap=True)
+
+    def _tell(self, stage: Progress, event: Event) -> None:
+        match event:
+            case Phase():
+                stage.status(event.name, event.done, event.total)
+            case Samples():
+                stage.samples([sample for group in event.groups for sample in group.samples])
+            case Evaluation():
+                stage.values(event.values, event.step)
+            case Step(complete=True):
+                stage.step(event.step, event.values)
+            case StageEnded():
+                self._stack.close()
+                self._stage = None
 
 
 class Progress:
@@ -51,10 +102,11 @@ class Progress:
         self, stage: str, total: int, done: int = 0, *, live: bool = True, console: Console | None = None
     ) -> None:
         self._stage, self._total, self._done = stage, total, done
-        self._console = console or Console(highlight=False)
-        live = live and self._console.is_terminal and not self._console.is_dumb_terminal
-        self._live = Live(console=self._console, auto_refresh=False) if live else None
+        self.console = console or Console(highlight=False)
+        live = live and self.console.is_terminal and not self.console.is_dumb_terminal
+        self._live = Live(console=self.console, auto_refresh=False) if live else None
         self._values: dict[str, float] = {}
+        self._scored_at = 0
         self._status = ""
         self._samples: list[Sample] = []
         self._ends = deque([time.monotonic()], maxlen=ETA_STEPS + 1)
@@ -76,7 +128,7 @@ class Progress:
         """Step number `step` of `total` is done; `values` are its metrics, of which the known ones are shown."""
         self._done, self._status = step, ""
         self._ends.append(time.monotonic())
-        self.values(values)
+        self.values(values, step)
         if not self._live:
             self._print_line()
 
@@ -88,11 +140,14 @@ class Progress:
         self._samples = [sample for sample in (best, worst) if sample is not None]
         self._show()
 
-    def values(self, values: Mapping[str, float]) -> None:
-        """Show metrics that belong to no finished step, an evaluation before the first for instance."""
+    def values(self, values: Mapping[str, float], step: int) -> None:
+        """Show metrics of the weights behind `step`, which need not be finished: an evaluation is part of it."""
         if len(self._ends) == 1:  # no step ended yet: what ran until now is no part of one
             self._ends[0] = time.monotonic()
-        self._values |= {name: values[name] for name in SHOWN if name in values}
+        shown = [name for name in SHOWN if name in values and ONLY_IN.get(name, self._stage) == self._stage]
+        self._values |= {name: values[name] for name in shown}
+        if HELD_OUT in values:
+            self._scored_at = step
         self._show()
 
     def __exit__(
@@ -117,7 +172,7 @@ class Progress:
             Text(self._status, style="dim"),
         )
         lines = [f"     {self._shown()}", *(f"     {_line(sample)}" for sample in self._samples)]
-        return Group(bar, *(Text(line, overflow="ellipsis", no_wrap=True) for line in lines))
+        return Group(bar, *(Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines))
 
     def _print_line(self) -> None:
         now = time.monotonic()
@@ -125,11 +180,13 @@ class Progress:
             return
         self._printed = now
         line = f"{self._stage} {self._done}/{self._total}  {self._shown()}  eta {self._eta()}"
-        self._console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, markup=False, soft_wrap=True)
 
     def _shown(self) -> str:
+        known = [name for name in SHOWN if name in self._values]
+        scored = {HELD_OUT: f" (step {self._scored_at})"}
         return "  ".join(
-            f"{SHOWN[name][0]} {SHOWN[name][1].format(self._values[name])}" for name in SHOWN if name in self._values
+            f"{SHOWN[name][0]} {SHOWN[name][1].format(self._values[name])}{scored.get(name, '')}" for name in known
         )
 
     def _eta(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+
+from slime.events import Event, Ready, Starting, Waiting
+from slime.printable import printable
 
 WAITING_S = 10.0
 """How long something may last before it is told who is waited for, and again after each as long."""
@@ -16,10 +17,15 @@ MAX_NAMED = 4
 _TAIL_BYTES, _MAX_SAID = 4096, 100
 _STAMP = re.compile(r"\x1b\[[0-9;]*m|^\[\d{4}-[^]]*\]\s*")
 """Colours, and the time and rank that SGLang begins a line with."""
+_WARNING = re.compile(
+    r"^\[?[IWEF]\d{4,8} [\d:.]+ .*$|^.*:\d+: \w*Warning: .*(\n[ ]+.*)?$|^[ ]+warnings\.warn\(.*$", re.MULTILINE
+)
+"""Lines of glog, in whose form torch and absl write (`W1123 11:22:33.123 ...`), and of Python's `warnings`, with the
+line of code that each quotes: they do not say how far a process is."""
 
 
 class Startup:
-    """Lines with the seconds since the start. Says nothing more after `ready`, but for what is waited for `again`.
+    """Lines with the seconds since the start, between `Starting` and `Ready`; a subscriber of the run's events.
 
     Args:
         console: where to; standard output unless given.
@@ -30,47 +36,42 @@ class Startup:
         self._started = self._told = time.monotonic()
         self._over = False
 
-    def say(self, what: str) -> None:
-        """A line about what begins, or what is known now."""
-        if not self._over:
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Starting():
+                self._over, self._told = False, time.monotonic()
+                self._say(event.what)
+            case Waiting():
+                self._waiting(event)
+            case Ready():
+                self._say(event.what)
+                self._over = True
+
+    def _say(self, what: str) -> None:
+        if what:
             self._told = time.monotonic()
-            self._console.print(f"{self._told - self._started:4.0f} s  {what}", markup=False, soft_wrap=True)
+            line = printable(f"{self._told - self._started:4.0f} s  {what}")
+            self._console.print(line, markup=False, soft_wrap=True)
 
-    def waiting(self, what: str, whom: Sequence[str], logs: Path | None = None) -> None:
-        """May be called at any time: something still lasts, because of those.
-
-        Args:
-            logs: where each of them has one, whose last line says how far the first of them is.
-        """
+    def _waiting(self, event: Waiting) -> None:
+        """Say who is waited for, and the last line of the first one's log."""
         if not self._over and time.monotonic() - self._told >= WAITING_S:
+            whom = event.whom
             more = f" and {len(whom) - MAX_NAMED} more" if len(whom) > MAX_NAMED else ""
-            said = last_line(logs / f"{whom[0]}.log") if logs and whom else ""
+            said = last_line(event.logs / f"{whom[0]}.log") if event.logs and whom else ""
             told = f": {said}" if said else ""
-            self.say(f"... {what}: waiting for {', '.join(whom[:MAX_NAMED])}{more}{told}")
-
-    def ready(self, what: str) -> None:
-        """The last line."""
-        self.say(what)
-        self._over = True
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """While something of the start is waited for after all."""
-        over, self._over, self._told = self._over, False, time.monotonic()
-        try:
-            yield
-        finally:
-            self._over = over
+            self._say(f"... {event.what}: waiting for {', '.join(whom[:MAX_NAMED])}{more}{told}")
 
 
 def last_line(log: Path) -> str:
-    """What a process said last, shortened; of a progress bar its newest state. Empty: nothing yet."""
+    """What a process said last, shortened; of a progress bar its newest state. Libraries' warnings are left out. Empty:
+    nothing yet."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             tail = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    lines = [line for part in re.split(r"[\r\n]", tail) if (line := _STAMP.sub("", part).strip())]
-    said = lines[-1] if lines else ""
+    lines = [_STAMP.sub("", part).strip() for part in re.split(r"[\r\n]", _WARNING.sub("", tail))]
+    said = next((line for line in reversed(lines) if line), "")
     return said if len(said) <= _MAX_SAID else f"{said[: _MAX_SAID - 3]}..."

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from slime.contracts import SampleTables, SampleTracker, Tracker
 from slime.errors import SlimeError
+from slime.events import Ended, Event, Restored, Step
+from slime.time_limit import FAILURES, DidNotReturnError, failure, within
 from slime.types import RunStatus, TrackedRun
 
 RETRY_S = 60.0
 """How long a tracker that failed is left alone: one that waits for a server costs the run that time each step."""
+PATIENCE_S, LONG_PATIENCE_S = 60.0, 300.0
+"""How long a tracker may take for a row or for samples, and to start or to finish; what takes longer is ended."""
 HIDDEN = "(not shown to trackers)"
 """In place of environment variables, which may be somebody's keys."""
 
@@ -26,18 +31,25 @@ log = logging.getLogger(__name__)
 
 
 class Trackers:
-    """All of them at once; a context manager between `start` and `finish`.
+    """All of them at once, between `start` and the event `Ended`; a subscriber of the run's events.
 
     A row that a tracker did not take waits and comes again, first in order, when the next one is due. Samples do not
     wait: they would fill the memory of a long run.
 
     Args:
         chosen: by name.
+        samples: what is kept of the samples since it was called last, for the trackers that show samples.
         clock: seconds, for when to try again.
     """
 
-    def __init__(self, chosen: Mapping[str, Tracker], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        chosen: Mapping[str, Tracker],
+        samples: Callable[[], SampleTables] = lambda: MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._trackers = {name: _Guarded(name, tracker, clock) for name, tracker in chosen.items()}
+        self._samples = samples
         self._started: list[_Guarded] = []
 
     def start(self, run: TrackedRun) -> Trackers:
@@ -55,84 +67,94 @@ class Trackers:
             self._started.append(guarded)
         return self
 
-    def resume(self, stage: str, step: int) -> None:
-        """The run continues after this step."""
-        for guarded in self._started:
-            guarded.tracker.resume(stage, step)
-
-    def log(self, stage: str, step: int, time: float, values: Mapping[str, float], samples: SampleTables) -> None:
-        """Hand one row to each, and what is kept of the step's samples to those that show samples."""
-        for guarded in self._started:
-            guarded.add((stage, step, time, values), samples)
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Restored(position) if position is not None:
+                for guarded in self._started:
+                    guarded.resume(*position)
+            case Step():
+                samples = self._samples()
+                for guarded in self._started:
+                    guarded.add((event.stage, event.step, event.time, event.values), samples)
+            case Ended():
+                self.finish(event.status)
 
     def finish(self, status: RunStatus) -> None:
         """Hand over what still waits, and close."""
         while self._started:
             self._started.pop(0).finish(status)
 
-    def __enter__(self) -> Trackers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        failed: RunStatus = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        self.finish(failed if error else "finished")
-
 
 class _Guarded:
     """One tracker, with the rows that it has not taken."""
 
     def __init__(self, name: str, tracker: Tracker, clock: Callable[[], float]) -> None:
-        self._name, self.tracker, self._clock = name, tracker, clock
+        self._name, self._tracker, self._clock = name, tracker, clock
         self._waiting: deque[Row] = deque()
         self._failed_at: float | None = None
         self._said_of_samples = False
 
     def connect(self, run: TrackedRun) -> None:
         try:
-            self.tracker.start(run)
+            with within(LONG_PATIENCE_S):
+                self._tracker.start(run)
         except SlimeError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             where, todo = (
                 f"observe.trackers.{self._name}",
                 f"Correct its settings, or run without: observe.trackers.{self._name}=false.",
             )
-            raise SlimeError(f"it does not start ({_words(error)})", where=where, todo=todo) from error
+            raise SlimeError(f"it does not start ({failure(error)})", where=where, todo=todo) from error
+
+    def resume(self, stage: str, step: int) -> None:
+        try:
+            with within(PATIENCE_S):
+                self._tracker.resume(stage, step)
+        except FAILURES as error:
+            log.warning("tracker %s failed to continue at %s step %d (%s)", self._name, stage, step, failure(error))
 
     def add(self, row: Row, samples: SampleTables) -> None:
         self._waiting.append(row)
         if self._failed_at is None or self._clock() - self._failed_at >= RETRY_S:
             self._hand_over()
-        if samples and not self._waiting and isinstance(self.tracker, SampleTracker):
-            self._show(self.tracker, row, samples)
+        if samples and not self._waiting and isinstance(self._tracker, SampleTracker):
+            self._show(self._tracker, row, samples)
 
     def _show(self, tracker: SampleTracker, row: Row, samples: SampleTables) -> None:
         stage, step, time, _ = row
         try:
-            tracker.log_samples(stage, step, time, samples)
-        except Exception as error:  # noqa: BLE001  (a plugin's code, or the network: the run is worth more)
+            with within(PATIENCE_S):
+                tracker.log_samples(stage, step, time, samples)
+        except FAILURES as error:
+            self._leave_alone(error)
             if not self._said_of_samples:
                 what = "tracker %s lacks samples of %s step %d (%s): samples/ has them; later ones are tried in silence"
-                log.warning(what, self._name, stage, step, _words(error))
+                log.warning(what, self._name, stage, step, failure(error))
             self._said_of_samples = True
 
     def _hand_over(self) -> None:
         try:
             while self._waiting:
-                self.tracker.log(*self._waiting[0])
+                with within(PATIENCE_S):
+                    self._tracker.log(*self._waiting[0])
                 self._waiting.popleft()
-        except Exception as error:  # noqa: BLE001  (a plugin's code, or the network: the run is worth more)
+        except FAILURES as error:
             if self._failed_at is None:
                 stage, step, *_ = self._waiting[0]
                 what = "the run goes on without it, its rows wait, and metrics.jsonl has them"
-                log.warning("tracker %s failed at %s step %d (%s): %s", self._name, stage, step, _words(error), what)
+                log.warning("tracker %s failed at %s step %d (%s): %s", self._name, stage, step, failure(error), what)
             self._failed_at = self._clock()
+            self._leave_alone(error)
         else:
             if self._failed_at is not None:
                 log.warning("tracker %s works again, and has every row", self._name)
             self._failed_at = None
+
+    def _leave_alone(self, error: BaseException) -> None:
+        """Ask one that did not return no more before the end: each time would cost the run as long."""
+        if isinstance(error, DidNotReturnError):
+            self._failed_at = math.inf
 
     def finish(self, status: RunStatus) -> None:
         if self._waiting:
@@ -140,13 +162,10 @@ class _Guarded:
         if self._waiting:
             log.warning("tracker %s lacks %d rows; metrics.jsonl has them", self._name, len(self._waiting))
         try:
-            self.tracker.finish(status)
-        except Exception as error:  # noqa: BLE001  (as above)
-            log.warning("tracker %s did not close (%s)", self._name, _words(error))
-
-
-def _words(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".: ")
+            with within(LONG_PATIENCE_S):
+                self._tracker.finish(status)
+        except FAILURES as error:
+            log.warning("tracker %s did not close (%s)", self._name, failure(error))
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:

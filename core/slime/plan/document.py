@@ -7,22 +7,29 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from slime.config.compose import Composed
+from slime.compose.compose import Composed
+from slime.memory.engine import EngineRank
+from slime.memory.memory_plan import MemoryPlan, Place
 from slime.plan.commands import commands
-from slime.plan.memory import MemoryPlan, Place
-from slime.plan.model import PlannedModel, read_model
+from slime.plan.model import PlannedModel, Stage, read_model
+from slime.plan.publish_time import PublishSeconds
+from slime.plan.report import summary
+from slime.plan.work import batch, learning, requests
 from slime.plugins import Plugins
-from slime.topology.engine_memory import EngineRank
 from slime.topology.links import Link
 from slime.topology.topology import Engine, Topology, Trainer
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the document: a field that changes its meaning or goes raises it; a new one does not."""
 
 
 def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
     """The plan as plain values; of a config with problems only those."""
-    head = {"schema": SCHEMA, "problems": [problem.document() for problem in composed.problems]}
+    head = {
+        "schema": SCHEMA,
+        "warnings": [warning.document() for warning in composed.warnings],
+        "problems": [problem.document() for problem in composed.problems],
+    }
     if composed.problems:
         return head
     model = read_model(composed, plugins)
@@ -30,11 +37,16 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         **head,
         "needs": [need.document() for need in composed.needs],
         "run": {"name": composed.cfg.run.name, "model": composed.cfg.model.name, **composed.choices},
+        "summary": summary(composed, model, plugins),
+        "learning": learning(model.topology),
+        "batch": batch(composed.cfg, model.topology.grid),
+        "requests": requests(model.topology),
         **_topology(model.topology, model),
         "publish": None if model.links is None else [_link(link) for link in model.links],
+        "publish_seconds": _seconds(model.seconds) if model.seconds else None,
         "memory": _memory(composed.memory) if composed.memory else None,
         "pools": {name: _pool(rank) for name, rank in composed.memory.engines.items()} if composed.memory else {},
-        "commands": commands(composed.cfg),
+        "commands": commands(composed.cfg.cluster),
     }
 
 
@@ -43,13 +55,25 @@ def _topology(topology: Topology, model: PlannedModel) -> dict[str, Any]:
     return {
         "sizes": {name: getattr(grid, name) for name in (*dimensions, "vpp")},
         "groups": {name: grid.groups(name) for name in dimensions},
-        "stages": [[_span(layers) for layers in chunks] for chunks in model.stages],
+        "stages": [_stage(stage) for stage in model.stages],
         "trainers": [_trainer(trainer) for trainer in topology.trainers],
         "trainer_environment": dict(topology.trainers[0].environment),
         "engines": [_engine(engine) for engine in topology.engines],
         "shares_gpus": topology.shares_gpus,
-        "transport": topology.transport.name,
+        "takes_turns": topology.takes_turns,
+        "transport": topology.transport,
     }
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    layers = [_span(chunk) for chunk in stage.chunks]
+    sizes = {"parameters": stage.parameters, "parameters_a_rank": stage.of_rank}
+    return {"layers": layers, "ranks": _span(stage.ranks), **sizes}
+
+
+def _seconds(seconds: PublishSeconds) -> dict[str, float]:
+    parts = {**dataclasses.asdict(seconds), "total": seconds.total}
+    return {name: round(value, 3) for name, value in parts.items()}
 
 
 def _link(link: Link) -> dict[str, Any]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slime.config.schema import SlimeConfig
-from slime.plan.memory import MemoryPlan, Place, most
-from slime.topology.engine_memory import EngineRank
-from slime.topology.links import DISK, Link, busiest
-from slime.topology.memory import GIB, Table
+from slime.config.keys import value_of
+from slime.memory.engine import EngineRank
+from slime.memory.links import busiest
+from slime.memory.memory_plan import MemoryPlan, Place, most
+from slime.memory.trainer import GIB, Table
+from slime.plan.publish_time import PublishSeconds
+from slime.topology.links import Link, Medium
+from slime.topology.topology import Topology
+from slime.topology.transport_protocol import StoringTransport
+from slime.weights.transports import transport_of
 
 
 def memory_sections(plan: MemoryPlan) -> Iterator[tuple[str, list[str]]]:
@@ -51,13 +56,20 @@ def _pool(name: str, rank: EngineRank) -> str:
     )
 
 
-def publish_lines(cfg: SlimeConfig, links: Sequence[Link]) -> Iterator[str]:
-    """The busiest link of each kind, and what a disk must hold."""
+def publish_lines(topology: Topology, links: Sequence[Link], seconds: PublishSeconds | None) -> Iterator[str]:
+    """The busiest link of each kind, what a disk must hold, and an estimate of the time."""
     for (verb, medium), num_bytes in busiest(links).items():
         count = sum((link.verb, link.over) == (verb, medium) for link in links)
         shown = f"{count} link{'s' if count > 1 else ''} over {medium.value}"
         yield f"  {verb.value:<10} {shown:<30} {num_bytes / 1e9:>10,.3f} GB at most"
-    if full := next((link.num_bytes for link in links if link.target == DISK), None):
-        deltas = f" and {cfg.weights.full_every - 1} deltas" if cfg.weights.full_every > 1 else ""
-        yield f"  {'disk':<10} {f'two full versions{deltas}':<30} {2 * full / 1e9:>10,.3f} GB at least"
-        yield f"  {'':<10} in {cfg.weights.path}"
+    transport = transport_of(topology.transport)
+    written = next((link.num_bytes for link in links if link.over is Medium.disk), None)
+    if written and isinstance(transport, StoringTransport):
+        what, num_bytes = transport.stored(topology.weights, written)
+        yield f"  {'disk':<10} {what:<30} {num_bytes / 1e9:>10,.3f} GB at least"
+        yield f"  {'':<10} in {value_of(topology.config, transport.folder)}"
+    if seconds is not None:
+        parts = (
+            f"network {seconds.network:.1f}, copies inside hosts {seconds.copies:.1f}, tensors {seconds.tensors:.1f}"
+        )
+        yield f"  {'seconds':<10} {f'about {seconds.total:.1f}, by estimate: {parts}'}"

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from slime.config.compose import Composed
-from slime.config.hf import read_hf_config
-from slime.config.needs import config_folder, is_awaited
-from slime.config.paths import located, resolve
-from slime.plan.memory import keywords_of
+from slime.compose.compose import Composed
+from slime.config.hf import config_folder, read_hf_config
+from slime.layout import split_layers
+from slime.memory.links import publish_links
+from slime.memory.memory_plan import MemoryPlan, keywords_of, memory_of
+from slime.memory.parameters import stages_of, unknown_parameter
+from slime.plan.publish_time import PublishSeconds, publish_seconds
 from slime.plugins import Plugins
-from slime.topology.layout import split_layers
-from slime.topology.links import Link, publish_links
-from slime.topology.parameters import unknown_parameter, weights_of
-from slime.topology.topology import Topology, read_topology
+from slime.topology.links import Link
+from slime.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage.
+
+    Attributes:
+        chunks: layers of each model chunk, counted from 0.
+        ranks: of the trainers.
+        parameters: of the model that the stage has, a second copy of the embeddings not; None if sizes are not known.
+        of_rank: that each of its ranks holds.
+    """
+
+    number: int
+    chunks: Sequence[range]
+    ranks: range
+    parameters: int | None = None
+    of_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -26,35 +44,50 @@ class PlannedModel:
     Attributes:
         hf: config.json, cut as the run cuts it.
         architecture: keywords of Megatron's TransformerConfig.
-        stages: layers by [pipeline stage][model chunk].
         dimensions: parallel dimensions, those of experts only where there are some.
         links: what carries a published version; None of a family with blocks of its own, whose sizes are not known.
+        seconds: of publishing a version, where that can be estimated.
         unknown: the first such parameter.
+        adapters: parameters that learn in the place of the model's; 0: these learn.
     """
 
     hf: Mapping[str, Any]
     architecture: Mapping[str, Any]
     topology: Topology
-    stages: Sequence[Sequence[range]]
+    stages: Sequence[Stage]
     dimensions: Sequence[str]
     links: Sequence[Link] | None
     unknown: str | None
+    seconds: PublishSeconds | None = None
+    adapters: int = 0
 
 
 def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
     """The model and the topology of a config without problems."""
-    cfg = composed.cfg
+    cfg, topology = composed.cfg, composed.topology
+    assert topology, "its config has no problems"
     hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-    awaited = is_awaited(cfg.model.path, cfg.model.source)
-    folder = located(cfg.model.path) if awaited else resolve(cfg.model.path)
     bridge = plugins.models.create(cfg.model.family)
     architecture, mapping = bridge.transformer_config(hf), bridge.weight_mapping(hf)
-    topology = read_topology(cfg, model_path=Path(folder))
-    stages = split_layers(hf["num_hidden_layers"], topology.grid, cfg.train.megatron)
+    per_stage, stages = topology.grid.world_size // topology.grid.pp, []
+    for number, chunks in enumerate(split_layers(hf["num_hidden_layers"], topology.grid, cfg.train.megatron)):
+        stages.append(Stage(number, chunks, range(number * per_stage, (number + 1) * per_stage)))
     expert = ("etp", "ep", "edp") if architecture.get("num_moe_experts") else ()
-    unknown, links = unknown_parameter(mapping), None
+    unknown, links, learning = unknown_parameter(mapping), None, 0
     if unknown is None:
-        model = keywords_of(cfg, bridge, hf)
-        weights = composed.memory.weights if composed.memory else weights_of(model, mapping)
-        links = publish_links(cfg, topology, weights, model)
-    return PlannedModel(hf, architecture, topology, stages, ("tp", "cp", "dp", "pp", *expert), links, unknown)
+        model = keywords_of(cfg.train.megatron, bridge, hf)
+        memory = composed.memory or memory_of(topology, model, mapping)
+        links = publish_links(topology, memory.weights, model)
+        stages = list(_with_parameters(stages, memory))
+        learning = sum(weight.numel for weight in memory.adapters)
+    seconds = publish_seconds(composed.memory, links) if composed.memory and links else None
+    dimensions = ("tp", "cp", "dp", "pp", *expert)
+    return PlannedModel(hf, architecture, topology, stages, dimensions, links, unknown, seconds, learning)
+
+
+def _with_parameters(stages: Sequence[Stage], plan: MemoryPlan) -> Iterator[Stage]:
+    whole = Counter[int]()
+    for weight, number in zip(plan.weights, stages_of(plan.weights, plan.grid, plan.model), strict=True):
+        whole[number] += weight.numel
+    for stage, held in zip(stages, plan.held_of(plan.grid, plan.model), strict=True):
+        yield replace(stage, parameters=whole[stage.number], of_rank=held.all)

@@ -7,15 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from slime.config.compose import Composed
-from slime.config.keys import own_keys, value_of
-from slime.config.schema import CheckpointConfig, Device, Importance, SlimeConfig
+from slime.algo.stages import keys_read, run_stages
+from slime.compose.compose import Composed
+from slime.config.choices import Publish
+from slime.config.schema import (
+    AlgoConfig,
+    CheckpointConfig,
+    Importance,
+    ImportanceTokens,
+    Init,
+    RewardConfig,
+    RolloutConfig,
+    SetConfig,
+    SlimeConfig,
+    TrainConfig,
+)
+from slime.layout import Grid
 from slime.plan.commands import commands
 from slime.plan.memory_text import memory_sections, publish_lines
 from slime.plan.model import PlannedModel, read_model
+from slime.plan.work import batch, batch_lines, learning, request_lines, requests
 from slime.plugins import Plugins
-from slime.topology.layout import Grid
-from slime.topology.placement import Place
+from slime.topology.adapters import adapters_of
+from slime.topology.launcher import launcher_name
+from slime.topology.placement import HostDevices
+from slime.topology.quantization import quantizes
+from slime.topology.recordings import recordings_of
 from slime.topology.topology import Topology
 
 MAX_ROWS = 16
@@ -27,91 +44,167 @@ def report(composed: Composed, plugins: Plugins) -> str:
     assert not composed.problems, "a plan is made of a run that can start"
     cfg, model = composed.cfg, read_model(composed, plugins)
     sections = [
-        _run(composed, model.hf, plugins),
-        ["", "processes", *_processes(cfg, model.topology)],
+        [_row(name, text) for name, text in summary(composed, model, plugins).items()],
+        ["", "processes", *_processes(cfg.reward, model.topology)],
+        ["", "pipeline stages", *_pipeline(model)],
         ["", "trainer ranks", *_ranks(model)],
         ["", "parallel groups", *_groups(model.topology.grid, model.dimensions)],
-        ["", "learning", *_learning(cfg)],
+        ["", "batches", *batch_lines(batch(cfg, model.topology.grid), model.topology.grid)],
+        [
+            "",
+            "learning",
+            *(_setting(name, value, 46) for name, value in learning(model.topology).items()),
+        ],
         ["", "trainers' environment", *_settings(model.topology.trainers[0].environment)],
     ]
     if model.topology.engines:
         sections.append(["", "engines", *_engines(model.topology)])
+        sections.append(["", "requests of an engine", *request_lines(requests(model.topology))])
         sections += _told(model.topology)
     if composed.memory:
         sections += [["", title, *lines] for title, lines in memory_sections(composed.memory)]
-    elif model.unknown and cfg.cluster.device is Device.cuda:
+    elif model.unknown and cfg.cluster.on_gpus:
         sections.append(["", "memory a device", f"  not known: nobody told the size of '{model.unknown}'"])
     if model.links:
-        sections.append(["", "a published version", *publish_lines(cfg, model.links)])
-    if typed := commands(cfg):
+        sections.append(["", "a published version", *publish_lines(model.topology, model.links, model.seconds)])
+    if typed := commands(cfg.cluster):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)
 
 
-def _run(composed: Composed, hf: Mapping[str, Any], plugins: Plugins) -> Iterator[str]:
-    cfg, choices = composed.cfg, composed.choices
-    used = {"filter": cfg.filter.name, "buffer": cfg.buffer.name}
-    if cfg.reward.name in plugins.rewards:
-        used = {"reward": cfg.reward.name, **used}
+def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[str, str]:
+    """Label -> sentence: what runs, where its checkpoints go, what it learns from, and how that is weighed."""
+    cfg, choices, hf = composed.cfg, composed.choices, model.hf
+    used = {
+        label: name
+        for label, name in composed.chosen.items()
+        if (kind := label.partition(".")[0]) in ("reward", "filter", "buffer") and name in plugins.registries[kind]
+    }
+    weights = cfg.model.weights or (cfg.model.path if cfg.model.init is Init.checkpoint else cfg.model.init.name)
     sizes = f"{hf['num_hidden_layers']} layers, hidden {hf['hidden_size']}, {hf['num_attention_heads']} heads"
-    model = f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {cfg.model.weights or cfg.model.init.name}"
-    yield _row("run", f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}")
-    yield _row("model", model)
-    yield _row("recipe", f"{choices['recipe']}, task {choices['task']}")
-    yield from (_row(stage, text) for stage, text in _stages(cfg))
-    yield _row("checkpoints", _checkpoints(cfg.train.checkpoint))
-    for kind, item in plugins.provenance(used)["used"].items():
-        yield _row(kind, f"{item['name']} ({item['distribution']} {item['version']})")
+    provenance = plugins.provenance(used)["used"]
+    return {
+        "run": f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}",
+        "model": f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {weights}",
+        **_adapters(cfg.train, model),
+        **_replayed(model.topology),
+        "recipe": f"{choices['recipe']}, task {choices['task']}",
+        **dict(_stages(cfg, bool(model.architecture.get("num_moe_experts")))),
+        "checkpoints": _checkpoints(cfg.train.checkpoint),
+        **{kind: f"{item['name']} ({item['distribution']} {item['version']})" for kind, item in provenance.items()},
+    }
+
+
+def _adapters(train: TrainConfig, model: PlannedModel) -> dict[str, str]:
+    if not (chosen := adapters_of(train)):
+        return {}
+    parameters = f"{_count(model.adapters)} parameters learn" if model.adapters else "the model's weights stay"
+    return {"adapters": f"{chosen.in_words}; {parameters}"}
+
+
+def _replayed(topology: Topology) -> dict[str, str]:
+    """What travels where layers replay what engines recorded."""
+    cfg = topology.config
+    found = recordings_of(cfg.model, cfg.train)
+    if not found:
+        return {}
+    sizes = batch(cfg, topology.grid)
+    num_tokens = sizes["samples"] * sizes["optimizer_steps"] * sizes["longest"]
+    rows, answers = (sum(getattr(each, kind) for each in found) for kind in ("token_bytes", "answer_bytes"))
+    names = ", ".join(each.name for each in found)
+    sent = f"engines answer with {answers:,} bytes a token, trainers get {rows:,}"
+    return {"replay": f"{names}: {sent}, at most {num_tokens * rows / 1e9:.3g} GB a step"}
 
 
 def _row(name: str, text: str) -> str:
     return f"{name:<11} {text}"
 
 
-def _stages(cfg: SlimeConfig) -> Iterator[tuple[str, str]]:
+def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
     rollout = cfg.rollout
     if cfg.sft.path and cfg.sft.num_steps:
         yield "supervised", f"{cfg.sft.num_steps} steps of {cfg.sft.batch_size} rows of {cfg.sft.path}"
-    if cfg.algo.name != "sft":
+    if run_stages(cfg).reinforces:
         samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
         yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
-        if rollout.over_sampling > 1:
-            yield "stale", f"tokens of older weights (over_sampling {rollout.over_sampling:g}): {_correction(cfg)}"
+        for name, train_set in cfg.data.sets.items():
+            taken = f"share {train_set.share:g} to {cfg.data.share:g}, prompts from {train_set.path}"
+            yield f"set {name}", f"{taken}{_own(train_set)}"
+        if rollout.max_staleness:
+            yield "staleness", _staleness(rollout)
+        elif rollout.over_sampling > 1:
+            yield "surplus", _surplus(rollout)
+        if "importance" in keys_read(cfg.algo) and (corrected := _corrected(cfg.algo, cfg.rollout, has_experts)):
+            yield "importance", f"{corrected}: {_correction(cfg.algo)}"
     if cfg.eval.path:
-        when = "after the last step" if cfg.algo.name == "sft" else f"every {cfg.eval.interval} steps"
+        when = "after the last step" if not run_stages(cfg).reinforces else f"every {cfg.eval.interval} steps"
         yield "evaluation", f"{when} on {cfg.eval.path}"
+        for name, held_out in cfg.eval.sets.items():
+            samples = f"{held_out.samples_per_prompt} samples a prompt of {held_out.path}"
+            yield f"eval {name}", f"{samples} at temperature {held_out.sampling.temperature:g}{_own(held_out)}"
+
+
+def _own(prompts: SetConfig) -> str:
+    """What a set has instead of the run's."""
+    chosen = {"reward": prompts.reward, "program": prompts.program}
+    return "".join(f", {kind} {name}" for kind, name in chosen.items() if name)
 
 
 def _checkpoints(checkpoint: CheckpointConfig) -> str:
     kept = f"the last {checkpoint.keep} are kept"
     if checkpoint.interval is None:
-        return "none: a run that stops starts again from step 0"
+        lost = "" if checkpoint.export_hf else ", and no export: nothing that is learnt is kept"
+        return f"none: a run that stops starts again from step 0{lost}"
     if checkpoint.interval == 0:
-        return f"after each stage alone: a run that stops before loses what the stage did; {kept}"
+        return f"only after each stage: a run that stops earlier loses what the stage learnt; {kept}"
     return f"every {checkpoint.interval} steps and after each stage; {kept}"
 
 
-def _correction(cfg: SlimeConfig) -> str:
-    algo, lag = cfg.algo, cfg.rollout.max_weight_lag
+def _surplus(rollout: RolloutConfig) -> str:
+    begun = f"over_sampling {rollout.over_sampling:g}: groups unfinished when the step has enough"
+    if rollout.fixed_prompts:
+        begun = f"over_sampling {rollout.over_sampling:g}, of which a step takes those begun first: the others"
+    if not rollout.continues:
+        return f"{begun} are dropped (partial=false)"
+    if not rollout.partial:
+        return f"{begun} are dropped (partial=false), which favours short answers; finished ones wait for the next"
+    lag = rollout.max_weight_lag
+    return f"{begun} are continued in the next" + (
+        "" if lag is None else f"; tokens over {lag} versions old are masked"
+    )
+
+
+def _staleness(rollout: RolloutConfig) -> str:
+    bound = rollout.max_staleness
+    steps = f"the next {bound} steps" if bound > 1 else "the next step"
+    ahead = f"the {bound * rollout.prompts_per_step} groups of {steps}"
+    inside = {
+        Publish.retract: "go on under the new weights, with keys and values of these",
+        Publish.keep: "go on under the new weights, with the keys and values that they have",
+        Publish.abort: "are ended, and what is left of each is asked for",
+    }[rollout.publish]
+    old = f"no token that is trained on is over {bound} version{'s' * (bound > 1)} old"
+    return f"{ahead} are generated while a step trains, {old}; at a publish, responses {inside}"
+
+
+def _corrected(algo: AlgoConfig, rollout: RolloutConfig, has_experts: bool) -> str:
+    """Which tokens of a run are corrected, and why; empty if none is."""
+    if algo.importance_tokens is ImportanceTokens.all:
+        causes = {
+            "engines quantise": quantizes(rollout),
+            "rounding sends tokens to other experts": has_experts,
+            "some tokens are of older weights": rollout.continues,
+        }
+        why = " and ".join(cause for cause, holds in causes.items() if holds)
+        return "all tokens" + (f", because {why}" if why else "")
+    return "tokens of older weights" if rollout.continues else ""
+
+
+def _correction(algo: AlgoConfig) -> str:
     bounds = f"[{algo.importance_low:g}, {algo.importance_high:g}]"
     outside = f"clipped to {bounds}" if algo.importance is Importance.truncate else f"masked outside {bounds}"
     weight = f"loss times pi_old / pi_engine, {outside}"
-    text = "the PPO ratio is the one to what sampled them" if algo.rollout_logprobs_as_old else weight
-    return text if lag is None else f"{text}; masked if over {lag} versions old"
-
-
-def _learning(cfg: SlimeConfig) -> Iterator[str]:
-    """The values that decide what is learnt; what `train.optimizer` does not say is Megatron-core's own default."""
-    reinforces, keys, optimizer = cfg.algo.name != "sft", list[str](), dict(cfg.train.optimizer)
-    if reinforces:
-        keys += [key for key in own_keys() if key.startswith("algo.")]
-        keys += ["train.steps_per_rollout", "train.lr_warmup_steps", "train.lr_decay"]
-    else:
-        optimizer = {key: value for key, value in optimizer.items() if key not in ("lr", "min_lr")}
-    keys += ["sft.lr", "sft.lr_warmup_steps", "sft.lr_decay"] if cfg.sft.num_steps else []
-    values = {key: value_of(cfg, key) for key in keys}
-    for name, value in {**values, **{f"train.optimizer.{key}": optimizer[key] for key in sorted(optimizer)}}.items():
-        yield _setting(name, value, 42)
+    return "the PPO ratio compares with the engine that sampled them" if algo.rollout_logprobs_as_old else weight
 
 
 def _setting(name: str, value: Any, width: int = 32) -> str:
@@ -119,20 +212,47 @@ def _setting(name: str, value: Any, width: int = 32) -> str:
     return f"  {name:<{width}} {text}"
 
 
-def _processes(cfg: SlimeConfig, topology: Topology) -> Iterator[str]:
-    cluster, grid = cfg.cluster, topology.grid
+def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
+    cluster, grid = topology.cluster, topology.grid
     sizes = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp}"
-    backend = "gloo" if cluster.device is Device.cpu else "NCCL"
+    backend = "NCCL" if cluster.on_gpus else "gloo"
     where = cluster.ray_address or "started for this run"
-    where += f" over ssh on the hosts of {cluster.hostfile}" if cluster.hostfile else ""
-    limits = f"{cfg.reward.timeout_s:g} s and {cfg.reward.memory_mb} MiB a sample"
+    launcher = launcher_name(cluster)
+    where += f" over {launcher}" if launcher else ""
+    where += f" on the hosts of {cluster.hostfile}" if cluster.hostfile else ""
+    limits = f"{reward.timeout_s:g} s and {reward.memory_mb} MiB a sample"
     rows = [
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
-        ("engine", len(topology.engines), f"SGLang, {cluster.placement.name}, weights by {topology.transport.name}"),
-        ("reward worker", cfg.reward.num_workers if topology.engines else 0, limits),
+        ("engine", len(topology.engines), f"SGLang, {_placed(topology)}, weights by {topology.transport}"),
+        ("reward worker", reward.num_workers if topology.engines else 0, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
+
+
+def _placed(topology: Topology) -> str:
+    """The placement, and of shared GPUs who is there when."""
+    if not topology.shares_gpus:
+        return topology.cluster.placement.name
+    return "colocated by turns" if topology.takes_turns else "colocated: trainers and engines fit together, none moves"
+
+
+def _pipeline(model: PlannedModel) -> Iterator[str]:
+    yield f"  {'stage':<9}{'pp':>4}  {'ranks':<10}{'nodes':<8}{'layers':<22}{'parameters':>11}{'of a rank':>11}"
+    for stage in model.stages:
+        nodes = [model.topology.trainers[rank].place.node for rank in (stage.ranks[0], stage.ranks[-1])]
+        yield (
+            f"  {f'{stage.number + 1} of {len(model.stages)}':<9}{stage.number:>4}  {_span(stage.ranks):<10}"
+            f"{_span(range(nodes[0], nodes[1] + 1)):<8}{', '.join(map(_span, stage.chunks)):<22}"
+            f"{_count(stage.parameters):>11}{_count(stage.of_rank):>11}"
+        )
+
+
+def _count(parameters: int | None) -> str:
+    if parameters is None:
+        return "not known"
+    size, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
+    return f"{parameters / size:,.2f} {unit}"
 
 
 def _ranks(model: PlannedModel) -> Iterator[str]:
@@ -140,12 +260,15 @@ def _ranks(model: PlannedModel) -> Iterator[str]:
     for trainer in model.topology.trainers[:MAX_ROWS]:
         numbers = "".join(f"{trainer.coordinates[name]:>4}" for name in model.dimensions)
         stage = model.stages[trainer.coordinates["pp"]]
-        yield f"  {trainer.rank:>4}  {trainer.place!s:<18}{numbers}  {_layers(stage)}"
+        yield f"  {trainer.rank:>4}  {trainer.place!s:<18}{numbers}  {', '.join(map(_span, stage.chunks))}"
     yield from _more(model.topology.grid.world_size, "ranks")
 
 
-def _layers(chunks: Sequence[range]) -> str:
-    return ", ".join(f"{chunk[0]}-{chunk[-1]}" if chunk else "none" for chunk in chunks)
+def _span(numbers: range) -> str:
+    """The first and the last."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return f"{numbers[0]}-{numbers[-1]}" if numbers else "none"
 
 
 def _groups(grid: Grid, names: Sequence[str]) -> Iterator[str]:
@@ -174,11 +297,11 @@ def _engines(topology: Topology) -> Iterator[str]:
     yield from _more(len(topology.engines), "engines")
 
 
-def _places(nodes: Sequence[Place]) -> str:
+def _places(nodes: Sequence[HostDevices]) -> str:
     """The hosts of an engine in one word, where it has the same devices of each."""
     if len(nodes) == 1 or len({(at.devices.start, at.devices.stop) for at in nodes}) > 1:
         return ", ".join(map(str, nodes))
-    devices = f" device {_layers([nodes[0].devices])}" if nodes[0].devices else ""
+    devices = f" device {_span(nodes[0].devices)}" if nodes[0].devices else ""
     return f"nodes {nodes[0].node}-{nodes[-1].node}{devices}"
 
 

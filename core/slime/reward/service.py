@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import subprocess
-from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
+from slime import plugins
 from slime.config.schema import RewardConfig
-from slime.errors import SlimeError
-from slime.reward.process import LostWorkerError, WorkerProcess
-from slime.reward.worker import Setup
+from slime.reward.judge import lean
 from slime.types import Sample, Verdict
+from slime.workers.pool import Pool
+from slime.workers.process import LostWorkerError
+from slime.workers.verdicts import verdict
+from slime.workers.wire import FaultError, Setup
 
 _CLOSED = Verdict.error("the reward service was closed")
 
@@ -29,19 +29,13 @@ class RewardService:
     Args:
         cfg: which reward, and its limits.
         log: file that gets what rewards print and the stacks of their exceptions; None discards it.
+        hidden: files that rewards cannot read, where the machine permits to hide them.
     """
 
-    def __init__(self, cfg: RewardConfig, log: Path | None = None) -> None:
+    def __init__(self, cfg: RewardConfig, log: Path | None = None, hidden: Sequence[Path] = ()) -> None:
         assert cfg.num_workers > 0, "compose() refuses a service without workers"
-        self._cfg, self._log_path = cfg, log
-        self._setup = Setup(cfg.name, cfg.options, cfg.memory_mb)
-        self._log: IO[bytes] | None = None
-        self._idle: deque[WorkerProcess | None] = deque()  # None: one that could not be started
-        self._busy: set[WorkerProcess] = set()
-        self._dying: list[WorkerProcess] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._free = asyncio.Semaphore(cfg.num_workers)
-        self._closed = False
+        self._cfg, self._log, self._hidden = cfg, log, [str(path) for path in hidden]
+        self._pool: Pool | None = None
 
     def start(self) -> None:
         """Start the workers and wait until each has its reward.
@@ -49,56 +43,46 @@ class RewardService:
         Raises:
             SlimeError: the reward cannot be created; names the distribution it comes from.
         """
-        if self._log_path:
-            self._log = self._log_path.open("ab")
-        try:
-            workers = []
-            for _ in range(self._cfg.num_workers):
-                workers.append(self._spawn())
-                self._idle.append(workers[-1])
-            for worker in workers:
-                worker.wait_until_ready()
-        except SlimeError:
-            self.close()
-            raise
-        except OSError as error:
-            self.close()
-            todo = "Let the machine have more processes and open files (ulimit -u, ulimit -n), or lower it."
-            raise SlimeError(f"a worker cannot be started: {error}", where="reward.num_workers", todo=todo) from error
+        cfg = self._cfg
+        chosen = plugins.load().rewards.get(cfg.name)
+        setup = Setup(
+            kind="reward",
+            name=cfg.name,
+            options=cfg.options,
+            where=f"plugin {chosen.distribution} {chosen.version}",
+            key="reward",
+            servant="slime.reward.judge:Judge",
+            memory_mb=cfg.memory_mb,
+            hidden=self._hidden,
+        )
+        self._pool = Pool(setup, cfg.num_workers, cfg.num_workers, cfg.environment, self._log)
+        self._pool.start()
 
     async def score(self, sample: Sample) -> Verdict:
         """The verdict on one sample; never raises, whatever the reward or the sample is."""
-        async with self._slots():
-            lost: list[str] = []
-            while not self._closed:
-                if (worker := self._take(fresh=bool(lost))) is None:
-                    return Verdict.error("the machine has no room for another worker process of the reward")
-                try:
-                    verdict = await worker.judge(sample, self._cfg.timeout_s)
-                    return _CLOSED if self._closed else verdict
-                except LostWorkerError as error:
-                    lost.append(str(error))
-                finally:
-                    self._give_back(worker)
-                if len(lost) == 2:
-                    return Verdict.error(f"two workers of the reward were lost, the second one new: {'; '.join(lost)}")
-                self._note(f"a worker was lost: {lost[0]}. Its sample goes to a new one")
+        assert self._pool, "start() comes first"
+        lost: list[str] = []
+        while not self._pool.is_closed and len(lost) < 2:
+            try:
+                async with self._pool.worker(fresh=bool(lost)) as worker:
+                    judged = await worker.ask(lean(sample), _verdict, self._cfg.timeout_s)
+                return _CLOSED if self._pool.is_closed else replace(judged, reason=self._pool.explained(judged.reason))
+            except FaultError as fault:
+                return _CLOSED if self._pool.is_closed else Verdict.error(self._pool.explained(str(fault)))
+            except TimeoutError:
+                return Verdict.timeout(f"no verdict within reward.timeout_s={self._cfg.timeout_s:g} s")
+            except LostWorkerError as error:
+                lost.append(str(error))
+                if not self._pool.is_closed:
+                    self._pool.note(f"a worker was lost: {error}. Its sample goes to a new one")
+        if self._pool.is_closed:
             return _CLOSED
+        return Verdict.error(f"two workers of the reward were lost, the second one new: {'; '.join(lost)}")
 
     def close(self) -> None:
         """Kill the workers and all they started, and return when they are gone. Scores in flight become errors."""
-        self._closed = True
-        idle = [worker for worker in self._idle if worker is not None]
-        for worker in idle:
-            worker.retire()
-        for worker in self._busy:
-            worker.hang_up()
-        for worker in [*idle, *self._busy, *self._dying]:
-            worker.wait()
-        self._idle.clear()
-        self._dying.clear()
-        if self._log is not None:
-            self._log.close()
+        if self._pool:
+            self._pool.close()
 
     def __enter__(self) -> RewardService:
         self.start()
@@ -107,44 +91,6 @@ class RewardService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _slots(self) -> asyncio.Semaphore:
-        """One slot a worker; an asyncio semaphore belongs to one event loop, so a new loop gets a new one."""
-        if self._loop is not (loop := asyncio.get_running_loop()):
-            assert not self._busy, "one event loop at a time"
-            self._loop, self._free = loop, asyncio.Semaphore(self._cfg.num_workers)
-        return self._free
 
-    def _take(self, *, fresh: bool) -> WorkerProcess | None:
-        """The worker that has been idle longest, or one that has judged nothing; None if it cannot be started."""
-        assert self._idle, "start() comes first, and one event loop at a time"
-        worker = (self._idle.pop() if fresh else self._idle.popleft()) or self._spawned()
-        if worker is None:
-            self._idle.append(None)
-        else:
-            self._busy.add(worker)
-        return worker
-
-    def _give_back(self, worker: WorkerProcess) -> None:
-        """Take back a worker, or the place of one that is not reusable; a new one is the last to be idle."""
-        self._busy.remove(worker)
-        if not worker.reusable:
-            worker.retire()
-            self._dying = [old for old in [*self._dying, worker] if not old.ended]
-        if not self._closed:
-            self._idle.append(worker if worker.reusable else self._spawned())
-
-    def _spawned(self) -> WorkerProcess | None:
-        """A new worker; None if the machine cannot have one more process or file now: the next sample tries again."""
-        try:
-            return self._spawn()
-        except OSError as error:
-            self._note(f"no worker can be started: {error}")
-            return None
-
-    def _spawn(self) -> WorkerProcess:
-        return WorkerProcess(self._setup, subprocess.DEVNULL if self._log is None else self._log)
-
-    def _note(self, text: str) -> None:
-        if self._log is not None:
-            with suppress(OSError):  # a full disk must not cost verdicts
-                os.write(self._log.fileno(), f"[slime] {text}\n".encode())
+def _verdict(fields: Any) -> Verdict:
+    return verdict(**fields)

@@ -12,8 +12,9 @@ import copy
 
 from slime import driver_state, plugins
 from slime.contracts import BufferPolicy
+from slime.segments import Segment, WeightSpan
 from slime.testing.plugins import Options, check_contribution, check_reason, typed_options
-from slime.types import Decision, Group, Prompt, Sample, Status, Verdict, WeightSpan
+from slime.types import Decision, Group, Prompt, Sample, Status, Verdict
 
 NUM_GROUPS = 12
 PER_VERSION = 3
@@ -23,11 +24,12 @@ TAKES = (0, 1, 4, 2 * NUM_GROUPS)
 def unfinished(name: str, version: int) -> Group:
     """A group as an abort leaves it: one sample done and judged, one interrupted under `version`, one not begun."""
     prompt = Prompt(name, ({"role": "user", "content": "1+1="},), (4, 5), "2", {"level": 1})
-    done = Sample(prompt, 0, [7, 0], [-0.5, -0.25], [1, 1], [WeightSpan(version, 2)], Status.COMPLETED, "2")
+    whole = Segment(prompt.tokens, [7, 0], [-0.5, -0.25], [1, 1], [WeightSpan(version, 2)])
+    done = Sample(prompt, 0, [whole], Status.COMPLETED, "2")
     done.verdict = Verdict.of(1.0, format=0.5)
-    interrupted = Sample(prompt, 1, [7, 8], [-0.5, -0.1], [1, 1], status=Status.ABORTED)
-    interrupted.spans = [WeightSpan(version - 1, 1), WeightSpan(version, 1)]
-    return Group(prompt, [done, interrupted, Sample(prompt, 2)])
+    spans = [WeightSpan(version - 1, 1), WeightSpan(version, 1)]
+    part = Segment(prompt.tokens, [7, 8], [-0.5, -0.1], [1, 1], spans)
+    return Group(prompt, [done, Sample(prompt, 1, [part], Status.ABORTED), Sample(prompt, 2)])
 
 
 def check_buffer(name: str, options: Options | None = None) -> None:
@@ -91,7 +93,7 @@ def _empty(buffer: BufferPolicy, resumed: BufferPolicy, kept: dict[str, Group]) 
         assert len(buffer) <= held - len(groups), "groups that were taken are still in the buffer"
         taken += copy.deepcopy(groups)
         for group in groups:
-            group.samples[1].response_tokens.append(9)
+            group.samples[1].segments[0].tokens.append(9)
         assert state == before, "what was taken is still a part of an earlier state: state_dict has to copy"
     assert taken, f"nothing comes out of a buffer of {len(kept)} groups"
     names = [group.id for group in taken]

@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from slime import plugins
-from slime.contracts import HfConfig
+from slime.models.bridge import HfConfig, traits_of
+from slime.models.traits import Reference
 from slime.testing import models
 from slime.testing.models import Parallel
-from slime.testing.prediction import Prediction
 from slime.testing.ranks import run_ranks
 from slime.testing.recorded import recorded_samples
 from slime.testing.training import (
+    EXTRA_LOSS_SCALE,
     GRADIENT_TOLERANCE,
-    MTP_LOSS_SCALE,
     NUM_SAMPLES,
     Gradients,
     Trained,
@@ -68,7 +68,7 @@ LOGITS_TOLERANCE = 1e-5
 """The two implementations add in another order: about 1e-6 at logits of order 1; a wrong norm costs 1e-2."""
 
 
-PREDICTION_TOLERANCE = 1e-6
+LOSS_TOLERANCE = 1e-6
 """Nats: a mean in fp32 of a few hundred losses of order 5, each off by 1e-6 to either side."""
 
 
@@ -129,25 +129,37 @@ def check_one_rank(contract: Contract) -> str:
     return "every byte equal"
 
 
-def check_prediction(contract: Contract) -> str:
-    """A multi-token prediction layer learns by its formula, and nothing else notices that it does."""
-    mapping = plugins.load().models.create(contract.family).weight_mapping(contract.hf)
-    if not mapping.draft_names:
-        return "no such layer"
+def check_extra_losses(contract: Contract) -> str:
+    """A block with a loss of its own learns by its formula, and nothing else notices that it does."""
+    bridge = plugins.load().models.create(contract.family)
+    entries = bridge.weight_mapping(contract.hf).entries
+    found = []
+    for trait in traits_of(bridge, contract.hf):
+        if trait.extra_loss:
+            assert trait.reference, f"{trait.name} has an extra loss, and nothing to compare it with"
+            names = frozenset(name for x in entries if trait.learns_by in x.rule.learns_by for name in x.hf)
+            found.append(_check_extra_loss(contract, trait.extra_loss().name, trait.reference(), names))
+    return "; ".join(found) or "none"
+
+
+def _check_extra_loss(contract: Contract, metric: str, reference: Reference, names: frozenset[str]) -> str:
+    """`names`: of the weights that it trains, and of others that rest, because it does not depend on them smoothly."""
     learned = contract.one_rank
-    losses = [values["mtp_loss"] for values in learned.history]
-    prediction = Prediction(contract.hf)
-    loss, gradients = prediction.loss_and_gradients(recorded_samples(NUM_SAMPLES, contract.hf["vocab_size"]))
-    assert abs(losses[0] - loss) <= PREDICTION_TOLERANCE, f"a loss of {losses[0]} instead of {loss}"
+    losses = [values[metric] for values in learned.history]
+    samples = recorded_samples(NUM_SAMPLES, contract.hf["vocab_size"])
+    loss, gradients = reference.loss_and_gradients(contract.hf, samples)
+    assert abs(losses[0] - loss) <= LOSS_TOLERANCE, f"a loss of {losses[0]} instead of {loss}"
     assert losses == sorted(losses, reverse=True), f"it does not learn: {losses}"
-    learning = {name for name in mapping.draft_names & learned.gradients[0].keys() if gradients[name].any()}
-    errors = {name: _relative_error(learned.gradients[0][name], MTP_LOSS_SCALE * gradients[name]) for name in learning}
+    learning = {name for name in names & learned.gradients[0].keys() if gradients[name].any()}
+    errors = {
+        name: _relative_error(learned.gradients[0][name], EXTRA_LOSS_SCALE * gradients[name]) for name in learning
+    }
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= GRADIENT_TOLERANCE, f"the gradient of {worst} is off by {errors[worst]:.1e}"
-    resting = mapping.draft_names - learning  # such as an indexer, which no prediction depends on smoothly
-    _check_stayed(learned, resting)
-    _check_frozen(contract, mapping.draft_names)
-    return f"loss within {abs(losses[0] - loss):.0e}, gradients {errors[worst]:.0e}; nothing else gets a gradient"
+    _check_stayed(learned, names - learning)
+    _check_frozen(contract, names)
+    found = f"within {abs(losses[0] - loss):.0e}, gradients {errors[worst]:.0e}; nothing else gets a gradient"
+    return f"{metric} {found}"
 
 
 def _relative_error(got: Any, wanted: Any) -> float:
@@ -160,7 +172,7 @@ def _check_frozen(contract: Contract, names: frozenset[str]) -> None:
     frozen: Trained = results["frozen"]
     one, other = contract.one_rank.gradients[0], frozen.gradients[0]
     noticed = [name for name in one.keys() - names if not (one[name] == other[name]).all()]
-    assert not noticed, f"prediction changes the gradients of {noticed}"
+    assert not noticed, f"it changes the gradients of {noticed}"
     _check_stayed(frozen, names)
 
 
@@ -202,7 +214,7 @@ CHECKS: Mapping[str, Callable[[Contract], str]] = {
     "logits": check_logits,
     "bad checkpoints": check_refusals,
     "one rank": check_one_rank,
-    "prediction": check_prediction,
+    "extra losses": check_extra_losses,
     "two ranks": check_two_ranks,
     "four ranks": check_four_ranks,
 }

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, SlimeConfig
+from slime.engines.process import EngineProcess
+from slime.engines.rendezvous import open_rendezvous
 from slime.net import LOOPBACK
-from slime.rollout.engine import EngineProcess
-from slime.rollout.rendezvous import open_rendezvous
 from slime.topology.placement import process_name
+from slime.topology.topology import Topology, read_topology
 
 if TYPE_CHECKING:
     import torch
@@ -39,16 +40,22 @@ def cpu_config(**sglang: Any) -> SlimeConfig:
     return cfg
 
 
+def topology_at(cfg: SlimeConfig, model_path: Path) -> Topology:
+    """Of `cfg` for the model at `model_path`."""
+    cfg.model.path = str(model_path)
+    return read_topology(cfg)
+
+
 @contextmanager
 def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: Any) -> Iterator[list[EngineProcess]]:
     """An engine with a process of one rank on each of `hosts` hosts, all of which are this one; logs in `folder`."""
     cfg = cpu_config(tp_size=hosts, **sglang)
     cfg.cluster.num_nodes = hosts
+    topology = topology_at(cfg, model_path)
     with open_rendezvous(LOOPBACK, "") as rendezvous, ExitStack() as stack, ThreadPoolExecutor(hosts) as pool:
         logs = [folder / f"{process_name(0, rank)}.log" for rank in range(hosts)]
         processes = [
-            EngineProcess(cfg, 0, rank, rendezvous, model_path=model_path, host=LOOPBACK, log=log)
-            for rank, log in enumerate(logs)
+            EngineProcess(topology, 0, rank, rendezvous, host=LOOPBACK, log=log) for rank, log in enumerate(logs)
         ]
         for process in processes:
             stack.callback(process.stop)
@@ -62,7 +69,7 @@ def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[Engin
     """An engine for the model at `model_path`, stopped afterwards."""
     cfg = cpu_config(**sglang)
     cfg.cluster.devices_per_node = sglang.get("tp_size", 1)  # all on one host
-    engine = EngineProcess(cfg, model_path=model_path, host=LOOPBACK, log=log)
+    engine = EngineProcess(topology_at(cfg, model_path), host=LOOPBACK, log=log)
     engine.start()
     try:
         yield engine
@@ -86,7 +93,7 @@ def hf_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def as_exported(model: torch.nn.Module, folder: Path | str) -> dict[str, torch.Tensor]:
+def as_exported(model: Any, folder: Path | str) -> dict[str, torch.Tensor]:
     """The same in the order in which a trainer exports them, to an engine that does not draft.
 
     Args:
@@ -94,7 +101,8 @@ def as_exported(model: torch.nn.Module, folder: Path | str) -> dict[str, torch.T
     """
     hf = read_hf_config(str(folder))
     mapping = plugins.load().models.create(hf["model_type"]).weight_mapping(hf)
-    tensors = dict(hf_tensors(model))
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    tensors = {name: tensor for name, tensor in hf_tensors(model) if name not in tied}
     names = dict.fromkeys(name for entry in mapping.entries for name in entry.hf)
     assert names.keys() == tensors.keys(), "every tensor is of use to trainer or engine"
     return {name: tensors[name] for name in names if name not in mapping.draft_names}

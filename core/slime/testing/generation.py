@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from slime.config.fp8 import BLOCK, KEY, SCALE, Fp8Format
-from slime.config.hf import read_hf_config
+from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.config.paths import resolve
+from slime.engine_client.client import Completion, EngineClient
 from slime.net import Endpoint
-from slime.rollout.client import EngineClient, Generation
 from slime.testing import models
 from slime.testing.engines import as_exported, hf_tensors, running_engine
 from slime.testing.publishing import publish
-from slime.weights.shared.fp8 import dequantize
-from slime.weights.shared.quantized import quantized
+from slime.topology.quantization import WeightFormat
+from slime.weights.megatron.quantized import Quantizer, parts_of, quantized, quantizer_of
 
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""
@@ -37,7 +36,7 @@ def check_generation(
     *,
     tolerance: float = TOLERANCE,
     dtype: torch.dtype = torch.float32,
-    fp8: Fp8Format | None = None,
+    form: WeightFormat | None = None,
     **sglang: Any,
 ) -> float:
     """Publish random weights twice; after each, log-probs of sampled tokens equal transformers' within `tolerance`.
@@ -49,7 +48,7 @@ def check_generation(
         folder: HF folder with config.json and tokenizer; the weights are made here.
         scratch: where the engine's log goes.
         dtype: of the weights and of what the engine computes; transformers computes in fp32 with the same weights.
-        fp8: how the engine holds the weights; transformers then computes with them dequantised.
+        form: how the engine holds the weights; transformers then computes with them dequantised.
         sglang: fields of SGLang's `ServerArgs`.
 
     Returns:
@@ -57,8 +56,9 @@ def check_generation(
     """
     hf, path = read_hf_config(folder), resolve(folder)
     differences = []
-    if fp8:
-        sglang["json_model_override_args"] = json.dumps({KEY: fp8.to_config()})
+    quantizer = quantizer_of(form) if form else None
+    if form:
+        sglang["json_model_override_args"] = json.dumps({QUANTIZATION: form.to_config()})
     with running_engine(path, scratch / "engine.log", dtype=str(dtype).removeprefix("torch."), **sglang) as engine:
         for version in (1, 2):
             model = models.random_model(hf, seed=version).eval()
@@ -66,30 +66,31 @@ def check_generation(
                 tensor.data = models.in_checkpoint(name, tensor.data, dtype).float()
             exported = as_exported(model, folder)
             exported = {name: models.in_checkpoint(name, each, dtype) for name, each in exported.items()}
-            if fp8:
-                exported = dict(quantized(exported.items(), fp8))
-                hold(model, exported)
+            if quantizer:
+                exported = dict(quantized(exported.items(), quantizer))
+                hold(model, exported, quantizer)
             receipt = publish(iter(exported.items()), [engine.endpoint], version, BUCKET_BYTES)
             assert receipt.num_tensors == len(exported)
-            generation = asyncio.run(_generate(engine.endpoint))
-            assert generation.weight_version == version
-            differences.append(_difference(model, generation))
+            completion = asyncio.run(_generate(engine.endpoint))
+            assert completion.weight_version == version
+            differences.append(_difference(model, completion))
     known = re.search(r"Version 2: (\d+) of (\d+) buckets were replayed", (scratch / "engine.log").read_text())
-    assert known, "the engine's ledger did not log the second version"
+    assert known, "the engine did not log the second version"
     assert known[1] == known[2], known[0]
     assert max(differences) <= tolerance, f"the engine's log-probs are off by {differences}"
     return max(differences)
 
 
 @torch.no_grad()
-def hold(model: torch.nn.Module, published: Mapping[str, torch.Tensor]) -> None:
-    """Give a transformers model the values of the weights that were published in FP8."""
+def hold(model: torch.nn.Module, published: Mapping[str, torch.Tensor], quantizer: Quantizer) -> None:
+    """Give a transformers model the values of the weights that were published quantised."""
     for name, tensor in hf_tensors(model):
-        if (scales := published.get(name + SCALE)) is not None:
-            tensor.copy_(dequantize(published[name], scales, (BLOCK, BLOCK), tensor.dtype))
+        if quantizer.form.is_quantized(name, tensor.shape) and name in published:
+            parts = [published[part] for part, _ in parts_of(quantizer.form, name, tensor.shape)]
+            tensor.copy_(quantizer.dequantize(parts, tensor.dtype))
 
 
-async def _generate(engine: Endpoint) -> Generation:
+async def _generate(engine: Endpoint) -> Completion:
     client = EngineClient(engine)
     try:
         return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
@@ -98,8 +99,8 @@ async def _generate(engine: Endpoint) -> Generation:
 
 
 @torch.no_grad()
-def _difference(model: torch.nn.Module, generation: Generation) -> float:
-    tokens = torch.tensor([*PROMPT, *generation.tokens])
+def _difference(model: torch.nn.Module, completion: Completion) -> float:
+    tokens = torch.tensor([*PROMPT, *completion.tokens])
     logits = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
     wanted = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
-    return float((torch.tensor(generation.logprobs) - wanted).abs().max())
+    return float((torch.tensor(completion.logprobs) - wanted).abs().max())

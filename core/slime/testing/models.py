@@ -23,13 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime import plugins
-from slime.config.fp8 import SCALE, Fp8Format
 from slime.config.hf import read_hf_config
 from slime.config.schema import Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
+from slime.models.bridge import traits_of
+from slime.models.traits import Reference
 from slime.testing.ranks import Rank, run_ranks
+from slime.topology.quantization import WeightFormat
 from slime.weights.megatron.hf_files import SINGLE
-from slime.weights.shared.quantized import quantized
+from slime.weights.megatron.quantized import Quantizer, quantized, quantizer_of
 
 Parallel = Mapping[str, Any]
 """`train.megatron`: parallel sizes and precision; what is left of the ranks is data parallel."""
@@ -76,8 +78,8 @@ def write_checkpoint(
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensor.data = in_checkpoint(name, tensor.data, dtype)
     model.save_pretrained(folder, **save)
-    if hf.get("num_nextn_predict_layers"):
-        _transformers_config(hf).save_pretrained(folder)  # the model's own may count the prediction layer
+    if _references(hf):
+        transformers_config(hf).save_pretrained(folder)  # that of a completed model may count what a block has added
 
 
 def in_checkpoint(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -86,33 +88,29 @@ def in_checkpoint(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def random_model(hf: Mapping[str, Any], *, seed: int = 0) -> Any:
-    """transformers' own model, in fp32, with nothing left trivial.
-
-    transformers has no multi-token prediction: a model with `num_nextn_predict_layers` gets one more decoder layer, and
-    that the rest of the prediction layer, where checkpoints have it. It is no part of the model's forward pass. A class
-    that has `mtp_layers` of its own is left alone.
-    """
-    model = _auto_model().from_config(_transformers_config(hf), dtype=torch.float32)
-    if hf.get("num_nextn_predict_layers") and not hasattr(model.model, "mtp_layers"):
-        model = _with_prediction(hf)
+    """transformers' own model, in fp32, with nothing left trivial, and with what its class lacks of the family's blocks
+    (`slime.models.traits.Reference`)."""
+    model = transformers_model(hf)
+    for reference in _references(hf):
+        model = reference.completed(model, hf)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensor.data = _random_like(name, tensor, generator)
     return model
 
 
-def _with_prediction(hf: Mapping[str, Any]) -> Any:
-    num_layers, size = hf["num_hidden_layers"], hf["hidden_size"]
-    model = _auto_model().from_config(_transformers_config({**hf, "num_hidden_layers": num_layers + 1}))
-    layer = model.model.layers[num_layers]
-    layer.enorm, layer.hnorm = torch.nn.RMSNorm(size), torch.nn.RMSNorm(size)  # their weights; nobody calls them
-    layer.eh_proj, layer.shared_head = torch.nn.Linear(2 * size, size, bias=False), torch.nn.Module()
-    layer.shared_head.norm = torch.nn.RMSNorm(size)
-    model.config.update(_transformers_config(hf).to_dict())  # the forward pass runs as many layers as it says
-    return model
+def _references(hf: Mapping[str, Any]) -> list[Reference]:
+    traits = traits_of(plugins.load().models.create(hf["model_type"]), hf)
+    return [trait.reference() for trait in traits if trait.reference]
 
 
-def _transformers_config(hf: Mapping[str, Any]) -> Any:
+def transformers_model(hf: Mapping[str, Any]) -> Any:
+    """transformers' own model of a config.json, in fp32, as it is initialised."""
+    return _auto_model().from_config(transformers_config(hf), dtype=torch.float32)
+
+
+def transformers_config(hf: Mapping[str, Any]) -> Any:
+    """transformers' own object of a config.json."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**deepcopy(dict(hf)))  # transformers writes into nested fields
@@ -121,7 +119,8 @@ def _transformers_config(hf: Mapping[str, Any]) -> Any:
 def _random_like(name: str, tensor: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(tensor.shape, generator=generator)
     if "norm" in name:
-        return 1 + 0.1 * noise
+        untrained = tensor if name.endswith("weight") else 1  # 1 too, or 0 where the factor is 1 + weight
+        return untrained + 0.1 * noise
     if "correction_bias" in name:
         return 0.05 * noise
     if "embed" in name:
@@ -172,8 +171,9 @@ def check_round_trip(family: str, folder: Path, world_size: int, layouts: Mappin
     for rank, (_, _, differences) in enumerate(results):
         assert not differences, f"the round trip changed {differences} on rank {rank}"
     assert all(order == orders[0] for order in orders), "the order of export depends on the layout"
-    for number, shares in enumerate(zip(*(shares for _, shares, _ in results), strict=True)):
-        names = [name for share in shares for name in share if number % 2 == 0 or not name.endswith(SCALE)]
+    endings = tuple(part.ending for form in installed_formats() for part in form.parts((1, 1))[1:])
+    for shares in zip(*(shares for _, shares, _ in results), strict=True):
+        names = [name for share in shares for name in share if name in orders[0] or not name.endswith(endings)]
         assert sorted(names) == sorted(orders[0]), "what ranks receive by turns is not the model"
         assert sum(map(bool, shares)) > 1 or world_size == 1, "one rank received everything"
 
@@ -186,7 +186,7 @@ def check_refusals(family: str, folder: Path, scratch: Path) -> None:
         scratch: an empty folder for the bad ones.
     """
     tensors = load_file(folder / SINGLE)
-    name = "model.layers.1.input_layernorm.weight"
+    name = min(key for key in tensors if key.startswith("model.layers.1.") and key.endswith("norm.weight"))
     bad = {
         "missing": {key: tensor for key, tensor in tensors.items() if key != name},
         "unexpected": {**tensors, name + "_surplus": tensors[name].clone()},
@@ -232,8 +232,8 @@ def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Ten
 
     Runs in a rank of its own.
     """
+    from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.train import megatron
-    from slime.train.compat import cpu_stands_in_for_cuda
 
     cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder), num_layers)
     megatron.initialize(cfg, *rank)
@@ -285,14 +285,20 @@ def round_trips(
             if changed := changed_tensors(exported, folder):
                 differences[f"{layout}, {everywhere=}"] = changed
         inventory = take_inventory(modules, mapping)
-        for fp8 in (None, Fp8Format()):
+        for quantizer in (None, *map(quantizer_of, installed_formats())):
             everybody = tuple(range(rank.world_size))
-            portions = list(inventory.export(mapping, 100_000, everybody, fp8=fp8).run())
+            portions = list(inventory.export(mapping, 100_000, everybody, quantizer=quantizer).run())
             assert [last for _, last in portions][-1:] in ([], [True]), "the last bucket of a receiver says so"
             shares.append([named for tensors, _ in portions for named in tensors])
-            if changed := changed_tensors(shares[-1], folder, fp8, partly=True):
-                differences[f"{layout}, {fp8=}, divided"] = changed
+            if changed := changed_tensors(shares[-1], folder, quantizer, partly=True):
+                differences[f"{layout}, {quantizer and quantizer.form}, divided"] = changed
     return orders, [[name for name, _ in share] for share in shares], differences
+
+
+def installed_formats() -> list[WeightFormat]:
+    """Every preset of every installed quantization."""
+    found = [(item.name, item.factory()) for item in plugins.load().quantizations]
+    return [quantization.read(config, name) for name, quantization in found for config in quantization.presets.values()]
 
 
 def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
@@ -306,12 +312,12 @@ def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
 
 
 def changed_tensors(
-    exported: Sequence[tuple[str, Tensor]], folder: Path, fp8: Fp8Format | None = None, *, partly: bool = False
+    exported: Sequence[tuple[str, Tensor]], folder: Path, quantizer: Quantizer | None = None, *, partly: bool = False
 ) -> list[str]:
     """Names of tensors that are not exported with exactly the bytes, shape and dtype they have in the files.
 
     Args:
-        fp8: how those of the files are quantised first.
+        quantizer: those of the files are quantised by it first.
         partly: the export need not have all of them.
     """
     left = dict(exported)
@@ -319,7 +325,7 @@ def changed_tensors(
     changed = []
     for file in sorted(folder.glob("*.safetensors")):
         tensors = load_file(file)
-        for name, tensor in quantized(tensors.items(), fp8) if fp8 else tensors.items():
+        for name, tensor in quantized(tensors.items(), quantizer) if quantizer else tensors.items():
             if (found := left.pop(name, None)) is None:
                 changed += [] if partly else [name]
             elif not _same_bytes(found, tensor):

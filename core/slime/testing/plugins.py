@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,12 +21,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from slime import builtins, plugins
-from slime.config import groups as config_groups
+from slime import builtins, events, plugins
+from slime.compose import groups as config_groups
 from slime.config.schema import RewardConfig
 from slime.contracts import SampleTracker, Tracker
-from slime.plugins import Contribution, Registry
+from slime.errors import SlimeError
+from slime.registry import Contribution, Registry
 from slime.reward.service import RewardService
+from slime.sampling.guarded import REASON, are_amounts
+from slime.segments import Segment, WeightSpan
 from slime.types import Decision, Group, Prompt, Sample, TrackedRun, Verdict, VerdictKind
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron")
@@ -73,11 +75,15 @@ def sample(response: str, label: Any = None, metadata: Mapping[str, Any] | None 
     return Sample(Prompt("0/0", (), (), label, metadata or {}), index=0, response=response)
 
 
-def group(rewards: Sequence[float | None]) -> Group:
-    """A group of samples with these reward values; None is a sample whose reward gave an error."""
+def group(rewards: Sequence[float | None], lengths: Sequence[int] = ()) -> Group:
+    """A group of samples with these reward values, and as many sampled tokens as `lengths` says, if it says any; a
+    reward of None is an error."""
     prompt = Prompt("0/0", (), ())
     verdicts = [Verdict.error("no value") if reward is None else Verdict.of(reward) for reward in rewards]
-    return Group(prompt, [Sample(prompt, index, verdict=verdict) for index, verdict in enumerate(verdicts)])
+    samples = [Sample(prompt, index, verdict=verdict) for index, verdict in enumerate(verdicts)]
+    for sample, count in zip(samples, lengths, strict=False):
+        sample.segments.append(Segment((), [0] * count, [0.0] * count, [1] * count, [WeightSpan(0, count)]))
+    return Group(prompt, samples)
 
 
 def check_reward(name: str, cases: Sequence[RewardCase], options: Options | None = None) -> None:
@@ -129,9 +135,31 @@ def check_filter(
         check_reason(decision)
 
 
+def check_shaping(name: str, cases: Sequence[tuple[Group, Sequence[float]]], options: Options | None = None) -> None:
+    """Assert that filter `name` shapes rewards as expected, twice alike and without touching the group.
+
+    Args:
+        cases: a group (`group` makes one), and what is added to each of its rewards; at least one.
+        options: as of `check_filter`, which checks the rest of its contract.
+
+    Raises:
+        AssertionError: a part of the contract is broken; says which.
+    """
+    assert cases, "a contract test needs a case"
+    chosen: Any = plugins.load().filters.create(name, **typed_options(f"filter/{name}", options or {}))
+    for given, expected in cases:
+        before = copy.deepcopy(given)
+        amounts = chosen.shape(given)
+        assert are_amounts(amounts, len(given.samples)), f"{amounts!r}: not {len(given.samples)} finite numbers"
+        close = all(_close(one, other) for one, other in zip(amounts, expected, strict=True))
+        assert close, f"{amounts}, not {expected}"
+        assert chosen.shape(given) == amounts, "shaped differently the second time"
+        assert given == before, "the filter changed the group itself: it says what is to be added"
+
+
 def check_reason(decision: Decision) -> None:
     """Assert that a decision's reason can be a metric's name."""
-    metric = re.fullmatch(r"[a-z0-9_]*", decision.reason)
+    metric = decision.keep or REASON.fullmatch(decision.reason)
     assert metric, f"reason '{decision.reason}' becomes a metric's name: use a-z, 0-9 and _"
 
 
@@ -152,9 +180,9 @@ def check_tracker(name: str, folder: Path, options: Options | None = None) -> No
     """
     registry = plugins.load().trackers
     contribution = registry.get(name)
-    _check_light(contribution)
+    check_light(contribution)
     given = typed_options(f"tracker/{name}", options or {})
-    _check_refuses_unknown(registry, name, given)
+    check_refuses_unknown(registry, name, given)
     for resumed, steps in ((None, (0, 1, 2)), (("rl", 1), (2,))):
         tracker = registry.create(name, **given)
         assert isinstance(tracker, Tracker), f"tracker '{name}' has not the methods of slime.contracts.Tracker"
@@ -172,33 +200,89 @@ def check_tracker(name: str, folder: Path, options: Options | None = None) -> No
         tracker.finish("finished" if resumed else "interrupted")
 
 
+def check_subscriber(name: str, folder: Path) -> None:
+    """Assert that subscriber `name` is well installed, and takes the events of a run that finishes, then of one that
+    continues it and fails. Events that it does not know must do nothing: later versions of slime have more.
+
+    Args:
+        folder: the run directory. What the subscriber leaves there is for the caller to see.
+
+    Raises:
+        AssertionError: a part of the contract is broken; says which.
+        Exception: whatever the subscriber raises.
+    """
+    registry = plugins.load().subscribers
+    check_light(registry.get(name))
+    run = TrackedRun("told", folder, {"run": {"name": "told"}, "sft": {}})
+    error = SlimeError("boom", where="here", todo="Mend it.")
+    scored = group([0.0, 1.0])
+    step = [events.Phase("generate", 1, 1), events.Samples(1, [scored], [(scored, Decision(keep=True))])]
+    step += [events.Phase("train"), events.Evaluation(1, [scored], {"eval/reward_mean": 0.5})]
+    stage = [events.StageBegan("rl", 1), *step, events.Step("rl", 1, dict(TRACKED)), events.StageEnded()]
+    for ended in ([events.Complete(), events.Ended("finished")], [events.Ended("failed", error)]):
+        told = registry.create(name, run=run)
+        assert callable(told), f"the factory of subscriber '{name}' returned {told!r}, not a function of an event"
+        restored = events.Restored(None if len(ended) > 1 else ("sft", 3))
+        waited = [events.Starting("loading"), events.Waiting("loading", ["trainer-0"]), restored, events.Ready("ready")]
+        for event in (*waited, *stage, _Unknown(), *ended):
+            before = repr(event)
+            told(event)
+            assert repr(event) == before, f"subscriber '{name}' changed an event, which others get after it"
+
+
+class _Unknown:
+    """An event of a later slime."""
+
+
 def check_contribution(registry: Registry[Any], name: str, options: Options) -> None:
     """Assert what holds for everything chosen by name: found, light to import, selectable, with options that are typed.
 
     Raises:
         AssertionError, or SlimeError if nothing of that name is installed.
     """
+    check_light(registry.get(name))
+    check_choice(registry, name)
+    check_refuses_unknown(registry, name, typed_options(f"{registry.kind}/{name}", options))
+
+
+def check_choice(registry: Registry[Any], name: str) -> None:
+    """Assert that it can be chosen in its config group.
+
+    Raises:
+        AssertionError, or SlimeError if nothing of that name is installed.
+    """
     contribution = registry.get(name)
-    _check_light(contribution)
     shipped = config_groups.scan(plugins.load()).of(contribution.distribution).get(registry.kind, [])
     where = f"conf/{registry.kind}/{name}.yaml"
     assert name in shipped, f"{registry.kind}={name} cannot be chosen: {contribution.distribution} ships no {where}"
-    _check_refuses_unknown(registry, name, typed_options(f"{registry.kind}/{name}", options))
 
 
-def _check_light(contribution: Contribution) -> None:
+def check_light(contribution: Contribution, more: str = "") -> None:
+    """Assert that importing its plugin imports none of `HEAVY`.
+
+    Args:
+        more: code that runs after the import, and is to be light too.
+
+    Raises:
+        AssertionError.
+    """
     modules = [
         entry.module
         for entry in entry_points(group=plugins.ENTRY_POINT_GROUP)
         if entry.dist is not None and entry.dist.name == contribution.distribution
     ] or [builtins.__name__]
-    code = f"import sys; sys.path[:] = {sys.path!r}\nimport {', '.join(modules)}\nprint(*sys.modules)"
+    code = f"import sys; sys.path[:] = {sys.path!r}\nimport {', '.join(modules)}\n{more}\nprint(*sys.modules)"
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = [module for module in HEAVY if module in imported]
-    assert not heavy, f"importing {', '.join(modules)} imports {', '.join(heavy)}; import them inside the factory"
+    assert not heavy, f"importing {', '.join(modules)} imports {', '.join(heavy)}; import them where they are used"
 
 
-def _check_refuses_unknown(registry: Registry[Any], name: str, options: Options) -> None:
+def check_refuses_unknown(registry: Registry[Any], name: str, options: Options) -> None:
+    """Assert that its factory raises TypeError at an option that it does not know.
+
+    Raises:
+        AssertionError.
+    """
     try:
         registry.create(name, **options, **{UNKNOWN_OPTION: None})
     except TypeError:
@@ -208,15 +292,18 @@ def _check_refuses_unknown(registry: Registry[Any], name: str, options: Options)
 
 def typed_options(key: str, options: Options) -> dict[str, Any]:
     """The schema's defaults with `options` over them; the schema must have each of them, with that type."""
-    from omegaconf import OmegaConf
+    from slime.compose.options import check_options, defaults_of
 
-    schema = plugins.load().schemas.get(key)
+    installed = plugins.load()
+    schema = installed.schemas.get(key)
     if schema is None:
         assert not options, f"slime_config_schemas has no '{key}', so options {sorted(options)} are not checked"
         return {}
-    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(schema), dict(options)))
-    assert isinstance(merged, dict)
-    return {str(option): value for option, value in merged.items()}
+    kind, _, name = key.partition("/")
+    chosen = defaults_of(schema) | dict(options)
+    for fault in check_options(installed.registries[kind].get(name), chosen, schema, f"{kind}.options"):
+        raise fault
+    return chosen
 
 
 async def _verdicts(service: RewardService, cases: Sequence[RewardCase]) -> list[Verdict]:

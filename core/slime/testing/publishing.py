@@ -9,8 +9,9 @@ from slime.net import Endpoint
 from slime.types import Receipt
 from slime.weights.megatron.export import Portion
 from slime.weights.publisher.engine_link import EngineLink
+from slime.weights.publisher.handover import Handover
 from slime.weights.publisher.publish import publish_buckets
-from slime.weights.publisher.transport import SharedMemory, Transport
+from slime.weights.publisher.shared_memory import SharedMemory
 from slime.weights.shared.bucket import Bucket, SharedBucket, in_buckets, loaded_together
 from slime.weights.shared.views import Named, aligned
 
@@ -24,20 +25,22 @@ def publish(
     bucket_bytes: int,
     *,
     bucket_type: Callable[[int], Bucket] = SharedBucket,
+    flushes: bool = True,
 ) -> Receipt:
     """As a trainer does (`publish_buckets`), through memory of this host.
 
     Args:
         bucket_type: from bytes to a bucket in memory that the engines can map.
+        flushes: see `EngineLink`.
     """
-    links = [EngineLink(engine, version, TIMEOUT_S) for engine in engines]
+    links = [EngineLink(engine, version, TIMEOUT_S, flushes=flushes) for engine in engines]
     with ThreadPoolExecutor(len(links)) as pool:
         return publish_over(SharedMemory(links, pool, bucket_type), tensors, version, bucket_bytes)
 
 
-def publish_over(transport: Transport, tensors: Iterator[Named], version: int, bucket_bytes: int) -> Receipt:
-    """The same over any transport."""
-    return publish_buckets(transport, _portions(tensors, bucket_bytes), version, bucket_bytes)
+def publish_over(handover: Handover, tensors: Iterator[Named], version: int, bucket_bytes: int) -> Receipt:
+    """The same over any handover."""
+    return publish_buckets(handover, _portions(tensors, bucket_bytes), version, bucket_bytes)
 
 
 def _portions(tensors: Iterator[Named], capacity: int) -> Iterator[Portion]:

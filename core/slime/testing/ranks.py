@@ -8,7 +8,6 @@ helper processes of a checkpoint along. A rank that is late prints the stack of 
 from __future__ import annotations
 
 import faulthandler
-import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -24,8 +23,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slime.imports import import_file
 from slime.lifetime import end_with_parent
 from slime.net import free_port
+from slime.testing.patience import Patience
 
 _SECONDS_TO_PRINT_STACKS = 1.0
 _ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
@@ -48,7 +49,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         function: a module-level function; its file is imported again in every rank.
         world_size: number of processes.
         *args: picklable arguments, the same for every rank.
-        timeout_s: wall-clock seconds for the slowest rank, imports included.
+        timeout_s: seconds for the slowest rank, imports included; less those for which it had no core.
 
     Raises:
         AssertionError: a rank raised, died or was late; with the traceback or the stacks of every rank.
@@ -64,7 +65,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         for process in processes:
             process.start()
         try:
-            failure = _wait(processes, time.monotonic() + timeout_s)
+            failure = _wait(processes, Patience(timeout_s, lambda: map(_pid, processes)))
         finally:
             _kill(processes)
         assert not failure, f"{failure}\n" + "\n".join(_log(job, rank) for rank in range(world_size))
@@ -93,12 +94,12 @@ def _serve_forks() -> None:
         os.environ.update(before)
 
 
-def _wait(processes: Sequence[BaseProcess], deadline: float) -> str:
+def _wait(processes: Sequence[BaseProcess], patience: Patience) -> str:
     """Empty when every rank ended well; otherwise what went wrong first."""
     while any(process.exitcode is None for process in processes):
         if failure := _first_failure(processes):
             return failure
-        if time.monotonic() > deadline:
+        if patience.is_over():
             _print_stacks(processes)
             late = [rank for rank, process in enumerate(processes) if process.exitcode is None]
             return f"rank {late} still ran at the time limit"
@@ -142,11 +143,7 @@ def _load(module: str, file: str, qualname: str) -> Callable[..., Any]:
     """The function, its module imported from its file: a test module is not always on the path."""
     module = module.replace("__main__", "__ranks_main__")
     if module not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module, file)
-        assert spec is not None, f"{file} is not a Python file"
-        assert spec.loader is not None, f"{file} is not a Python file"
-        sys.modules[module] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[module])
+        import_file(Path(file), module)
     found: Any = sys.modules[module]
     for part in qualname.split("."):
         found = getattr(found, part)

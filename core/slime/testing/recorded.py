@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slime.types import TrainSample
+from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
 
 
 def recorded_samples(
@@ -26,6 +26,8 @@ def _sample(generator: np.random.Generator, vocab_size: int, shortest: int, long
     return TrainSample(
         tokens=generator.integers(0, vocab_size, num_tokens),
         loss_mask=(generator.random(num_response_tokens) < 0.9).astype(np.float32),
-        advantages=np.full(num_response_tokens, generator.normal(), np.float32),
-        rollout_logprobs=(guess + generator.normal(0, 0.3, num_response_tokens)).astype(np.float32),
+        columns={
+            ADVANTAGES: np.full(num_response_tokens, generator.normal(), np.float32),
+            ROLLOUT_LOGPROBS: (guess + generator.normal(0, 0.3, num_response_tokens)).astype(np.float32),
+        },
     )

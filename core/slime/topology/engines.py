@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime.config.schema import Device, EngineGroupConfig, Placement, Role, SlimeConfig
+from slime.algo.stages import run_stages
+from slime.config.schema import ClusterConfig, EngineGroupConfig, Role, SlimeConfig
 from slime.errors import SlimeError
 
 DEFAULT = "default"
 """Name of the only group where `rollout.engines` names none."""
+MAX_IMBALANCE = 8
+"""Requests one of several engines may have more than another (`slime.engine_client.engine_set`)."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class EngineGroup:
         devices_per_engine: tp_size x pp_size.
         sglang: fields of ServerArgs by the user: `rollout.sglang` and over it the group's own, with `tp_size`.
         environment: variables by the user: the cluster's and over them the group's own.
+        most_requests: that one of the engines has at once. `EngineSet` may give one engine more than another.
+        own_fields: those of `sglang` that the group itself sets.
     """
 
     name: str
@@ -31,6 +36,12 @@ class EngineGroup:
     devices_per_engine: int
     sglang: Mapping[str, Any]
     environment: Mapping[str, str]
+    most_requests: int
+    own_fields: frozenset[str] = frozenset()
+
+    def home_of(self, key: str) -> str:
+        """The config key that gives one of SGLang's fields: the group's own, or that of all groups."""
+        return f"rollout.engines.{self.name}.sglang.{key}" if key in self.own_fields else f"rollout.sglang.{key}"
 
     @property
     def num_engines(self) -> int:
@@ -69,12 +80,7 @@ def in_words(variables: Mapping[str, Any]) -> dict[str, str]:
 
 def generates(cfg: SlimeConfig) -> bool:
     """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
-    return cfg.algo.name != "sft" or cfg.eval.path is not None
-
-
-def works_in_pairs(cfg: SlimeConfig) -> bool:
-    """Whether engines of two roles answer each request together."""
-    return any(group.role is not Role.regular for group in engine_groups(cfg))
+    return run_stages(cfg).reinforces or cfg.eval.path is not None
 
 
 def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
@@ -85,41 +91,54 @@ def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
     """
     if not generates(cfg):
         return ()
-    configured = cfg.rollout.engines or {DEFAULT: EngineGroupConfig()}
-    return tuple(_group(cfg, name, group, alone=len(configured) == 1) for name, group in configured.items())
+    configured, cluster = cfg.rollout.engines or {DEFAULT: EngineGroupConfig()}, cfg.cluster
+    groups = []
+    for name, group in configured.items():
+        sglang = {**cfg.rollout.sglang, **group.sglang}
+        devices, per_engine = _sizes(name, group, sglang, None if len(configured) > 1 else cluster)
+        sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
+        environment = in_words({**cluster.environment, **group.environment})
+        most, own = cfg.rollout.max_requests_per_engine, frozenset(group.sglang)
+        groups.append(EngineGroup(name, group.role, devices, per_engine, sglang, environment, most, own))
+    if sum(group.num_engines for group in groups) > 1 and not work_in_pairs(groups):
+        groups = [dataclasses.replace(group, most_requests=group.most_requests + MAX_IMBALANCE) for group in groups]
+    return tuple(groups)
 
 
-def num_engines(cfg: SlimeConfig) -> int:
-    """Engines of all groups."""
-    return sum(group.num_engines for group in engine_groups(cfg))
+def work_in_pairs(groups: Iterable[EngineGroup]) -> bool:
+    """Whether engines of two roles answer each request together."""
+    return any(group.role is not Role.regular for group in groups)
 
 
-def home_of(cfg: SlimeConfig, group: str, key: str) -> str:
-    """The config key that gives a group's SGLang field: the group's own, or that of all."""
-    own = cfg.rollout.engines.get(group)
-    return f"rollout.engines.{group}.sglang.{key}" if own and key in own.sglang else f"rollout.sglang.{key}"
-
-
-def with_sizes(cfg: SlimeConfig) -> dict[str, EngineGroupConfig]:
+def with_sizes(
+    configured: Mapping[str, EngineGroupConfig], groups: Iterable[EngineGroup]
+) -> dict[str, EngineGroupConfig]:
     """`rollout.engines` with every group and size in place, for the resolved config."""
-    configured = cfg.rollout.engines or {DEFAULT: EngineGroupConfig()}
     return {
         group.name: dataclasses.replace(
-            configured[group.name], devices=group.devices, devices_per_engine=group.devices_per_engine
+            configured.get(group.name, EngineGroupConfig()),
+            devices=group.devices,
+            devices_per_engine=group.devices_per_engine,
         )
-        for group in engine_groups(cfg)
-    } or cfg.rollout.engines
+        for group in groups
+    }
 
 
-def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, *, alone: bool) -> EngineGroup:
+def _sizes(
+    name: str, group: EngineGroupConfig, sglang: Mapping[str, Any], cluster: ClusterConfig | None
+) -> tuple[int, int]:
+    """Devices of all engines of a group, and of one.
+
+    Args:
+        cluster: of the only group, which has all devices unless it says how many.
+    """
     where = f"rollout.engines.{name}"
-    sglang = {**cfg.rollout.sglang, **group.sglang}
     per_engine = _devices_per_engine(where, group, sglang)
     devices = group.devices
     if devices is None:
-        if not alone:
+        if cluster is None:
             raise SlimeError("is not set, and there are several groups", where=f"{where}.devices", todo="Set it.")
-        devices = _all_devices(cfg, per_engine)
+        devices = _all_devices(cluster, per_engine)
     if devices < 1 or devices % per_engine:
         below = max(devices, 0) // per_engine * per_engine
         above = below + per_engine
@@ -128,9 +147,7 @@ def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, *, alone: bool
             where=f"{where}.devices",
             todo=f"Set it to {above}{f' or {below}' if below else ''}, or change {where}.devices_per_engine.",
         )
-    environment = in_words({**cfg.cluster.environment, **group.environment})
-    sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
-    return EngineGroup(name, group.role, devices, per_engine, sglang, environment)
+    return devices, per_engine
 
 
 def _devices_per_engine(where: str, group: EngineGroupConfig, sglang: Mapping[str, Any]) -> int:
@@ -156,11 +173,10 @@ def size(sglang: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _all_devices(cfg: SlimeConfig, per_engine: int) -> int:
-    cluster = cfg.cluster
-    if cluster.device is Device.cpu:
+def _all_devices(cluster: ClusterConfig, per_engine: int) -> int:
+    if not cluster.on_gpus:
         return per_engine
-    if cluster.placement is Placement.colocated:
+    if cluster.colocated:
         return cluster.num_trainers
     have = cluster.num_nodes * cluster.devices_per_node
     if cluster.num_trainers >= have:
@@ -169,13 +185,8 @@ def _all_devices(cfg: SlimeConfig, per_engine: int) -> int:
     return have - cluster.num_trainers
 
 
-def group_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """What is wrong with the groups as such: their sizes, and roles that need each other."""
-    try:
-        groups = engine_groups(cfg)
-    except SlimeError as problem:
-        yield problem
-        return
+def role_problems(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
+    """Roles that need each other."""
     roles = {group.role for group in groups}
     where = "rollout.engines"
     if Role.regular in roles and len(roles) > 1:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
-from slime.config.schema import Device, Role, SlimeConfig
+from slime.config.schema import ClusterConfig, Role
 from slime.topology.engines import EngineGroup, in_words
 from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens, uses_deepep
 
 NEVER = 10**7
 """Seconds, or failures, where SGLang wants a limit."""
+_OF_DEEPEP = {"NVSHMEM_DISABLE_NCCL": "1"}  # whoever loads deepep loads NVSHMEM, which would start an NCCL of its own
 
 
-def trainer_environment(cfg: SlimeConfig) -> dict[str, str]:
+def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dict[str, str]:
     """Of a trainer rank; the user's `cluster.environment` has the last word."""
-    return {**_of_device(cfg), **_network(cfg), **in_words(cfg.cluster.environment)}
+    deepep = _OF_DEEPEP if megatron.get("moe_flex_dispatcher_backend") == "deepep" else {}
+    return {**deepep, **_of_device(cluster), **_network(cluster), **in_words(cluster.environment)}
 
 
-def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
+def engine_environment(cluster: ClusterConfig, group: EngineGroup) -> dict[str, str]:
     """Of every process of an engine of `group`; the user's environments have the last word."""
     settings = {
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs at the temperature of sampling
@@ -28,25 +32,24 @@ def engine_environment(cfg: SlimeConfig, group: EngineGroup) -> dict[str, str]:
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     }
     if uses_deepep(group.sglang):  # SGLang compares it with nothing; a batch beyond it dies inside deepep
-        settings[DISPATCH_TOKENS] = str(dispatch_tokens(cfg, group))
-        settings["NVSHMEM_DISABLE_NCCL"] = "1"
+        settings |= {DISPATCH_TOKENS: str(dispatch_tokens(group)), **_OF_DEEPEP}
     if group.role is not Role.regular:  # slime sees who died or hangs; SGLang would fail what only waits for room
         never = ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT", "HEARTBEAT_MAX_FAILURE")
         settings |= {f"SGLANG_DISAGGREGATION_{name}": str(NEVER) for name in never}
-    cores = _cores(group) if cfg.cluster.device is Device.cpu else {}
-    return {**settings, **cores, **_of_device(cfg), **_network(cfg), **group.environment}
+    cores = {} if cluster.on_gpus else _cores(group)
+    return {**settings, **cores, **_of_device(cluster), **_network(cluster), **group.environment}
 
 
-def _of_device(cfg: SlimeConfig) -> dict[str, str]:
-    if cfg.cluster.device is Device.cpu:
+def _of_device(cluster: ClusterConfig) -> dict[str, str]:
+    if not cluster.on_gpus:
         # One thread a rank: more would fight over the cores. Compiling costs 16 s on CPU and saves nothing.
         return {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     # As SGLang sets them for its own processes: NCCL wants them alike in a group that publishes to engines.
     return {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
-def _network(cfg: SlimeConfig) -> dict[str, str]:
-    interface = cfg.cluster.socket_interface
+def _network(cluster: ClusterConfig) -> dict[str, str]:
+    interface = cluster.socket_interface
     names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return dict.fromkeys(names, interface) if interface else {}
 

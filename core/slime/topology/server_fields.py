@@ -5,50 +5,58 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from slime.config.fp8 import KEY
-from slime.config.paths import resolve
-from slime.config.schema import Device, Placement, Role, SlimeConfig
-from slime.topology.engines import EngineGroup, engine_groups, num_engines, works_in_pairs
-from slime.topology.fp8 import rollout_format
-from slime.topology.placement import num_hosts
+from slime.config.hf import QUANTIZATION
+from slime.config.paths import exists, located, resolve
+from slime.config.schema import ClusterConfig, EvalConfig, Role, RolloutConfig, SlimeConfig
+from slime.topology.engines import EngineGroup
+from slime.topology.placement import SAVER, num_hosts
+from slime.topology.quantization import weight_format
+from slime.topology.recordings import recordings_of
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
 DISPATCH_TOKENS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-MAX_IMBALANCE = 8
-"""Requests one of several engines may have more than another (`slime.rollout.spread`)."""
 
 
-def server_fields(cfg: SlimeConfig, index: int, *, model_path: Path) -> dict[str, Any]:
-    """Fields of `ServerArgs` of engine `index` (over all groups): what slime sets, then the user's own."""
-    group = group_of(cfg, index)
+def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str, Any]:
+    """Fields of `ServerArgs` of engine `index` (over all groups), one of `group`: what slime sets, then the user's own.
+
+    The folders of model and tokenizer are those of the host that asks.
+    """
+    model = _folder(cfg.model.path)
     fields: dict[str, Any] = {
-        "model_path": str(model_path),
+        "model_path": model,
         "device": cfg.cluster.device.value,
         "load_format": "dummy",
         "weight_version": UNPUBLISHED,
         "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
         "skip_server_warmup": True,
-        "skip_tokenizer_init": not _has_stop_strings(cfg),
+        "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
         "log_level_http": "warning",
-        **_most_running(cfg, group),
-        **_device_fields(cfg, group),
-        **_role_fields(cfg, group),
-        **_host_fields(cfg, group),
+        **_most_running(group),
+        **_device_fields(cfg.cluster, group),
+        **_role_fields(cfg.cluster, group),
+        **_host_fields(cfg.cluster, group),
         **draft_fields(group.sglang),
+        **{name: value for each in recordings_of(cfg.model, cfg.train) for name, value in each.server_fields.items()},
         **group.sglang,
     }
+    if not cfg.cluster.on_gpus:
+        fields.pop(SAVER, None)  # host memory cannot be given up
     if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
-        fields.setdefault("speculative_draft_model_path", str(model_path))
+        fields.setdefault("speculative_draft_model_path", model)
     if cfg.model.tokenizer is not None:
-        fields["tokenizer_path"] = str(resolve(cfg.model.tokenizer))
+        fields["tokenizer_path"] = _folder(cfg.model.tokenizer)
     if overrides := _overrides(cfg):
         own = json.loads(fields.get("json_model_override_args", "{}"))
         fields["json_model_override_args"] = json.dumps(own | overrides)
     return fields
+
+
+def _folder(path: str) -> str:
+    return str(resolve(path)) if exists(path) else located(path)
 
 
 def _overrides(cfg: SlimeConfig) -> dict[str, Any]:
@@ -56,18 +64,9 @@ def _overrides(cfg: SlimeConfig) -> dict[str, Any]:
     overrides: dict[str, Any] = {}
     if cfg.model.num_layers is not None:
         overrides["num_hidden_layers"] = cfg.model.num_layers
-    if fp8 := rollout_format(cfg):
-        overrides[KEY] = fp8.to_config()
+    if form := weight_format(cfg.model, cfg.rollout):
+        overrides[QUANTIZATION] = form.to_config()
     return overrides
-
-
-def group_of(cfg: SlimeConfig, index: int) -> EngineGroup:
-    """The group of engine `index`, counted over all groups."""
-    for group in engine_groups(cfg):
-        if index < group.num_engines:
-            return group
-        index -= group.num_engines
-    raise AssertionError("the run has this engine")
 
 
 def drafts_with_own_layer(sglang: Mapping[str, Any]) -> bool:
@@ -75,23 +74,23 @@ def drafts_with_own_layer(sglang: Mapping[str, Any]) -> bool:
     return str(sglang.get("speculative_algorithm")).upper() in ("EAGLE", "NEXTN")
 
 
-def _has_stop_strings(cfg: SlimeConfig) -> bool:
+def _has_stop_strings(rollout: RolloutConfig, evaluation: EvalConfig) -> bool:
     """Only they need text inside the engine; without them it spares itself tokenizer and detokenizer."""
-    return bool(cfg.rollout.sampling.stop or (cfg.eval.path and cfg.eval.sampling.stop))
+    return bool(rollout.sampling.stop or any(held_out.sampling.stop for held_out in evaluation.all().values()))
 
 
-def _device_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
-    if cfg.cluster.device is Device.cpu:
+def _device_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]:
+    if not cluster.on_gpus:
         # An idle scheduler that polls would take a core from the trainer. And torch's attention has other last bits for
         # a part of a prompt than for all of it: where SGLang cuts would depend on what else is in a batch.
         return {"sleep_on_idle": True, "chunked_prefill_size": -1}
-    fields: dict[str, Any] = {"enable_memory_saver": cfg.cluster.placement is Placement.colocated}
+    fields: dict[str, Any] = {SAVER: cluster.colocated}
     if group.role is not Role.prefill and not group.sglang.get("cuda_graph_bs_decode"):
-        fields["cuda_graph_max_bs_decode"] = _largest_graph(cfg, group)
+        fields["cuda_graph_max_bs_decode"] = _largest_graph(group)
     return fields
 
 
-def _most_running(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
+def _most_running(group: EngineGroup) -> dict[str, Any]:
     """Requests that an engine decodes at once, where SGLang's own number would not do.
 
     With speculation it takes 48, divided by the data-parallel ranks: none is left to 64 of them. A batch beyond the
@@ -99,25 +98,29 @@ def _most_running(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
     """
     if not (uses_deepep(group.sglang) or group.sglang.get("speculative_algorithm")):
         return {}
-    return {"max_running_requests": requests_per_rank(cfg, group) * group.dp}
+    return {"max_running_requests": requests_per_rank(group) * group.dp}
 
 
 def uses_deepep(sglang: Mapping[str, Any]) -> bool:
     return sglang.get("moe_a2a_backend") == "deepep"
 
 
-def requests_per_rank(cfg: SlimeConfig, group: EngineGroup) -> int:
+def requests_per_rank(group: EngineGroup) -> int:
     """Requests that the CUDA graphs of one data-parallel attention rank cover."""
     sizes = group.sglang.get("cuda_graph_bs_decode") or [
-        group.sglang.get("cuda_graph_max_bs_decode") or _largest_graph(cfg, group)
+        group.sglang.get("cuda_graph_max_bs_decode") or _largest_graph(group)
     ]
     return int(max(sizes))
 
 
-def _largest_graph(cfg: SlimeConfig, group: EngineGroup) -> int:
-    """Requests of one data-parallel rank, rounded up to a batch for which SGLang captures a graph."""
+def _largest_graph(group: EngineGroup) -> int:
+    """Requests of one data-parallel rank, rounded up to a batch for which SGLang captures a graph.
+
+    With one more than its CUDA graphs cover, SGLang launches every kernel of every decode step by itself. Left alone it
+    covers 256 requests on an H100 or H200, 512 from `tp_size` 4 on.
+    """
     step = graph_step(group)
-    return -(-_most_requests(cfg) // (group.dp * step)) * step
+    return -(-group.most_requests // (group.dp * step)) * step
 
 
 def graph_step(group: EngineGroup) -> int:
@@ -147,42 +150,32 @@ def num_draft_tokens(sglang: Mapping[str, Any]) -> int:
     return int(shape.get("speculative_num_draft_tokens") or 1) if sglang.get("speculative_algorithm") else 1
 
 
-def dispatch_tokens(cfg: SlimeConfig, group: EngineGroup) -> int:
+def dispatch_tokens(group: EngineGroup) -> int:
     """Tokens that a rank may bring to one exchange of deepep while decoding, rounded up to 8.
 
     A data-parallel attention group scatters its batch over its tensor-parallel ranks.
     """
     running = int(group.sglang.get("max_running_requests") or 0)
-    graphs = 0 if group.role is Role.prefill and running else requests_per_rank(cfg, group)
+    graphs = 0 if group.role is Role.prefill and running else requests_per_rank(group)
     requests = max(graphs, -(-running // group.dp))
     tokens = -(-requests * num_draft_tokens(group.sglang) // group.attention_tp)
     return -(-tokens // 8) * 8
 
 
-def _role_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
+def _role_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]:
     if group.role is Role.regular:
         return {}
     fields: dict[str, Any] = {"disaggregation_mode": group.role.value}
-    if cfg.cluster.ib_devices and transfer_backend(group) == "mooncake":
-        fields["disaggregation_ib_device"] = ",".join(cfg.cluster.ib_devices)
+    if cluster.ib_devices and transfer_backend(group) == "mooncake":
+        fields["disaggregation_ib_device"] = ",".join(cluster.ib_devices)
     return fields
 
 
-def _host_fields(cfg: SlimeConfig, group: EngineGroup) -> dict[str, Any]:
-    hosts = num_hosts(cfg, group.devices_per_engine)
+def _host_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]:
+    hosts = num_hosts(cluster, group.devices_per_engine)
     return {"nnodes": hosts} if hosts > 1 else {}
 
 
 def transfer_backend(group: EngineGroup) -> str:
     """What moves KV caches from prefill to decode engines; SGLang's own choice is mooncake over RDMA."""
     return str(group.sglang.get("disaggregation_transfer_backend", "mooncake"))
-
-
-def _most_requests(cfg: SlimeConfig) -> int:
-    """Requests that one engine may have at once. `Spread` may give one engine more than another; `Pairs` does not.
-
-    With one more than its CUDA graphs cover, SGLang launches every kernel of every decode step by itself. Left alone it
-    covers 256 requests on an H100 or H200, 512 from `tp_size` 4 on.
-    """
-    uneven = num_engines(cfg) > 1 and not works_in_pairs(cfg)
-    return cfg.rollout.max_requests_per_engine + (MAX_IMBALANCE if uneven else 0)

@@ -1,22 +1,23 @@
 """What SGLang 0.5.16 refuses, or changes without a word, of an engine group's fields: one rule a function.
 
 SGLang cannot be asked itself: `ServerArgs` takes seconds to import and asks the GPU. The rules were read in its
-`server_args.py`, `arg_groups`, `layers/moe` and `quantization/fp8.py`; a test holds them against the real `ServerArgs`,
+`server_args.py`, `arg_groups` and `layers/moe`; a test holds them against the real `ServerArgs`,
 where that needs no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from slime.config.schema import Device, Role, SlimeConfig
+from slime.config.schema import Role
 from slime.errors import SlimeError
-from slime.topology.engines import engine_groups
+from slime.models.blocks import BuildingBlock
+from slime.topology.engines import EngineGroup
 from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens, transfer_backend
 from slime.topology.sglang_asked import Asked, divisors, listed
-from slime.topology.sglang_fp8 import fp8_problems
 from slime.topology.sglang_serving import serving_problems
+from slime.topology.topology import Topology
 
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
@@ -24,22 +25,32 @@ build). Low-latency kernels take any size that divides the experts."""
 MOST_DISPATCH_TOKENS = 1024
 
 
-def sglang_problems(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """The rules that the engine groups break.
+def sglang_problems(
+    topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock] = ()
+) -> Collection[SlimeError]:
+    """The rules that the engine groups break, one for each key: groups share keys, and one key may break several.
 
     Args:
         model: keywords of Megatron's TransformerConfig.
+        blocks: that the model is built of.
     """
-    for group in engine_groups(cfg):
-        asked = Asked(cfg, group, model)
-        sizes = [*_pipeline(asked), *_data_parallel(asked)]
+    found: dict[str, SlimeError] = {}
+    for problem in _broken(topology, model, blocks):
+        found.setdefault(problem.where, problem)
+    return found.values()
+
+
+def _broken(topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock]) -> Iterator[SlimeError]:
+    for group in topology.groups:
+        asked = Asked(topology, group, model, blocks)
+        sizes = [*_pipeline(asked)] or [*_data_parallel(asked)]
         yield from sizes
         if sizes:  # the other rules divide by them
             continue
         yield from _expert_places(asked)
-        for rule in (_heads, _dense, _experts, _dispatch, fp8_problems, _sparse_attention, serving_problems, _transfer):
+        for rule in (_heads, _dense, _experts, _weights, _dispatch, _cache, serving_problems, _transfer):
             yield from rule(asked)
-    yield from _pairs(cfg)
+    yield from _pairs([group for group in topology.groups if group.role is not Role.regular])
 
 
 def _pipeline(asked: Asked) -> Iterator[SlimeError]:
@@ -59,9 +70,9 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
     elif asked.group.tp % dp:
         what = f"is {dp}, which does not divide tp_size {asked.group.tp}"
         yield asked.problem("dp_size", what, f"Choose one of {listed(divisors(asked.group.tp)[1:])}.")
-    if asked.get("enable_dp_lm_head") and not attention:
+    elif asked.get("enable_dp_lm_head") and not attention:
         what = "needs enable_dp_attention: SGLang switches it off without a word"
-        yield asked.problem("enable_dp_lm_head", what, "Remove it.")
+        yield asked.problem("enable_dp_lm_head", what, "Set it to false.")
 
 
 def _heads(asked: Asked) -> Iterator[SlimeError]:
@@ -79,7 +90,7 @@ def _heads(asked: Asked) -> Iterator[SlimeError]:
 def _dense(asked: Asked) -> Iterator[SlimeError]:
     size = asked.get("moe_dense_tp_size")
     if size not in (None, 1, asked.group.tp):
-        yield asked.problem("moe_dense_tp_size", f"is {size}", f"SGLang takes 1 or tp_size={asked.group.tp}.")
+        yield asked.problem("moe_dense_tp_size", f"is {size}", "Set it to 1.")
 
 
 def _experts(asked: Asked) -> Iterator[SlimeError]:
@@ -119,16 +130,36 @@ def _expert_places(asked: Asked) -> Iterator[SlimeError]:
         yield asked.problem("ep_dispatch_algorithm", "is fake, which draws experts at random", "Remove it.")
 
 
+def _weights(asked: Asked) -> Iterator[SlimeError]:
+    """What the format that engines hold weights in asks of them."""
+    try:
+        form = asked.topology.weight_format
+    except SlimeError as problem:
+        yield problem
+        return
+    if form:
+        yield from form.problems(asked.group, asked.model)
+
+
 def _dispatch(asked: Asked) -> Iterator[SlimeError]:
     """Rules of the all-to-all that SGLang exchanges tokens with."""
     backend, mode = asked.get("moe_a2a_backend", "none"), asked.get("deepep_mode", "auto")
+    if backend != "none" and not asked.model.get("num_moe_experts"):  # `_experts` says it
+        return
     if backend not in ("none", "deepep"):
-        yield asked.problem("moe_a2a_backend", f"is {backend}, which was never tried with slime", "Use deepep or none.")
+        todo = f"Set it to {'deepep' if asked.quantizes else 'none'}."
+        yield asked.problem("moe_a2a_backend", f"is {backend}, which was never tried with slime", todo)
+        return
     if backend != "deepep":
         if "deepep_mode" in asked.group.sglang:
-            yield asked.problem("deepep_mode", "does nothing without moe_a2a_backend=deepep", "Remove it.")
+            what = "does nothing without moe_a2a_backend=deepep"
+            if "moe_a2a_backend" in asked.group.sglang:  # which is the one that was changed, of a recipe that has both
+                todo = "Set it to deepep, or remove deepep_mode."
+                yield asked.problem("moe_a2a_backend", f"is {backend}: deepep_mode {what}", todo)
+            else:
+                yield asked.problem("deepep_mode", what, "Remove it.")
         return
-    if asked.cfg.cluster.device is Device.cpu:
+    if not asked.cluster.on_gpus:
         yield asked.problem("moe_a2a_backend", "is deepep, which needs GPUs", "Remove it.")
         return
     if mode == "normal":
@@ -139,14 +170,11 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
     if mode != "low_latency" and asked.group.tp not in DEEPEP_RANKS and not asked.get("deepep_config"):
         what = f"deepep has no settings for {asked.group.tp} ranks"
         todo = f"Use {listed(DEEPEP_RANKS)} devices an engine, or give deepep_config."
-        yield asked.problem("moe_a2a_backend", what, todo)
-    if asked.cfg.rollout.fp8 is None and (mode != "low_latency" or asked.get("moe_runner_backend") != "deep_gemm"):
+        yield SlimeError(what, where=f"rollout.engines.{asked.group.name}.devices_per_engine", todo=todo)
+    if not asked.quantizes and (mode != "low_latency" or asked.get("moe_runner_backend") != "deep_gemm"):
         what = "is deepep, which takes experts in bf16 only in mode low_latency with moe_runner_backend=deep_gemm"
         yield asked.problem("moe_a2a_backend", what, "Set rollout.fp8=block, or remove it.")
-    elif asked.cfg.rollout.fp8 is not None and asked.get("moe_runner_backend", "auto") not in ("auto", "deep_gemm"):
-        what = f"is {asked.get('moe_runner_backend')}, but FP8 experts behind deepep are deep_gemm's"
-        yield asked.problem("moe_runner_backend", what, "Use deep_gemm, or remove it.")
-    tokens = dispatch_tokens(asked.cfg, asked.group)
+    tokens = dispatch_tokens(asked.group)
     given = asked.group.environment.get(DISPATCH_TOKENS, str(tokens))
     if not given.isdecimal() or int(given) < tokens:
         what = f"is {given}, but a decode batch may bring {tokens} tokens a rank, which SGLang compares with nothing"
@@ -156,14 +184,16 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
         yield asked.problem("max_running_requests", what, "Lower it, or cuda_graph_max_bs_decode.")
 
 
-def _sparse_attention(asked: Asked) -> Iterator[SlimeError]:
-    if not asked.model.get("dsa_indexer_topk"):
-        return
-    if asked.get("page_size", 64) != 64:
-        yield asked.problem("page_size", f"is {asked.get('page_size')}, sparse attention has pages of 64", "Remove it.")
-    if asked.get("kv_cache_dtype", "auto") not in ("auto", "bfloat16", "bf16", "fp8_e4m3"):
-        what = f"is {asked.get('kv_cache_dtype')}, which sparse attention does not take"
-        yield asked.problem("kv_cache_dtype", what, "Use bfloat16 or fp8_e4m3.")
+def _cache(asked: Asked) -> Iterator[SlimeError]:
+    """What the kernels of the model's attention ask of the cache."""
+    if asked.page > 1 and asked.get("page_size", asked.page) != asked.page:
+        what = f"is {asked.get('page_size')}, but this model's attention has pages of {asked.page}"
+        yield asked.problem("page_size", what, "Remove it.")
+    dtype = asked.get("kv_cache_dtype", "auto")
+    taken = next((block.cache_dtypes for block in asked.blocks if block.cache_dtypes), (dtype,))
+    if dtype not in taken:
+        what = f"is {dtype}, which this model's attention does not take"
+        yield asked.problem("kv_cache_dtype", what, f"Use one of {', '.join(taken)}.")
 
 
 def _transfer(asked: Asked) -> Iterator[SlimeError]:
@@ -176,9 +206,11 @@ def _transfer(asked: Asked) -> Iterator[SlimeError]:
             "fake": "moves nothing",
             "nixl": "does not let go of memory that engines give back",
         }.get(backend, "was never tried")
-        yield asked.problem(key, f"is {backend}, which {reason}", "Use mooncake (RDMA) or mooncake_tcp.")
-    elif backend == "mooncake" and not asked.cfg.cluster.ib_devices:
-        todo = "Name them, cluster.ib_devices=[mlx5_0,...], or use mooncake_tcp."
+        ways = "mooncake (RDMA) or mooncake_tcp" if asked.cluster.ib_devices else "mooncake_tcp"
+        yield asked.problem(key, f"is {backend}, which {reason}", f"Use {ways}.")
+    elif backend == "mooncake" and not asked.cluster.ib_devices:
+        tcp = f"{asked.group.home_of(key)}=mooncake_tcp"
+        todo = f"Name them, cluster.ib_devices=[mlx5_0,...], or set {tcp}."
         yield SlimeError(f"is empty, but {key}=mooncake needs RDMA devices", where="cluster.ib_devices", todo=todo)
 
 
@@ -197,12 +229,12 @@ MUST_AGREE = (
 of a response is drawn by the one, the others by the other."""
 
 
-def _pairs(cfg: SlimeConfig) -> Iterator[SlimeError]:
+def _pairs(groups: Sequence[EngineGroup]) -> Iterator[SlimeError]:
     """What prefill and decode groups must have in common."""
-    groups = [group for group in engine_groups(cfg) if group.role is not Role.regular]
     for group in groups[1:]:
         for key in MUST_AGREE:
             mine, first = group.sglang.get(key), groups[0].sglang.get(key)
             if mine != first:
                 what = f"is {mine} here and {first} in group {groups[0].name}, but both sides of a pair need one value"
-                yield SlimeError(what, where=f"rollout.engines.{group.name}.sglang.{key}", todo="Set them alike.")
+                todo = f"Set it to {first}." if first is not None else "Remove it."
+                yield SlimeError(what, where=f"rollout.engines.{group.name}.sglang.{key}", todo=todo)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime.config.schema import Device, Role
+from slime.config.schema import Role
 from slime.errors import SlimeError
 from slime.topology.server_fields import draft_fields, graph_step
 from slime.topology.sglang_asked import Asked
@@ -35,7 +35,7 @@ def _requests(asked: Asked) -> Iterator[SlimeError]:
 def _chunks(asked: Asked) -> Iterator[SlimeError]:
     """Data-parallel ranks share a chunk of prompts, and each has whole pages."""
     chunk, dp = asked.get("chunked_prefill_size", CHUNK), asked.group.dp
-    page = asked.get("page_size") or (64 if asked.model.get("dsa_indexer_topk") else 1)
+    page = asked.get("page_size") or asked.page
     if asked.group.role is not Role.decode and chunk > 0 and (chunk // dp % page or chunk < dp):
         above = -(-chunk // (dp * page)) * dp * page
         what = f"is {chunk}, of which each of {dp} data-parallel ranks has {chunk // dp}, no whole pages of {page}"
@@ -75,10 +75,10 @@ def _drafts(asked: Asked) -> Iterator[SlimeError]:
         return
     if asked.group.dp > 1 and algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
         what = f"is {algorithm}, which SGLang does not do with data-parallel attention"
-        yield asked.problem("speculative_algorithm", what, "Use EAGLE, or remove enable_dp_attention.")
+        yield asked.problem("speculative_algorithm", what, "Use EAGLE.")
     given = [key for key in SHAPE if asked.get(key) is not None]
-    if given and not draft_fields(asked.group.sglang).keys() >= set(SHAPE):
-        missing = next(key for key in SHAPE if asked.get(key) is None)
+    shape = draft_fields(asked.group.sglang)  # empty of an algorithm that has none
+    if given and (missing := next((key for key in SHAPE if shape and key not in shape), None)):
         what = f"is not set, but {given[0]} is"
         yield asked.problem(missing, what, f"Set {' and '.join(SHAPE[:2])}, or none of the three.")
     steps, topk = asked.get("speculative_num_steps"), asked.get("speculative_eagle_topk")
@@ -95,10 +95,7 @@ def _drafts(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _kernels(asked: Asked) -> Iterator[SlimeError]:
-    if asked.get("moe_runner_backend") == "cutlass" and asked.cfg.rollout.fp8 is not None and asked.group.ep > 1:
-        what = f"is cutlass, which takes FP8 experts only where ep_size is 1, not {asked.group.ep}"
-        yield asked.problem("moe_runner_backend", what, "Remove it, and SGLang chooses.")
-    if asked.get("enable_single_batch_overlap") and asked.cfg.cluster.device is Device.cuda:
+    if asked.get("enable_single_batch_overlap") and asked.cluster.on_gpus:
         what = "needs kernels that Hopper GPUs do not have"
         yield asked.problem("enable_single_batch_overlap", what, "Remove it.")
 

@@ -1,19 +1,21 @@
-"""Every process of a run as one value: `slime plan` prints it, the cluster executes it."""
+"""Every process of a run as one value: `slime plan` prints it, memory is counted by it, the cluster executes it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from slime.config.schema import Role, SlimeConfig, Transport
-from slime.topology.engines import engine_groups
+from slime.config.schema import ClusterConfig, Role, SlimeConfig, WeightsConfig
+from slime.layout import Grid, read_grid
+from slime.topology.engines import EngineGroup, engine_groups, work_in_pairs
 from slime.topology.environment import engine_environment, trainer_environment
-from slime.topology.layout import Grid, read_grid
-from slime.topology.placement import Place, engine_places, shares_gpus, trainer_places
-from slime.topology.server_fields import server_fields
-from slime.topology.transport import publishers, transport_of
+from slime.topology.placement import SAVER, HostDevices, engine_places, engine_ranks, trainer_places
+from slime.topology.quantization import WeightFormat, weight_format
+from slime.topology.server_fields import drafts_with_own_layer, server_fields
+from slime.topology.transport import publishers, sources, transport_name
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Trainer:
     """
 
     rank: int
-    place: Place
+    place: HostDevices
     coordinates: Mapping[str, int]
     environment: Mapping[str, str]
 
@@ -47,7 +49,7 @@ class Engine:
     index: int
     name: str
     role: Role
-    nodes: tuple[Place, ...]
+    nodes: tuple[HostDevices, ...]
     fields: Mapping[str, Any]
     environment: Mapping[str, str]
     publishers: range
@@ -57,42 +59,132 @@ class Engine:
 class Topology:
     """All processes of a run but the driver and the reward workers, which stand on the driver's host.
 
+    What is not asked for is not computed: a search for layouts reads thousands of them.
+
     Attributes:
-        shares_gpus: each GPU holds a trainer rank and a rank of an engine, which take turns.
-        transport: how weights reach the engines, never `auto`.
+        config: what it was read from.
+        groups: of equal engines; none if the run never samples.
     """
 
-    grid: Grid
-    trainers: tuple[Trainer, ...]
-    engines: tuple[Engine, ...]
-    shares_gpus: bool
-    transport: Transport
+    config: SlimeConfig = field(repr=False)
+    groups: tuple[EngineGroup, ...]
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        return self.config.cluster
+
+    @property
+    def weights(self) -> WeightsConfig:
+        return self.config.weights
+
+    @property
+    def generates(self) -> bool:
+        """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
+        return bool(self.groups)
+
+    @property
+    def works_in_pairs(self) -> bool:
+        """Whether engines of two roles answer each request together."""
+        return work_in_pairs(self.groups)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether some engines speculate with the model's own multi-token prediction layer, and so need its weights."""
+        return any(drafts_with_own_layer(group.sglang) for group in self.groups)
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Each GPU holds a trainer rank and a rank of an engine."""
+        return self.cluster.on_gpus and self.cluster.colocated and self.generates
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether trainers and engines that share devices move out of each other's way, because they do not fit
+        together."""
+        return self.cluster.colocated and self.generates and self.config.rollout.sglang.get(SAVER) is not False
+
+    @cached_property
+    def weight_format(self) -> WeightFormat | None:
+        """How engines hold weights; None: as they are trained. Raises SlimeError as `quantization.weight_format`."""
+        return weight_format(self.config.model, self.config.rollout)
+
+    @cached_property
+    def transport(self) -> str:
+        """Name of how weights reach the engines, never `auto`."""
+        return transport_name(self.weights, self.cluster)
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The trainer ranks that broadcast weights."""
+        return sources(self.weights, self.cluster)
+
+    @cached_property
+    def grid(self) -> Grid:
+        """Raises SlimeError where the parallel sizes do not divide."""
+        return read_grid(self.cluster.num_trainers, self.config.train.megatron)
+
+    @cached_property
+    def group_of_engine(self) -> tuple[EngineGroup, ...]:
+        """The group of every engine."""
+        return tuple(group for group in self.groups for _ in range(group.num_engines))
+
+    @cached_property
+    def engine_ranks(self) -> list[range]:
+        """Colocated: the trainer ranks beside each engine, in the order of its tensor-parallel ranks."""
+        return engine_ranks(self.cluster, self.groups)
+
+    @cached_property
+    def trainer_places(self) -> list[HostDevices]:
+        return trainer_places(self.cluster)
+
+    @cached_property
+    def engine_places(self) -> list[tuple[HostDevices, ...]]:
+        """Of every engine's processes."""
+        return engine_places(self.cluster, self.groups)
+
+    @property
+    def places(self) -> list[HostDevices]:
+        """Of all processes."""
+        return [*self.trainer_places, *(place for places in self.engine_places for place in places)]
+
+    @property
+    def num_processes(self) -> list[int]:
+        """On each host."""
+        counts = Counter(place.node for place in self.places)
+        return [counts[node] for node in range(self.cluster.num_nodes)]
+
+    @cached_property
+    def trainers(self) -> tuple[Trainer, ...]:
+        environment = trainer_environment(self.cluster, self.config.train.megatron)
+        return tuple(
+            Trainer(rank, place, self.grid.coordinates(rank), environment)
+            for rank, place in enumerate(self.trainer_places)
+        )
+
+    @cached_property
+    def engines(self) -> tuple[Engine, ...]:
+        ranks = publishers(self.cluster, self.groups, self.transport)
+        numbers = (number for group in self.groups for number in range(group.num_engines))
+        return tuple(
+            Engine(
+                index=index,
+                name=f"{group.name}-{number}",
+                role=group.role,
+                nodes=nodes,
+                fields=server_fields(self.config, group, index),
+                environment=engine_environment(self.cluster, group),
+                publishers=of_engine,
+            )
+            for index, (group, number, nodes, of_engine) in enumerate(
+                zip(self.group_of_engine, numbers, self.engine_places, ranks, strict=True)
+            )
+        )
 
 
-def read_topology(cfg: SlimeConfig, *, model_path: Path) -> Topology:
-    """The topology of a config without problems.
+def read_topology(cfg: SlimeConfig) -> Topology:
+    """The topology of a config, also of one that does not fit its devices.
 
-    Args:
-        model_path: the HF folder that engines are told to read `config.json` from.
+    Raises:
+        SlimeError: sizes of engine groups contradict each other.
     """
-    grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
-    names = [(group, number) for group in engine_groups(cfg) for number in range(group.num_engines)]
-    engines = tuple(
-        Engine(
-            index=index,
-            name=f"{group.name}-{number}",
-            role=group.role,
-            nodes=nodes,
-            fields=server_fields(cfg, index, model_path=model_path),
-            environment=engine_environment(cfg, group),
-            publishers=ranks,
-        )
-        for index, ((group, number), nodes, ranks) in enumerate(
-            zip(names, engine_places(cfg), publishers(cfg), strict=True)
-        )
-    )
-    trainers = tuple(
-        Trainer(rank, place, grid.coordinates(rank), trainer_environment(cfg))
-        for rank, place in enumerate(trainer_places(cfg))
-    )
-    return Topology(grid, trainers, engines, shares_gpus(cfg), transport_of(cfg))
+    return Topology(cfg, engine_groups(cfg))

@@ -31,34 +31,58 @@ from slime import files
 from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.train import heap, reference
-from slime.train.megatron import Model
+from slime.train.megatron import Base, Model
 from slime.train.optimizer import Optimizer, parts_of
 from slime.train.shards import ShardWriter, only_data
 
 _SHARDING = "fully_reshardable"
 
+_NO_PICKLE = (UnpicklingError, AttributeError, EOFError, UnicodeDecodeError)
+"""What bytes raise that are read as a pickle and are none."""
 _SHORT_WRITE = "unexpected pos"
 """What torch's zip writer says when a file did not take all bytes; no OSError reaches us then."""
 
 
-def save(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, FileFacts]:
-    """Collective: write everything into the existing folder `path`; returns the facts of this rank's shards, by name.
+class Saving:
+    """Collective: writes everything into the existing folder `path`.
+
+    Args:
+        group: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
+            go on.
 
     Raises:
         SlimeError: the disk is full or refuses the write.
     """
-    written = _write(path, model, optimizer, ref)
-    heap.release()
-    return written
 
+    def __init__(
+        self,
+        path: Path,
+        model: Model,
+        optimizer: Optimizer,
+        ref: reference.Weights | None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._path, self._writer = path, ShardWriter(group)
+        state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
+        state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": _facts(model, optimizer, ref)}
+        with _megatron_errors(path, "cannot be written"):
+            dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(self._writer, _dp_cp_group()))
 
-def _write(path: Path, model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, FileFacts]:
-    state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
-    state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": _facts(model, optimizer, ref)}
-    writer = ShardWriter()
-    with _megatron_errors(path, "cannot be written"):
-        dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
-    return writer.written
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._writer.is_done
+
+    def wait(self) -> dict[str, FileFacts]:
+        """Until the files are there; returns the facts of this rank's shards, by name.
+
+        Raises:
+            SlimeError: the disk is full or refuses the write.
+        """
+        with _megatron_errors(self._path, "cannot be written"):
+            self._writer.wait()
+        heap.release()
+        return self._writer.written
 
 
 def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | None:
@@ -75,13 +99,12 @@ def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | 
         optimizer.set_schedule(facts["stage"])
         state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
         if facts["has_reference"]:
-            state |= _reference_state(model, reference.copy_weights(model.modules))
+            state |= _reference_state(model, reference.copy_weights(model.modules, frozen=False))
         if facts["layout"] == _layout(model):
             state["rng"] = _rng_object()
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
         loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
-    for name, module in _named(model):
-        module.load_state_dict(loaded[name], strict=True)
+    _take(model, loaded)
     _load_optimizer(optimizer, loaded["optimizer"], facts)
     if "rng" in state:
         _set_rng(loaded["rng"])
@@ -104,14 +127,27 @@ def save_weights(path: Path, model: Model, writer: ShardWriter, facts: Mapping[s
 def load_weights(path: Path, model: Model) -> None:
     """Collective: the weights of a checkpoint, in any layout and dtype, whether it has more than them or not.
 
+    Of a model with adapters these, or all others, whichever the checkpoint holds (`base_of`).
+
     Raises:
         SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
+    state = _model_state(model, learns=base_of(path) is not None)
     with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
-        loaded = dist_checkpointing.load(_model_state(model), str(path), strategy, strict="raise_unexpected")
-    for name, module in _named(model):
-        module.load_state_dict(loaded[name], strict=True)
+        loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
+    _take(model, loaded)
+
+
+def base_of(path: Path) -> Base | None:
+    """Where the other weights of a checkpoint of adapters are; None: it holds the model itself.
+
+    Raises:
+        SlimeError: the folder holds no checkpoint, or one whose pickles are more than data.
+    """
+    with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
+        found = dist_checkpointing.load_common_state_dict(str(path)).get("slime", {}).get("base")
+    return Base(**found) if found else None
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -147,8 +183,19 @@ def _named(model: Model) -> Iterator[tuple[str, Any]]:
     yield from ((f"model{index}", module) for index, module in enumerate(model.modules))
 
 
-def _model_state(model: Model) -> dict[str, Any]:
-    return {name: module.sharded_state_dict(prefix="", metadata=_metadata()) for name, module in _named(model)}
+def _model_state(model: Model, *, learns: bool = True) -> dict[str, Any]:
+    """Of a model with adapters these alone, or all others; otherwise the whole."""
+    state = {name: module.sharded_state_dict(prefix="", metadata=_metadata()) for name, module in _named(model)}
+    for name, module in _named(model) if model.adapters else ():
+        learning = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
+        state[name] = {key: part for key, part in state[name].items() if (key in learning) == learns}
+    return state
+
+
+def _take(model: Model, loaded: Mapping[str, Any]) -> None:
+    """Give the modules what was loaded."""
+    for name, module in _named(model):
+        module.load_state_dict(loaded[name], strict=model.adapters is None)
 
 
 def _optimizer_state(model: Model, optimizer: Optimizer, *, is_loading: bool) -> Any:
@@ -200,6 +247,7 @@ def _facts(model: Model, optimizer: Optimizer, ref: reference.Weights | None) ->
         "stage": optimizer.stage,
         "has_reference": ref is not None,
         "unfrozen_by": optimizer.unfrozen_by,
+        "base": model.base and model.base._asdict(),
         "adam_step": max(steps),
         "scheduler_steps": optimizer.scheduler.num_steps,
     }
@@ -257,7 +305,7 @@ def _megatron_errors(path: Path, what: str) -> Iterator[None]:
     try:
         with files.disk_errors(path), _first_failure():
             yield
-    except (CheckpointingException, KeyError, RuntimeError, UnpicklingError) as error:
+    except (CheckpointingException, KeyError, RuntimeError, *_NO_PICKLE) as error:
         if _SHORT_WRITE in str(error):
             raise files.disk_full(path) from error
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -5,7 +5,7 @@ Shape letter: t tokens of this context-parallel rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,9 @@ class LocalMicroBatch:
         tokens, labels, position_ids: [1, t] int64.
         packed: sequence borders, for every layer.
         loss_mask, loss_weights: [t] fp32, see `slime.types.MicroBatch`.
-        advantages, rollout_logprobs: [t] fp32, or None for supervised batches.
-        is_current: [t] fp32, 1 where the engine held the weights that are now trained; None means everywhere.
+        columns: [t] fp32 by name, see `slime.types.MicroBatch`.
+        sequence_lengths: [num_sequences] int64, on the CPU: tokens that this rank holds of each sequence, with padding.
+        attempt_lengths: [num_attempts] the same of each attempt, where attempts are whole.
         num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, padding left out.
     """
 
@@ -38,9 +39,9 @@ class LocalMicroBatch:
     packed: PackedSequences
     loss_mask: Tensor
     loss_weights: Tensor
-    advantages: Tensor | None
-    rollout_logprobs: Tensor | None
-    is_current: Tensor | None
+    columns: Mapping[str, Tensor]
+    sequence_lengths: Tensor
+    attempt_lengths: Tensor | None
     num_tokens: int
     num_step_tokens: int
 
@@ -76,10 +77,15 @@ def _local(
     borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
     packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
     packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
+    packed.recorded = {name: tensor(values) for name, values in micro.recorded.items()}
     loss_weights = tensor(micro.loss_weights)
     packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
     for extra in extra_losses:
         extra.prepare(packed, micro, tensor, num_step_tokens)
+    lengths = np.diff(micro.cu_seqlens).astype(np.int64) // cp_size
+    attempts = None
+    if micro.attempt_sizes is not None:
+        attempts = torch.from_numpy(np.add.reduceat(lengths, np.cumsum([0, *micro.attempt_sizes[:-1]])))
     return LocalMicroBatch(
         tokens=tensor(micro.tokens)[None],
         labels=tensor(micro.labels)[None],
@@ -87,9 +93,9 @@ def _local(
         packed=packed,
         loss_mask=tensor(micro.loss_mask),
         loss_weights=loss_weights,
-        advantages=None if micro.advantages is None else tensor(micro.advantages),
-        rollout_logprobs=None if micro.rollout_logprobs is None else tensor(micro.rollout_logprobs),
-        is_current=None if micro.is_current is None else tensor(micro.is_current),
+        columns={name: tensor(values) for name, values in micro.columns.items()},
+        sequence_lengths=torch.from_numpy(lengths),
+        attempt_lengths=attempts,
         num_tokens=num_tokens,
         num_step_tokens=num_step_tokens,
     )

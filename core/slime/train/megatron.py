@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.config.schema import Device, SlimeConfig
-from slime.contracts import HfConfig, ModelBridge
+from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
+from slime.config.paths import resolve
+from slime.config.schema import ModelConfig, SlimeConfig
 from slime.errors import SlimeError
+from slime.layout import default_etp
+from slime.models.bridge import HfConfig, ModelBridge, traits_of
 from slime.models.packed.core import obstacle_to_sharing
 from slime.models.policy import PolicyModel
-from slime.models.traits import Traits, traits_of
-from slime.net import join_store, serve_store
-from slime.topology.layout import default_etp
+from slime.models.traits import Traits
+from slime.net import file_store, join_store, serve_store
+from slime.topology.adapters import Adapters, adapters_of
 from slime.train import settings
-from slime.train.compat import apply_fixups, cpu_stands_in_for_cuda
 
 _GROUP_SIZES = (
     "tensor_model_parallel_size",
@@ -36,6 +38,13 @@ _GROUP_SIZES = (
 )
 
 
+class Base(NamedTuple):
+    """Folders of weights: a HF folder, and the Megatron-core checkpoint that is taken instead, if any."""
+
+    path: str
+    weights: str | None
+
+
 @dataclass
 class Model:
     """One rank's part of the model.
@@ -45,12 +54,16 @@ class Model:
         modules: the same chunks, unwrapped; parameter names are Megatron-core's own.
         config: the TransformerConfig that all chunks share.
         traits: of the model's blocks.
+        adapters: that learn; None: the model itself does.
+        base: of adapters, where the weights come from that stay as they are; checkpoints hold none of these.
     """
 
     chunks: list[DistributedDataParallel]
     modules: list[PolicyModel]
     config: TransformerConfig
     traits: tuple[Traits, ...]
+    adapters: Adapters | None = None
+    base: Base | None = None
 
 
 def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
@@ -58,16 +71,22 @@ def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, m
 
     Collective over all ranks; call once a process.
 
+    Args:
+        master_addr, master_port: where rank 0 listens; a file and 0 on one host.
+
     Raises:
         SlimeError: the parallel sizes do not divide the number of ranks.
     """
     timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
-    join(cfg, rank, world_size, (join_store if rank else serve_store)(master_addr, master_port, timeout))
+    if master_port:
+        join(cfg, rank, world_size, (join_store if rank else serve_store)(master_addr, master_port, timeout))
+    else:
+        join(cfg, rank, world_size, file_store(master_addr, timeout))
 
 
 def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
     """`initialize` by a store (torch's) that is there already."""
-    cuda = cfg.cluster.device is Device.cuda
+    cuda = cfg.cluster.on_gpus
     if cuda:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     apply_fixups()
@@ -88,16 +107,16 @@ def make_groups(cfg: SlimeConfig) -> None:
         raise SlimeError(
             str(error), where="train.megatron", todo="Make the parallel sizes divide cluster.num_trainers."
         ) from error
-    _seed(cfg)
+    _seed(cfg.run.seed)
 
 
-def _seed(cfg: SlimeConfig) -> None:
+def _seed(base: int) -> None:
     """One seed a pipeline stage and a part of the experts, so that no two of them start with the same weights.
 
     Ranks that hold the same parameters draw the same ones.
     """
     stage, experts = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_expert_model_parallel_rank()
-    seed = cfg.run.seed + 100 * stage + 10007 * experts
+    seed = base + 100 * stage + 10007 * experts
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
@@ -108,15 +127,26 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
-    traits = traits_of(bridge, hf)
+    traits, adapters = traits_of(bridge, hf), adapters_of(cfg.train)
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
-        modules = _modules(cfg, bridge, hf, config, traits)
-        chunks = [_wrap(cfg, config, module, index) for index, module in enumerate(modules)]
+        modules = _modules(_head(cfg), bridge, hf, config, traits)
+        if adapters:
+            adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
+        if cfg.cluster.on_gpus:
+            for module in modules:
+                module.cuda()
+        ddp = settings.ddp_config(cfg.train.ddp)
+        chunks = [_wrap(ddp, config, module, index) for index, module in enumerate(modules)]
     if chunks[0].ddp_config.overlap_grad_reduce:
         # Only the last micro-batch's backward may start the reduction.
         config.no_sync_func = chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
-    return Model(chunks, modules, config, traits)
+    return Model(chunks, modules, config, traits, adapters, _base(cfg.model) if adapters else None)
+
+
+def _base(model: ModelConfig) -> Base:
+    weights = str(resolve(model.weights).absolute()) if model.weights else None
+    return Base(str(resolve(model.path).absolute()), weights)
 
 
 def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
@@ -125,12 +155,12 @@ def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
     Raises:
         SlimeError: `train.share_prompts` wants what the model cannot.
     """
-    found = obstacle_to_sharing(model.config, model.traits)
+    found = obstacle_to_sharing(model.config, [trait.name for trait in model.traits])
     if cfg.train.share_prompts and found:
         todo = "Leave it empty, or set it to false."
         raise SlimeError(f"{found} needs every sequence whole", where="train.share_prompts", todo=todo)
     if cfg.train.share_prompts is None:
-        return cfg.cluster.device is Device.cpu and not found
+        return not cfg.cluster.on_gpus and not found
     return cfg.train.share_prompts
 
 
@@ -140,18 +170,21 @@ def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(cfg, bridge, hf, config, traits), config, traits)
+        return Model([], _modules(_head(cfg), bridge, hf, config, traits), config, traits)
+
+
+def _head(cfg: SlimeConfig) -> dict[str, Any]:
+    """Keywords of `PolicyModel` that say how its last stage computes log-probs."""
+    return {"chunk_tokens": cfg.train.logprob_chunk_tokens, "entropy_gradient": cfg.algo.entropy_coef != 0}
 
 
 def _modules(
-    cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, config: TransformerConfig, traits: Sequence[Traits]
+    head: dict[str, Any], bridge: ModelBridge, hf: HfConfig, config: TransformerConfig, traits: Sequence[Traits]
 ) -> list[PolicyModel]:
-    kwargs = _model_kwargs(bridge, hf, config)
-    for trait in traits:
-        if trait.policy_kwargs is not None:
-            kwargs |= trait.policy_kwargs(bridge, config)
+    kwargs = head | _model_kwargs(bridge, hf, config)
+    kwargs["heads"] = [trait.head(config) for trait in traits if trait.head is not None]
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
-    return [_chunk(cfg, bridge, config, kwargs, stage) for stage in stages]
+    return [_chunk(bridge, config, kwargs, stage) for stage in stages]
 
 
 def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> dict[str, Any]:
@@ -166,9 +199,7 @@ def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) 
     return kwargs
 
 
-def _chunk(
-    cfg: SlimeConfig, bridge: ModelBridge, config: TransformerConfig, kwargs: dict[str, Any], stage: int
-) -> PolicyModel:
+def _chunk(bridge: ModelBridge, config: TransformerConfig, kwargs: dict[str, Any], stage: int) -> PolicyModel:
     vp_stage = stage if config.virtual_pipeline_model_parallel_size else None
     where = {"ignore_virtual": False, "vp_stage": vp_stage}
     return PolicyModel(
@@ -177,18 +208,16 @@ def _chunk(
         pre_process=parallel_state.is_pipeline_first_stage(**where),
         post_process=parallel_state.is_pipeline_last_stage(**where),
         vp_stage=vp_stage,
-        chunk_tokens=cfg.train.logprob_chunk_tokens,
-        entropy_gradient=cfg.algo.entropy_coef != 0,
         **kwargs,
     )
 
 
-def _wrap(cfg: SlimeConfig, config: TransformerConfig, module: PolicyModel, index: int) -> DistributedDataParallel:
-    """On the device, in the compute precision, with gradients reduced over data-parallel ranks."""
-    if cfg.cluster.device is Device.cuda:
-        module.cuda()
+def _wrap(
+    ddp: DistributedDataParallelConfig, config: TransformerConfig, module: PolicyModel, index: int
+) -> DistributedDataParallel:
+    """In the compute precision, with gradients reduced over data-parallel ranks."""
     inner = Float16Module(config, module) if config.bf16 or config.fp16 else module
     # Only the first chunk's gradients can overlap with computation: later chunks' reductions would delay the pipeline.
-    chunk = DistributedDataParallel(config, settings.ddp_config(cfg), inner, disable_bucketing=index > 0)
+    chunk = DistributedDataParallel(config, ddp, inner, disable_bucketing=index > 0)
     chunk.broadcast_params()
     return chunk

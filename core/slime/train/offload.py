@@ -30,22 +30,22 @@ class Offload:
     def __init__(self, model: Model, optimizer: Optimizer, device: torch.device) -> None:
         self._model, self._optimizer, self._device = model, optimizer, device
         self._host = HostMemory(page_locked=device.type == "cuda")
-        self._away: list[Piece] = []
-        self._dropped: list[Piece] = []
+        self._away: list[HostSlot] = []
+        self._dropped: list[HostSlot] = []
 
     def offload(self) -> int:
         """Free the device; returns the bytes that moved to the host. Nothing happens if it is free already."""
         if self._away:
             return 0
         self.drop_gradients()
-        away = pieces(kept(self._model, self._optimizer), self._device)
+        away = host_slots(kept(self._model, self._optimizer), self._device)
         num_bytes = away[-1].end
         host = self._host.of_size(num_bytes)
-        for piece in away:
-            host[piece.start : piece.end].copy_(piece.bytes(), non_blocking=True)
+        for slot in away:
+            host[slot.start : slot.end].copy_(slot.bytes(), non_blocking=True)
         _synchronize(self._device)
-        for piece in away:
-            piece.storage.resize_(0)
+        for slot in away:
+            slot.storage.resize_(0)
         self._away = away
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -58,15 +58,15 @@ class Offload:
             return
         for param in optimizer_params(self._optimizer):
             param.grad = None
-        self._dropped = pieces(gradients(self._model), self._device)
-        for piece in self._dropped:
-            piece.storage.resize_(0)
+        self._dropped = host_slots(gradients(self._model), self._device)
+        for slot in self._dropped:
+            slot.storage.resize_(0)
 
     def take_gradients(self) -> None:
         """Their memory again, as zeros, unless it is there."""
-        for piece in self._dropped:
-            piece.storage.resize_(piece.num_bytes)
-            piece.bytes().zero_()
+        for slot in self._dropped:
+            slot.storage.resize_(slot.num_bytes)
+            slot.bytes().zero_()
         self._dropped = []
 
     def onload(self) -> int:
@@ -76,16 +76,16 @@ class Offload:
             return 0
         num_bytes = self._away[-1].end
         host = self._host.of_size(num_bytes)
-        for piece in self._away:
-            piece.storage.resize_(piece.num_bytes)
-            piece.bytes().copy_(host[piece.start : piece.end], non_blocking=True)
+        for slot in self._away:
+            slot.storage.resize_(slot.num_bytes)
+            slot.bytes().copy_(host[slot.start : slot.end], non_blocking=True)
         _synchronize(self._device)
         self._away = []
         return num_bytes
 
 
 @dataclass(frozen=True)
-class Piece:
+class HostSlot:
     """A storage of the device and its place, `start` to `end` in bytes, in host memory."""
 
     storage: torch.UntypedStorage
@@ -102,16 +102,16 @@ class Piece:
         return view.set_(self.storage, 0, (self.num_bytes,))  # type: ignore[call-overload, no-any-return]
 
 
-def pieces(tensors: Iterable[Tensor], device: torch.device) -> list[Piece]:
+def host_slots(tensors: Iterable[Tensor], device: torch.device) -> list[HostSlot]:
     """The storages behind `tensors` that lie on `device`, each once, concatenated."""
-    found: dict[int, Piece] = {}
+    found: dict[int, HostSlot] = {}
     start = 0
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if tensor.device == device and storage.nbytes() and storage.data_ptr() not in found:
-            piece = Piece(storage, storage.nbytes(), start)
-            found[storage.data_ptr()] = piece
-            start = -(-piece.end // _ALIGN) * _ALIGN
+            slot = HostSlot(storage, storage.nbytes(), start)
+            found[storage.data_ptr()] = slot
+            start = -(-slot.end // _ALIGN) * _ALIGN
     return list(found.values())
 
 

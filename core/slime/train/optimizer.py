@@ -14,15 +14,16 @@ import torch
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from megatron_core_portable import FusedAdam
 from slime.config.schema import LrDecay, SlimeConfig
 from slime.train import settings
-from slime.train.compat.adam import FusedAdam
 from slime.train.megatron import Model
+from slime.types import SFT
 
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """Peak and final learning rate, and optimizer steps of warm-up and decay, of stage "sft" or "rl"."""
+    """Peak and final learning rate, and optimizer steps of warm-up and decay, of a stage."""
 
     stage: str
     max_lr: float
@@ -33,8 +34,8 @@ class LrSchedule:
 
 
 def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
-    """The learning-rate schedule of stage "sft" or "rl"."""
-    if stage == "sft":
+    """The learning-rate schedule of a supervised or a reinforcement-learning stage."""
+    if stage == SFT:
         return LrSchedule(stage, cfg.sft.lr, 0.0, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay, cfg.sft.num_steps)
     optimizer, train = settings.optimizer_config(cfg), cfg.train
     decay_steps = train.lr_decay_steps or cfg.run.num_steps * train.steps_per_rollout
@@ -70,7 +71,7 @@ class Optimizer:
 
     Attributes:
         megatron: Megatron-core's optimizer; one for dense parameters and one for experts, chained.
-        stage: "sft", "rl", or "" before the first step.
+        stage: name of the current one, "" before the first step.
     """
 
     def __init__(self, cfg: SlimeConfig, model: Model) -> None:
@@ -84,8 +85,8 @@ class Optimizer:
 
     @property
     def unfrozen_by(self) -> list[str]:
-        """The keys in force of those that let a part of the model learn which is frozen without them."""
-        return [trait.learns_by for trait in self._traits if trait.coefficient(self._cfg)]
+        """Config keys that are set and unfreeze a part of the model."""
+        return [trait.learns_by for trait in self._traits if trait.coefficient(self._cfg.train)]
 
     def enter(self, stage: str) -> None:
         """Switch to the schedule of `stage`, with fresh moments; nothing happens if it is the current one."""

@@ -5,27 +5,28 @@ Nothing here depends on chance: the same samples give the same packs. No torch.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from slime.config.schema import LossMean, SlimeConfig
 from slime.errors import SlimeError
-from slime.types import Batch, MicroBatch, TrainSample
+from slime.train.bins import Shape, Unit, attempts, padded, share_out
+from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, Batch, MicroBatch, TrainSample
 
-if TYPE_CHECKING:
-    from slime.cluster.actors import RankLayout
 
-Bins = list[list[int]]
-"""Numbers of units by micro-batch."""
+class RankLayout(NamedTuple):
+    """What the driver has to know of a trainer rank to pack for it; all but the first are the same on every rank."""
 
-Unit = list[int]
-"""Samples that stay together, because all but the first lack the tokens that they share with it; or one."""
+    data_parallel_rank: int
+    data_parallel_size: int
+    packing_align: int
+    micro_batch_multiple: int
+    shares_prompts: bool
+    attention_length: float
 
 
 def pack(
@@ -39,43 +40,53 @@ def pack(
     num_optimizer_steps: int = 1,
     micro_batch_multiple: int = 1,
     share_prompts: bool = False,
+    attention_length: float = math.inf,
+    whole_attempts: bool = False,
 ) -> list[Batch]:
     """Split samples into optimizer steps and pack each step's sequences into micro-batches.
 
     Args:
         samples: of one rollout, groups next to one another; step i trains on the i-th of `num_optimizer_steps` parts.
-        num_dp: data-parallel ranks; each gets the same number of micro-batches and nearly the same tokens.
+            Segments of an attempt stay in one step.
+        num_dp: data-parallel ranks; each gets the same number of micro-batches and nearly the same work, and those that
+            the ranks are at together are alike.
         align: every sequence is padded to a multiple of this many tokens.
         max_tokens: no micro-batch is longer, padding included.
         loss_mean: what the sum of weighted token losses over a whole step amounts to.
-        max_response_tokens: what `LossMean.constant` divides by, beside the number of samples; demonstrations, which
+        max_response_tokens: what `LossMean.constant` divides by, beside the number of attempts; demonstrations, which
             have no advantages, have no such length either and get `LossMean.token`.
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
-        share_prompts: samples next to one another that have the same prompt share it, see `MicroBatch.prefixes`.
+        share_prompts: samples next to one another that have the same prompt share it where that takes no more
+            micro-batches, see `MicroBatch.prefixes`.
+        attention_length: tokens of a sequence whose attention is as much work as all else that is done for it
+            (`slime.plan.flops.attention_length`).
+        whole_attempts: all segments of an attempt stand in one micro-batch, and `loss_mean` is over attempts.
 
     Raises:
-        SlimeError: a sequence is longer than `max_tokens`, a log-prob is not finite, a step has no sample, or nothing
-            to learn from.
+        SlimeError: a sequence, or a whole attempt, is longer than `max_tokens`, a log-prob is not finite, a step has no
+            sample, or nothing to learn from.
     """
-    lengths = [_padded(sample.num_tokens, align) for sample in samples]
-    _check(samples, lengths, max_tokens, num_optimizer_steps)
-    steps = np.array_split(np.arange(len(samples)), num_optimizer_steps)
-    weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
-    build = partial(_batch, samples, align, num_dp, max_tokens, weigh, micro_batch_multiple, share_prompts)
-    return [build(step.tolist()) for step in steps]
-
-
-def _padded(num_tokens: int, align: int) -> int:
-    return -(-num_tokens // align) * align
-
-
-def _check(samples: Sequence[TrainSample], lengths: list[int], max_tokens: int, num_optimizer_steps: int) -> None:
-    if len(samples) < num_optimizer_steps:
+    lengths = [padded(sample.num_tokens, align) for sample in samples]
+    found = attempts(samples, range(len(samples)))
+    _check(samples, lengths, max_tokens)
+    if len(found) < num_optimizer_steps:
         raise SlimeError(
-            f"{len(samples)} samples cannot make {num_optimizer_steps} optimizer steps",
+            f"{len(found)} samples cannot make {num_optimizer_steps} optimizer steps",
             where="train.steps_per_rollout",
             todo="Lower it, or train on more samples a step.",
         )
+    if whole_attempts:
+        loss_mean = LossMean.sample
+        for unit in found:
+            _check_whole(sum(lengths[i] for i in unit), unit, max_tokens)
+    steps = np.array_split(np.arange(len(found)), num_optimizer_steps)
+    weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
+    shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention_length, whole_attempts)
+    build = partial(_batch, samples, shape, weigh)
+    return [build([i for number in step for i in found[number]]) for step in steps]
+
+
+def _check(samples: Sequence[TrainSample], lengths: list[int], max_tokens: int) -> None:
     for index, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
         assert sample.num_response_tokens < sample.num_tokens, f"sample {index} has no prompt token"
         if length > max_tokens:
@@ -84,19 +95,27 @@ def _check(samples: Sequence[TrainSample], lengths: list[int], max_tokens: int, 
                 where="train.max_tokens_per_micro_batch",
                 todo=f"Raise it to {length} or more, or lower the prompt and response limits.",
             )
+        assert sample.columns.keys() == samples[0].columns.keys(), "all samples have the same columns"
         _check_logprobs(index, sample)
+
+
+def _check_whole(num_rows: int, unit: Unit, max_tokens: int) -> None:
+    if num_rows > max_tokens:
+        what = f"samples {unit[0]} to {unit[-1]} belong together and have {num_rows} tokens, the cap is {max_tokens}"
+        todo = f"Raise it to {num_rows} or more."
+        raise SlimeError(what, where="train.max_tokens_per_micro_batch", todo=todo)
 
 
 def _check_logprobs(index: int, sample: TrainSample) -> None:
     """JSON has no -inf: what an engine sends for it arrives as one or as NaN."""
-    if sample.rollout_logprobs is None:
+    logprobs = sample.columns.get(ROLLOUT_LOGPROBS)
+    if logprobs is None:
         return
-    broken = np.flatnonzero(~np.isfinite(sample.rollout_logprobs) & (sample.loss_mask != 0))
+    broken = np.flatnonzero(~np.isfinite(logprobs) & (sample.loss_mask != 0))
     if len(broken):
         token = sample.tokens[sample.num_tokens - sample.num_response_tokens + broken[0]]
-        value = sample.rollout_logprobs[broken[0]]
         raise SlimeError(
-            f"the engine gave log-prob {value:g} to token {token}, which it had sampled itself",
+            f"the engine gave log-prob {logprobs[broken[0]]:g} to token {token}, which it had sampled itself",
             where=f"sample {index} of the rollout, response token {broken[0]}",
             todo="Its logits overflow or its sampler is broken: try another precision, attention_backend or "
             "sampling_backend in rollout.sglang.",
@@ -105,131 +124,58 @@ def _check_logprobs(index: int, sample: TrainSample) -> None:
 
 def _batch(
     samples: Sequence[TrainSample],
-    align: int,
-    num_dp: int,
-    max_tokens: int,
+    shape: Shape,
     weigh: Callable[[Sequence[TrainSample]], list[float]],
-    multiple: int,
-    share_prompts: bool,
     members: list[int],
 ) -> Batch:
     weights = weigh([samples[i] for i in members])
     weight_of = dict(zip(members, weights, strict=True))
-    units = _units(samples, members, align, max_tokens, num_dp * multiple) if share_prompts else [[i] for i in members]
-    bins = _fill([_length(samples, align, unit) for unit in units], max_tokens, num_dp, multiple)
-    micro_batches = [_micro_batch(samples, weight_of, align, [units[i] for i in content]) for content in bins]
+    micro_batches = tuple(
+        tuple(_micro_batch(samples, weight_of, shape, units) for units in of_rank)
+        for of_rank in share_out(samples, members, shape)
+    )
     return Batch(
-        # Bins come largest first, so dealing them out gives every rank a like share.
-        micro_batches=tuple(tuple(micro_batches[rank::num_dp]) for rank in range(num_dp)),
-        num_tokens=int(sum(np.count_nonzero(~micro.is_padding) for micro in micro_batches)),
+        micro_batches=micro_batches,
+        num_tokens=int(sum(np.count_nonzero(~micro.is_padding) for of_rank in micro_batches for micro in of_rank)),
         num_loss_tokens=int(sum(np.count_nonzero(samples[i].loss_mask) for i in members)),
     )
 
 
-def _units(
-    samples: Sequence[TrainSample], members: Sequence[int], align: int, max_tokens: int, num_bins: int
-) -> list[Unit]:
-    """Neighbours with one prompt, in parts that fit a micro-batch and leave every micro-batch of a step its share."""
-    groups = [list(group) for _, group in groupby(members, lambda i: _prompt(samples[i]).tobytes())]
-    fair = sum(_length(samples, align, group) for group in groups) / num_bins
-    waiting, units = groups[::-1], []
-    while waiting:
-        unit = waiting.pop()
-        if len(unit) > 1 and _length(samples, align, unit) > min(fair, max_tokens):
-            waiting += [unit[len(unit) // 2 :], unit[: len(unit) // 2]]
-        else:
-            units.append(unit)
-    return units
-
-
-def _prompt(sample: TrainSample) -> np.ndarray:
-    return sample.tokens[: sample.num_tokens - sample.num_response_tokens]
-
-
-def _shared(samples: Sequence[TrainSample], unit: Unit) -> int:
-    """Tokens that all but the first sample of a unit lack: not a prompt's last one, which predicts other labels in each
-    of them."""
-    return len(_prompt(samples[unit[0]])) - 1
-
-
-def _length(samples: Sequence[TrainSample], align: int, unit: Unit) -> int:
-    """Rows of a unit in its micro-batch."""
-    first, *others = unit
-    shared = _shared(samples, unit)
-    own = sum(_padded(samples[i].num_tokens - shared, align) for i in others)
-    return _padded(samples[first].num_tokens, align) + own
-
-
 def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_response_tokens: int | None) -> list[float]:
-    """By sample, the factor of each of its token losses, so that a plain sum is the mean.
+    """By sample, the factor of each of its token losses, so that a plain sum is the mean: over attempts, of which the
+    samples may be segments.
 
-    A sample without loss tokens has no mean of its own and does not count, except in a constant.
+    An attempt without loss tokens has no mean of its own and does not count, except in a constant.
     """
-    counts = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+    found = attempts(samples, range(len(samples)))
+    counts = [sum(int(np.count_nonzero(samples[i].loss_mask)) for i in segments) for segments in found]
     if not any(counts):
         raise SlimeError(
             "no sample of this optimizer step has a token to learn from",
             where="loss masks",
             todo="Check the data and filters: every response is empty or masked.",
         )
-    demonstrates = samples[0].advantages is None
+    demonstrates = ADVANTAGES not in samples[0].columns
     if loss_mean is LossMean.token or (loss_mean is LossMean.constant and demonstrates):
         return [1 / sum(counts)] * len(samples)
     if loss_mean is LossMean.constant:
         assert max_response_tokens, "the constant is a length times the number of samples"
-        return [1 / (len(samples) * max_response_tokens)] * len(samples)
+        return [1 / (len(found) * max_response_tokens)] * len(samples)
     num_counted = sum(count > 0 for count in counts)
-    return [1 / (num_counted * count) if count else 0.0 for count in counts]
-
-
-def _fill(lengths: Sequence[int], max_tokens: int, num_dp: int, multiple: int) -> Bins:
-    """The fewest equal numbers of micro-batches a rank that hold everything, evenly filled, the fullest first."""
-    unit = num_dp * multiple
-    num_bins = math.ceil(max(1, sum(lengths) / max_tokens) / unit) * unit
-    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    while True:
-        for strategy in (_into_emptiest, _into_first_that_fits):
-            if bins := strategy(longest_first, lengths, max_tokens, num_bins):
-                return sorted(bins, key=lambda content: -sum(lengths[i] for i in content))
-        num_bins += unit
-
-
-def _into_emptiest(order: list[int], lengths: Sequence[int], max_tokens: int, num_bins: int) -> Bins | None:
-    """Longest processing time first (Graham 1969): the most even filling; None if something does not fit."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    heap = [(0, number) for number in range(num_bins)]
-    for i in order:
-        filled, number = heap[0]
-        if filled + lengths[i] > max_tokens:
-            return None
-        heapq.heapreplace(heap, (filled + lengths[i], number))
-        bins[number].append(i)
-    return bins
-
-
-def _into_first_that_fits(order: list[int], lengths: Sequence[int], max_tokens: int, num_bins: int) -> Bins | None:
-    """First fit decreasing: fills tightly where even filling runs over; None if something does not fit."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    room = np.full(num_bins, max_tokens)
-    for i in order:
-        fits = np.flatnonzero(room >= lengths[i])
-        if not len(fits):
-            return None
-        room[fits[0]] -= lengths[i]
-        bins[fits[0]].append(i)
-    return bins
+    weights = [1 / (num_counted * count) if count else 0.0 for count in counts]
+    return [weight for weight, segments in zip(weights, found, strict=True) for _ in segments]
 
 
 def _micro_batch(
-    samples: Sequence[TrainSample], weight_of: dict[int, float], align: int, units: list[Unit]
+    samples: Sequence[TrainSample], weight_of: dict[int, float], shape: Shape, units: list[Unit]
 ) -> MicroBatch:
     """Whole sequences stand in order of length: equal ones side by side let attention run on a view."""
     if not units:
-        return _empty(align)
+        return _empty(shape, samples[0].columns)
     content = [i for unit in units for i in unit]
     members = [samples[i] for i in content]
-    skipped = [_shared(samples, unit) if number else 0 for unit in units for number in range(len(unit))]
-    lengths = [_padded(sample.num_tokens - skip, align) for sample, skip in zip(members, skipped, strict=True)]
+    skipped = [shape.num_shared(samples, unit) if number else 0 for unit in units for number in range(len(unit))]
+    lengths = [padded(sample.num_tokens - skip, shape.align) for sample, skip in zip(members, skipped, strict=True)]
     ends = np.cumsum(lengths)
     mask = np.zeros(ends[-1], np.float32)
     weights, tokens, labels, positions = np.zeros_like(mask), *(np.zeros(ends[-1], np.int64) for _ in range(3))
@@ -253,9 +199,9 @@ def _micro_batch(
         loss_weights=weights,
         sample_ids=tuple(content),
         prefixes=_prefixes(units, skipped, ends - lengths) if any(skipped) else None,
-        advantages=_spread([sample.advantages for sample in members], members, lasts, len(mask)),
-        rollout_logprobs=_spread([_finite(sample.rollout_logprobs) for sample in members], members, lasts, len(mask)),
-        is_current=_spread([sample.is_current for sample in members], members, lasts, len(mask)),
+        columns={name: _spread(name, members, lasts, len(mask)) for name in samples[0].columns},
+        attempt_sizes=tuple(map(len, units)) if shape.whole_attempts else None,
+        recorded=_recorded(members, skipped, (ends - lengths).tolist(), len(mask)),
     )
 
 
@@ -271,26 +217,33 @@ def _predicting(sample: TrainSample, last: int) -> slice:
     return slice(last - sample.num_response_tokens, last)
 
 
-def _spread(
-    values: Sequence[np.ndarray | None], members: Sequence[TrainSample], lasts: Sequence[int], num_tokens: int
-) -> np.ndarray | None:
-    """Per-response-token values at the positions that predict them; None if the samples carry none."""
-    if all(value is None for value in values):
-        return None
+def _spread(name: str, members: Sequence[TrainSample], lasts: Sequence[int], num_tokens: int) -> np.ndarray:
+    """A column's values at the positions that predict their tokens.
+
+    A masked token may hold anything: it gets 0, because infinity times a mask of zero is not zero.
+    """
     spread = np.zeros(num_tokens, np.float32)
-    for value, sample, last in zip(values, members, lasts, strict=True):
-        assert value is not None, "either every sample carries this value or none"
-        spread[_predicting(sample, last)] = value
+    for sample, last in zip(members, lasts, strict=True):
+        spread[_predicting(sample, last)] = np.where(sample.loss_mask != 0, sample.columns[name], 0.0)
     return spread
 
 
-def _finite(values: np.ndarray | None) -> np.ndarray | None:
-    """A masked token's value may be anything, and infinity times a mask of zero is not zero."""
-    return values if values is None else np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+def _recorded(
+    members: Sequence[TrainSample], skipped: Sequence[int], starts: Sequence[int], num_tokens: int
+) -> dict[str, np.ndarray]:
+    """What engines recorded, at the tokens that it is about."""
+    kinds = {name: rows for sample in members for name, rows in sample.recorded.items()}
+    found = {name: np.zeros((num_tokens, *rows.shape[1:]), rows.dtype) for name, rows in kinds.items()}
+    for sample, skip, start in zip(members, skipped, starts, strict=True):
+        for name, rows in sample.recorded.items():
+            own = rows[skip:]
+            found[name][start : start + len(own)] = own
+    return found
 
 
-def _empty(align: int) -> MicroBatch:
+def _empty(shape: Shape, columns: Iterable[str]) -> MicroBatch:
     """Padding alone: keeps a rank in step with the others when there are fewer sequences than micro-batches."""
+    align = shape.align
     zeros, nothing = np.zeros(align, np.int64), np.zeros(align, np.float32)
     return MicroBatch(
         tokens=zeros,
@@ -301,14 +254,15 @@ def _empty(align: int) -> MicroBatch:
         loss_mask=nothing,
         loss_weights=nothing,
         sample_ids=(),
-        advantages=nothing,
-        rollout_logprobs=nothing,
-        is_current=nothing,
+        columns=dict.fromkeys(columns, nothing),
+        attempt_sizes=(1,) if shape.whole_attempts else None,
     )
 
 
-def pack_for(cfg: SlimeConfig, layout: RankLayout, samples: Sequence[TrainSample], num_steps: int) -> list[Batch]:
-    """Micro-batches of every rank of a layout, for `num_steps` optimizer steps."""
+def pack_for(
+    cfg: SlimeConfig, layout: RankLayout, samples: Sequence[TrainSample], num_steps: int, *, whole_attempts: bool
+) -> list[Batch]:
+    """Micro-batches of every rank of a layout, for `num_steps` optimizer steps; `whole_attempts` as of `pack`."""
     return pack(
         samples,
         num_dp=layout.data_parallel_size,
@@ -319,4 +273,6 @@ def pack_for(cfg: SlimeConfig, layout: RankLayout, samples: Sequence[TrainSample
         num_optimizer_steps=num_steps,
         micro_batch_multiple=layout.micro_batch_multiple,
         share_prompts=layout.shares_prompts,
+        attention_length=layout.attention_length,
+        whole_attempts=whole_attempts,
     )

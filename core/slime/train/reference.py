@@ -1,4 +1,5 @@
-"""The reference model of the KL penalty: a copy of the weights in host memory, swapped in when it is asked."""
+"""The reference model of the KL penalty: a copy, in host memory, of the weights that learn, swapped in when it is
+asked. What is frozen is the reference's as well, so with adapters the copy is one of the adapters alone."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from slime.models.policy import PolicyModel
 
@@ -14,28 +16,40 @@ Weights = list[dict[str, Tensor]]
 """By module, its parameters and buffers by name."""
 
 
-def copy_weights(modules: Sequence[PolicyModel]) -> Weights:
-    """The current weights, in host memory."""
-    return [{name: tensor.to("cpu", copy=True) for name, tensor in tensors_of(module).items()} for module in modules]
+def copy_weights(modules: Sequence[PolicyModel], *, frozen: bool = True) -> Weights:
+    """The current weights, in host memory.
+
+    Args:
+        frozen: parameters that do not learn, too.
+    """
+    return [
+        {
+            name: tensor.detach().to("cpu", copy=True)
+            for name, tensor in tensors_of(module).items()
+            if frozen or tensor.requires_grad or not isinstance(tensor, Parameter)
+        }
+        for module in modules
+    ]
 
 
 def tensors_of(module: PolicyModel) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of a module, without gradient."""
-    return {name: value.detach() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    """Parameters and persistent buffers of a module."""
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 @contextmanager
 def swapped_in(weights: Weights, modules: Sequence[PolicyModel]) -> Iterator[None]:
     """Inside, the modules hold `weights`; afterwards bit for bit what they held before."""
-    with restored(modules):
+    with restored(modules, frozen=False):
         write(weights, modules)
         yield
 
 
 @contextmanager
-def restored(modules: Sequence[PolicyModel]) -> Iterator[None]:
-    """Afterwards the modules hold bit for bit what they held before."""
-    before = copy_weights(modules)
+def restored(modules: Sequence[PolicyModel], *, frozen: bool = True) -> Iterator[None]:
+    """Afterwards the modules hold bit for bit what they held before; `frozen` as of `copy_weights`."""
+    before = copy_weights(modules, frozen=frozen)
     try:
         yield
     finally:
@@ -46,5 +60,6 @@ def restored(modules: Sequence[PolicyModel]) -> Iterator[None]:
 def write(weights: Weights, modules: Sequence[PolicyModel]) -> None:
     """Copy weights into the modules' own storage, which the optimizer and DDP keep views of."""
     for module, values in zip(modules, weights, strict=True):
-        for name, tensor in tensors_of(module).items():
-            tensor.copy_(values[name])
+        tensors = tensors_of(module)
+        for name, value in values.items():
+            tensors[name].copy_(value)

@@ -16,12 +16,12 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.config.derive import required_megatron
-from slime.config.schema import OPTIMIZER_DEFAULTS, Device, SlimeConfig
-from slime.contracts import HfConfig, ModelBridge
+from slime.compose.derive import required_megatron
+from slime.config.schema import OPTIMIZER_DEFAULTS, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
+from slime.layout import default_etp, trains_experts
+from slime.models.bridge import HfConfig, ModelBridge
 from slime.models.traits import Traits
-from slime.topology.layout import default_etp, trains_experts
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,10 +43,14 @@ def transformer_config(
     Raises:
         SlimeError: Megatron-core refuses the combination, or it contradicts what slime's code depends on.
     """
-    values = _defaults(cfg) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
+    values = (
+        _defaults(cfg.train.megatron, cfg.cluster.on_gpus) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
+    )
     for trait in traits:
-        if not trait.coefficient(cfg):
+        if not trait.coefficient(cfg.train):
             values |= trait.while_frozen
+        if trait.recording and cfg.train.routing_replay:
+            values |= trait.recording.megatron_fields
     if isinstance(activation := values.get("activation_func"), str):
         values["activation_func"] = getattr(F, activation)
     values.setdefault("use_te_activation_func", _is_swiglu(values))
@@ -68,7 +72,7 @@ def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
 
     With `optimizer_cpu_offload` moments and master weights lie in host memory, where Adam runs on them.
     """
-    precision = _precision(cfg)
+    precision = _precision(cfg.train.megatron, cfg.cluster.on_gpus)
     defaults: dict[str, Any] = {**OPTIMIZER_DEFAULTS, "use_distributed_optimizer": True}
     if cfg.train.optimizer.get("optimizer_cpu_offload"):
         # Megatron-core's way to leave master weights to the inner optimizer; it has no other for this one.
@@ -77,15 +81,14 @@ def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
     return _construct(OptimizerConfig, defaults | kept | dict(cfg.train.optimizer), "train.optimizer")
 
 
-def ddp_config(cfg: SlimeConfig) -> DistributedDataParallelConfig:
+def ddp_config(ddp: Mapping[str, Any]) -> DistributedDataParallelConfig:
     """Megatron's DistributedDataParallelConfig: gradients are summed in fp32."""
     defaults = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": True}
-    return _construct(DistributedDataParallelConfig, defaults | dict(cfg.train.ddp), "train.ddp")
+    return _construct(DistributedDataParallelConfig, defaults | dict(ddp), "train.ddp")
 
 
-def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
-    size = cfg.train.megatron.get
-    cuda = cfg.cluster.device is Device.cuda
+def _defaults(megatron: dict[str, Any], cuda: bool) -> dict[str, Any]:
+    size = megatron.get
     defaults = {
         # Transformer Engine and apex are absent: slime's specs bring portable modules.
         "transformer_impl": "local",
@@ -110,8 +113,8 @@ def _defaults(cfg: SlimeConfig) -> dict[str, Any]:
     }
     if size("virtual_pipeline_model_parallel_size"):
         defaults |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}  # otherwise the interleaved schedule deadlocks
-    defaults |= required_megatron(cfg.train.megatron)
-    precision = _precision(cfg)
+    defaults |= required_megatron(megatron)
+    precision = _precision(megatron, cuda)
     # One grouped matrix product for all experts of a rank; torch's takes bf16 alone.
     defaults["moe_grouped_gemm"] = cuda and precision["bf16"]
     return defaults | precision
@@ -124,8 +127,8 @@ def _is_swiglu(values: Mapping[str, Any]) -> bool:
     return is_gated_silu and not any(values.get(name) for name in altered)
 
 
-def _precision(cfg: SlimeConfig) -> dict[str, Any]:
-    bf16 = cfg.train.megatron.get("bf16", cfg.cluster.device is Device.cuda)
+def _precision(megatron: Mapping[str, Any], cuda: bool) -> dict[str, Any]:
+    bf16 = megatron.get("bf16", cuda)
     dtype = torch.bfloat16 if bf16 else torch.float32
     return {"bf16": bf16, "params_dtype": dtype, "pipeline_dtype": dtype}
 

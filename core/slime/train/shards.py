@@ -11,12 +11,14 @@ import io
 import os
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
@@ -24,6 +26,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from slime.digest import DigestingFile, FileFacts
@@ -33,6 +36,8 @@ _NUM_THREADS = 2
 """Files, and threads that write them, a rank."""
 
 
+_NO_PICKLE = (pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError)
+"""What bytes raise that are read as a pickle and are none."""
 _INDEX = ".metadata"
 """Which part of which tensor lies where: a pickle of torch's."""
 _IN_INDEX = {
@@ -57,15 +62,21 @@ _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
     """Megatron-core's strategy to save shards.
 
+    Args:
+        group: of all ranks, on CPUs, which nothing else uses: `save` then copies this rank's part to the host and
+            returns, and a thread writes the copy. None: `save` writes.
+
     Attributes:
-        written: facts of every file that this rank wrote, by name; there after `save`.
+        written: facts of every file that this rank wrote, by name; there after `save`, or else after `wait`.
     """
 
     can_handle_sharded_objects = True
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__("torch_dist", 1)
         self.written: dict[str, FileFacts] = {}
+        self._group = group
+        self._writing: Future[None] | None = None
 
     def writer(self, folder: str | Path) -> ShardFiles:
         """What writes the files of a rank."""
@@ -76,11 +87,33 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
         return MCoreSavePlanner(flatten_state_dict=False)
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> None:
-        """Collective: write this rank's part."""
+        """Collective: write this rank's part, or begin to."""
         shards, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        writer = self.writer(checkpoint_dir)
+        if self._group is None:
+            self._write(mcore_to_pyt_state_dict(shards), checkpoint_dir)
+            return
+        for parts in shards.values():
+            for part in parts:
+                if isinstance(part, ShardedTensor):  # other objects are pickled by the next line, while they last
+                    part.data = part.data.detach().to("cpu", copy=True)
+        thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing = thread.submit(self._write, mcore_to_pyt_state_dict(shards), checkpoint_dir)
+        thread.shutdown(wait=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._writing is None or self._writing.done()
+
+    def wait(self) -> None:
+        """Until the files are written; raises what their thread raised."""
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write(self, shards: dict[str, Any], folder: str | Path) -> None:
+        writer = self.writer(folder)
         with _no_zip_crc():
-            save(mcore_to_pyt_state_dict(shards), storage_writer=writer, planner=self.planner())
+            save(shards, storage_writer=writer, planner=self.planner(), process_group=self._group)
         self.written = writer.files.written
 
 
@@ -146,12 +179,22 @@ def only_data(folder: Path) -> Iterator[None]:
     """
     if (index := folder / _INDEX).is_file():
         with index.open("rb") as file:
-            _IndexReader(file).load()
+            _read_index(file)
     os.environ[_WEIGHTS_ONLY] = "1"
     try:
         yield
     finally:
         del os.environ[_WEIGHTS_ONLY]
+
+
+def _read_index(file: BinaryIO) -> None:
+    try:
+        found = _IndexReader(file).load()
+    except _NO_PICKLE as error:
+        found = error
+    if not isinstance(found, Metadata):
+        todo = "Copy or convert the checkpoint again, or name another."
+        raise SlimeError(f"it is no index of shards ({str(found)[:200]})", where=file.name, todo=todo)
 
 
 class _IndexReader(pickle.Unpickler):

@@ -15,20 +15,22 @@ from megatron.core.distributed.finalize_model_grads import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from slime.contracts import LossTerms
 from slime.train.local_batch import LocalMicroBatch
 from slime.train.megatron import Model
-from slime.train.objective import Contribution
-
-LossFunction = Callable[[Tensor, int], Contribution]
-"""From scores [2, t] and the micro-batch's number to its contribution."""
+from slime.train.objective import LossFunction
 
 
 @torch.no_grad()
-def score(model: Model, micro_batches: Sequence[LocalMicroBatch]) -> list[Tensor]:
-    """[2, t] log-probs and entropies of each micro-batch on the last pipeline stage, an empty list elsewhere."""
+def score(model: Model, micro_batches: Sequence[LocalMicroBatch], *, replays: bool = True) -> list[Tensor]:
+    """[2, t] log-probs and entropies of each micro-batch on the last pipeline stage, an empty list elsewhere.
+
+    Args:
+        replays: layers do what engines recorded (`slime.models.traits.Recording`), as in training.
+    """
     for chunk in model.chunks:
         chunk.eval()
-    scores: list[Tensor] = _run(model, micro_batches, lambda output, number: output, forward_only=True)
+    scores: list[Tensor] = _run(model, micro_batches, lambda output, number: output, forward_only=True, replays=replays)
     for chunk in model.chunks:
         chunk.train()
     return scores
@@ -62,26 +64,31 @@ def update_expert_bias(model: Model) -> None:
 
 def accumulate_gradients(
     model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction
-) -> list[Contribution]:
+) -> list[LossTerms]:
     """Forward and backward over all micro-batches; gradients then lie reduced in the DDP buffers.
 
     Returns:
-        The contributions of this rank's micro-batches on the last pipeline stage, an empty list elsewhere.
+        What this rank's micro-batches add, on the last pipeline stage, an empty list elsewhere.
     """
     for chunk in model.chunks:
         chunk.zero_grad_buffer()
     reset_model_temporary_tensors(model.config, model.chunks)  # the routers' counts
-    contributions: list[Contribution] = _run(model, micro_batches, loss_function, forward_only=False)
-    return contributions
+    terms: list[LossTerms] = _run(model, micro_batches, loss_function, forward_only=False)
+    return terms
 
 
 def _run(
-    model: Model, micro_batches: Sequence[LocalMicroBatch], function: Callable[..., Any], *, forward_only: bool
+    model: Model,
+    micro_batches: Sequence[LocalMicroBatch],
+    function: Callable[..., Any],
+    *,
+    forward_only: bool,
+    replays: bool = True,
 ) -> Any:
     iterators = [iter(list(enumerate(micro_batches))) for _ in model.chunks]
     forward_backward = get_forward_backward_func()
     return forward_backward(
-        forward_step_func=partial(_forward_step, function, forward_only),
+        forward_step_func=partial(_forward_step, function, forward_only, replays),
         data_iterator=iterators if len(iterators) > 1 else iterators[0],
         model=model.chunks,
         num_microbatches=len(micro_batches),
@@ -95,11 +102,12 @@ def _run(
 def _forward_step(
     function: Callable[..., Any],
     forward_only: bool,
+    replays: bool,
     micro_batches: Iterator[tuple[int, LocalMicroBatch]],
     chunk: Any,
 ) -> tuple[Tensor, Callable[..., Any]]:
     number, micro = next(micro_batches)
-    packed = micro.packed.for_one_pass()
+    packed = micro.packed.for_one_pass(replays=replays)
     output = chunk(micro.tokens, micro.position_ids, None, labels=micro.labels, packed_seq_params=packed)
     if forward_only:
         return output, lambda scores, non_loss_data: function(scores, number)
@@ -112,6 +120,6 @@ def _loss(function: LossFunction, number: int, micro: LocalMicroBatch, scores: T
     The weighted loss already is a mean, so it is multiplied with that number here. The detour keeps Megatron's
     auxiliary losses of routers, which it scales by tokens, in proportion.
     """
-    contribution = function(scores, number)
+    terms = function(scores, number)
     num_tokens = torch.tensor(micro.num_tokens, dtype=torch.int, device=scores.device)
-    return contribution.loss * micro.num_step_tokens, num_tokens, contribution.detach()
+    return terms.loss * micro.num_step_tokens, num_tokens, terms.detach()

@@ -1,7 +1,8 @@
-"""Weights between Hugging Face, Megatron-core and SGLang: a room for each process that touches them.
+"""Weights between Hugging Face, Megatron-core and SGLang, in the processes of trainers and tools.
 
 megatron    trainers and tools: between Hugging Face checkpoints and Megatron's modules
 publisher   trainers: hands versions to the engines
-engine      SGLang's processes: takes versions in, and proves what came
 shared      both ends of a publish: buckets, digests, kernels
+
+The other end of a publish is slime-plugin-sglang: it takes versions in, inside SGLang, and proves what came.
 """

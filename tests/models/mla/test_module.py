@@ -65,12 +65,13 @@ class LatentBridge:
 
 def gradients(rank: Rank, layout: dict[str, Any]) -> tuple[float, dict[str, tuple[torch.Tensor, int | None]]]:
     """Loss, and this rank's gradients with the dimension they are sharded in."""
+    from megatron_core_portable import cpu_stands_in_for_cuda
+    from slime.algo.sft import Sft
     from slime.config.schema import Init, LossMean, SlimeConfig
     from slime.testing.recorded import recorded_samples
     from slime.train import megatron
-    from slime.train.compat import cpu_stands_in_for_cuda
     from slime.train.local_batch import local_micro_batches
-    from slime.train.objective import supervised
+    from slime.train.objective import StepLoss
     from slime.train.packing import pack
     from slime.train.step import GradientCheck, accumulate_gradients
 
@@ -83,9 +84,7 @@ def gradients(rank: Rank, layout: dict[str, Any]) -> tuple[float, dict[str, tupl
     (batch,) = pack(recorded_samples(12, VOCAB_SIZE), num_dp=1, align=4, max_tokens=100, loss_mean=LossMean.token)
     with cpu_stands_in_for_cuda():
         micro_batches = local_micro_batches(batch, torch.device("cpu"))
-        parts = accumulate_gradients(
-            model, micro_batches, lambda scores, number: supervised(scores, micro_batches[number])
-        )
+        parts = accumulate_gradients(model, micro_batches, StepLoss(Sft(), micro_batches, {}, is_first=True))
     found = {
         name: (parameter.main_grad.clone(), parameter.partition_dim if parameter.tensor_model_parallel else None)
         for name, parameter in model.modules[0].named_parameters()
@@ -140,10 +139,10 @@ def test_up_projections_that_are_computed_again_take_no_memory() -> None:
 
 def bytes_kept(rank: Rank) -> tuple[dict[str, list[int]], dict[str, torch.Tensor]]:
     """By what is computed again: of queries, keys and values of 64 tokens, and the gradient of what one layer got."""
+    from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.config.schema import Init, SlimeConfig
     from slime.models.packed.attention import PackedSequences
     from slime.train import megatron
-    from slime.train.compat import cpu_stands_in_for_cuda
 
     cfg, sizes, gradient = SlimeConfig(), {}, {}
     cfg.model.init = Init.random

@@ -5,7 +5,6 @@ Each sample is padded and has a micro-batch of its own, beside one of padding al
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,13 +70,13 @@ def _train(rank: Rank, folder: Path, megatron: dict[str, Any]) -> dict[str, Any]
         options = {"num_dp": trainer.data_parallel_size, "micro_batch_multiple": multiple, "align": 8}
         return pack(kept, max_tokens=64, loss_mean=LossMean.token, **options)
 
-    found: dict[str, Any] = {"metrics": trainer.train_sft(packed(samples(hf))[0], 0)}
+    found: dict[str, Any] = {"metrics": trainer.train(packed(samples(hf)), 0, "sft")}
     found["gradients"] = gradients[0] if gradients else {}
     found["weights"] = weights(trainer)
     first, *others = samples(hf)
-    spoilt = dataclasses.replace(first, advantages=np.full_like(first.advantages, np.nan))
+    spoilt = first.with_columns(advantages=np.full_like(first.columns["advantages"], np.nan))
     with pytest.raises(SlimeError) as refused:
-        trainer.train_rl(packed([spoilt, *others]), 1)
+        trainer.train(packed([spoilt, *others]), 1, "rl")
     return found | {"refused": str(refused.value), "after": weights(trainer)}
 
 

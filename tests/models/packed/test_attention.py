@@ -24,14 +24,15 @@ def inputs(heads: int = 4, groups: int = 2, size: int = 8, value_size: int = 8) 
     return [torch.randn(BORDERS[-1], *shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def dense(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
     repeats = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     outputs = []
     for start, end in pairwise(BORDERS):
         scores = torch.einsum("qhd,khd->hqk", query[start:end], key[start:end]) * SCALE
         future = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        unseen = future | torch.ones_like(future).tril(-window) if window else future
+        weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
         outputs.append(torch.einsum("hqk,khd->qhd", weights, value[start:end]))
     return torch.cat(outputs)
 
@@ -48,6 +49,15 @@ def test_equals_dense_attention(groups: int, value_size: int) -> None:
     tensors = inputs(groups=groups, value_size=value_size)
     got = with_gradients(lambda q, k, v: by_sequence(q, k, v, SEGMENTS, SCALE), tensors)
     torch.testing.assert_close(got, with_gradients(dense, tensors), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 100])
+def test_a_window_hides_the_keys_before_it(window: int) -> None:
+    """Its last key is the query's own: 1 leaves that alone, and one as long as the sequence hides nothing."""
+    attend = causal_attention.causal_attention(torch.device("cpu"), torch.float64, window)
+    got = with_gradients(lambda q, k, v: attend(q, k, v, SEGMENTS, SCALE), inputs())
+    wanted = with_gradients(lambda q, k, v: dense(q, k, v, window), inputs())
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_long_sequences_are_those_that_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slime.models.packed.attention import PackedSequences
-from slime.models.packed.causal_attention import Attend, Segments, by_sequence
+from slime.models.packed.causal_attention import Attend, Segments, by_sequence, causal_attention
 from slime.models.packed.shared_prompts import SharedPrompts
 from tests.models.packed.test_attention import SCALE, inputs, with_gradients
 
@@ -22,13 +22,13 @@ def rows_of(number: int) -> Tensor:
     return torch.cat([torch.arange(first, first + shared), torch.arange(BORDERS[number], BORDERS[number + 1])])
 
 
-def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def whole(query: Tensor, key: Tensor, value: Tensor, attend: Attend = by_sequence) -> Tensor:
     """Every sequence by itself, of whose rows its own ones are taken."""
     found = []
     for number, length in enumerate(LENGTHS):
         rows = rows_of(number)
         segments = Segments.of([len(rows)], [len(rows)], CPU)
-        found.append(by_sequence(query[rows], key[rows], value[rows], segments, SCALE)[-length:])
+        found.append(attend(query[rows], key[rows], value[rows], segments, SCALE)[-length:])
     return torch.cat(found)
 
 
@@ -44,6 +44,15 @@ def test_equals_whole_sequences_with_gradients(kernel: Attend, groups: int, valu
     shared = SharedPrompts(LENGTHS, PREFIXES, CPU)
     got = with_gradients(lambda q, k, v: shared.attend(kernel, q, k, v, SCALE), tensors)
     torch.testing.assert_close(got, with_gradients(whole, tensors), rtol=1e-12, atol=1e-12)
+
+
+def test_a_window_reaches_back_into_the_shared_prompt() -> None:
+    windowed = causal_attention(CPU, torch.float64, 7)
+    tensors = [tensor[:76] for tensor in inputs()]
+    shared = SharedPrompts(LENGTHS, PREFIXES, CPU)
+    got = with_gradients(lambda q, k, v: shared.attend(windowed, q, k, v, SCALE), tensors)
+    wanted = with_gradients(lambda q, k, v: whole(q, k, v, windowed), tensors)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_positions_and_the_longest_sequence_count_what_is_shared() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.config.fp8 import Fp8Format
 from slime.errors import SlimeError
 from slime.models import mlp
+from slime.models.mapping import Rule, Shard, WeightMapping
 from slime.weights.megatron.export import assemble, read_blocks
-from slime.weights.megatron.export_plan import Bucket, Holding, Planner, holders
+from slime.weights.megatron.export_plan import Holding, PlannedBucket, Planner, holders
 from slime.weights.megatron.local import LocalTensor
-from slime.weights.megatron.mapping import Rule, Shard, WeightMapping
-from slime.weights.shared.quantized import quantized
+from slime.weights.megatron.quantized import quantized, quantizer_of
+from slime_plugin_fp8_block.config import Fp8Format
 
 NAMES = {0: "decoder.layers.0.mlp.linear_fc1.weight", 1: "decoder.layers.0.mlp.linear_fc2.weight"}
 NORM = "decoder.final_layernorm.weight"
@@ -42,30 +42,30 @@ def shards(ffn: int, tp: int) -> tuple[dict[str, torch.Tensor], list[dict[str, L
     return hf, ranks
 
 
-def planned(ranks: list[dict[str, LocalTensor]], receivers: tuple[int, ...] | None, capacity: int, fp8=None):
+def planned(ranks: list[dict[str, LocalTensor]], receivers: tuple[int, ...] | None, capacity: int, form=None):
     told = [
         {name: Holding(x.shard, tuple(x.tensor.shape), x.tensor.dtype, x.is_copy) for name, x in held.items()}
         for held in ranks
     ]
-    return Planner(holders(told), capacity, receivers, fp8).plan(MAPPING.entries)
+    return Planner(holders(told), capacity, receivers, form).plan(MAPPING.entries)
 
 
-def moved(bucket: Bucket, ranks: list[dict[str, LocalTensor]], fp8: Fp8Format | None):
+def moved(bucket: PlannedBucket, ranks: list[dict[str, LocalTensor]], form: Fp8Format | None):
     """The bucket at its receiver."""
-    values = {}
+    values, quantizer = {}, quantizer_of(form) if form else None
     for rank, local in enumerate(ranks):
-        values |= read_blocks([block for block in bucket.blocks if block.rank == rank], local, fp8)
-    return assemble(bucket, values, fp8)
+        values |= read_blocks([block for block in bucket.blocks if block.rank == rank], local, quantizer)
+    return assemble(bucket, values, quantizer)
 
 
 @pytest.mark.parametrize("receivers", [(0,), (1, 0), None])
-@pytest.mark.parametrize("fp8", [None, Fp8Format(), Fp8Format(powers_of_two=True)])
+@pytest.mark.parametrize("form", [None, Fp8Format(), Fp8Format(powers_of_two=True)])
 @pytest.mark.parametrize(("ffn", "tp"), [(512, 2), (512, 4), (320, 2), (96, 2)])
-def test_every_tensor_arrives_as_if_it_had_been_whole(ffn, tp, fp8, receivers):
+def test_every_tensor_arrives_as_if_it_had_been_whole(ffn, tp, form, receivers):
     """Where a shard ends inside a block it is quantised after it was gathered."""
     hf, ranks = shards(ffn, tp)
-    wanted = dict(quantized(hf.items(), fp8) if fp8 else hf.items())
-    got = [named for bucket in planned(ranks, receivers, 1, fp8) for named in moved(bucket, ranks, fp8)]
+    wanted = dict(quantized(hf.items(), quantizer_of(form)) if form else hf.items())
+    got = [named for bucket in planned(ranks, receivers, 1, form) for named in moved(bucket, ranks, form)]
     assert sorted(name for name, _ in got) == sorted(wanted)
     for name, tensor in got:
         assert tensor.dtype == wanted[name].dtype, name
@@ -76,7 +76,7 @@ def test_shards_that_end_at_a_block_travel_in_fp8():
     for ffn, in_fp8 in ((512, True), (320, False)):
         _, ranks = shards(ffn, 2)
         for bucket in planned(ranks, (0,), 1 << 30, Fp8Format()):
-            found = {block.in_fp8 for block in bucket.blocks if block.parameter != NORM}
+            found = {block.is_quantized for block in bucket.blocks if block.parameter != NORM}
             assert found == {in_fp8}, ffn
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import slime_plugin_multi_token_prediction as mtp
 from slime.errors import SlimeError
-from slime.models import decoder, embeddings, mtp, output
+from slime.models import decoder, embeddings, output
+from slime.models.mapping import WeightMapping
 from slime.weights.megatron.hf_files import INDEX, SINGLE, HfFiles
 from slime.weights.megatron.load import load_hf
-from slime.weights.megatron.mapping import WeightMapping
 
 VOCAB, HIDDEN = 8, 4
 

@@ -14,7 +14,7 @@ import pytest
 
 from slime.testing.models import Parallel, run_config
 from slime.testing.ranks import Rank, run_ranks
-from tests.memory import MIB, growth
+from tests.resident import MIB, growth
 
 pytestmark = pytest.mark.slow
 

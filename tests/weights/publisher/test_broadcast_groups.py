@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from slime.config.hf import read_hf_config
@@ -23,11 +21,11 @@ from slime.testing.models import write_checkpoint
 from slime.testing.publishing import publish, publish_over
 from slime.testing.ranks import Rank, run_ranks
 from slime.types import Receipt
-from slime.weights.publisher.broadcast import Broadcast, Sources
-from slime.weights.publisher.broadcast_groups import ask_to_join, join_as_source, join_engines, num_ranks
-from slime.weights.publisher.transport import results
+from slime.weights.publisher.handover import results
 from slime.weights.shared.bucket import Bucket
-from slime.weights.shared.stream import part_of
+from slime_plugin_broadcast.groups import ask_to_join, join_as_source, join_engines, num_ranks
+from slime_plugin_broadcast.source import Broadcast, Sources
+from slime_plugin_broadcast.stream import part_of
 from tests.transports import BUCKET, CPU, LIMIT_S, half, links_to
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -50,7 +48,8 @@ def folder(tiny_model, tmp_path_factory):
 
 def published(rank: Rank, engine: Endpoint, folder: str, layout: list[str]) -> list[Receipt | None]:
     """By every rank of a trainer, two versions. Runs in a rank of its own."""
-    from slime.config.compose import compose
+    from slime.compose.compose import compose
+    from slime.topology.topology import read_topology
     from slime.train.trainer import Trainer
     from slime.weights.publisher.publisher import Publisher
 
@@ -66,8 +65,8 @@ def published(rank: Rank, engine: Endpoint, folder: str, layout: list[str]) -> l
     cfg = compose([*model, *keys, *weights, *layout])
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
-    publisher = Publisher(cfg, trainer, LOOPBACK, [engine])
-    return [publisher.publish(version, 1) for version in (2, 3)]
+    publisher = Publisher(read_topology(cfg), trainer, LOOPBACK)
+    return [publisher.publish([engine], version, 1) for version in (2, 3)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,9 +83,12 @@ def test_two_sources_publish_what_one_does(layout, endpoint, folder):
         assert all(rate > 0 for rate in receipt.rates.values())
 
 
-LEFT: list[dist.ProcessGroup] = []
-"""Out of torch's books, but not deleted before the engine has ended: that waits for the end of every broadcast, and
-some no engine joins after a fault."""
+ENDS_S = 60
+"""Of a publish and its fault: a source that hangs fails its test within this time."""
+HERE = "the second source is here"
+KEPT: list[object] = []
+"""Process groups of a source, which is a process of its own: to delete one waits for the end of every broadcast, and
+some no engine joins after a fault. They end with their process."""
 
 
 class FlippedBit(Bucket):
@@ -98,15 +100,37 @@ class FlippedBit(Bucket):
 
 
 def second_source(rank: Rank, port: int, num_engine_ranks: int, tensors: dict[str, torch.Tensor], fault: str) -> None:
-    """The other source, which sends `tensors` until its fault. Runs in a process of its own."""
+    """Sends `tensors` until its fault. Runs in a process of its own."""
     store = join_store(LOOPBACK, port, timedelta(seconds=LIMIT_S))
+    store.set(HERE, "1")
     group = join_as_source(f"second, {fault}", store, "gloo", num_engine_ranks)
     faults = {"dies": partial(os.kill, os.getpid(), signal.SIGKILL), "fails": fail}
+    members = among(store, fault, place=1)
+    KEPT.extend([group, members.group, store])
     with ThreadPoolExecutor(1) as pool:
-        transport = Broadcast([], pool, (f"second, {fault}", group), CPU, store, among=among(store, fault, place=1))
+        transport = Broadcast([], pool, (f"second, {fault}", group), CPU, store, among=members)
         if fault == "damages":
             transport.new_bucket = partial(FlippedBit, device=CPU)
         publish_over(transport, half(tensors, faults.get(fault, dict)), 2, BUCKET)
+
+
+def first_source(
+    rank: Rank, port: int, endpoint: Endpoint, tensors: dict[str, torch.Tensor], fault: str
+) -> Receipt | str:
+    """The receipt of both sources' tensors, or what is said of the fault. Runs in a process of its own."""
+    store = join_store(LOOPBACK, port, timedelta(seconds=LIMIT_S))
+    links = links_to([endpoint], 2)
+    links[0].connect()
+    with ThreadPoolExecutor(4) as pool:
+        group = join_engines(links, pool, f"first, {fault}", store, "gloo")
+        results(ask_to_join(links, pool, f"second, {fault}", store, "gloo"))
+        members = among(store, fault, place=0)
+        KEPT.extend([group, members.group, store])
+        transport = Broadcast(links, pool, (f"first, {fault}", group), CPU, store, among=members)
+        try:
+            return publish_over(transport, iter(tensors.items()), 2, BUCKET)
+        except SlimeError as error:
+            return str(error)
 
 
 def fail() -> None:
@@ -119,26 +143,6 @@ def among(store, fault: str, place: int) -> Sources:
     ours, name = part_of(store, f"peers, {fault}"), f"peers, {fault}"
     peers = init_custom_process_group(backend="gloo", store=ours, world_size=2, rank=place, group_name=name)
     return Sources(f"publish, {fault}", {f"first, {fault}": 0, f"second, {fault}": 1}, peers)
-
-
-@contextmanager
-def first_source(endpoint: Endpoint, tensors: dict[str, torch.Tensor], fault: str) -> Iterator[Broadcast]:
-    """This process, while another is the second source of half of `tensors`."""
-    store = serve_store(LOOPBACK)
-    links = links_to([endpoint], 2)
-    links[0].connect()
-    with ThreadPoolExecutor(4) as pool:
-        other = pool.submit(run_ranks, second_source, 1, store.port, num_ranks(links), tensors, fault, timeout_s=200)
-        group = join_engines(links, pool, f"first, {fault}", store, "gloo")
-        results(ask_to_join(links, pool, f"second, {fault}", store, "gloo"))
-        members = among(store, fault, place=0)
-        yield Broadcast(links, pool, (f"first, {fault}", group), CPU, store, among=members)
-        ended = other.exception()
-        if fault != "damages":  # of which it may be told before it has ended by itself
-            assert (ended is None) is (fault == "none"), ended
-    for left in (group, members.group):
-        dist.destroy_process_group(left)
-        LEFT.append(left)
 
 
 FAULTS = {
@@ -155,11 +159,18 @@ def test_fault_of_another_source_is_named_and_no_half_version_is_served(fault, e
     whole = publish(iter(tensors.items()), [endpoint], 1, BUCKET)
     names = list(tensors)
     mine, others = ({name: tensors[name] for name in names[start::2]} for start in (0, 1))
-    with first_source(endpoint, others, fault) as transport:
-        if FAULTS[fault] is None:
-            receipt = publish_over(transport, iter(mine.items()), 2, BUCKET)
-            assert (receipt.num_tensors, receipt.fingerprint) == (whole.num_tensors, whole.fingerprint)
-        else:
-            with pytest.raises(SlimeError, match=FAULTS[fault]):
-                publish_over(transport, iter(mine.items()), 2, BUCKET)
+    store, [link] = serve_store(LOOPBACK), links_to([endpoint], 2)
+    link.connect()
+    with ThreadPoolExecutor(1) as pool:
+        second = (second_source, 1, store.port, num_ranks([link]), others, fault)
+        other = pool.submit(partial(run_ranks, *second, timeout_s=ENDS_S))
+        store.wait([HERE], timedelta(seconds=ENDS_S))  # two threads must not start ranks at one moment
+        [said] = run_ranks(first_source, 1, store.port, endpoint, mine, fault, timeout_s=ENDS_S)
+        ended = other.exception()
+    if FAULTS[fault] is None:
+        assert (said.num_tensors, said.fingerprint) == (whole.num_tensors, whole.fingerprint)
+    else:
+        assert re.search(FAULTS[fault], str(said)), said
+    if fault != "damages":  # of which it may be told before it has ended by itself
+        assert (ended is None) is (fault == "none"), ended
     assert publish(iter(tensors.items()), [endpoint], 3, BUCKET).fingerprint == whole.fingerprint

@@ -19,8 +19,8 @@ import torch
 
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
+from slime.engines.process import EngineProcess
 from slime.errors import SlimeError
-from slime.rollout.engine import EngineProcess
 from slime.testing import models
 from slime.testing.engines import as_exported, running_engine
 from slime.testing.publishing import publish

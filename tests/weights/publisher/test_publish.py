@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from slime.__main__ import main
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.testing.engines import hf_tensors, running_engine
 from slime.testing.publishing import publish, publish_over
-from slime.tools.follow import main as follow
-from slime.weights.publisher.disk import Disk, VersionFolder
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.shared.bucket import SharedBucket
 from slime.weights.shared.receipt import NOTE_KEY
+from slime_plugin_disk.publish import Disk, VersionFolder
 from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate, half
 
 pytestmark = pytest.mark.slow
@@ -47,14 +47,14 @@ def served(endpoint, tensors):
 
 
 @torch.no_grad()
-def logprobs(model, generation, temperature):
-    logits = model(torch.tensor([[*PROMPT, *generation.tokens]])).logits[0, len(PROMPT) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(generation.tokens)[:, None])[:, 0]
+def logprobs(model, completion, temperature):
+    logits = model(torch.tensor([[*PROMPT, *completion.tokens]])).logits[0, len(PROMPT) - 1 : -1]
+    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
 
 
-def check_parity(model, generation, temperature=1.0):
-    wanted = logprobs(model, generation, temperature)
-    torch.testing.assert_close(torch.tensor(generation.logprobs), wanted, atol=TOLERANCE, rtol=0)
+def check_parity(model, completion, temperature=1.0):
+    wanted = logprobs(model, completion, temperature)
+    torch.testing.assert_close(torch.tensor(completion.logprobs), wanted, atol=TOLERANCE, rtol=0)
 
 
 def check_refusal(endpoint):
@@ -123,7 +123,7 @@ def test_through_a_disk(endpoint, hf_model, tiny_model, tensors, tmp_path, capsy
         versions.append(stepped(versions[-1], version))
         late = through_disk(folder, versions[-1], [], version)
     monkeypatch.setenv("SLIME_ENGINE_KEY", endpoint.key)
-    follow([str(tmp_path), endpoint.url, "--once"])
+    assert main(["follow", str(tmp_path), endpoint.url, "--once"]) == 0
     assert f"{endpoint}: version 12 (000003-v12) in " in capsys.readouterr().out
     assert generate(endpoint).weight_version == 12
     assert publish(iter(versions[-1].items()), [endpoint], 12, BUCKET).fingerprint == late.fingerprint
@@ -271,8 +271,8 @@ def in_group(process, group):
         return False
 
 
-def test_engine_without_ledger_is_refused(tiny_model, tensors, tmp_path, monkeypatch):
-    monkeypatch.setenv("SGLANG_PLUGINS", "slime_cpu")  # the platform, not the ledger
+def test_an_engine_without_slime_is_refused(tiny_model, tensors, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_PLUGINS", "torch_cpu")  # the platform, not slime's hook
     with (
         running_engine(tiny_model, tmp_path / "engine.log") as engine,
         pytest.raises(SlimeError, match="keeps no receipts"),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from slime.config.schema import Device, Placement, SlimeConfig
+from slime.engines.process import EngineProcess
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
-from slime.rollout.engine import EngineProcess
-from slime.testing.engines import hf_tensors
+from slime.testing.engines import hf_tensors, topology_at
 from slime.testing.publishing import publish
 from slime.weights.shared.bucket import CudaBucket
 from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate
@@ -40,7 +40,7 @@ def engine(tiny_model, tmp_path_factory):
         "cuda_graph_max_bs_decode": 8,
     }
     log = tmp_path_factory.mktemp("engine") / "engine.log"
-    process = EngineProcess(cfg, model_path=tiny_model, host=LOOPBACK, log=log)
+    process = EngineProcess(topology_at(cfg, tiny_model), host=LOOPBACK, log=log)
     process.start()
     yield process
     process.stop()
@@ -52,12 +52,12 @@ def send(engine, model, version, bucket_type=CudaBucket):
 
 
 def check_parity(engine, model, version):
-    generation = generate(engine.endpoint, 16)
-    assert generation.weight_version == version
+    completion = generate(engine.endpoint, 16)
+    assert completion.weight_version == version
     with torch.no_grad():
-        logits = model(torch.tensor([[*PROMPT, *generation.tokens]], device="cuda")).logits[0, len(PROMPT) - 1 : -1]
-    expected = logits.float().log_softmax(-1).cpu().gather(1, torch.tensor(generation.tokens)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=TOLERANCE, rtol=0)
+        logits = model(torch.tensor([[*PROMPT, *completion.tokens]], device="cuda")).logits[0, len(PROMPT) - 1 : -1]
+    expected = logits.float().log_softmax(-1).cpu().gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_engine_serves_what_was_published(engine, model):

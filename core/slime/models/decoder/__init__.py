@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime.contracts import HfConfig
-from slime.models import embeddings, mlp, moe, mtp, output
+from slime.models import embeddings, mlp, moe, output
+from slime.models.blocks import BF16, BuildingBlock, RankTokens, Saved
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import HIDDEN_NORM
-from slime.weights.megatron.mapping import WeightMapping
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:
@@ -30,19 +31,19 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-def norm_rules() -> Rules:
-    """The norms before attention and before the MLP."""
-    return (
-        layer_rule("input_layernorm.weight", "input_layernorm.weight"),
-        layer_rule("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
+def norm_rules(attention: str = "input_layernorm", mlp: str = "post_attention_layernorm") -> Rules:
+    """The norms before attention and before the MLP, by their names in the checkpoint."""
+    return NORMS.state(
+        layer_rule("input_layernorm.weight", f"{attention}.weight"),
+        layer_rule("pre_mlp_layernorm.weight", f"{mlp}.weight"),
     )
 
 
-def sandwich_norm_rules() -> Rules:
-    """The norms on the outputs of attention and MLP (specs with `post_norm=True`)."""
-    return (
-        layer_rule("self_attention.linear_proj.post_layernorm.weight", "post_self_attn_layernorm.weight"),
-        layer_rule("mlp.linear_fc2.post_layernorm.weight", "post_mlp_layernorm.weight"),
+def post_norm_rules(attention: str = "post_self_attn_layernorm", mlp: str = "post_mlp_layernorm") -> Rules:
+    """The norms on the outputs of attention and MLP (specs with `post_norm=True`), by their names in the checkpoint."""
+    return POST_NORMS.state(
+        layer_rule("self_attention.linear_proj.post_layernorm.weight", f"{attention}.weight"),
+        layer_rule("mlp.linear_fc2.post_layernorm.weight", f"{mlp}.weight"),
     )
 
 
@@ -50,31 +51,31 @@ def moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
     """The whole table of a decoder with `first_k_dense_replace` dense layers, then experts with a correction bias.
 
     Args:
-        hf: sizes, and whether there are a shared expert, tied embeddings, and a multi-token prediction layer, which is
-            numbered behind the last.
-        attention: of every layer; what it gives only some layers, the prediction layer has as well.
+        hf: sizes, and whether there are a shared expert and tied embeddings.
+        attention: of every layer.
     """
     num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
-    dense, sparse = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
-    shared_expert, copies = hf["n_shared_experts"] > 0, dict[str, str]()
+    dense, experts = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
     rules = (
         *embeddings.rules(hf["vocab_size"]),
         *norm_rules(),
         *attention,
         *mlp.rules(dense),
-        *moe.rules(sparse, shared_expert=shared_expert, correction_bias=True),
+        *moe.rules(experts, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
         *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
     )
-    if hf.get("num_nextn_predict_layers"):
-        prefix = f"model.layers.{num_layers}."
-        layer = (*norm_rules(), *attention, *moe.rules(shared_expert=shared_expert, correction_bias=True))
-        rules, copies = (*rules, *mtp.rules(layer, prefix)), mtp.copies(prefix)
-    return WeightMapping(rules, num_layers, hf["n_routed_experts"], copies=copies)
+    return WeightMapping(rules, num_layers, hf["n_routed_experts"])
 
 
-SHAPES = {
-    "input_layernorm.weight": HIDDEN_NORM,
-    "pre_mlp_layernorm.weight": HIDDEN_NORM,
-    "self_attention.linear_proj.post_layernorm.weight": HIDDEN_NORM,
-    "mlp.linear_fc2.post_layernorm.weight": HIDDEN_NORM,
-}
+class _PostNorms(BuildingBlock):
+    def saved(self, tokens: RankTokens) -> Saved:
+        """The outputs of attention and MLP. What all other norms keep is counted with the layer."""
+        return Saved(2 * BF16 * tokens.model["hidden_size"] * tokens.shard)
+
+
+NORMS = BuildingBlock(dict.fromkeys(("input_layernorm.weight", "pre_mlp_layernorm.weight"), HIDDEN_NORM))
+POST_NORMS = _PostNorms(
+    dict.fromkeys(
+        ("self_attention.linear_proj.post_layernorm.weight", "mlp.linear_fc2.post_layernorm.weight"), HIDDEN_NORM
+    )
+)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -25,7 +27,7 @@ from slime.models.packed.attention import PackedSequences
 class PackedTransformerLayer(TransformerLayer):  # type: ignore[misc]
     """Megatron-core's layer, whose router is told which tokens of the pack are padding.
 
-    Upstream hands that down from the first pipeline stage alone, and never to a multi-token prediction layer.
+    Upstream hands that down from the first pipeline stage alone, and never to a layer behind the last.
     """
 
     def forward(
@@ -34,20 +36,29 @@ class PackedTransformerLayer(TransformerLayer):  # type: ignore[misc]
         """As upstream."""
         shard = self.pg_collection.tp if self.config.sequence_parallel else None
         padding = packed_seq_params.padding_of(shard)
+        if isinstance(self.mlp, MoELayer):
+            self.mlp.router.replay(packed_seq_params, shard)
         result: tuple[Tensor, Tensor | None] = super().forward(
             *args, packed_seq_params=packed_seq_params, padding_mask=padding, **kwargs
         )
         return result
 
 
-def transformer_layer(config: TransformerConfig, *, attention: ModuleSpec, mlp: ModuleSpec) -> ModuleSpec:
-    """Pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+def transformer_layer(
+    config: TransformerConfig, *, attention: ModuleSpec, mlp: ModuleSpec, pre_norm: bool = True
+) -> ModuleSpec:
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Args:
+        pre_norm: False for x + attention(x) and x + mlp(x): then the two bring norms of their own (`post_norm=True`).
+    """
     assert config.normalization == "RMSNorm", "slime's layers use RMSNorm"
+    norm = RMSNorm if pre_norm else IdentityOp
     submodules = TransformerLayerSubmodules(
-        input_layernorm=RMSNorm,
+        input_layernorm=norm,
         self_attention=attention,
         self_attn_bda=get_bias_dropout_add,
-        pre_mlp_layernorm=RMSNorm,
+        pre_mlp_layernorm=norm,
         mlp=mlp,
         mlp_bda=get_bias_dropout_add,
     )

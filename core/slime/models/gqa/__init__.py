@@ -1,13 +1,14 @@
-"""Grouped-query attention: keywords, names and shapes. No torch."""
+"""Grouped-query attention: keywords, names, shapes and costs. No torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import Layout
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import Block, Cut, Model, Shape
-from slime.weights.megatron.mapping import Layout
 
 
 def keywords(reader: ConfigReader, *, bias: bool, qk_norm: bool, rotary_interleaved: bool) -> dict[str, Any]:
@@ -40,20 +41,55 @@ def rules(num_heads: int, num_kv_heads: int, *, bias: bool = False, qk_norm: boo
     ]
     qk_norms = [layer_rule(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk"]
     linear_proj = layer_rule("self_attention.linear_proj.weight", "self_attn.o_proj.weight")
-    return (*linear_qkv, *(qk_norms if qk_norm else []), linear_proj)
+    return BLOCK.state(*linear_qkv, *(qk_norms if qk_norm else []), linear_proj)
 
 
 def _qkv(model: Model) -> int:
     return int((model["num_attention_heads"] + 2 * model["num_query_groups"]) * model["kv_channels"])
 
 
+def _engine_share(numel: float, model: Model, attention_tp: int) -> float:
+    """A key/value head lies on every rank whose queries it serves."""
+    heads, groups = model["num_attention_heads"], model["num_query_groups"]
+    return float(numel / (heads + 2 * groups) * (heads / attention_tp + 2 * max(1, groups / attention_tp)))
+
+
 _A, _WHOLE, _TENSOR = Block.attention, Cut.whole, Cut.tensor
 SHAPES = {
-    "self_attention.linear_qkv.weight": Shape(lambda m: (_qkv(m), m["hidden_size"]), _TENSOR, _A),
-    "self_attention.linear_qkv.bias": Shape(lambda m: (_qkv(m),), _TENSOR, _A),
+    "self_attention.linear_qkv.weight": Shape(
+        lambda m: (_qkv(m), m["hidden_size"]), _TENSOR, _A, engine_share=_engine_share
+    ),
+    "self_attention.linear_qkv.bias": Shape(lambda m: (_qkv(m),), _TENSOR, _A, engine_share=_engine_share),
     "self_attention.q_layernorm.weight": Shape(lambda m: (m["kv_channels"],), _WHOLE, _A),
     "self_attention.k_layernorm.weight": Shape(lambda m: (m["kv_channels"],), _WHOLE, _A),
     "self_attention.linear_proj.weight": Shape(
         lambda m: (m["hidden_size"], m["num_attention_heads"] * m["kv_channels"]), _TENSOR, _A
     ),
 }
+
+
+class _Attention(BuildingBlock):
+    def saved(self, tokens: RankTokens) -> Saved:
+        """`PackedSelfAttention`; with norms of queries and keys their inputs too."""
+        model, tp = tokens.model, tokens.grid.tp
+        heads, groups, size = model["num_attention_heads"] / tp, model["num_query_groups"] / tp, model["kv_channels"]
+        kept, transient, _ = tokens.full_attention(heads, groups, size, size)
+        norms = BF16 * (heads + 2 * groups) * size * tokens.rank_tokens if model.get("qk_layernorm") else 0
+        return Saved(kept + norms, transient)
+
+    def flops(self, model: Model, keys: float) -> float:
+        """Scores and the mean of values, of every head."""
+        return float(2 * model["num_attention_heads"] * 2 * model["kv_channels"] * keys)
+
+    def exchanged(self, model: Model, tp: int) -> float:
+        """Keys and values of a rank's groups."""
+        return float(BF16 * 2 * model["num_query_groups"] / tp * model["kv_channels"])
+
+    def cache(self, model: Model, attention_tp: int, *, fp8: bool) -> Cache:
+        """Keys and values of the groups on a rank, of one at least."""
+        groups = max(1.0, model["num_query_groups"] / attention_tp)
+        cell = groups * 2 * model["kv_channels"] * (1 if fp8 else 2)
+        return Cache(cell, cell)
+
+
+BLOCK = _Attention(SHAPES)

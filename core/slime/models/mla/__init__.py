@@ -1,10 +1,11 @@
-"""Multi-head latent attention: keywords, names and shapes. No torch."""
+"""Multi-head latent attention: keywords, names, shapes and costs. No torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from slime.errors import SlimeError
+from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.rotary import rope_parameters
 from slime.models.rules import Rules, layer_rule
@@ -73,7 +74,9 @@ def rules(*, q_lora: bool = True) -> Rules:
         "linear_kv_up_proj": "kv_b_proj",
         "linear_proj": "o_proj",
     }
-    return tuple(layer_rule(f"self_attention.{ours}.weight", f"self_attn.{hf}.weight") for ours, hf in names.items())
+    return BLOCK.state(
+        *(layer_rule(f"self_attention.{ours}.weight", f"self_attn.{hf}.weight") for ours, hf in names.items())
+    )
 
 
 def _query_size(model: Model) -> int:
@@ -92,9 +95,57 @@ SHAPES = {
     ),
     "self_attention.kv_layernorm.weight": Shape(lambda m: (m["kv_lora_rank"],), _WHOLE, _A),
     "self_attention.linear_kv_up_proj.weight": Shape(
-        lambda m: (m["num_attention_heads"] * (m["qk_head_dim"] + m["v_head_dim"]), m["kv_lora_rank"]), _TENSOR, _A
+        lambda m: (m["num_attention_heads"] * (m["qk_head_dim"] + m["v_head_dim"]), m["kv_lora_rank"]),
+        _TENSOR,
+        _A,
+        absorbed=True,
     ),
     "self_attention.linear_proj.weight": Shape(
         lambda m: (m["hidden_size"], m["num_attention_heads"] * m["v_head_dim"]), _TENSOR, _A
     ),
 }
+
+
+def compressed(tokens: RankTokens) -> float:
+    """Bytes of compressed queries and latents, before their norms and after."""
+    model = tokens.model
+    latents = 2 * (model["q_lora_rank"] or 0) + 2 * int(model["kv_lora_rank"]) + int(model["qk_pos_emb_head_dim"])
+    return float(BF16 * tokens.shard * latents)
+
+
+def latent_cell(model: Model, *, fp8: bool) -> int:
+    """Bytes of a token's latent with its rotary part."""
+    return int((model["kv_lora_rank"] + model["qk_pos_emb_head_dim"]) * (1 if fp8 else 2))
+
+
+def _of_a_head(model: Model) -> int:
+    """Sizes of a key and a value together."""
+    return int(model["qk_head_dim"] + model["qk_pos_emb_head_dim"] + model["v_head_dim"])
+
+
+class _Attention(BuildingBlock):
+    def saved(self, tokens: RankTokens) -> Saved:
+        """`PackedLatentAttention`: every head has keys and values of its own."""
+        model = tokens.model
+        heads = model["num_attention_heads"] / tokens.grid.tp
+        size = model["qk_head_dim"] + model["qk_pos_emb_head_dim"]
+        core, transient, _ = tokens.full_attention(heads, heads, size, model["v_head_dim"])
+        if "mla_up_proj" in tokens.recomputed:
+            core = BF16 * heads * model["v_head_dim"] * tokens.rank_tokens
+        return Saved(compressed(tokens) + core, transient)
+
+    def flops(self, model: Model, keys: float) -> float:
+        """Scores and the mean of values, of every head."""
+        return float(2 * model["num_attention_heads"] * _of_a_head(model) * keys)
+
+    def exchanged(self, model: Model, tp: int) -> float:
+        """Keys and values of a rank's heads."""
+        return float(BF16 * model["num_attention_heads"] / tp * _of_a_head(model))
+
+    def cache(self, model: Model, attention_tp: int, *, fp8: bool) -> Cache:
+        """Latents, whole on every rank."""
+        cell = latent_cell(model, fp8=fp8)
+        return Cache(cell, cell)
+
+
+BLOCK = _Attention(SHAPES)

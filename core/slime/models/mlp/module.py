@@ -11,8 +11,13 @@ from slime.models.linear import PostNormRowParallelLinear
 from slime.models.mlp.activation import SwiGlu
 
 
-def gated_mlp(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
-    """Dense gated MLP (Shazeer 2020): `linear_fc1` holds [gate | up]."""
+def gated_mlp(config: TransformerConfig, *, post_norm: bool = False, activation: type = SwiGlu) -> ModuleSpec:
+    """Dense gated MLP (Shazeer 2020): `linear_fc1` holds [gate | up].
+
+    Args:
+        activation: module from [gate | up] [..., 2f] to [..., f], made with the config; another one than SwiGLU takes
+            effect where the bridge states `use_te_activation_func`.
+    """
     down = PostNormRowParallelLinear if post_norm else RowParallelLinear
-    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=down, activation_func=SwiGlu)
+    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=down, activation_func=activation)
     return ModuleSpec(module=MLP, submodules=submodules)

@@ -1,14 +1,20 @@
-"""Mixture of experts: keywords, names and shapes. No torch."""
+"""Mixture of experts: keywords, names, shapes and costs. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from slime.errors import SlimeError
 from slime.models import mlp
+from slime.models.blocks import BF16, BuildingBlock, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Layers, Rules, layer_rule
 from slime.models.shapes import Block, Cut, Shape, gated
+from slime.models.traits import Traits
+
+UNEVEN_EXPERTS = 1.25
+"""Tokens of the busiest expert-parallel rank relative to the mean."""
 
 
 def softmax_keywords(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
@@ -75,11 +81,19 @@ def _expert_groups(reader: ConfigReader, topk: int) -> dict[str, Any]:
     return {"moe_router_num_groups": num_groups, "moe_router_group_topk": kept_groups}
 
 
+def traits(keywords: Mapping[str, Any]) -> tuple[Traits, ...]:
+    """Of a mixture of experts, by its keywords of Megatron's config."""
+    from slime.models.moe.replay import DIFFERS, REPLAYED, RoutedExperts
+
+    recording = RoutedExperts.of(keywords)
+    return (Traits(name="a mixture of experts", layer_losses=(REPLAYED, DIFFERS), recording=recording),)
+
+
 def rules(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) -> Rules:
     """Router, routed experts and, if any, the shared expert of the layers that have experts."""
     bias = layer_rule("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", layers=layers)
     shared = mlp.rules(layers, megatron="mlp.shared_experts.", hf="mlp.shared_experts.")
-    return (
+    return BLOCK.state(
         layer_rule("mlp.router.weight", "mlp.gate.weight", layers=layers),
         *((bias,) if correction_bias else ()),
         *(shared if shared_expert else ()),
@@ -95,3 +109,35 @@ SHAPES = {
     **{f"mlp.shared_experts.{name}": shape for name, shape in _SHARED.items()},
     **{f"mlp.experts.local_experts.{{expert}}.{name}": shape for name, shape in _EXPERTS.items()},
 }
+
+
+class _Experts(BuildingBlock):
+    def saved(self, tokens: RankTokens) -> Saved:
+        """Tokens as the experts get them, [gate | up], activation; also those of the shared expert and the router.
+
+        The backward pass has gradients of all of it, tokens on their way back, and one of the layer's weights in bf16.
+        """
+        model, grid, routed = tokens.model, tokens.grid, _routed(tokens)
+        hidden = BF16 * model["hidden_size"] * routed
+        saved, transient, _ = mlp.gate_up(model["moe_ffn_hidden_size"] / grid.etp, routed)
+        if "moe_act" in tokens.recomputed:
+            transient, saved = transient + saved / 3, saved * 2 / 3
+        router = 4 * 3 * model["num_moe_experts"] * tokens.shard
+        kept, transient = saved + hidden + router, transient + saved / 3 + 2 * hidden
+        if size := model.get("moe_shared_expert_intermediate_size"):
+            of_shared = mlp.gate_up(size / grid.tp, tokens.rank_tokens).kept
+            kept += 0 if "shared_experts" in tokens.recomputed else of_shared
+        if "moe" in tokens.recomputed:
+            kept, transient = 0.0, kept + transient
+        weights = BF16 * 2 * model["hidden_size"] * model["moe_ffn_hidden_size"] / grid.etp
+        return Saved(kept, transient + weights * model["num_moe_experts"] / grid.ep)
+
+
+def _routed(tokens: RankTokens) -> float:
+    """Tokens that the experts of the busiest rank get, each of their layers."""
+    grid = tokens.grid
+    uneven = UNEVEN_EXPERTS if grid.ep > 1 else 1.0
+    return float(tokens.shard * tokens.model["moe_router_topk"] * grid.etp * uneven)
+
+
+BLOCK = _Experts(SHAPES)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from slime.models.layer_losses import LOAD_BALANCING_LOSS, Z_LOSS, add_layer_loss
+from slime.models.moe.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS, RoutedExperts
+from slime.models.moe.routes import Routes
+from slime.models.packed.attention import PackedSequences
 
 
 class Router(TopKRouter):  # type: ignore[misc]
@@ -22,9 +27,54 @@ class Router(TopKRouter):  # type: ignore[misc]
     Shape letters: t tokens of this rank's sequence shard, e experts. Masks are True on padding.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.router_replay: Any = None  # Megatron-core's own knows no micro-batches
+        self.routes: Routes | None = None
+
+    def gating(self, input: Tensor) -> Tensor:
+        """[..., hidden_size] -> logits [..., e]. Upstream computes the gradient of a frozen weight, too."""
+        if self.weight.requires_grad:
+            logits: Tensor = super().gating(input)
+            return logits
+        dtype = {"fp32": torch.float32, "fp64": torch.float64}.get(self.config.moe_router_dtype, input.dtype)
+        return F.linear(input.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
     def loss_coefficients(self) -> Mapping[str, float]:
         found = {LOAD_BALANCING_LOSS: self.get_aux_loss_coeff("aux_loss"), Z_LOSS: self.config.moe_z_loss_coeff or 0.0}
+        is_recorded = self.layer_number <= self.config.num_layers  # not of a prediction layer behind the last one
+        if self.config.moe_enable_routing_replay and is_recorded:
+            found |= {REPLAYED: 1.0, DIFFERS: 1.0}
         return {name: float(coefficient) for name, coefficient in found.items() if coefficient}
+
+    def replay(self, packed: PackedSequences, shard: dist.ProcessGroup | None) -> None:
+        """Take the experts that engines recorded in the pass that begins, its own where they recorded none.
+
+        Args:
+            shard: of sequence parallelism; None: this rank has all tokens of the pack.
+        """
+        recorded = packed.recorded.get(ROUTED_EXPERTS)
+        if recorded is None:
+            self.routes = None
+            return
+        layers = RoutedExperts.of(vars(self.config)).layers
+        of_layer = recorded[:, layers.index(self.layer_number - 1)]
+        self.routes = Routes(of_layer if shard is None else of_layer.chunk(shard.size())[shard.rank()])
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """logits [..., e] -> probabilities and map of the chosen experts, both [t, e]."""
+        if self.routes is None:
+            chosen: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
+            return chosen
+        before, self.router_replay = self.router_replay, self.routes
+        try:
+            chosen = super().routing(logits, padding_mask)
+        finally:
+            self.router_replay = before
+        if self.training and torch.is_grad_enabled():  # once, also if it is computed again
+            add_layer_loss(REPLAYED, self.routes.num_replayed, self.config, self.layer_number)
+            add_layer_loss(DIFFERS, self.routes.num_different, self.config, self.layer_number)
+        return chosen
 
     def _apply_aux_loss(
         self, probs: Tensor, scores_for_aux_loss: Tensor, routing_map: Tensor, with_padding_mask: bool = False
@@ -38,6 +88,8 @@ class Router(TopKRouter):  # type: ignore[misc]
         coefficient = self.get_aux_loss_coeff("aux_loss")
         if not coefficient:
             return probs
+        if self.routes is not None:
+            routing_map = self.routes.counted(routing_map)
         counts = routing_map.sum(dim=0).float()
         dist.all_reduce(counts, group=self.tp_cp_group)
         # f_i = counts_i / (topk * tokens), P_i = sum of scores / tokens, all of it times tokens.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from slime.models.blocks import BuildingBlock
+from slime.models.mapping import Layout, Rule
 from slime.models.rules import Rules
 from slime.models.shapes import HIDDEN_NORM, Block, Cut, Shape
-from slime.weights.megatron.mapping import Layout, Rule
 
 
 def rules(vocab_size: int, *, tied: bool) -> Rules:
@@ -13,7 +14,7 @@ def rules(vocab_size: int, *, tied: bool) -> Rules:
     With tied embeddings Megatron's last pipeline stage holds its own copy of the embeddings as output layer.
     """
     hf = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    return (
+    return BLOCK.state(
         Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
         Rule("output_layer.weight", (hf,), Layout(num_rows=vocab_size), exported=not tied),
     )
@@ -23,3 +24,4 @@ SHAPES = {
     "decoder.final_layernorm.weight": HIDDEN_NORM,
     "output_layer.weight": Shape(lambda m: (m["vocab_size"], m["hidden_size"]), Cut.tensor, Block.output),
 }
+BLOCK = BuildingBlock(SHAPES)

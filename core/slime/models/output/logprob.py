@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.models.accumulate import add_product
+from megatron_core_portable import add_product
 
 
 def logprobs_and_entropy(

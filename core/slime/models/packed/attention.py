@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,31 +20,16 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from slime.models.dsa.indexer_loss import AttentionTarget
 from slime.models.linear import device_of
 from slime.models.packed.causal_attention import Segments, causal_attention
 from slime.models.packed.rows import PackRows
 from slime.models.packed.shared_prompts import Prefix, SharedPrompts
 from slime.models.rotary.module import RotaryTable
 
-
-@dataclass(frozen=True)
-class TokensAhead:
-    """What a multi-token prediction layer reads of a pack: everything one position ahead within its sequence.
-
-    Attributes:
-        tokens: [1, t] int64, the next token of each.
-        labels: [1, t] int64, the one after.
-        loss_weights: [t] fp32, of predicting that; 0 where there is none.
-        layer_loss_weights: [t] fp32, the same for losses of the prediction layer's own, see `PackedSequences`.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    loss_weights: Tensor
-    layer_loss_weights: Tensor
+T = TypeVar("T")
 
 
 @dataclass
@@ -62,10 +47,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         padding: [t] bool, of what only fills up; None where all tokens count alike.
         loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
             step's loss tokens. None where nothing is trained.
-        selected_keys: what layers of sparse attention share in one pass through a pipeline stage, by the number of
-            the layer that chose it: rows of the pack int32, [tokens of this rank's sequence shard, topk].
-        attention_targets: in a training pass, what the indexer of such a layer learns from all that share its choice.
-        ahead: for a multi-token prediction layer; None where none is trained.
+        recorded: [t, ...] what engines noted of the tokens, by name (`slime.models.traits.Recording`); 0: nothing.
+        given: what blocks with an extra loss read of the pack, by its type (`slime.models.traits.ExtraLoss.prepare`).
     """
 
     lengths: Sequence[int] = ()
@@ -75,10 +58,10 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     shared: SharedPrompts | None = None
     padding: Tensor | None = None
     loss_weights: Tensor | None = None
-    selected_keys: dict[int, Tensor] = field(default_factory=dict)
-    attention_targets: dict[int, AttentionTarget] = field(default_factory=dict)
-    ahead: TokensAhead | None = None
-    _rotary: tuple[Tensor, RotaryTable] | None = field(default=None, init=False)
+    recorded: Mapping[str, Tensor] = field(default_factory=dict)
+    given: dict[type, Any] = field(default_factory=dict)
+    _of_pass: dict[type, Any] = field(default_factory=dict, init=False)
+    _rotary: dict[int, tuple[Tensor, RotaryTable]] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -110,22 +93,23 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
             shared=SharedPrompts(lengths, prefixes, device) if prefixes else None,
         )
 
-    def for_one_pass(self) -> PackedSequences:
-        """The same pack with nothing selected yet.
-
-        Another pass, under other weights or in another pipeline stage, selects again; recomputation of a layer is
-        handed the object of its first computation and finds the very same keys.
-        """
+    def for_one_pass(self, *, replays: bool = True) -> PackedSequences:
+        """The same pack, of which no layer has told another anything yet (`of_pass`); without what engines recorded if
+        it is not to be replayed."""
         one_pass = copy.copy(self)
-        one_pass.selected_keys, one_pass.attention_targets = {}, {}
+        one_pass._of_pass = {}
+        if not replays:
+            one_pass.recorded = {}
         return one_pass
 
-    def for_prediction(self) -> PackedSequences:
-        """The same pass as a multi-token prediction layer takes part in it: a query counts as its prediction does."""
-        assert self.ahead is not None, "trained with the tokens ahead"
-        prediction = copy.copy(self)
-        prediction.loss_weights = self.ahead.layer_loss_weights
-        return prediction
+    def of_pass(self, kind: type[T]) -> T:
+        """What the layers of a block share in one pass through a pipeline stage: one object of the block's own type.
+
+        Another pass, under other weights or in another pipeline stage, has a new one; recomputation of a layer is
+        handed the pack of its first computation, and so finds the very same.
+        """
+        shared: T = self._of_pass.setdefault(kind, kind())
+        return shared
 
     def padding_of(self, shard: dist.ProcessGroup | None) -> Tensor | None:
         """[1, tokens]: `padding`, or the part of it that this rank of sequence parallelism holds."""
@@ -150,10 +134,11 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         return Segments(self.lengths, self.lengths, self.cu_seqlens_q, self.cu_seqlens_kv)
 
     def rotary_table(self, angles: Tensor, interleaved: bool, scale: float) -> RotaryTable:
-        """See `RotaryTable.of`; made for the first layer, kept for the others (and for recomputation's copies)."""
-        if self._rotary is None or self._rotary[0].data_ptr() != angles.data_ptr():
-            self._rotary = (angles, RotaryTable.of(angles, self.positions, interleaved, scale))
-        return self._rotary[1]
+        """See `RotaryTable.of`; made for the first layer with these angles, kept for the others (and for
+        recomputation's copies) with the angles, so that no others come to lie where they are."""
+        if angles.data_ptr() not in self._rotary:
+            self._rotary[angles.data_ptr()] = (angles, RotaryTable.of(angles, self.positions, interleaved, scale))
+        return self._rotary[angles.data_ptr()][1]
 
     @cached_property
     def cp_layout(self) -> ContextParallelLayout:
@@ -219,7 +204,9 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         assert not config.attention_dropout, "post-training runs without dropout"
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp", "cp"])
         self.cp_group = groups.cp
-        self.attend = causal_attention(device_of(config), config.params_dtype)
+        is_windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        window = config.window_size[0] + 1 if is_windowed else None
+        self.attend = causal_attention(device_of(config), config.params_dtype, window)
         self.scale = softmax_scale or config.softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
 
     def forward(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -60,18 +60,26 @@ Attend = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
 key [sum of key_lengths, g, d] and value [sum of key_lengths, g, e]."""
 
 
-def causal_attention(device: torch.device, dtype: torch.dtype) -> Attend:
-    """The best form for a device and precision: torch's flash attention knows no fp32 and no CPU."""
-    return _on_cuda() if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) else by_sequence
+def causal_attention(device: torch.device, dtype: torch.dtype, window: int | None = None) -> Attend:
+    """The best form for a device and precision: torch's flash attention knows no fp32 and no CPU.
+
+    Args:
+        window: keys that a query sees, its own the last of them; None: all up to its own.
+    """
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return by_sequence if window is None else partial(by_sequence, window=window)
+    return _on_cuda() if window is None else flash(window)  # cuDNN's attention is asked for no windows
 
 
-def by_sequence(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+def by_sequence(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float, *, window: int | None = None
+) -> Tensor:
     """`Attend` with one call of `scaled_dot_product_attention` for each run of equal lengths."""
     lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
     runs = [(pair, len(list(same))) for pair, same in groupby(lengths)]
     sizes = [(count * queries, count * keys) for (queries, keys), count in runs]
     blocks = zip(_parts(query, key, value, sizes), runs, strict=True)
-    return torch.cat([_equal_lengths(*qkv, count, scale) for qkv, (_, count) in blocks])
+    return torch.cat([_equal_lengths(*qkv, count, scale, window) for qkv, (_, count) in blocks])
 
 
 def _parts(
@@ -86,13 +94,14 @@ def _parts(
     return zip(torch.split(query, query_sizes), keys, values, strict=True)
 
 
-def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float) -> Tensor:
+def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float, window: int | None) -> Tensor:
     """`count` sequences of one length are contiguous: a view makes them a batch, nothing is copied."""
     q, k, v = (x.reshape(count, -1, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
     q_length, k_length = q.size(2), k.size(2)
-    mask = None
-    if q_length != k_length:
-        mask = torch.ones(q_length, k_length, dtype=torch.bool, device=q.device).tril(k_length - q_length)
+    mask, newest = None, k_length - q_length
+    if newest or (window and window < k_length):
+        mask = torch.ones(q_length, k_length, dtype=torch.bool, device=q.device).tril(newest)
+        mask = mask.triu(newest - window + 1) if window else mask
     grouped = q.size(1) != k.size(1)
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2).flatten(0, 1)
@@ -136,10 +145,10 @@ def cudnn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: 
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def flash() -> Attend:
+def flash(window: int | None = None) -> Attend:
     """torch's variable-length flash attention; the kernel shares key-value heads among queries by itself.
 
-    Up to torch 2.11 that needs no word, later it is to be allowed.
+    torch 2.12 and newer want this sharing to be allowed by an argument.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -156,7 +165,7 @@ def flash() -> Attend:
             max(segments.query_lengths),
             max(segments.key_lengths),
             scale=scale,
-            window_size=(-1, 0),
+            window_size=(window - 1 if window else -1, 0),
             **allowed,
         )
         assert isinstance(out, Tensor), "only return_aux makes it a tuple"

@@ -1,8 +1,8 @@
 """Gathers Megatron's parameters into whole Hugging Face tensors, bit for bit, a bucket at a time.
 
 Every shard travels once, from a rank that holds it straight to where its bucket is wanted, many small ones in one
-message: to rank 0, to every rank, or by turns to the ranks that hold something of it. For engines in FP8 shards are
-quantised where they are, and half the bytes travel. Receivers hand the tensors to engines, or rank 0 writes them as a
+message: to rank 0, to every rank, or by turns to the ranks that hold something of it. Where engines hold weights in
+fewer bits, shards are quantised before they travel. Receivers hand the tensors to engines, or rank 0 writes them as a
 folder that transformers loads (`slime.weights.megatron.save_hf`).
 """
 
@@ -16,12 +16,11 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from slime.config.fp8 import BLOCK, SCALE, Fp8Format
-from slime.weights.megatron.export_plan import Block, Bucket, Holders, Holding, Planner, holders, in_fp8
+from slime.models.mapping import WeightMapping
+from slime.topology.quantization import WeightFormat
+from slime.weights.megatron.export_plan import Block, Holders, Holding, PlannedBucket, Planner, holders
 from slime.weights.megatron.local import LocalTensor, local_tensors
-from slime.weights.megatron.mapping import WeightMapping
-from slime.weights.shared.fp8 import quantize
-from slime.weights.shared.quantized import quantized
+from slime.weights.megatron.quantized import Quantizer, parts_of, quantized
 from slime.weights.shared.views import Named, copy_all, packed, views
 
 BUCKET_BYTES = 256 * 2**20
@@ -40,7 +39,7 @@ class Inventory:
 
     local: Mapping[str, LocalTensor]
     holders: Holders
-    _plans: dict[object, Sequence[Bucket]] = field(default_factory=dict)
+    _plans: dict[object, Sequence[PlannedBucket]] = field(default_factory=dict)
 
     def export(
         self,
@@ -49,7 +48,7 @@ class Inventory:
         receivers: Receivers,
         *,
         drafts: bool = True,
-        fp8: Fp8Format | None = None,
+        quantizer: Quantizer | None = None,
     ) -> Export:
         """An export of everything the mapping exports; what it does with these arguments is thought out once.
 
@@ -57,16 +56,17 @@ class Inventory:
             bucket_bytes: of a bucket as it is received. What SGLang loads in one call comes in one bucket.
             receivers: among whom buckets are divided (`Planner`), or None: every rank receives all.
             drafts: the part that drafts too, for which an engine that does not speculate has no place.
-            fp8: quantise as a checkpoint of this format is.
+            quantizer: makes what engines hold; None: they hold the weights as they are.
 
         Raises:
             SlimeError: the mapping names a parameter that no rank has.
         """
-        key = bucket_bytes, receivers, drafts, fp8 is None
+        key = bucket_bytes, receivers, drafts, quantizer is None
         if key not in self._plans:
+            form = quantizer.form if quantizer else None
             entries = [entry for entry in mapping.entries if entry.rule.exported and (drafts or not entry.rule.drafts)]
-            self._plans[key] = Planner(self.holders, bucket_bytes, receivers, fp8).plan(entries)
-        return Export(self.local, self._plans[key], fp8)
+            self._plans[key] = Planner(self.holders, bucket_bytes, receivers, form).plan(entries)
+        return Export(self.local, self._plans[key], quantizer)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Export:
     """All buckets of an export, the same on every rank."""
 
     local: Mapping[str, LocalTensor]
-    buckets: Sequence[Bucket]
-    fp8: Fp8Format | None
+    buckets: Sequence[PlannedBucket]
+    quantizer: Quantizer | None
 
     @property
     def receivers(self) -> list[int | None]:
@@ -85,14 +85,15 @@ class Export:
     def run(self) -> Iterator[Portion]:
         """The tensors of each bucket that this rank receives; collective over the default process group.
 
-        Every rank runs through it to the end. Tensors have the dtype and device of their parameters, or are in FP8,
+        Every rank runs through it to the end. Tensors have the dtype and device of their parameters, or are quantised,
         and belong to the caller. Peak memory of a receiver: about three times the bytes of a bucket, or of the largest
         parameters, what the caller keeps aside; other ranks hold what they send of two buckets.
         """
-        for bucket, coming in _prefetched((bucket, _start(bucket, self.local, self.fp8)) for bucket in self.buckets):
+        started = ((bucket, _start(bucket, self.local, self.quantizer)) for bucket in self.buckets)
+        for bucket, coming in _prefetched(started):
             values = coming.take()
             if values is not None:
-                whole = assemble(bucket, values, self.fp8)
+                whole = assemble(bucket, values, self.quantizer)
                 del values  # the caller may keep what it gets for long
                 yield whole, bucket.last
 
@@ -115,7 +116,7 @@ def export_hf(
     bucket_bytes: int = BUCKET_BYTES,
     *,
     everywhere: bool = False,
-    fp8: Fp8Format | None = None,
+    quantizer: Quantizer | None = None,
     inventory: Inventory | None = None,
 ) -> Iterator[Named]:
     """As `Inventory.export`, tensor by tensor, to rank 0 or to all, in the order of the mapping whatever the layout.
@@ -128,7 +129,7 @@ def export_hf(
     """
     inventory = inventory or take_inventory(modules, mapping)
     receivers = None if everywhere else (0,)
-    for tensors, _ in inventory.export(mapping, bucket_bytes, receivers, fp8=fp8).run():
+    for tensors, _ in inventory.export(mapping, bucket_bytes, receivers, quantizer=quantizer).run():
         yield from tensors
 
 
@@ -171,12 +172,12 @@ class _Coming:
         return values
 
 
-def _start(bucket: Bucket, local: Mapping[str, LocalTensor], fp8: Fp8Format | None) -> _Coming:
+def _start(bucket: PlannedBucket, local: Mapping[str, LocalTensor], quantizer: Quantizer | None) -> _Coming:
     """Begin to move a bucket: a message from each rank that has something of it, to the receiver or by broadcast."""
     rank, to_all = dist.get_rank(), bucket.receiver is None
     receives = to_all or bucket.receiver == rank
     device = next(iter(local.values())).tensor.device
-    values = read_blocks(bucket.supplied(rank), local, fp8)
+    values = read_blocks(bucket.supplied(rank), local, quantizer)
     works, operations, messages = [], [], []
     for sender, blocks in bucket.messages.items():
         if sender != rank and not receives:
@@ -197,17 +198,15 @@ def _start(bucket: Bucket, local: Mapping[str, LocalTensor], fp8: Fp8Format | No
 
 
 @torch.no_grad()
-def read_blocks(blocks: Sequence[Block], local: Mapping[str, LocalTensor], fp8: Fp8Format | None) -> Values:
+def read_blocks(blocks: Sequence[Block], local: Mapping[str, LocalTensor], quantizer: Quantizer | None) -> Values:
     """Blocks of this rank, quantised where they are to be."""
-    rows = [
-        _rows(local[block.parameter].tensor.detach(), block.dim, block.piece.target, block.piece.length)
-        for block in blocks
-    ]
-    if not fp8:
+    whole = {name: local[name].published for name in dict.fromkeys(block.parameter for block in blocks)}
+    rows = [_rows(whole[block.parameter], block.dim, block.piece.target, block.piece.length) for block in blocks]
+    if not quantizer:
         return {block: [each] for block, each in zip(blocks, rows, strict=True)}
-    matrices = [each for block, each in zip(blocks, rows, strict=True) if block.in_fp8]
-    done = iter(quantize(matrices, powers_of_two=fp8.powers_of_two))
-    return {block: list(next(done)) if block.in_fp8 else [each] for block, each in zip(blocks, rows, strict=True)}
+    matrices = [each for block, each in zip(blocks, rows, strict=True) if block.is_quantized]
+    done = iter(quantizer.quantize(matrices))
+    return {block: list(next(done)) if block.is_quantized else [each] for block, each in zip(blocks, rows, strict=True)}
 
 
 def _message(blocks: Sequence[Block], device: torch.device) -> tuple[torch.Tensor, Values]:
@@ -223,34 +222,31 @@ def _flat(parts: Iterable[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def assemble(bucket: Bucket, values: Values, fp8: Fp8Format | None) -> list[Named]:
+def assemble(bucket: PlannedBucket, values: Values, quantizer: Quantizer | None) -> list[Named]:
     """The whole HF tensors of a bucket, from its blocks."""
-    device = next(iter(values.values()))[0].device
-    in_blocks = {block.piece.index for block in bucket.blocks if block.in_fp8}
-    whole = [
-        [
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in (in_fp8(form) if index in in_blocks else [form])
-        ]
-        for index, (_, form) in enumerate(bucket.tensors)
-    ]
+    device, form = next(iter(values.values()))[0].device, quantizer.form if quantizer else None
+    in_parts = {block.piece.index for block in bucket.blocks if block.is_quantized}
+    whole: list[list[Named]] = []
+    for index, (name, (shape, dtype)) in enumerate(bucket.tensors):
+        forms = parts_of(form, name, shape) if form and index in in_parts else [(name, (shape, dtype))]
+        whole.append([(part, torch.empty(size, dtype=kind, device=device)) for part, (size, kind) in forms])
     targets, sources = [], []
     for block in bucket.blocks:
-        piece, parts = block.piece, values[block]
-        targets.append(_rows(whole[piece.index][0], block.dim, piece.source, piece.length))
-        sources.append(parts[0])
-        if block.in_fp8:
-            start, length = piece.source // BLOCK, parts[1].size(block.dim)
-            targets.append(_rows(whole[piece.index][1], block.dim, start, length))
-            sources.append(parts[1])
+        starts = _starts(block, bucket.tensors[block.piece.index][1][0], form)
+        for (_, target), start, source in zip(whole[block.piece.index], starts, values[block], strict=True):
+            targets.append(_rows(target, block.dim, start, source.size(block.dim)))
+            sources.append(source)
     copy_all(targets, sources)
-    names = [name for name, _ in bucket.tensors]
-    made = [
-        (name + end, each)
-        for name, of in zip(names, whole, strict=True)
-        for end, each in zip(("", SCALE), of, strict=False)
-    ]
-    return quantized(made, fp8) if fp8 else made
+    made = [named for of_tensor in whole for named in of_tensor]
+    return quantized(made, quantizer) if quantizer else made
+
+
+def _starts(block: Block, shape: Sequence[int], form: WeightFormat | None) -> list[int]:
+    """Where a block's rows begin in the HF tensor of this shape; quantised, where they begin in each part of it."""
+    if not (form and block.is_quantized):
+        return [block.piece.source]
+    before = (*shape[: block.dim], block.piece.source, *shape[block.dim + 1 :])
+    return [part.shape[block.dim] for part in form.parts(before)]
 
 
 def _rows(tensor: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:

@@ -11,12 +11,11 @@ from itertools import cycle
 
 import torch
 
-from slime.config.fp8 import BLOCK, Fp8Format
 from slime.errors import SlimeError
-from slime.weights.megatron.mapping import Entry, Piece, Shard
+from slime.models.mapping import Entry, Piece, Shard
+from slime.topology.quantization import WeightFormat
+from slime.weights.megatron.quantized import parts_of
 from slime.weights.shared.bucket import in_buckets, loaded_together
-from slime.weights.shared.fp8 import E4M3, scales_shape
-from slime.weights.shared.quantized import is_quantized
 from slime.weights.shared.views import Form, aligned
 
 
@@ -35,7 +34,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Held:
+class ShardHolders:
     """A shard, and all who hold it.
 
     Attributes:
@@ -54,7 +53,7 @@ class Held:
         return rank if rank in self.ranks else self.ranks[replica % len(self.ranks)]
 
 
-Holders = Mapping[str, Sequence[Held]]
+Holders = Mapping[str, Sequence[ShardHolders]]
 """By parameter name its shards, in their order."""
 
 
@@ -71,7 +70,7 @@ def holders(told: Sequence[Mapping[str, Holding]]) -> Holders:
                 of_name[name].setdefault(holding.shard, holding)
     return {
         name: [
-            Held(shard, each.shape, each.dtype, tuple(ranks[name, shard]), count[name, shard] == len(told))
+            ShardHolders(shard, each.shape, each.dtype, tuple(ranks[name, shard]), count[name, shard] == len(told))
             for shard, each in sorted(shards.items(), key=lambda item: item[0].rank)
         ]
         for name, shards in of_name.items()
@@ -84,8 +83,8 @@ class Block:
 
     Attributes:
         rank: who supplies it.
-        form: of the rows.
-        in_fp8: they are quantised where they are, and come with their scales.
+        sent: shapes and dtypes of what travels.
+        is_quantized: that is what the rows become where they are; otherwise the rows themselves.
         everywhere: every rank has it.
     """
 
@@ -93,24 +92,13 @@ class Block:
     parameter: str
     dim: int
     piece: Piece
-    form: Form
-    in_fp8: bool
+    sent: Sequence[Form]
+    is_quantized: bool
     everywhere: bool
-
-    @property
-    def sent(self) -> list[Form]:
-        """What travels."""
-        return in_fp8(self.form) if self.in_fp8 else [self.form]
-
-
-def in_fp8(form: Form) -> list[Form]:
-    """A matrix in FP8, and its scales."""
-    shape, _ = form
-    return [(shape, E4M3), (scales_shape(shape, (BLOCK, BLOCK)), torch.float32)]
 
 
 @dataclass(frozen=True)
-class Bucket:
+class PlannedBucket:
     """Parameters that travel together, and the tensors they become.
 
     Attributes:
@@ -147,15 +135,15 @@ class Planner:
         capacity: bytes of a bucket, as the receiver hands it on.
         receivers: the ranks that buckets are divided among, by turns among those that hold something of a bucket, or
             among all; None: every rank gets every bucket.
-        fp8: how the tensors are wanted; None: as they are.
+        form: how the tensors are wanted; None: as they are.
     """
 
     holders: Holders
     capacity: int
     receivers: tuple[int, ...] | None
-    fp8: Fp8Format | None
+    form: WeightFormat | None
 
-    def plan(self, entries: Sequence[Entry]) -> list[Bucket]:
+    def plan(self, entries: Sequence[Entry]) -> list[PlannedBucket]:
         """The buckets of `entries`, in the order in which all ranks go through them.
 
         Raises:
@@ -173,7 +161,7 @@ class Planner:
                 by_receiver[next(turns)].append(bucket)
         return list(self._by_turns(by_receiver))
 
-    def _by_turns(self, by_receiver: Mapping[int | None, Sequence[list[Entry]]]) -> Iterator[Bucket]:
+    def _by_turns(self, by_receiver: Mapping[int | None, Sequence[list[Entry]]]) -> Iterator[PlannedBucket]:
         """A bucket of each receiver in turn, as engines take them: a receiver that has no more is left out."""
         for number in range(max(map(len, by_receiver.values()))):
             for receiver in sorted(by_receiver, key=lambda rank: -1 if rank is None else rank):
@@ -203,24 +191,24 @@ class Planner:
         assert len(shapes) == len(entry.hf), f"{entry.hf} have {len(shapes)} shapes"
         return [(name, (shape, first.dtype)) for name, shape in zip(entry.hf, shapes, strict=True)]
 
-    def _is_quantized(self, name: str, form: Form) -> bool:
-        return self.fp8 is not None and is_quantized(name, form[0], self.fp8)
+    def _forms(self, name: str, whole: Form) -> list[Form]:
+        """What engines get for a tensor."""
+        if self.form and self.form.is_quantized(name, whole[0]):
+            return [form for _, form in parts_of(self.form, name, whole[0])]
+        return [whole]
 
     def _num_bytes(self, run: Sequence[Entry]) -> int:
-        tensors = [tensor for entry in run for tensor in self._tensors(entry)]
-        forms = [
-            each for name, form in tensors for each in (in_fp8(form) if self._is_quantized(name, form) else [form])
-        ]
+        forms = [form for entry in run for tensor in self._tensors(entry) for form in self._forms(*tensor)]
         return sum(aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in forms)
 
-    def _bucket(self, entries: Sequence[Entry], receiver: int | None, *, last: bool) -> Bucket:
+    def _bucket(self, entries: Sequence[Entry], receiver: int | None, *, last: bool) -> PlannedBucket:
         tensors: list[tuple[str, Form]] = []
         blocks: list[Block] = []
         for entry in entries:
             of_entry = self._tensors(entry)
             blocks += self._blocks(entry, of_entry, len(tensors), receiver)
             tensors += of_entry
-        return Bucket(receiver, last, tensors, blocks)
+        return PlannedBucket(receiver, last, tensors, blocks)
 
     def _blocks(
         self, entry: Entry, tensors: Sequence[tuple[str, Form]], start: int, receiver: int | None
@@ -228,28 +216,29 @@ class Planner:
         shards = self.holders[entry.megatron]
         dim = shards[0].shard.dim
         pieces = [list(entry.rule.layout.pieces(held.shape[dim], held.shard)) for held in shards]
-        aligned = [
-            self._is_quantized(*tensor)
-            and all(_fits_blocks(piece, tensor[1][0][dim]) for of in pieces for piece in of if piece.index == index)
-            for index, tensor in enumerate(tensors)
-        ]
+        in_parts = {
+            index
+            for index, (name, (shape, _)) in enumerate(tensors)
+            if self._is_cut_between_blocks(name, shape, dim, [x for of in pieces for x in of if x.index == index])
+        }
         rank = shards[0].ranks[0] if receiver is None else receiver
         replica = next((held.ranks.index(rank) for held in shards if rank in held.ranks), 0)
         for held, of_shard in zip(shards, pieces, strict=True):
             for piece in of_shard:
-                shape = (*held.shape[:dim], piece.length, *held.shape[dim + 1 :])
+                rows = (*held.shape[:dim], piece.length, *held.shape[dim + 1 :]), held.dtype
                 yield Block(
                     held.nearest(rank, replica),
                     entry.megatron,
                     dim,
                     replace(piece, index=start + piece.index),
-                    (shape, held.dtype),
-                    aligned[piece.index],
+                    self._forms(tensors[piece.index][0], rows) if piece.index in in_parts else [rows],
+                    piece.index in in_parts,
                     held.everywhere,
                 )
 
-
-def _fits_blocks(piece: Piece, num_rows: int) -> bool:
-    """Its rows are whole blocks of the HF tensor."""
-    end = piece.source + piece.length
-    return piece.source % BLOCK == 0 and (end % BLOCK == 0 or end == num_rows)
+    def _is_cut_between_blocks(self, name: str, shape: Sequence[int], dim: int, pieces: Sequence[Piece]) -> bool:
+        """Whether engines get a tensor quantised, and ranks quantise each of its pieces where it is."""
+        if not (self.form and self.form.is_quantized(name, shape)):
+            return False
+        borders = {border for piece in pieces for border in (piece.source, piece.source + piece.length)}
+        return all(border % self.form.block[dim] == 0 for border in borders - {shape[dim]})

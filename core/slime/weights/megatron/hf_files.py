@@ -37,7 +37,7 @@ class FileTensor:
 
 @dataclass
 class HfTensors:
-    """What a checkpoint folder holds, or would hold: see `slime.convert.expected`."""
+    """What a checkpoint folder holds, or would hold: by its safetensors, or by its config.json alone."""
 
     folder: Path
     tensors: dict[str, FileTensor]

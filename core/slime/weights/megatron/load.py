@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from slime.errors import SlimeError, nearest
+from slime.models.mapping import Piece, WeightMapping
 from slime.weights.megatron.hf_files import FileTensor, HfFiles
 from slime.weights.megatron.local import LocalTensor, local_tensors
-from slime.weights.megatron.mapping import Piece, WeightMapping
 
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
@@ -66,8 +66,8 @@ def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
     Raises:
         SlimeError: it has not.
     """
+    _check_dtypes(files, mapping.hf_names & files.tensors.keys())  # first, as the scales of FP8 are strange names
     _check_names(files, mapping)
-    _check_dtypes(files, mapping.hf_names)
 
 
 def reads(files: HfFiles, target: LocalTensor) -> list[tuple[str, Piece]]:
@@ -145,7 +145,7 @@ def _check_dtypes(files: HfFiles, names: Iterable[str]) -> None:
             raise SlimeError(
                 f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_ITEM_BYTES))}",
                 where=str(files.folder / found.file),
-                todo="Take the checkpoint in bf16; 'slime convert fp8-to-bf16' makes it of FP8.",
+                todo=f"Convert FP8 by 'slime convert fp8-to-bf16 {files.folder} {files.folder}-BF16', and take that.",
             )
 
 

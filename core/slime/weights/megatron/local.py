@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 
 from slime.errors import SlimeError, nearest
-from slime.weights.megatron.mapping import Entry, Shard, WeightMapping
+from slime.models.linear import Adapted, whole_weight
+from slime.models.mapping import Entry, Shard, WeightMapping
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.|^\w+\.layers\.\d+\.transformer_layer\.")
 """A decoder layer of the stage, or one inside another kind of layer."""
@@ -25,16 +26,23 @@ class LocalTensor:
 
     Attributes:
         is_copy: it repeats another stage's parameter.
+        layer: whose weight it is, where an adapter adds something to it.
     """
 
     entry: Entry
     tensor: torch.Tensor
     shard: Shard
     is_copy: bool
+    layer: Adapted | None = None
+
+    @property
+    def published(self) -> torch.Tensor:
+        """The values that engines and HF folders get, without gradient."""
+        return self.tensor.detach() if self.layer is None else whole_weight(self.layer).detach()
 
 
 def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> dict[str, LocalTensor]:
-    """This rank's weights by their Megatron name in the whole model.
+    """This rank's weights by their Megatron name in the whole model; its adapters' if the mapping is theirs.
 
     Args:
         modules: the rank's `GPTModel`s, one a virtual pipeline stage.
@@ -44,9 +52,11 @@ def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) ->
     """
     found: dict[str, LocalTensor] = {}
     for module in modules:
+        adapted = {id(layer.weight): layer for layer in module.modules() if isinstance(layer, Adapted)}
         for name, tensor in _weights(module):
-            whole = _whole_model_name(module, name)
-            found[whole] = _local_tensor(whole, tensor, mapping)
+            if getattr(tensor, "of_adapter", False) == mapping.adapts:
+                whole = _whole_model_name(module, name)
+                found[whole] = replace(_local_tensor(whole, tensor, mapping), layer=adapted.get(id(tensor)))
     return found
 
 

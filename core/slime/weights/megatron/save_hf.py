@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from slime.checkpoints import CONVERTED
-from slime.contracts import HfConfig
 from slime.errors import SlimeError
-from slime.files import disk_errors, sync_tree
+from slime.files import folder_aside
+from slime.models.bridge import HfConfig
 from slime.weights.megatron.hf_files import INDEX, MEGATRONS, SINGLE, HfFiles
 
 SHARD_BYTES = 5 * 10**9
@@ -32,27 +32,27 @@ def save_hf(
     hf: HfConfig | None = None,
     shard_bytes: int = SHARD_BYTES,
     copies: Mapping[str, str] = MappingProxyType({}),
+    *,
+    replace: bool = False,
 ) -> None:
     """Write a Hugging Face folder: safetensors, index, config.json, and tokenizer and generation files of the source.
 
-    Everything is written to a folder aside, synced and renamed, so `destination` is whole or not there. Call it on
-    rank 0 with the tensors of `export_hf`. Memory: one shard.
+    Everything is written to a folder aside, synced and renamed, so `destination` is whole or not there. A folder that
+    is replaced stays until the new one is whole. Call it on rank 0 with the tensors of `export_hf`. Memory: one shard.
 
     Args:
         source_folder: the HF folder the run started from.
-        destination: must not exist.
+        destination: must not exist, unless it may be replaced.
         hf: the config.json of the model as built, if that differs from the source's (a layer cut).
         copies: tensors that are written a second time where the source has them twice, by the name of the copy.
+        replace: a folder that is there already, as a whole.
 
     Raises:
         SlimeError: `destination` exists, or the disk is full.
     """
-    if destination.exists():
+    if destination.exists() and not replace:
         raise SlimeError("the folder exists already", where=str(destination), todo="Choose another, or remove it.")
-    aside = destination.with_name(f".{destination.name}.new")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed while it wrote
-    with disk_errors(destination):
-        aside.mkdir(parents=True)
+    with folder_aside(destination, replace=replace) as aside:
         writer = _Writer(aside, shard_bytes)
         for name, tensor in _with_copies(tensors, source_folder, copies):
             writer.add(name, tensor)
@@ -63,8 +63,6 @@ def save_hf(
         write_json(aside / "config.json", config | {"dtype": writer.dtype})
         for weights in aside.glob("*.safetensors"):
             shutil.copymode(aside / "config.json", weights)  # safetensors lets nobody but the owner read it
-        sync_tree(aside)
-        aside.rename(destination)
 
 
 def _with_copies(
@@ -110,15 +108,24 @@ class _Writer:
             write_json(self.folder / INDEX, {"metadata": {"total_size": self.total}, "weight_map": weight_map})
 
     def _flush(self) -> None:
-        try:
-            save_file(self.shard, self._aside(len(self.shards)), metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise _os_error(error) from error
+        save_tensors(self.shard, self._aside(len(self.shards)))
         self.shards.append(list(self.shard))
         self.shard, self.filled = {}, 0
 
     def _aside(self, number: int) -> Path:
         return self.folder / f"shard-{number}"
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Write one safetensors file.
+
+    Raises:
+        OSError: as the operating system refuses it.
+    """
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise _os_error(error) from error
 
 
 def _os_error(error: SafetensorError) -> OSError:

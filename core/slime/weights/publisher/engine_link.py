@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,14 +23,19 @@ READ_LOG = "Read {} log in the run directory, then restart: the run resumes from
 
 
 class EngineLink:
-    """Talks to one SGLang server; `timeout_s` bounds every request.
+    """Talks to one SGLang server.
+
+    Args:
+        timeout_s: bounds every request.
+        flushes: the engine forgets its prefix cache with the version; if not, no request of a later version may find in
+            it what older weights left.
 
     Raises (every method):
         SlimeError: naming the engine: it is gone, refused the bucket, or answered without a receipt.
     """
 
-    def __init__(self, endpoint: Endpoint, version: int, timeout_s: float) -> None:
-        self.url, self.version, self.timeout_s = endpoint.url, version, timeout_s
+    def __init__(self, endpoint: Endpoint, version: int, timeout_s: float, *, flushes: bool = True) -> None:
+        self.url, self.version, self.timeout_s, self._flushes = endpoint.url, version, timeout_s, flushes
         self._headers = endpoint.headers | {"Content-Type": "application/json"}
         self.num_ranks = 0
         self._path = ""
@@ -65,28 +69,24 @@ class EngineLink:
         body = {
             "serialized_named_tensors": encoded if len(encoded) > 1 else encoded * self.num_ranks,
             "load_format": "flattened_bucket",
-            "disable_draft_model": True,  # the ledger hands it on to that one
+            "disable_draft_model": True,  # slime's hook in the engine hands it on to the draft model
         }
         return self._receipt(self._request("/update_weights_from_tensor", self._with_version(body, last)), last)
 
-    def load_stored(self, folder: Path, name: str) -> Summary:
-        """Have the engine take the version `name` from a folder that it sees by the same path; returns its receipt."""
-        self._ask({"folder": str(folder), "name": name})
-        return self.received()
+    def ask(self, transport: str, told: Mapping[str, Any], group: str = "") -> None:
+        """Have the engine take a whole version. The answer comes when it has: `received`.
 
-    def ask_to_receive(self, sources: Sequence[str], store: tuple[str, int], name: str) -> None:
-        """Have the engine take a whole version from broadcasts of the process groups `sources`, as part `name` of the
-        TCPStore at `store` tells. The answer comes when it has: `received`."""
-        stream = {"store": store, "timeout_s": self.timeout_s, "name": name, "sources": list(sources)}
-        self._ask(stream, sources[0])
-
-    def _ask(self, told: dict[str, Any], group: str = "") -> None:
+        Args:
+            transport: whose receiver takes it (entry points of group `slime_receivers`).
+            told: what that needs to know, JSON's values.
+            group: a process group that the engine's ranks joined; empty: none is needed.
+        """
         body = {
             "names": [],
             "dtypes": [],
             "shapes": [],
             "group_name": group,
-            "load_format": json.dumps({NOTE_KEY: told}),
+            "load_format": json.dumps({NOTE_KEY: {"transport": transport, **told}}),
         }
         self._send("/update_weights_from_distributed", self._with_version(body, last=True))
 
@@ -109,12 +109,12 @@ class EngineLink:
         return str(self._request("/model_info")["weight_version"])
 
     def _with_version(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
-        return body | {"flush_cache": last, "weight_version": str(self.version) if last else None}
+        return body | {"flush_cache": last and self._flushes, "weight_version": str(self.version) if last else None}
 
     def _receipt(self, answer: dict[str, Any], last: bool) -> Summary:
         message = str(answer["message"])
         if NOTE_KEY not in message:
-            todo = "Install slime in the engine's environment: SGLang finds its ledger as an entry point."
+            todo = "Install slime-plugin-sglang where the engine runs."
             raise SlimeError(f"the engine keeps no receipts, it answered '{message}'", where=self._where, todo=todo)
         receipt, end = json.JSONDecoder().raw_decode(message)
         if last and f"updated to {self.version}." not in message[end:]:

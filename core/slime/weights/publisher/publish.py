@@ -2,7 +2,7 @@
 
     gather tensors -> fill a bucket, start their digests -> on its way to the engines, while the next is filled
 
-The engines' half is `slime.weights.engine.sglang_hooks`. The digests travel last. A version becomes the engines' with
+The engines' half is the distribution slime-plugin-sglang. The digests travel last. A version becomes the engines' with
 its last bucket or not at all.
 """
 
@@ -15,17 +15,17 @@ from itertools import count
 from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
 from slime.weights.megatron.export import Portion, drain
-from slime.weights.publisher.transport import Transport
+from slime.weights.publisher.handover import Handover
 from slime.weights.shared.receipt import BucketNote, Fingerprint
 
 
-def publish_buckets(transport: Transport, portions: Iterator[Portion], version: int, bucket_bytes: int) -> Receipt:
-    """Make every engine of the transport serve exactly these tensors as weight version `version`.
+def publish_buckets(handover: Handover, portions: Iterator[Portion], version: int, bucket_bytes: int) -> Receipt:
+    """Make every engine of the handover serve exactly these tensors as weight version `version`.
 
     Args:
         portions: HF names and full, unsharded tensors in the engine's dtype, by bucket. Always drained to its end, also
             on error: an export is collective and the other ranks are in it.
-        version: what the engines, which are idle or paused by abort, answer with afterwards.
+        version: what the engines, which are idle meanwhile, answer with afterwards.
         bucket_bytes: of a bucket; one whose tensors need more grows.
 
     Raises:
@@ -37,8 +37,8 @@ def publish_buckets(transport: Transport, portions: Iterator[Portion], version: 
     with ExitStack() as stack:
         stack.callback(drain, portions)
         with watch("connect"):
-            buckets = [stack.enter_context(transport.new_bucket(bucket_bytes)) for _ in range(transport.num_buckets)]
-            stack.enter_context(transport)
+            buckets = [stack.enter_context(handover.new_bucket(bucket_bytes)) for _ in range(handover.num_buckets)]
+            stack.enter_context(handover)
         for index in count():
             with watch("gather"):  # to the end, where others may still take something from this rank
                 portion = next(portions, None)
@@ -53,10 +53,10 @@ def publish_buckets(transport: Transport, portions: Iterator[Portion], version: 
                 digests = published.digests() if last else []
             tensors.clear()  # their memory is for those gathered next
             with watch("send"):
-                transport.send(bucket, BucketNote(version, index, last, digests))
+                handover.send(bucket, BucketNote(version, index, last, digests))
         with watch("verify"):
-            outcome = transport.finish(published.summary(digests))
-            for link, receipt in zip(transport.links, outcome.receipts, strict=True):
+            outcome = handover.finish(published.summary(digests))
+            for link, receipt in zip(handover.links, outcome.receipts, strict=True):
                 link.require_receipt(receipt, outcome.summary)
     return Receipt(
         version=version,
@@ -64,7 +64,7 @@ def publish_buckets(transport: Transport, portions: Iterator[Portion], version: 
         num_bytes=outcome.summary["bytes"],
         num_bytes_sent=outcome.num_bytes,
         fingerprint=outcome.summary["fingerprint"],
-        engines=tuple(link.url for link in transport.links),
+        engines=tuple(link.url for link in handover.links),
         seconds={name.removeprefix("seconds/"): value for name, value in watch.seconds().items()},
         rates=outcome.rates,
     )

@@ -4,116 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from slime.config.schema import Device, SlimeConfig, Transport
-from slime.errors import SlimeError
+from slime.config.choices import Publish
 from slime.net import Endpoint
-from slime.topology.engines import engine_groups
-from slime.topology.fp8 import rollout_format
-from slime.topology.server_fields import drafts_with_own_layer
-from slime.topology.transport import publishers, sources, transport_of
+from slime.topology.topology import Topology
 from slime.types import Receipt
-from slime.weights.megatron.export import Receivers, drain
-from slime.weights.publisher.broadcast_groups import BroadcastGroups
-from slime.weights.publisher.disk import Disk, VersionFolder
+from slime.weights.megatron.export import Export, Receivers, drain
+from slime.weights.megatron.quantized import Quantizer, quantizer_of
 from slime.weights.publisher.engine_link import EngineLink
+from slime.weights.publisher.handover import Sender, TrainerSide
 from slime.weights.publisher.publish import publish_buckets
-from slime.weights.publisher.transport import SharedMemory
-from slime.weights.publisher.transport import Transport as Handover
-from slime.weights.shared.bucket import CudaBucket, SharedBucket
+from slime.weights.transports import transport_of
 
-if TYPE_CHECKING:
-    from slime.train.trainer import Trainer
+
+class Weights(Protocol):
+    """A trainer rank's weights, as they are published."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def export_plan(
+        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None
+    ) -> Export:
+        """The weights in buckets, divided among `receivers`. See `slime.weights.megatron.export.Export`."""
 
 
 class Publisher:
     """Made once on every rank of the trainer, at the same time: it makes process groups.
 
     Who serves whom is `slime.topology.transport.publishers`; where that is not rank 0 alone, every rank gathers all
-    weights. What is broadcast may come from several ranks (`slime.topology.transport.sources`).
+    weights. How is the sender's business (`slime.topology.transport_protocol.Transport`).
 
     Args:
         host: address at which the engines' hosts reach this one.
     """
 
-    def __init__(self, cfg: SlimeConfig, trainer: Trainer, host: str, engines: Sequence[Endpoint]) -> None:
-        self._cfg, self._trainer, self._host = cfg, trainer, host
-        self._serves, self._served = False, list[Endpoint]()
-        self._fp8 = rollout_format(cfg)
-        if self._fp8:
-            check_device(trainer.device)
+    def __init__(self, topology: Topology, trainer: Weights, host: str) -> None:
+        cfg = topology.config
+        self._topology, self._trainer, self._timeout_s = topology, trainer, cfg.rollout.request_timeout_s
+        self._flushes = not (cfg.rollout.max_staleness and cfg.rollout.publish is Publish.keep)
+        self._serves, self._served = False, list[int]()
+        self._quantizer = quantizer_of(topology.weight_format) if topology.weight_format else None
+        if self._quantizer:
+            self._quantizer.require_device(trainer.device)
         self._peers: dist.ProcessGroup | None = None
-        self._folder = VersionFolder(Path(cfg.weights.path), cfg.weights.full_every)
         self._receivers: Receivers = (0,)
-        for engine, ranks in zip(engines, publishers(cfg), strict=True):
-            self._take(engine, list(ranks))
-        self._broadcasts: BroadcastGroups | None = None
-        if transport_of(cfg) is Transport.broadcast:
-            self._receivers = sources(cfg)
-            self._broadcasts = BroadcastGroups(self._receivers, trainer.device, host, cfg.rollout.request_timeout_s)
+        for engine in topology.engines:
+            self._take(engine.index, list(engine.publishers))
+        side = TrainerSide(cfg, trainer.device, host, self._serves, self._peers, self._receivers)
+        self._sender: Sender = resolve_name(transport_of(topology.transport).sender)(side)
 
-    def _take(self, engine: Endpoint, ranks: list[int]) -> None:
-        """Collective: `engine` gets its weights from `ranks`."""
+    def _take(self, index: int, ranks: list[int]) -> None:
+        """Collective: the engine of that index gets its weights from `ranks`."""
         self._receivers = (0,) if self._receivers and ranks == [0] else None
         peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
         if dist.get_rank() in ranks:
             self._serves, self._peers = True, peers
         if dist.get_rank() == ranks[0]:
-            self._served.append(engine)
+            self._served.append(index)
 
-    def publish(self, version: int, bucket_mb: int) -> Receipt | None:
+    def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int) -> Receipt | None:
         """Collective: hand the trainer's weights over as `version`. None on ranks that serve no engine.
 
         Args:
+            engines: where each is; None: it is left out.
             bucket_mb: MiB of tensors handed over at once.
 
         Raises:
             SlimeError: as `slime.weights.publisher.publish.publish_buckets`; on the ranks that send weights.
         """
-        drafts = any(drafts_with_own_layer(group.sglang) for group in engine_groups(self._cfg))
-        bucket_bytes = bucket_mb * 2**20
-        export = self._trainer.export_plan(bucket_bytes, self._receivers, drafts=drafts, fp8=self._fp8)
-        links = [EngineLink(engine, version, self._cfg.rollout.request_timeout_s) for engine in self._served]
+        bucket_bytes, drafts = bucket_mb * 2**20, self._topology.drafts
+        receivers, quantizer = self._sender.receivers, self._quantizer
+        export = self._trainer.export_plan(bucket_bytes, receivers, drafts=drafts, quantizer=quantizer)
+        asked = [endpoint for index in self._served if (endpoint := engines[index])]
+        links = [EngineLink(endpoint, version, self._timeout_s, flushes=self._flushes) for endpoint in asked]
         with ThreadPoolExecutor(len(links) + len(export.receivers)) as pool:
-            transport = self._transport(links, pool, version, export.receivers)
-            if transport is None:
+            handover = self._sender.begin(version, links, pool, export.receivers)
+            if handover is None:
                 drain(export.run())
                 return None
-            receipt = publish_buckets(transport, export.run(), version, bucket_bytes)
+            receipt = publish_buckets(handover, export.run(), version, bucket_bytes)
         return receipt if self._serves else None
-
-    def _transport(
-        self, links: Sequence[EngineLink], pool: ThreadPoolExecutor, version: int, senders: Sequence[int | None]
-    ) -> Handover | None:
-        """None: this rank sends nothing."""
-        if self._broadcasts:
-            return self._broadcasts.begin(links, pool, senders)
-        if not self._serves:
-            return None
-        if transport_of(self._cfg) is Transport.disk:
-            return Disk(links, pool, self._folder, version, self._trainer.device)
-        kind = CudaBucket if self._cfg.cluster.device is Device.cuda else SharedBucket
-        return SharedMemory(links, pool, partial(kind, device=self._trainer.device), self._peers)
-
-
-def check_device(device: torch.device) -> None:
-    """Refuse GPUs on which SGLang computes with other values than those it loads.
-
-    Raises:
-        SlimeError: it changes the layout of FP8 weights while they load: on Blackwell with scales rounded to powers
-            of two, on GPUs before Ada for kernels that multiply in bf16. A publish would not reach what it made.
-    """
-    if device.type != "cuda":
-        return
-    major, minor = torch.cuda.get_device_capability(device)
-    if major >= 10 or (major, minor) < (8, 9):
-        name = torch.cuda.get_device_name(device)
-        what = f"{name}: SGLang changes the layout of FP8 weights there, where no publish reaches"
-        todo = "Use H100 or H200 GPUs, or rollout.fp8=null: to run a checkpoint in FP8, convert it to bf16."
-        raise SlimeError(what, where="rollout.fp8", todo=todo)

@@ -14,12 +14,13 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from slime.config.fp8 import SCALE
 from slime.weights.shared.receipt import NOTE_KEY, BucketNote
-from slime.weights.shared.views import Named, Place, copy_all, packed, views
+from slime.weights.shared.views import BlockView, Named, copy_all, packed, views
 
 _DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
 """Of latent attention. A weight mapping exports one straight after the other (`slime.models.mla.rules`)."""
+_PARTS = re.compile(r"(.+\.weight)_\w+")
+"""What stands beside a quantised matrix, its scales for instance."""
 T = TypeVar("T")
 
 
@@ -29,14 +30,14 @@ def loaded_together(items: Iterable[T], name: Callable[[T], str]) -> Iterator[li
     They fuse some tensors into one parameter; and of others they derive another, which they would do twice.
 
     Args:
-        name: of an item's first tensor; a matrix and its scales count as one.
+        name: of an item's first tensor; the parts of a quantised matrix count as one.
     """
     return (list(run) for _, run in groupby(items, key=lambda item: _parameter(name(item))))
 
 
 def _parameter(name: str) -> str:
-    found = _DOWN_PROJECTIONS.match(name)
-    return found[1] if found else name.removesuffix(SCALE)
+    found = _DOWN_PROJECTIONS.match(name) or _PARTS.fullmatch(name)
+    return found[1] if found else name
 
 
 def in_buckets(runs: Iterable[list[T]], capacity: int, num_bytes: Callable[[list[T]], int]) -> Iterator[list[T]]:
@@ -76,7 +77,7 @@ class Header:
         return dict(vars(self))
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[BlockView]:
         return packed(zip(self.shapes, [getattr(torch, dtype) for dtype in self.dtypes], strict=True))
 
 
@@ -91,7 +92,7 @@ class Bucket:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.device = device
-        self.header, self.places = Header([], [], []), list[Place]()
+        self.header, self.places = Header([], [], []), list[BlockView]()
         self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slime.weights.shared.receipt import Counts
-
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 _BLOCK = 4096
 """Words that a program compares."""
 

@@ -11,10 +11,13 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from slime.weights.shared.kernels import Counts
 
 BLOCK = 4096
 """Words that one step of the tree folds into one."""
@@ -23,7 +26,6 @@ _NUM_ROWS = 8  # blocks at once on a CPU: what a core's cache holds
 _MASK = (1 << 64) - 1
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
-Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 NOTE_KEY = "slime_receipt"
 """Key of the note in a bucket, and of the engine's answer in the message it returns."""
@@ -166,8 +168,8 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> Started:
     """The lowest level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight.
 
-    The second weight is there for the upper halves: a multiple of 2^63 has one bit of the first left, and two of them
-    cancel.
+    The second weight is for the upper halves. Without it, flipping the top bit of two words cancels modulo 2^64 and
+    goes unseen.
 
     Args:
         tensors: [num_words] int64 each, on a CPU.

@@ -17,7 +17,7 @@ Form = tuple[Sequence[int], torch.dtype]
 _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole words
 
 
-class Place(NamedTuple):
+class BlockView(NamedTuple):
     """A tensor in a block of memory, whichever block that is.
 
     Attributes:
@@ -58,17 +58,17 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN) * _ALIGN
 
 
-def packed(forms: Iterable[Form]) -> list[Place]:
+def packed(forms: Iterable[Form]) -> list[BlockView]:
     """Places for tensors one after the other."""
-    places: list[Place] = []
+    places: list[BlockView] = []
     end = 0
     for shape, dtype in forms:
-        places.append(place := Place.dense(aligned(end), shape, dtype))
+        places.append(place := BlockView.dense(aligned(end), shape, dtype))
         end = place.end
     return places
 
 
-def views(block: torch.Tensor, places: Sequence[Place]) -> list[torch.Tensor]:
+def views(block: torch.Tensor, places: Sequence[BlockView]) -> list[torch.Tensor]:
     """The tensors at these places of `block` ([num_bytes] uint8)."""
     typed: dict[torch.dtype, torch.Tensor] = {}
     for dtype in {place.dtype for place in places}:

@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling for slime: the filter `dynamic-sampling`."""
+"""DAPO's dynamic sampling and overlong shaping for slime: the filters `dynamic-sampling` and `overlong`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime.hookspecs import hookimpl
 
 @hookimpl
 def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
-    return {"dynamic-sampling": _dynamic_sampling}
+    return {"dynamic-sampling": _dynamic_sampling, "overlong": _overlong}
 
 
 @hookimpl
@@ -21,12 +21,18 @@ def slime_config_paths() -> Sequence[str]:
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime_plugin_dynamic_sampling.filter import Options
+    from slime_plugin_dynamic_sampling import filter, overlong
 
-    return {"filter/dynamic-sampling": Options}
+    return {"filter/dynamic-sampling": filter.Options, "filter/overlong": overlong.Options}
 
 
 def _dynamic_sampling(**options: Any) -> SampleFilter:
     from slime_plugin_dynamic_sampling.filter import DynamicSampling, Options
 
     return DynamicSampling(Options(**options))
+
+
+def _overlong(**options: Any) -> SampleFilter:
+    from slime_plugin_dynamic_sampling.overlong import Options, Overlong
+
+    return Overlong(Options(**options))

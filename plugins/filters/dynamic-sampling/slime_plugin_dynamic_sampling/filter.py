@@ -34,10 +34,13 @@ class DynamicSampling:
         self._options = options
 
     def decide(self, group: Group) -> Decision:
-        """Keep, or drop with one of the reasons above; samples without a value are left out, as in training."""
+        """Keep, or drop with one of the reasons above; samples without a value are left out, as in training.
+
+        It looks at what the reward said: an answer that is right stays right where another filter took something off.
+        """
         from statistics import pstdev  # takes as long to import as all of slime's own modules that `--help` needs
 
-        rewards = group.rewards
+        rewards = group.raw_rewards
         if len(rewards) < max(self._options.min_values, 2):
             return Decision(keep=False, reason="too_few_values")
         if min(rewards) == max(rewards):

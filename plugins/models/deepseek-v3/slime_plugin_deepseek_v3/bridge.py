@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import HfConfig
-from slime.models import decoder, dsa, embeddings, mla, moe, mtp
+import slime_plugin_multi_token_prediction as mtp
+import slime_plugin_sparse_attention as dsa
+from slime.models import decoder, embeddings, mla, moe
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
-from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from slime.models.dsa.config import SparseLatentConfig
+    from slime_plugin_sparse_attention.config import SparseLatentConfig
 
 
 class DeepseekV3:
@@ -41,10 +43,10 @@ class DeepseekV3:
         return spec.prediction(config)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
-        return mtp.traits(hf)
+        return (*mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return decoder.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
+        return mtp.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
 
 
 class DeepseekV32:
@@ -69,10 +71,10 @@ class DeepseekV32:
         return spec.sparse_prediction(config)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
-        return (dsa.TRAITS, *mtp.traits(hf))
+        return (dsa.TRAITS, *mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return decoder.moe_mapping(hf, (*mla.rules(), *dsa.rules()))
+        return mtp.moe_mapping(hf, dsa.attention_rules())
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return dsa.problems(hf, megatron)

@@ -10,7 +10,9 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.models import specs
-from slime.models.dsa.config import SparseLatentConfig
+from slime_plugin_multi_token_prediction.module import mtp_layer
+from slime_plugin_sparse_attention.config import SparseLatentConfig
+from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -20,18 +22,18 @@ def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSu
 
 def prediction(config: TransformerConfig) -> ModuleSpec:
     """The multi-token prediction layer, with experts."""
-    return specs.mtp_layer(config, _layer(config, True))
+    return mtp_layer(config, _layer(config, True))
 
 
 def sparse_block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """As `block`, with sparse attention."""
-    layer = partial(specs.dense_or_moe_layer, config, attention=specs.dsa(config, vp_stage))
+    layer = partial(specs.dense_or_moe_layer, config, attention=dsa(config, vp_stage))
     return specs.decoder_block(config, vp_stage, layer)
 
 
 def sparse_prediction(config: SparseLatentConfig) -> ModuleSpec:
     """As `prediction`, with sparse attention and an indexer of its own."""
-    return specs.mtp_layer(config, specs.dense_or_moe_layer(config, True, attention=specs.sparse_latent_attention()))
+    return mtp_layer(config, specs.dense_or_moe_layer(config, True, attention=sparse_latent_attention()))
 
 
 def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:

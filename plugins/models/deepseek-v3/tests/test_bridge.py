@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from slime.contracts import MtpBridge
 from slime.errors import SlimeError
+from slime.models.bridge import TraitsBridge
 from slime_plugin_deepseek_v3.bridge import DeepseekV3, DeepseekV32
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ YARN = HF["rope_scaling"]
 
 def test_bridge_keeps_the_contract() -> None:
     for bridge, hf in ((DeepseekV3(), HF), (DeepseekV32(), SPARSE)):
-        assert isinstance(bridge, MtpBridge)
+        assert isinstance(bridge, TraitsBridge)
         assert bridge.family == hf["model_type"]
 
 
@@ -108,7 +108,7 @@ def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: s
 
 
 @pytest.mark.parametrize(("name", "bridge"), [("deepseek-v3", DeepseekV3()), ("deepseek-v3.2", DeepseekV32())])
-def test_tiny_model_is_supported(name: str, bridge: MtpBridge) -> None:
+def test_tiny_model_is_supported(name: str, bridge: TraitsBridge) -> None:
     hf = json.loads((ASSETS / f"{name}-tiny/config.json").read_text())
     assert bridge.transformer_config(hf)["num_layers"] == hf["num_hidden_layers"]
 

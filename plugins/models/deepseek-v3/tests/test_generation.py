@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slime.config.fp8 import Fp8Format
 from slime.testing.generation import check_generation
-from slime.testing.on_gpu import check_on_gpu
+from slime_plugin_fp8_block.config import Fp8Format
+from tests.on_gpu import check_on_gpu
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_deepseek_v3/assets"
 
@@ -27,7 +27,7 @@ def test_engines_in_fp8_follow_the_weights(tmp_path: Path) -> None:
     shutil.copytree(ASSETS / "deepseek-v3-tiny", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"q_lora_rank": 128, "moe_intermediate_size": 128}))
-    check_generation(str(tmp_path), tmp_path, fp8=Fp8Format(powers_of_two=True))
+    check_generation(str(tmp_path), tmp_path, form=Fp8Format(powers_of_two=True))
 
 
 @pytest.mark.gpu

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slime.contracts import ModelBridge
 from slime.hookspecs import hookimpl
+from slime.models.bridge import ModelBridge
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
@@ -27,12 +27,12 @@ def slime_config_paths() -> Sequence[str]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     """SGLang 0.5.16 counts redundant experts of `glm4_moe` and builds its layers without them."""
-    from slime.topology.engines import engine_groups, home_of
+    from slime.topology.topology import read_topology
 
     key = "ep_num_redundant_experts"
-    groups = engine_groups(cfg) if cfg.model.family == "glm4_moe" else ()
+    groups = read_topology(cfg).groups if cfg.model.family == "glm4_moe" else ()
     return [
-        f"{home_of(cfg, group.name, key)} is {group.sglang[key]}, but SGLang builds glm4_moe without redundant experts"
+        f"{group.home_of(key)} is {group.sglang[key]}, but SGLang builds glm4_moe without redundant experts"
         for group in groups
         if group.sglang.get(key)
     ]

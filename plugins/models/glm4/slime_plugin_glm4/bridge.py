@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import HfConfig
-from slime.models import decoder, embeddings, gqa, mla, mlp, moe, mtp, output, rotary
+import slime_plugin_multi_token_prediction as mtp
+from slime.models import decoder, embeddings, gqa, mla, mlp, moe, output, rotary
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
-from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
@@ -37,7 +38,7 @@ class Glm4:
         rules = (
             *embeddings.rules(hf["vocab_size"]),
             *decoder.norm_rules(),
-            *decoder.sandwich_norm_rules(),
+            *decoder.post_norm_rules(),
             *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=hf.get("attention_bias", True)),
             *mlp.fused_rules(),
             *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
@@ -67,7 +68,7 @@ class Glm4Moe:
         return spec.moe_prediction(config)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
-        return mtp.traits(hf)
+        return (*mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = gqa.rules(
@@ -76,7 +77,7 @@ class Glm4Moe:
             bias=hf.get("attention_bias", False),
             qk_norm=hf.get("use_qk_norm", False),
         )
-        return decoder.moe_mapping(hf, attention)
+        return mtp.moe_mapping(hf, attention)
 
     def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
         if sglang.get("ep_num_redundant_experts"):
@@ -110,10 +111,10 @@ class Glm4MoeLite:
         return spec.latent_moe_prediction(config)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
-        return mtp.traits(hf)
+        return (*mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return decoder.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
+        return mtp.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:

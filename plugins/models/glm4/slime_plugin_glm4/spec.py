@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.models import specs
+from slime_plugin_multi_token_prediction.module import mtp_layer
 
 
 def dense_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -29,7 +30,7 @@ def moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlo
 
 def moe_prediction(config: TransformerConfig) -> ModuleSpec:
     """The multi-token prediction layer, with experts."""
-    return specs.mtp_layer(config, _moe_layer(config, True))
+    return mtp_layer(config, _moe_layer(config, True))
 
 
 def _moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
@@ -43,7 +44,7 @@ def latent_moe_block(config: TransformerConfig, vp_stage: int | None) -> Transfo
 
 def latent_moe_prediction(config: TransformerConfig) -> ModuleSpec:
     """The multi-token prediction layer, with latent attention and experts."""
-    return specs.mtp_layer(config, _latent_moe_layer(config, True))
+    return mtp_layer(config, _latent_moe_layer(config, True))
 
 
 def _latent_moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from slime.config.compose import examine
-from slime.contracts import ModelBridge
+from slime.compose.compose import examine
 from slime.errors import SlimeError
+from slime.models.bridge import ModelBridge
 from slime_plugin_glm4.bridge import Glm4, Glm4Moe, Glm4MoeLite
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"

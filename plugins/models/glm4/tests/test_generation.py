@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.config.fp8 import Fp8Format
 from slime.testing.generation import TOLERANCE, check_generation
-from slime.testing.on_gpu import check_on_gpu
+from slime_plugin_fp8_block.config import Fp8Format
+from tests.on_gpu import check_on_gpu
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_glm4/assets"
 LATENT_EPSILON = 1e-4
@@ -38,7 +38,7 @@ def test_router_follows_the_weights_in_bf16(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_engines_in_fp8_follow_the_weights(tmp_path: Path) -> None:
     """Every matrix inside layers in E4M3: the engine computes with exactly the values that were published."""
-    check_generation("pkg://slime_plugin_glm4/assets/glm4-moe-tiny", tmp_path, fp8=Fp8Format())
+    check_generation("pkg://slime_plugin_glm4/assets/glm4-moe-tiny", tmp_path, form=Fp8Format())
 
 
 @pytest.mark.gpu

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import HfConfig
-from slime.models import decoder, dsa, embeddings, mla, moe, mtp
+import slime_plugin_multi_token_prediction as mtp
+import slime_plugin_sparse_attention as dsa
+from slime.models import decoder, embeddings, mla, moe
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
-from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-    from slime.models.dsa.config import SparseLatentConfig
+    from slime_plugin_sparse_attention.config import SparseLatentConfig
 
 
 class GlmMoeDsa:
@@ -44,11 +46,10 @@ class GlmMoeDsa:
         return spec.prediction(config)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
-        return (dsa.TRAITS, *mtp.traits(hf))
+        return (dsa.TRAITS, *mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        attention = (*mla.rules(), *dsa.rules(dsa.choosing_layers(hf)))
-        return decoder.moe_mapping(hf, attention)
+        return mtp.moe_mapping(hf, dsa.attention_rules(dsa.choosing_layers(hf)))
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return dsa.problems(hf, megatron)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.sparse import check_the_engine_builds
+from tests.sparse_engine import check_the_engine_builds
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_glm5/assets"
 TINY = ASSETS / "glm5-tiny/config.json"

@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime.testing import models
-from slime.testing.prediction import Prediction
 from slime.testing.ranks import Rank, run_ranks
 from slime.testing.recorded import recorded_samples
 from slime.testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, TOLERANCES, compare, train_layouts
 from slime.types import TrainSample
+from slime_plugin_multi_token_prediction.testing import Prediction
 
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text())
 FAMILY = HF["model_type"]
@@ -125,7 +125,9 @@ def test_a_trained_indexer_is_the_same_in_every_layout(
 
 def test_a_stage_that_starts_on_a_reusing_layer_is_not_built(checkpoint: Path) -> None:
     layout = {"pp2": {PP: 2, "num_layers_in_first_pipeline_stage": 3}}
-    with pytest.raises(AssertionError, match="a pipeline stage starts on layer 4, which reuses the keys that layer 3"):
+    with pytest.raises(
+        AssertionError, match=r"a pipeline stage starts on layer 3 \(.*\), which reuses the keys that layer 2"
+    ):
         run_ranks(train_layouts, 2, FAMILY, checkpoint, layout)
 
 
@@ -238,7 +240,7 @@ def save(rank: Rank, folder: Path, path: Path, layout: Mapping[str, Any]) -> dic
     saved.init_weights()
     samples = recorded_samples(4, HF["vocab_size"])
     [batch] = pack(samples, num_dp=1, align=saved.packing_align, max_tokens=128, loss_mean=LossMean.token)
-    saved.train_sft(batch, 0)
+    saved.train([batch], 0, "sft")
     saved.save(path)
     return {name: tensor.clone() for name, tensor in saved.export()}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import HfConfig
-from slime.models import decoder, embeddings, gqa, mlp, mtp, output, rotary
+import slime_plugin_multi_token_prediction as mtp
+from slime.models import decoder, embeddings, gqa, mlp, output, rotary
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
-from slime.weights.megatron.mapping import WeightMapping
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
@@ -47,7 +48,7 @@ class Mimo:
         return spec.prediction(config)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
-        return mtp.traits(hf)
+        return mtp.traits(hf, self.mtp_spec)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         attention = gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=True)

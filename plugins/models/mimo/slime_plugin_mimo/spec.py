@@ -7,6 +7,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.models import specs
+from slime_plugin_multi_token_prediction.module import mtp_layer
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -16,7 +17,7 @@ def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSu
 
 def prediction(config: TransformerConfig) -> ModuleSpec:
     """The multi-token prediction layer, whose projection takes the hidden state first."""
-    return specs.mtp_layer(config, _layer(config), hidden_first=True)
+    return mtp_layer(config, _layer(config), hidden_first=True)
 
 
 def _layer(config: TransformerConfig) -> ModuleSpec:

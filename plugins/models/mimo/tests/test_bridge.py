@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from slime.contracts import ModelBridge
 from slime.errors import SlimeError
+from slime.models.bridge import ModelBridge
 from slime_plugin_mimo.bridge import Mimo
 
 HERE = Path(__file__).parent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from slime.contracts import ModelBridge
 from slime.hookspecs import hookimpl
+from slime.models.bridge import ModelBridge
 
 
 @hookimpl

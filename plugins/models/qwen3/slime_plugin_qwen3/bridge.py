@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import HfConfig
 from slime.models import decoder, embeddings, gqa, mlp, moe, output, rotary
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules
-from slime.weights.megatron.mapping import WeightMapping
+from slime.models.traits import Traits
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -50,6 +51,9 @@ class Qwen3Moe:
         from slime_plugin_qwen3 import spec
 
         return spec.block(config, vp_stage)
+
+    def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
+        return moe.traits(self.transformer_config(hf))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         experts = moe.rules(shared_expert=False, correction_bias=False)

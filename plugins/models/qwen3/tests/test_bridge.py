@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from slime.contracts import ModelBridge
 from slime.errors import SlimeError
+from slime.models.bridge import ModelBridge
 from slime_plugin_qwen3.bridge import Qwen3, Qwen3Moe
 
 HERE = Path(__file__).parent

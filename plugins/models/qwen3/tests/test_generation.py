@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.testing.generation import check_generation
-from slime.testing.on_gpu import check_on_gpu
+from tests.on_gpu import check_on_gpu
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_qwen3/assets"
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.contracts import RewardModel
 from slime.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
 
 
 @hookimpl
 def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
     return {"math": _math, "deepscaler": _deepscaler, "dapo": _dapo, "arithmetic": _arithmetic}
+
+
+@hookimpl
+def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+    names = {cfg.reward.name, *(each.reward for each in {**cfg.data.named(), **cfg.eval.named()}.values())}
+    if names.isdisjoint(slime_rewards()):
+        return []
+    from slime_plugin_math.labels import label_problems
+
+    return list(label_problems(cfg, slime_rewards()))
 
 
 @hookimpl

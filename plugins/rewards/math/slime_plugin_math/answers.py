@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from slime_plugin_math.options import AnswerForm
 
 _BOX = "\\boxed{"
 _BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)  # an escaped brace is none
+_OTHER_BOX = re.compile(r"\\(?:boxed\s+|fbox\s*)\{")
+_BARE = r"\\boxed\s*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?|[a-zA-Z](?![a-zA-Z]))"
+_BARE_BOX, _ENDED_BARE_BOX = re.compile(_BARE), re.compile(_BARE + r"(?=[$.,;]?\s)")
 _LINE = re.compile(r"\banswer(?:\s+is)?\s*:\s*([^\n]+)", re.IGNORECASE)
+_SENTENCE = re.compile(
+    r"\banswer\**(?:\s+to\s[^\n:.]{1,60}?)?\s+(?:is|equals|must be|would be)\s*:?\s+([^\n]+)", re.IGNORECASE
+)
+_TAG = re.compile(r"<answer>\s*((?:(?!</?answer>).){1,2000}?)\s*</answer>|^####\s*([^\n]+)", re.DOTALL | re.MULTILINE)
+_SENTENCE_WORDS = re.compile(r"\b(?:is|are|equals|have|get)\b")
+_END = re.compile(r"\.\**(?:\s|$)|,?\s+(?:because|since|as|so|which|where|when|for)\s", re.IGNORECASE)
+_ASIDE = re.compile(r"^(?:therefore|thus|hence|simply|just|exactly)\s+|\s*\([a-z ]{4,40}\)$", re.IGNORECASE)
+_PROSE = re.compile(r"not\b|(?:[^\W\d]+[\s,]+){2,}[^\d\\$]*$", re.IGNORECASE)  # the answer is easy to see
+_THEN = re.compile(r"\\(?:implies|Rightarrow|therefore|Longrightarrow)(?![a-zA-Z])|⇒")
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 # A sign belongs to the number unless something stands before it: "3-5" ends in 5, "x=-5" in -5.
 _NUMBER = re.compile(r"(?<![\w.)\]])[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
-_TAIL, _MARGIN = 256, 8
+_FRACTION = re.compile(r"-?\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}")
+_CHOICE = re.compile(r"\b(?:option|choice)\**(?:\s+is)?\s*:?\s*(\**\(?[A-J]\)?)(?![a-zA-Z])", re.IGNORECASE)
+_JOINED = re.compile(r"\s*\$?\s*(?:,|;|,?\s*\b(?:and|or)\b)\s*\$?\s*(?:[a-zA-Z]\w?\s*=\s*)?\\(?:boxed|fbox)\s*\{$")
+# A line that is nothing but a formula or the letter of a choice: no words, no signs of LaTeX's around it.
+_BARE_LINE = re.compile(r"(?=.*[\da-zA-Z])(?:\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[^a-zA-Z\\$#<>:*])+")
+_BULLET = re.compile(r"^\s*(?:[-*•]\s+)?")
+_SCIENTIFIC = re.compile(r"[-+−]?\d[\d,.]*\s*(?:[×*·]|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*[-−]?\d+\s*\}|[-−]?\d+)")
+_MORE_OF_NUMBER = re.compile(r"\s*(?:π|√\s*\d+|\\?%)|\^(?:\{\d+\}|\d+)")
+_NOT = re.compile(r"\bnot\s+\S?$")
+_TAIL, _MARGIN, _MAX_FORMULA, _MAX_WORDS, _MAX_LINE, _MAX_BOXES = 256, 8, 2048, 16, 80, 16
 
 
 def find_answer(response: str, form: AnswerForm, *, is_cut: bool = False) -> tuple[str | None, bool]:
-    """The stated answer (None if there is none), and whether it is marked as such by a box or an "Answer:" line.
+    """The stated answer (None if there is none), and whether a box, a tag or the word "answer" marks it.
 
     Args:
         response: its text.
@@ -25,28 +48,54 @@ def find_answer(response: str, form: AnswerForm, *, is_cut: bool = False) -> tup
     """
     if form in (AnswerForm.auto, AnswerForm.boxed):
         boxed = last_boxed(response, is_cut=is_cut)
-        if boxed is not None or (is_cut and _BOX in response):
+        if boxed is not None or (is_cut and "\\boxed" in response):
             return boxed, boxed is not None
-    if form in (AnswerForm.auto, AnswerForm.line):
+    if form is AnswerForm.line:
         line = answer_line(response, is_cut=is_cut)
-        if line is not None:
-            return line, True
-    if form in (AnswerForm.auto, AnswerForm.number) and not is_cut:
-        return last_number(response), False
-    return None, False
+        return line, line is not None
+    if form is AnswerForm.auto:
+        said = answer_said(response, is_cut=is_cut)
+        if said is not None:
+            return said, True
+    if is_cut or form is AnswerForm.boxed:
+        return None, False
+    return last_number(response) if form is AnswerForm.number else last_value(response), False
 
 
 def last_boxed(text: str, *, is_cut: bool = False) -> str | None:
-    r"""What stands in the last `\boxed{...}` that is closed; None if there is none, or if `is_cut` left it open."""
-    start = text.rfind(_BOX)
+    r"""What stands in the last `\boxed{...}` that is closed; None if there is none, or if `is_cut` left it open.
+
+    Boxes that a comma or an "and" joins are one list. `\boxed {5}`, `\boxed 5` and `\fbox{5}` are boxes too.
+    """
+    start = text.rfind("\\boxed")
+    if text.rfind("\\fbox", max(0, start)) >= 0 or (start >= 0 and not text.startswith(_BOX, start)):
+        text = _OTHER_BOX.sub(r"\\boxed{", text)
+        text = (_ENDED_BARE_BOX if is_cut else _BARE_BOX).sub(r"\\boxed{\1}", text)
+        start = text.rfind(_BOX)
     if start < 0:
         return None
-    depth, begin = 1, start + len(_BOX)
+    begin = start + len(_BOX)
+    end = _closing(text, begin)
+    if end < 0:
+        return None if is_cut else _last_closed(text[:start])
+    boxes = [text[begin:end]]
+    while len(boxes) < _MAX_BOXES and (start := text.rfind(_BOX, 0, start)) >= 0:  # \boxed{2} and \boxed{3}
+        end = _closing(text, start + len(_BOX))
+        if end < 0 or not _JOINED.fullmatch(text, end + 1, begin):
+            break
+        begin = start + len(_BOX)
+        boxes.insert(0, text[begin:end])
+    return ", ".join(boxes)
+
+
+def _closing(text: str, begin: int) -> int:
+    """Where the brace is closed that opened before `begin`; -1 if it is not."""
+    depth = 1
     for brace in _BRACE.finditer(text, begin):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        depth += {"{": 1, _BOX: 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[begin : brace.start()]
-    return None if is_cut else _last_closed(text[:start])
+            return brace.start()
+    return -1
 
 
 def _last_closed(text: str) -> str | None:
@@ -65,13 +114,99 @@ def _last_closed(text: str) -> str | None:
 
 def answer_line(text: str, *, is_cut: bool = False) -> str | None:
     """What follows the last "Answer:" on its line, without Markdown's asterisks; None if `is_cut` left it endless."""
+    found = next(_answers(text, [_LINE]), None)
+    return None if found is None or (is_cut and found.end() == len(text)) else found[1].strip(" *\t\r")
+
+
+def answer_said(text: str, *, is_cut: bool = False) -> str | None:
+    """What follows "Answer:", "the answer is" or "####", or stands between <answer> tags, whichever is said last."""
+    mark, tag = max(text.rfind("</answer>"), text.rfind("####")), None
+    if mark >= 0:
+        for tag in _TAG.finditer(text, max(0, mark - _MAX_FORMULA)):  # noqa: B007
+            pass
+    for found in _answers(text, [_LINE, _SENTENCE, _CHOICE]):
+        if tag and found.start() <= tag.end():
+            break
+        if is_cut and found.end() == len(text):
+            return None
+        value = found[1].strip("*") if found.re is _CHOICE else _value_in(found[1])
+        if found.re is _LINE or not _PROSE.match(value):
+            return value
+    if tag is None or (tag[1] is None and is_cut and tag.end() == len(text)):
+        return None
+    return _last_of(tag[1] or tag[2].strip())
+
+
+def _last_of(text: str) -> str:
+    """What a tag holds, or the last value in it if that is a sentence."""
+    is_sentence = _SENTENCE_WORDS.search(text) and "\\boxed" not in text
+    return (is_sentence and last_value(text)) or text
+
+
+def _answers(text: str, patterns: list[re.Pattern[str]]) -> Iterator[re.Match[str]]:
+    """Where one of the patterns begins with the word "answer", or what stands for it, from the end."""
     lower = text.replace("İ", "I").lower()  # the one letter that becomes two in lower case: positions must stay
-    end = len(text)
-    while (start := lower.rfind("answer", 0, end)) >= 0:
-        if line := _LINE.match(text, start):
-            return None if is_cut and line.end() == len(text) else line[1].strip(" *\t\r")
-        end = start + len("answer") - 1
-    return None
+    words = ("answer", "option", "choice") if _CHOICE in patterns else ("answer",)
+    starts = {word: lower.rfind(word) for word in words}
+    while (start := max(starts.values())) >= 0:
+        for pattern in patterns:
+            if found := pattern.match(text, start):
+                yield found
+                break
+        word = max(starts, key=lambda word: starts[word])
+        starts[word] = lower.rfind(word, 0, start + len(word) - 1)
+
+
+def _value_in(sentence: str) -> str:
+    """The value that a sentence names: all up to its end, or its formula alone if the rest is prose."""
+    formulas = list(_FORMULA.finditer(sentence))
+    ending = next((found for found in _END.finditer(sentence) if not _is_inside(found, formulas)), None)
+    value = _ASIDE.sub("", (sentence[: ending.start()] if ending else sentence).strip(" *\t\r"))
+    formulas = list(_FORMULA.finditer(value))
+    if formulas and any(char.isalpha() for char in value[: formulas[0].start()]):
+        value = value[formulas[0].start() :]  # it is given by $x=5$
+    if len(formulas) == 1 and len(value) - len(formulas[0][0]) > _MAX_WORDS:
+        return formulas[0][0]
+    return value
+
+
+def _is_inside(found: re.Match[str], formulas: list[re.Match[str]]) -> bool:
+    return any(formula.start() < found.start() < formula.end() for formula in formulas)
+
+
+def last_value(text: str) -> str | None:
+    """The last line if it is nothing else, else the last formula, or the last number if that comes later."""
+    if (line := _bare_line(text)) is not None:
+        return line
+    tail = text[-_MAX_FORMULA:]
+    value = None
+    if "$" in tail or "\\(" in tail or "\\[" in tail:
+        for value in _FORMULA.finditer(tail):  # noqa: B007
+            pass
+    start = tail.rfind("\\", 0, tail.rfind("frac{") + 1)
+    if start > 0 and tail[start - 1] == "-":
+        start -= 1
+    fraction = _FRACTION.match(tail, start) if start >= 0 else None
+    for found in (fraction, *_SCIENTIFIC.finditer(tail, max(0, len(tail) - _TAIL))):
+        if found and (value is None or found.end() > value.end()):
+            value = found
+    number = last_number(text)
+    start = -1 if number is None else tail.rfind(number)
+    if number is not None and start < 0:
+        return number
+    if number is not None and (value is None or start >= value.end()):
+        more = _MORE_OF_NUMBER.match(tail, start + len(number))
+        return None if _NOT.search(tail, max(0, start - _MARGIN), start) else number + (more[0] if more else "")
+    if value is None:
+        return None
+    return _THEN.split(next((group for group in value.groups() if group), value[0]))[-1].strip()
+
+
+def _bare_line(text: str) -> str | None:
+    end = len(text.rstrip())
+    line = text[text.rfind("\n", 0, end) + 1 : end] if end else ""
+    line = _BULLET.sub("", line.strip(" \t*`").removesuffix("."), count=1)
+    return line if len(line) <= _MAX_LINE and _BARE_LINE.fullmatch(line) else None
 
 
 def last_number(text: str) -> str | None:

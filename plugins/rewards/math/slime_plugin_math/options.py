@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class AnswerForm(enum.Enum):
     """Where a response states its answer."""
 
-    auto = "auto"  # the last box; without one the last "Answer:" line; without one the last number
+    auto = "auto"  # the last box; without one what was last called the answer; without one the last formula or number
     boxed = "boxed"  # the last \boxed{...}
     line = "line"  # the last line "Answer: ..."
     number = "number"  # the last number anywhere

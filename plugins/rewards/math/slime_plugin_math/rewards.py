@@ -15,7 +15,7 @@ class MathReward:
     """1 where the stated answer equals the label, else `wrong_value`.
 
     A response that was cut off at its length limit earns only by a complete answer, see `find_answer`.
-    Parts: `correct` (0 or 1), `format` (1 if the answer stands in a box or on an "Answer:" line).
+    Parts: `correct` (0 or 1), `format` (1 if the answer stands in a box or is called the answer).
     """
 
     def __init__(self, options: MathOptions) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from slime_plugin_math import answers
 from slime_plugin_math.answers import find_answer, last_number
+from slime_plugin_math.compare import same
 from slime_plugin_math.options import AnswerForm
 
 
@@ -39,6 +42,32 @@ from slime_plugin_math.options import AnswerForm
         (AnswerForm.auto, "Answer: 5, or \\boxed{6}, or 7", ("6", True)),
         (AnswerForm.auto, "Answer: 5\nor 7", ("5", True)),
         (AnswerForm.auto, "it is 7", ("7", False)),
+        (AnswerForm.boxed, "so \\boxed 5", ("5", True)),
+        (AnswerForm.boxed, "so \\boxed12.", ("12", True)),
+        (AnswerForm.boxed, "\\boxed{5}, that is \\boxed x", ("x", True)),
+        (AnswerForm.boxed, "\\boxed {5} and \\fbox{6}", ("5, 6", True)),
+        (AnswerForm.boxed, "a \\boxed sign", (None, False)),
+        (AnswerForm.auto, "The answer is 5. I am sure.", ("5", True)),
+        (AnswerForm.auto, "The answer is $(1,2)$ because both are in the set", ("$(1,2)$", True)),
+        (AnswerForm.auto, "the answer is therefore \\(5\\), as was to be shown in the beginning", ("\\(5\\)", True)),
+        (AnswerForm.auto, "The answer to the second question is **3.14**.", ("3.14", True)),
+        (AnswerForm.auto, "The answer is 5 (approximately)", ("5", True)),
+        (AnswerForm.auto, "Answer: 5\nSo the answer is 6.", ("6", True)),
+        (AnswerForm.auto, "The answer is given by $x=5$.", ("$x=5$", True)),
+        (AnswerForm.auto, "The answer is $1$ or $2$.", ("$1$ or $2$", True)),
+        (AnswerForm.auto, "The answer is not 5. So it is 6.", ("6", False)),
+        (AnswerForm.auto, "The answer is 5. That answer is easy to check.", ("5", True)),
+        (AnswerForm.auto, "The answer is quite easy to see. So $x=6$.", ("x=6", False)),
+        (AnswerForm.auto, "The answer is no solution", ("no solution", True)),
+        (AnswerForm.auto, "<answer> 5 </answer> done", ("5", True)),
+        (AnswerForm.auto, "6 / 2 = 3\n#### 1,234", ("1,234", True)),
+        (AnswerForm.auto, "#### 5\nNo: the answer is 6", ("6", True)),
+        (AnswerForm.auto, "So $x = \\frac{1}{2}$.", ("x = \\frac{1}{2}", False)),
+        (AnswerForm.auto, "So $$x^2 = 4 \\implies x = 2$$", ("x = 2", False)),
+        (AnswerForm.auto, "We have $x = 5$, so it is 7", ("7", False)),
+        (AnswerForm.auto, "it is -\\frac{1}{2} now", ("-\\frac{1}{2}", False)),
+        (AnswerForm.line, "The answer is 5.", (None, False)),
+        (AnswerForm.number, "So $x = \\frac{1}{2}$", ("2", False)),
         (AnswerForm.auto, "", (None, False)),
     ],
 )
@@ -58,12 +87,31 @@ def test_where_the_answer_is_read(form: AnswerForm, response: str, found: tuple[
         (AnswerForm.line, "Answer: 5\nTo see wh", ("5", True)),
         (AnswerForm.line, "Answer: 5\nNo. Answer: 1", (None, False)),
         (AnswerForm.auto, "Answer: 1", (None, False)),
+        (AnswerForm.auto, "so \\boxed 5", (None, False)),
+        (AnswerForm.auto, "so \\boxed 5 as", ("5", True)),
+        (AnswerForm.auto, "The answer is 3.", (None, False)),
+        (AnswerForm.auto, "The answer is 3.\nTo see wh", ("3", True)),
+        (AnswerForm.auto, "So $x = 5$ and", (None, False)),
+        (AnswerForm.auto, "<answer>5", (None, False)),
+        (AnswerForm.auto, "<answer>5</answer>", ("5", True)),
+        (AnswerForm.auto, "#### 1", (None, False)),
     ],
 )
 def test_a_response_that_was_cut_off_states_only_what_is_complete(
     form: AnswerForm, response: str, found: tuple[str | None, bool]
 ) -> None:
     assert find_answer(response, form, is_cut=True) == found
+
+
+RESPONSES = (Path(__file__).parent / "data" / "responses.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("line", RESPONSES)
+def test_the_answer_of_a_response_is_found_and_compared(line: str) -> None:
+    """Boxes, sentences, headings, tags, choices and bare numbers, as models write them."""
+    row = json.loads(line)
+    answer, _ = find_answer(row["response"], AnswerForm.auto)
+    assert (answer is not None and same(answer, row["label"])) == row["right"]
 
 
 def test_lower_case_changes_the_length_of_one_letter_only() -> None:

@@ -114,7 +114,25 @@ def test_no_response_whatever_raises(form: AnswerForm) -> None:
         assert reward.score(sample(response, "9" * 300)).kind is VerdictKind.VALUE
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "1,", "\\text{", "answer is ", "9", "\\frac{1}{", " " * 7, "1/", "\\"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\\boxed{",
+        "\\boxed ",
+        "answer to ",
+        "<answer>",
+        "####",
+        "$",
+        "1,",
+        "\\text{",
+        "answer is ",
+        "9",
+        "\\frac{1}{",
+        " " * 7,
+        "1/",
+        "\\",
+    ],
+)
 def test_a_long_response_is_judged_in_time(piece: str) -> None:
     """100,000 characters take well under a second; a regular expression that backtracks would take hours."""
     response: Any = piece * (100_000 // len(piece))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.config.compose import examine
+from slime.compose.compose import examine
 from slime.observe.samples import COLUMNS, table
 from slime.testing.plugins import SHOWN, check_tracker
 from slime_plugin_mlflow import slime_check

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime.contracts import SampleTables
 from slime.observe.samples import COLUMNS, table
-from slime.types import RunStatus, TrackedRun
+from slime.types import RL, SFT, RunStatus, TrackedRun
 
 RUN_ID = "wandb-run-id"
 """File in the run directory."""
@@ -67,7 +67,7 @@ class WeightsAndBiases:
             dir=str(run.folder),
             settings=wandb.Settings(console="off"),  # the terminal is slime's
         )
-        for stage in ("sft", "rl"):
+        for stage in (SFT, RL):
             # W&B's own step only grows, and a resumed run repeats some.
             self._run.define_metric(f"{stage}/step")
             self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime.config.compose import examine
+from slime.compose.compose import examine
 from slime.observe.samples import COLUMNS, table
 from slime.testing.plugins import SHOWN, check_tracker
 

@@ -1,0 +1,166 @@
+"""The stages of a run, in order, and what each asks of it: the one place that knows what `algo.name` stands for.
+
+`slime plan` and a run ask the same values. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime import plugins
+from slime.config.schema import AlgoConfig, SlimeConfig
+from slime.contracts import Objective, Source, TrainsOn
+from slime.errors import SlimeError
+from slime.estimator import Estimator
+from slime.registry import Contribution
+from slime.types import RL, SFT
+
+SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean")
+"""Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
+them."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps of one kind, with one objective.
+
+    Attributes:
+        name: `SFT` or `RL`.
+        num_steps: of the stage, from its beginning.
+        optimizer_steps: of one step.
+    """
+
+    name: str
+    objective: Objective
+    num_steps: int
+    optimizer_steps: int = 1
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether it trains on what engines generate."""
+        return self.objective.trains_on is TrainsOn.rollouts
+
+    @property
+    def trains_on_pairs(self) -> bool:
+        """Whether a row has two answers."""
+        return self.objective.trains_on is TrainsOn.pairs
+
+    def needs(self, source: Source) -> bool:
+        """Whether the objective reads a column that `source` makes."""
+        return any(column.source is source for column in self.objective.needs)
+
+    def passes(self, optimizer_steps: int) -> list[Source]:
+        """Whose log-probs take a pass without gradient over what a step trains on, before its first optimizer step.
+
+        Before the only one, those of the policy are what the model computes anyway.
+        """
+        asked = {column.source for column in self.objective.needs if not column.optional}
+        free = Source.policy if optimizer_steps == 1 else Source.rollout
+        return [source for source in (Source.policy, Source.reference) if source in asked and source is not free]
+
+    @property
+    def num_passes(self) -> int:
+        """Passes without gradient over what a step trains on."""
+        return len(self.passes(self.optimizer_steps))
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Those of a run, in order."""
+
+    all: tuple[Stage, ...]
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self.all)
+
+    def __getitem__(self, name: str) -> Stage:
+        return next(stage for stage in self.all if stage.name == name)
+
+    @property
+    def reinforces(self) -> bool:
+        """Whether there is a reinforcement-learning stage."""
+        return any(stage.reinforces for stage in self.all)
+
+    @property
+    def num_passes(self) -> int:
+        """Of the stage that has the most."""
+        return max((stage.num_passes for stage in self.all), default=0)
+
+    def needs(self, source: Source) -> bool:
+        """Whether some stage's objective reads a column that `source` makes."""
+        return any(stage.needs(source) for stage in self.all)
+
+
+def run_stages(cfg: SlimeConfig) -> Stages:
+    """Demonstrations first, where `sft.num_steps` asks for them or the objective learns from nothing else; then
+    reinforcement learning.
+
+    Raises:
+        SlimeError: no objective of that name is installed, or it cannot be created.
+    """
+    chosen = objective_of(cfg.algo)
+    reinforces = chosen.trains_on is TrainsOn.rollouts
+    found = []
+    if cfg.sft.num_steps or not reinforces:
+        found.append(Stage(SFT, objective_of(AlgoConfig(name=SFT)) if reinforces else chosen, cfg.sft.num_steps))
+    if reinforces:
+        found.append(Stage(RL, chosen, cfg.run.num_steps, cfg.train.steps_per_rollout))
+    return Stages(tuple(found))
+
+
+def objective_of(algo: AlgoConfig) -> Objective:
+    """The chosen objective, with its options and the keys of `algo` that it knows.
+
+    Raises:
+        SlimeError: none of that name is installed, or its factory raised.
+    """
+    item = plugins.load().objectives.get(algo.name)
+    made: Objective = _made(item, Objective, shared_with(algo, item), algo.options, "algo.options")
+    return made
+
+
+def estimator_of(algo: AlgoConfig) -> Estimator:
+    """The chosen estimator; otherwise as `objective_of`."""
+    item = plugins.load().estimators.get(algo.advantage)
+    made: Estimator = _made(item, Estimator, shared_with(algo, item), algo.advantage_options, "algo.advantage_options")
+    return made
+
+
+def _made(item: Contribution, contract: Any, shared: Mapping[str, Any], options: Mapping[str, Any], home: str) -> Any:
+    def fault(what: str) -> SlimeError:
+        kind = "objective" if item.kind == "algo" else item.kind
+        where = f"{kind} '{item.name}' of {item.distribution} {item.version}"
+        return SlimeError(what, where=where, todo=f"Correct {home}, or the plugin.")
+
+    try:
+        made = item.factory(**shared, **options)
+    except Exception as error:
+        raise fault(f"its factory raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, contract):
+        raise fault(
+            f"its factory made {made!r:.80}, which has not the methods of {contract.__module__}.{contract.__name__}"
+        )
+    return made
+
+
+def shared_with(algo: AlgoConfig, item: Contribution) -> Mapping[str, Any]:
+    """The keys of `algo` that an objective or estimator takes as keywords, because its schema has fields of their
+    names."""
+    schema = plugins.load().schemas.get(f"{item.kind}/{item.name}")
+    known = {field.name for field in dataclasses.fields(schema)} if schema else set()
+    return {key: getattr(algo, key) for key in keys_with_readers() if key in known}
+
+
+def keys_read(algo: AlgoConfig) -> set[str]:
+    """Those of `keys_with_readers` that the chosen objective or the chosen estimator takes."""
+    installed = plugins.load()
+    chosen = (installed.objectives.get(algo.name), installed.estimators.get(algo.advantage))
+    return {key for item in chosen for key in shared_with(algo, item)}
+
+
+def keys_with_readers() -> list[str]:
+    """The keys of `algo` that belong to the objectives and estimators which know them."""
+    return [field.name for field in dataclasses.fields(AlgoConfig) if field.name not in SHARED_KEYS]

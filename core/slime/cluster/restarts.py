@@ -1,0 +1,170 @@
+"""Engines that have died, and are started again: who of them may, and how far each is."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from slime.cluster.calls import Calls
+from slime.cluster.engines import Engines
+from slime.cluster.watch import Member, died
+from slime.errors import Death, SlimeError
+from slime.events import EngineBack, EngineLost, Events
+from slime.net import Endpoint
+from slime.topology.placement import process_name
+from slime.topology.topology import Topology
+
+AGAIN = "starting an engine again"
+LATE_S = 30.0
+"""Beyond `cluster.start_timeout_s`, which the start of a server keeps itself: for its actor to come up."""
+
+
+def why_not(topology: Topology) -> str:
+    """Why engines of this run are never started again; empty: they are."""
+    if topology.works_in_pairs:
+        return "Engines that work in pairs are not started again."
+    if topology.shares_gpus or topology.takes_turns:
+        return "Engines that share devices with trainers are not started again."
+    return ""
+
+
+def may_return(topology: Topology) -> bool:
+    """Whether an engine of this run that dies is started again."""
+    return topology.config.rollout.restarts > 0 and not why_not(topology)
+
+
+@dataclass
+class _Engine:
+    """One engine.
+
+    Attributes:
+        deaths: when they were seen, in seconds of `time.monotonic`; those that count.
+        starting: what `Engines.begin_again` returned; None: it does not start.
+        is_lost: it takes no requests: it starts, or has no weights yet.
+    """
+
+    deaths: deque[float] = field(default_factory=deque)
+    starting: list[tuple[Any, Any]] | None = None
+    is_lost: bool = False
+
+
+class Restarts:
+    """Starts engines again, under the budget of `rollout.restarts`. A `slime.cluster.calls.Restarting`: it is asked
+    by every call that waits, in whichever thread, one after the other.
+
+    Attributes:
+        why_not: see `Restarting`.
+        endpoints: of every engine; of one that is lost, where it was last.
+        num_begun: starts so far.
+        seconds: from deaths to the first requests after them, so far.
+    """
+
+    def __init__(self, topology: Topology, calls: Calls, engines: Engines, events: Events) -> None:
+        cfg = topology.config.rollout
+        self.why_not = why_not(topology)
+        self._budget = cfg.restarts if may_return(topology) else 0
+        self._window_s, self._start_s = cfg.restart_window_s, topology.cluster.start_timeout_s
+        self._calls, self._processes, self._events = calls, engines, events
+        self._engines = [_Engine() for _ in engines.endpoints]
+        self.endpoints = list(engines.endpoints)
+        self.num_begun, self.seconds = 0, 0.0
+
+    def spare(self, member: Member, death: Death) -> bool:
+        """Whether the engine of `member` starts again: then it does from now on."""
+        index = self._processes.index_of(member)
+        if index is None:
+            return False
+        return self._engines[index].starting is not None or self._begin(index, death)
+
+    def advance(self) -> None:
+        for index, engine in enumerate(self._engines):
+            if engine.starting is not None:
+                self._look(index, engine)
+
+    def lost(self) -> list[int]:
+        """Engines that take no requests."""
+        return [index for index, engine in enumerate(self._engines) if engine.is_lost]
+
+    def empty(self) -> list[int]:
+        """Engines that are up again, and have no weights yet."""
+        return [index for index in self.lost() if self._engines[index].starting is None]
+
+    def reachable(self) -> list[Endpoint | None]:
+        """Of every engine that is up its endpoint."""
+        starting = [engine.starting is not None for engine in self._engines]
+        return [None if starts else endpoint for starts, endpoint in zip(starting, self.endpoints, strict=True)]
+
+    def has_weights(self, index: int, endpoint: Endpoint) -> bool:
+        """An engine has got its weights at `endpoint`: whether it is back by that. Not if it has died since, nor if it
+        was not lost."""
+        engine = self._engines[index]
+        if not engine.is_lost or engine.starting is not None or self.endpoints[index] != endpoint:
+            return False
+        engine.is_lost = False
+        seconds = time.monotonic() - engine.deaths[-1]
+        self.seconds += seconds
+        self._events.publish(EngineBack(process_name(index, 0), seconds))
+        return True
+
+    def _begin(self, index: int, death: SlimeError) -> bool:
+        engine, now = self._engines[index], time.monotonic()
+        while engine.deaths and now - engine.deaths[0] > self._window_s:
+            engine.deaths.popleft()
+        if len(engine.deaths) >= self._budget:
+            return False
+        engine.deaths.append(now)
+        engine.is_lost = True
+        self.num_begun += 1
+        self._calls.leave(self._processes.processes(index))
+        engine.starting = self._processes.begin_again(index)
+        why = f"{death.where}: {death.what}"
+        self._events.publish(EngineLost(process_name(index, 0), why, len(engine.deaths), self._budget))
+        return True
+
+    def _look(self, index: int, engine: _Engine) -> None:
+        """Take an engine that is up, and start one again that failed to."""
+        import ray
+
+        assert engine.starting is not None
+        refs, nodes = list(chain(*engine.starting)), self._processes.processes(index)
+        ready, waiting = ray.wait(refs, num_returns=len(refs), timeout=0)
+        if fault := self._fault(engine.starting, ready, nodes) or self._late(engine, waiting, nodes):
+            for node, (_, up) in zip(nodes, engine.starting, strict=True):
+                node.has_died = node.has_died or up in waiting  # it waits for others, as long as a start may take
+            if not self._begin(index, fault):
+                raise fault
+        elif not waiting:
+            for node, (place, _) in zip(nodes, engine.starting, strict=True):
+                node.node, node.host, node.pid = ray.get(place)
+            self.endpoints[index] = ray.get(engine.starting[0][1])
+            engine.starting = None
+            self._calls.join(nodes)
+
+    def _fault(
+        self, starting: Sequence[tuple[Any, Any]], ready: Sequence[Any], nodes: Sequence[Member]
+    ) -> SlimeError | None:
+        import ray
+
+        for node, refs in zip(nodes, starting, strict=True):
+            for ref in refs:
+                try:
+                    ray.get(ref) if ref in ready else None
+                except ray.exceptions.RayTaskError as error:
+                    if isinstance(error.cause, SlimeError):
+                        return error.cause
+                    raise
+                except ray.exceptions.RayError as error:
+                    node.has_died = True
+                    return died(node, error, AGAIN, self._calls.logs)
+        return None
+
+    def _late(self, engine: _Engine, waiting: Sequence[Any], nodes: Sequence[Member]) -> SlimeError | None:
+        if not waiting or time.monotonic() < engine.deaths[-1] + self._start_s + LATE_S:
+            return None
+        what = f"not up again after {self._start_s + LATE_S:g} s"
+        todo = f"Read its log in {self._calls.logs}, or raise cluster.start_timeout_s."
+        return SlimeError(what, where=nodes[0].name, todo=todo)

@@ -1,0 +1,1 @@
+"""From a command line to a config that is complete and holds to every rule."""

@@ -1,0 +1,298 @@
+"""Rules between keys: everything about a run that can be known to be wrong before a process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.compose.asynchrony import staleness_problems
+from slime.compose.chosen import choice_problems, choices_of
+from slime.compose.data_files import data_problems
+from slime.compose.hosts import launcher_problems
+from slime.compose.learning import learning_problems
+from slime.compose.names import address_problems, environment_problems, name_problems
+from slime.compose.needs import is_awaited
+from slime.compose.objective import estimator_problems, objective_problems
+from slime.compose.recordings import recording_problems
+from slime.compose.rules import batch_problems, family_problems, layout_problems
+from slime.compose.sets import set_problems
+from slime.config import passthrough
+from slime.config.declare import MAX_DEVICES
+from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
+from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
+from slime.config.megatron_fields import ACCEPTED
+from slime.config.paths import resolve
+from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig
+from slime.engines.limits import longest_sequence, num_drafted, room
+from slime.errors import SlimeError
+from slime.memory.memory_plan import MemoryPlan, plan_memory
+from slime.memory.problems import memory_problems, memory_warnings
+from slime.models.bridge import EngineBridge, ModelBridge
+from slime.models.mapping import WeightMapping
+from slime.plugins import Plugins
+from slime.topology.adapters import adapters_of
+from slime.topology.engines import generates, role_problems
+from slime.topology.placement import idle_devices, placement_problems, span_problems, turn_problems
+from slime.topology.topology import Topology, read_topology
+from slime.weights.megatron.hf_files import MEGATRONS
+from slime.weights.transports import transport_problems
+
+SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
+MAX_SIZE = 10**9
+"""Of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
+MAX_EXPERTS = 10**6
+"""Of all layers together."""
+
+
+@dataclass
+class Checked:
+    """A config's problems, and what was computed to find them.
+
+    Attributes:
+        problems: every rule that the run breaks, the most basic first.
+        topology: None where the sizes of its engines contradict each other.
+        memory: None where it is not known, and of a layout that cannot be.
+        warnings: what a run without problems may still not be meant to do.
+    """
+
+    problems: list[SlimeError]
+    topology: Topology | None = None
+    memory: MemoryPlan | None = None
+    warnings: list[SlimeError] = field(default_factory=list)
+
+
+def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Checked:
+    """Hold a config against every rule that can be known before a process is started.
+
+    Args:
+        reads_data: whether the first rows of its files are, too.
+    """
+    if problems := value_problems(cfg, plugins):  # the other rules compute with these values
+        return Checked(problems)
+    chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg))
+    problems += [*choice_problems(chosen, plugins), *(data_problems(cfg) if reads_data else ())]
+    problems += [
+        *launcher_problems(cfg.cluster, plugins),
+        *learning_problems(cfg),
+        *set_problems(cfg.data, cfg.eval),
+        *_sequences(cfg.rollout, cfg.eval),
+    ]
+    problems += turn_problems(cfg.cluster, cfg.rollout)
+    try:
+        topology = read_topology(cfg)
+    except SlimeError as problem:
+        return Checked([*problems, problem])
+    groups = list(role_problems(topology.groups)) or list(span_problems(cfg.cluster, topology.groups))
+    if groups:  # whatever asks for engines needs them right
+        return Checked(problems + groups)
+    problems += [*staleness_problems(topology), *transport_problems(topology)]
+    if topology.transport not in plugins.transports:
+        return Checked(problems, topology)
+    places = list(placement_problems(cfg.cluster, topology.groups))
+    checked = Checked([*problems, *places], topology)
+    _model(topology, plugins, checked, is_placed=not places)
+    checked.problems += plugins.check(cfg)
+    if not checked.problems:
+        tight = memory_warnings(checked.memory) if checked.memory else ()
+        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight]
+    return checked
+
+
+def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
+    """Values that are wrong whatever the others are: numbers out of bounds, other types, no names, no objective."""
+    numbers = (problem for problem in _numbers(cfg) if not _follows(cfg, problem.where))
+    named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
+    names = [*name_problems(named), *address_problems(cfg.cluster)]
+    names += environment_problems(cfg.cluster, cfg.rollout.engines)
+    learns = (*objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins))
+    return [*numbers, *_foreign(cfg), *names, *learns]
+
+
+def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Numbers out of the bounds that their fields declare."""
+    for key in own_keys().values():
+        home, place, rest = key.name.partition(f".{ANY_NAME}.")
+        for name in [f"{home}.{name}.{rest}" for name in value_of(cfg, home)] if place else [key.name]:
+            value = value_of(cfg, name) if key.bound else None
+            if key.bound and value is not None and not key.bound.holds(value):
+                yield SlimeError(f"must be {key.bound}, got {value:.6g}", where=name, todo=f"It is: {key.gist}")
+
+
+def _follows(cfg: SlimeConfig, key: str) -> bool:
+    """Whether `key` has the value of the key that it follows unless set: then that one is the mistake."""
+    if key.startswith("rollout.engines.") and key.rpartition(".")[2] in ("devices", "devices_per_engine"):
+        return bool(value_of(cfg, key) == cfg.rollout.sglang.get("tp_size"))
+    followed = key.replace("eval.sampling.", "rollout.sampling.", 1)
+    if key.startswith("eval.sets."):
+        followed = f"eval.{key.split('.', 3)[3]}"
+    return followed != key and value_of(cfg, key) == value_of(cfg, followed)
+
+
+def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    yield from passthrough.check_all({section: value_of(cfg, section) for section in FOREIGN})
+    for name, group in cfg.rollout.engines.items():
+        yield from passthrough.check_section("rollout.sglang", group.sglang, f"rollout.engines.{name}.sglang")
+    homes = {name: (f"rollout.engines.{name}.sglang", group.sglang) for name, group in cfg.rollout.engines.items()}
+    for where, fields in (("rollout.sglang", cfg.rollout.sglang), *homes.values()):
+        for key in SGLANG_SIZES & fields.keys():
+            if isinstance(fields[key], int) and not 1 <= fields[key] <= MAX_DEVICES:
+                what = f"must be at least 1 and at most {MAX_DEVICES:,}, got {fields[key]:.6g}"
+                yield SlimeError(what, where=f"{where}.{key}", todo="Correct it.")
+
+
+def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed: bool) -> None:
+    """The model's own facts, and the rules that need them; nothing more is said about a model that cannot be read.
+
+    Args:
+        is_placed: trainers and engines fit the devices, so that the memory of each can be computed.
+    """
+    cfg, problems = topology.config, checked.problems
+    if missing := list(_folders(cfg.model)):
+        problems += missing
+        return
+    try:
+        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+        bridge = plugins.models.create(_family(cfg.model.family, hf, plugins))
+        architecture, mapping = _architecture(bridge, hf)
+        if adapters := adapters_of(cfg.train):
+            adapters.mapping(mapping)  # raises where they name no layer
+    except SlimeError as problem:
+        problems.append(problem)
+        return
+
+    try:
+        grid = topology.grid
+    except SlimeError as problem:
+        if problem.where == "cluster.num_trainers":  # engines that share these devices change with it
+            problems[:] = [other for other in problems if other.where != "rollout.engines"]
+        problems.append(problem)
+        return
+    layout = [*layout_problems(topology, architecture, mapping)]
+    problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
+    problems += recording_problems(topology)
+    problems += [*layout, *batch_problems(cfg, grid)]
+    if topology.generates:
+        problems += _context(topology, hf)
+    if isinstance(bridge, EngineBridge):
+        for group in topology.groups:
+            where, todo = f"engine group {group.name}", "Change its SGLang fields."
+            sentences = bridge.engine_problems(hf, group.sglang)
+            problems += [SlimeError(sentence.rstrip("."), where=where, todo=todo) for sentence in sentences]
+    if layout or not is_placed:  # the others compute with the sizes
+        return
+    checked.memory = plan_memory(topology, bridge, hf)
+    problems += memory_problems(checked.memory) if checked.memory else ()
+    problems += family_problems(bridge, hf, cfg.train.megatron)
+
+
+def _folders(model: ModelConfig) -> Iterator[SlimeError]:
+    """Whether the folders of config.json and tokenizer are there, named by their keys."""
+    for key, folder in (("model.path", config_folder(model)), ("model.tokenizer", model.tokenizer)):
+        try:
+            if folder is not None:
+                resolve(folder)
+        except SlimeError as problem:
+            yield problem.under(key)
+
+
+def _architecture(bridge: ModelBridge, hf: Mapping[str, Any]) -> tuple[dict[str, Any], WeightMapping]:
+    where, todo = "config.json", f"Use one that a model of family {bridge.family} comes with."
+    try:
+        architecture, mapping = bridge.transformer_config(hf), bridge.weight_mapping(hf)
+    except KeyError as missing:
+        raise SlimeError(f"{missing} is missing", where=where, todo=todo) from missing
+    except (TypeError, ValueError, ArithmeticError) as fault:
+        raise SlimeError(f"its values are not those of a model: {fault}", where=where, todo=todo) from fault
+    sizes = {key: value for key, value in architecture.items() if isinstance(value, int)}
+    for key, size in {**sizes, "experts": hf[NUM_LAYERS] * (sizes.get("num_moe_experts") or 0)}.items():
+        if abs(size) > (MAX_EXPERTS if key == "experts" else MAX_SIZE):
+            raise SlimeError(f"gives {size:.6g} as {key}", where=where, todo=todo)
+    return architecture, mapping
+
+
+def _family(family: str, hf: Mapping[str, Any], plugins: Plugins) -> str:
+    plugins.models.get(family)
+    if hf["model_type"] != family:
+        what = f"is '{family}', but config.json says model_type '{hf['model_type']}'"
+        raise SlimeError(
+            what, where="model.family", todo=f"Set model.family={hf['model_type']}, or another model.path."
+        )
+    return family
+
+
+def _weights(model: ModelConfig) -> Iterator[SlimeError]:
+    if is_awaited(model.path, model.source):
+        return
+    if model.weights is not None:
+        yield from _megatron_weights(model.weights, model.init)
+        return
+    folder = resolve(model.path)
+    if model.init is Init.checkpoint and not any(folder.glob("*.safetensors")):
+        todo = "Fetch the weights, or set model.init=random."
+        yield SlimeError("there are no *.safetensors files", where=str(folder), todo=todo)
+
+
+def _megatron_weights(weights: str, init: Init) -> Iterator[SlimeError]:
+    if init is Init.random:
+        yield SlimeError("contradicts model.init=random", where="model.weights", todo="Leave one of them out.")
+        return
+    try:
+        folder = resolve(weights)
+    except SlimeError as problem:
+        yield problem
+        return
+    if not (folder / MEGATRONS).is_file():
+        todo = "Name a folder that 'slime convert hf-to-dist' wrote, or 'checkpoints/step-...' of a run."
+        yield SlimeError(f"there is no {MEGATRONS} of Megatron-core", where=str(folder), todo=todo)
+
+
+def _owned_by_model(megatron: Mapping[str, Any], architecture: Mapping[str, Any], path: str) -> Iterator[SlimeError]:
+    """Fields that say what the model is: config.json's, and nobody else's."""
+    for key, value in megatron.items():
+        where = f"train.megatron.{key}"
+        if key in ACCEPTED["train.megatron"]:
+            continue
+        if key not in architecture:
+            yield passthrough.not_accepted("train.megatron", key, where)
+        elif value != architecture[key]:
+            todo = f"Remove it: config.json of {path} says {architecture[key]}."
+            yield SlimeError("is not yours to set", where=where, todo=todo)
+
+
+def _sequences(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeError]:
+    """Whether the longest prompt leaves room for a response."""
+    named = {home: own.sampling for home, own in evaluation.named().items()}
+    for section, sampling in {"rollout": rollout.sampling, "eval": evaluation.sampling, **named}.items():
+        if sampling.max_sequence_tokens is not None and sampling.max_sequence_tokens <= rollout.max_prompt_tokens:
+            what = f"is {sampling.max_sequence_tokens}, but a prompt alone may have {rollout.max_prompt_tokens}"
+            where, todo = f"{section}.sampling.max_sequence_tokens", "Raise it, or lower rollout.max_prompt_tokens."
+            yield SlimeError(what, where=where, todo=todo)
+
+
+def _context(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether the longest sequence fits the model's context and the engines' token pools, as far as they are known."""
+    longest, key = longest_sequence(topology.config)
+    for group in topology.groups:
+        drafted = num_drafted(group.sglang)
+        limits = {
+            "the model's context": (hf.get("max_position_embeddings"), 1),
+            group.home_of("context_length"): (group.sglang.get("context_length"), 1),
+            group.home_of("max_total_tokens"): (
+                group.sglang.get("max_total_tokens"),
+                group.sglang.get("page_size") or 1,
+            ),
+        }
+        rooms = {
+            name: room(limit, page_size=page_size, num_drafted=drafted)
+            for name, (limit, page_size) in limits.items()
+            if limit is not None
+        }
+        name = min(rooms, key=lambda name: rooms[name], default="")
+        if name and longest > rooms[name]:
+            what = (
+                f"prompt and response may have {longest} tokens, {name} of {limits[name][0]} has room for {rooms[name]}"
+            )
+            where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {rooms[name]} together."
+            yield SlimeError(what, where=where, todo=todo)
+            return

@@ -1,0 +1,86 @@
+"""What a config takes of the installed plugins by name: where it does, their options completed, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime.compose.options import check_options, defaults_of
+from slime.config.schema import SlimeConfig
+from slime.errors import SlimeError
+from slime.plugins import Plugins
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One name with its options.
+
+    Attributes:
+        options: the config's own dictionary; anything else that stands in its place is a mistake of the user's.
+        home: key that the options stand under.
+    """
+
+    kind: str
+    name: str
+    options: Any
+    home: str
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether `<home>=true` is enough to choose it."""
+        return self.home.endswith(f".{self.name}")
+
+
+def choices_of(cfg: SlimeConfig) -> Iterator[Choice]:
+    """All but model family, objective and transport, in the order in which they are checked."""
+    yield Choice("reward", cfg.reward.name, cfg.reward.options, "reward.options")
+    yield Choice("program", cfg.rollout.program.name, cfg.rollout.program.options, "rollout.program.options")
+    yield Choice("filter", cfg.filter.name, cfg.filter.options, "filter.options")
+    for name, options in cfg.filter.then.items():
+        yield Choice("filter", name, options, f"filter.then.{name}")
+    for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
+        for kind, chosen in (("reward", own.reward), ("program", own.program)):
+            if chosen:
+                yield Choice(kind, chosen, getattr(own, f"{kind}_options"), f"{home}.{kind}_options")
+    yield Choice("buffer", cfg.buffer.name, cfg.buffer.options, "buffer.options")
+    for name, options in cfg.observe.trackers.items():
+        yield Choice("tracker", name, options, f"observe.trackers.{name}")
+
+
+def complete(choices: Iterable[Choice], plugins: Plugins) -> None:
+    """Give all options their defaults, in place."""
+    for choice in choices:
+        if isinstance(choice.options, dict):
+            schema = plugins.schemas.get(f"{choice.kind}/{choice.name}")
+            options = defaults_of(schema) | choice.options
+            if completed := getattr(schema, "complete", None):
+                options = completed(options)
+            choice.options.clear()
+            choice.options.update(options)
+
+
+def choice_problems(choices: Iterable[Choice], plugins: Plugins) -> Iterator[SlimeError]:
+    """Names that are not installed, and options that they do not take."""
+    for choice in choices:
+        try:
+            item = plugins.registries[choice.kind].get(choice.name)
+        except SlimeError as problem:
+            yield SlimeError(problem.what, where=choice.home, todo=problem.todo) if choice.is_switch else problem
+            continue
+        if isinstance(choice.options, dict):
+            schema = plugins.schemas.get(f"{choice.kind}/{choice.name}")
+            yield from check_options(item, choice.options, schema, choice.home)
+        else:
+            todo = f"Write {choice.home}=true, or {choice.home}.<option>=<value>."
+            yield SlimeError(f"'{choice.options}' is neither true, false nor options", where=choice.home, todo=todo)
+
+
+def switched(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Names with their options: none for what is only switched on, and what is switched off is gone."""
+    return {name: {} if each is True else each for name, each in options.items() if each not in (None, False)}
+
+
+def default_trackers(plugins: Plugins) -> dict[str, Any]:
+    """Those that want to be on where they are installed, unless the config says false."""
+    return {item.name: True for item in plugins.trackers if getattr(item.factory, "by_default", False)}

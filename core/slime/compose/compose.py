@@ -1,0 +1,292 @@
+"""From a command line to a checked `SlimeConfig`, with Hydra; nothing is written and no process is started."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import hydra
+import yaml
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins as HydraPlugins
+from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from slime import plugins as slime_plugins
+from slime.compose import groups as config_groups
+from slime.compose.check import check, value_problems
+from slime.compose.data_files import overlap_problems
+from slime.compose.derive import derive
+from slime.compose.groups import NO_RECIPE, Groups, bad_yaml
+from slime.compose.idle import Composition, idle_keys
+from slime.compose.nearest import with_ways_out
+from slime.compose.needs import needs
+from slime.compose.objective import objective_problems
+from slime.compose.overrides import CommandLine, add_choices_of_model, read_command_line
+from slime.config.keys import default_config, own_keys, suggest, value_of
+from slime.config.schema import SlimeConfig
+from slime.errors import SlimeError, did_you_mean
+from slime.extras import how_to_get
+from slime.memory.memory_plan import MemoryPlan
+from slime.memory.problems import fit_together
+from slime.topology.placement import SAVER
+from slime.topology.topology import Topology, read_topology
+
+MAX_FACT = 200
+"""Characters of another library's sentence, which may quote a whole section."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A composed config.
+
+    Attributes:
+        problems: what is wrong with it.
+        needs: what a run of it needs that is not here.
+        choices: group -> option.
+        topology: its processes; None where the sizes of its engines contradict each other.
+        memory: what its devices and hosts will hold, where that is known.
+        warnings: what may not be meant.
+    """
+
+    cfg: SlimeConfig
+    problems: Sequence[SlimeError]
+    needs: Sequence[SlimeError]
+    choices: dict[str, str]
+    topology: Topology | None = None
+    memory: MemoryPlan | None = None
+    warnings: Sequence[SlimeError] = ()
+
+    @property
+    def yaml(self) -> str:
+        """The config as YAML, every key in the schema's order."""
+        return OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Kind -> name of what it takes of the installed plugins."""
+        cfg = self.cfg
+        return {
+            "model": cfg.model.family,
+            "algo": cfg.algo.name,
+            "estimator": cfg.algo.advantage,
+            "reward": cfg.reward.name,
+            "program": cfg.rollout.program.name,
+            "filter": cfg.filter.name,
+            **{f"filter.then.{name}": name for name in cfg.filter.then},
+            "buffer": cfg.buffer.name,
+            **{
+                f"{kind}.{home}": name
+                for home, own in {**cfg.data.named(), **cfg.eval.named()}.items()
+                for kind, name in (("reward", own.reward), ("program", own.program))
+                if name
+            },
+        }
+
+
+class PluginSearchPath(SearchPathPlugin):
+    """Adds the plugins' config folders behind slime's own. Registered by hand: the `hydra_plugins` namespace, Hydra's
+    own way to find such classes, would put these folders into every Hydra program of the environment."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for plugin in slime_plugins.load().sound:
+            for path in plugin.config_paths if plugin.distribution != slime_plugins.BUILTIN else ():
+                search_path.append(provider=plugin.distribution, path=path)
+
+
+def compose(argv: Sequence[str]) -> SlimeConfig:
+    """The whole run that `argv` describes, with every value in place and every rule checked.
+
+    Args:
+        argv: `key=value` and `[+]group=option` items.
+
+    Raises:
+        SlimeError: the first thing that is wrong; `slime plan` lists all.
+    """
+    return ready(examine(argv)).cfg
+
+
+def ready(composed: Composed) -> Composed:
+    """The same, if it can run.
+
+    Raises:
+        SlimeError: the first thing that is wrong or missing.
+    """
+    if wrong := [*composed.problems, *composed.needs]:
+        first, *others = wrong
+        more = f" ('slime plan' shows {len(others)} more)" if others else ""
+        raise SlimeError(first.what, where=first.where, todo=first.todo + more)
+    return composed
+
+
+def examine(argv: Sequence[str]) -> Composed:
+    """Like `compose`, but rules that the run breaks are listed instead of raised."""
+    plugins = slime_plugins.load()
+    plugins.require_sound()
+    groups = config_groups.scan(plugins)
+    line = read_command_line(argv, groups)
+    add_choices_of_model(line, groups)
+    given = merge(line, groups)
+    composed = checked(given, line, plugins)
+    named = {problem.where for problem in composed.problems}
+    problems, warnings = list(composed.problems), list(composed.warnings)
+    if not any(objective_problems(composed.cfg.algo, plugins)):
+        run, layer = Composition(composed.cfg), functools.partial(_layer, given, line, groups, plugins)
+        recipes = dict.fromkeys((line.choices["recipe"], NO_RECIPE))
+        below = (found for recipe in recipes for found in layer({"recipe": recipe}))
+        preset = layer({"recipe": NO_RECIPE, "algo": line.choices["algo"]}) if "algo" in line.choices else ()
+        idle = idle_keys(Composition(given), run, below, preset)
+        problems += [problem for problem in idle if problem.where not in named]
+        problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
+    gap = _no_recipe(line, groups)
+    if gap and problems and given.cluster.on_gpus:
+        todo = "The layout is the default: add --fit to 'slime plan' to see which fit."
+        warnings.append(SlimeError(gap, todo=todo))
+    return dataclasses.replace(composed, problems=problems, warnings=warnings)
+
+
+def _layer(
+    cfg: SlimeConfig, line: CommandLine, groups: Groups, plugins: slime_plugins.Plugins, above: Mapping[str, str]
+) -> Iterator[Composition]:
+    """What the files of model, cluster and task say, under those of other choices; what they leave open is the user's.
+    Nothing, if they are no config without the command line. Composed when it is asked for."""
+    chosen = {group: line.choices[group] for group in ("model", "cluster", "task")} | {**above}
+    overrides = [f"{group}={option}" for group, option in chosen.items()]
+    if {*overrides} == {*line.overrides}:  # that is all that it says, and Hydra takes a sixth of a second
+        layer = copy.deepcopy(cfg)
+    else:
+        try:
+            merged = _merged(overrides, groups)
+            for key in OmegaConf.missing_keys(merged):
+                OmegaConf.update(merged, key, value_of(cfg, key))
+            layer = cast(SlimeConfig, OmegaConf.to_object(merged))
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError):
+            return
+    derive(layer, plugins)
+    yield Composition(layer)
+
+
+def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugins) -> Composed:
+    """A copy of a config, completed, and held against every rule."""
+
+    def rules(cfg: SlimeConfig) -> Sequence[SlimeError]:
+        derive(cfg, plugins)
+        return check(cfg, plugins, reads_data=False).problems
+
+    cfg = copy.deepcopy(given)
+    derive(cfg, plugins)
+    found = check(cfg, plugins)
+    problems, missing = found.problems, list[SlimeError]()
+    if problems and not value_problems(cfg, plugins):
+        problems = with_ways_out(problems, given, rules)
+    elif found.topology and not problems:
+        if found.memory and fit_together(found.memory):
+            cfg.rollout.sglang[SAVER] = False
+            found.topology = read_topology(cfg)
+            found.memory = dataclasses.replace(found.memory, topology=found.topology)
+        missing = needs(found.topology)
+    return Composed(cfg, problems, missing, line.choices, found.topology, found.memory, found.warnings)
+
+
+def _introduce() -> None:
+    """Make slime's schema and the plugins' folders known to Hydra."""
+    HydraPlugins.instance().register(PluginSearchPath)
+    ConfigStore.instance().store(name="schema", node=default_config())
+
+
+def merge(line: CommandLine, groups: Groups, name: str = "config") -> SlimeConfig:
+    """What the config `name` of Hydra lists, in its order, under the command line."""
+    try:
+        merged = _merged(line.overrides, groups, name)
+        _require_complete(merged, line, groups)
+        return cast(SlimeConfig, OmegaConf.to_object(merged))
+    except MissingConfigException as error:
+        raise _missing_option(error, line, groups) from error
+    except yaml.YAMLError as error:
+        raise bad_yaml(error) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _in_one_line(error) from error
+
+
+def _merged(overrides: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:
+    _introduce()
+    for option in groups.without_file():  # Hydra looks there after all folders
+        ConfigStore.instance().store(group=option.group, name=option.name, node={"name": option.name})
+    with hydra.initialize_config_module("slime.conf", job_name="slime", version_base="1.3"):
+        return hydra.compose(name, overrides=list(overrides))
+
+
+def _missing_option(error: MissingConfigException, line: CommandLine, groups: Groups) -> SlimeError:
+    """A file's own `defaults` names an option that nobody ships (the command line's choices were checked before)."""
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    where = f"recipe {line.choices['recipe']}" if line.choices["recipe"] != NO_RECIPE else ""
+    return SlimeError(f"there is no {group}={name}", where=where, todo=did_you_mean(name, groups.names(group)))
+
+
+def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> None:
+    unset = OmegaConf.missing_keys(merged)
+    missing = [name for name in own_keys() if name in unset]
+    if not missing:
+        return
+    if "reward.name" in missing:
+        raise SlimeError("no reward is chosen", where=_no_recipe(line, groups), todo=groups.choose("reward"))
+    todo = f"Set it: {' '.join(f'{name}=...' for name in missing)}."
+    raise SlimeError(f"not set: {', '.join(missing)}", where=_no_recipe(line, groups), todo=todo)
+
+
+def _no_recipe(line: CommandLine, groups: Groups) -> str:
+    """Says that no recipe fills the gap, and which ones there are for this model."""
+    model, wanted = line.choices["model"], f"{line.choices['model']}@{line.choices['cluster']}"
+    recipes = [name for name in groups.names("recipe") if name.startswith(f"{model}@")]
+    if line.choices["recipe"] != NO_RECIPE or wanted in recipes:
+        return ""
+    return f"there is no recipe {wanted}" + (f" (only {', '.join(recipes)})" if recipes else "")
+
+
+def _in_one_line(error: Exception) -> SlimeError:
+    """Hydra's and OmegaConf's several lines as what, where and what to do."""
+    cause = _omegaconf_cause(error)
+    if cause is None:
+        return SlimeError(" ".join(str(error).split())[:MAX_FACT], todo="Correct that file or argument.")
+    key, file = _key_of(cause), _file_of(error)
+    fact = (cause.msg or str(cause)).splitlines()[0].rstrip(".")
+    fact = fact if len(fact) <= MAX_FACT else f"{fact[:MAX_FACT]}..."
+    if re.match(r"Key '.*' (is )?not in|Could not override", fact):
+        return SlimeError(f"there is no key '{key}'", where=file, todo=_unknown_key(key))
+    known = own_keys().get(key)
+    todo = f"It takes {known.type}: {known.gist}" if known else "docs/config.md lists every key."
+    return SlimeError(f"{key}: {fact}" if key else fact, where=file, todo=todo)
+
+
+def _unknown_key(key: str) -> str:
+    if elsewhere := how_to_get(key):
+        return elsewhere
+    top = key.split(".")[0]
+    if top in own_keys() or any(name.startswith(f"{top}.") for name in own_keys()):
+        return suggest(key)
+    sections = {name.split(".")[0] for name in own_keys()}
+    return f"{did_you_mean(top, sections)} (A file that sets several sections begins with '# @package _global_'.)"
+
+
+def _omegaconf_cause(error: BaseException | None) -> OmegaConfBaseException | None:
+    while error is not None and not isinstance(error, OmegaConfBaseException):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _key_of(cause: OmegaConfBaseException) -> str:
+    full_key: Any = cause.full_key or cause.key
+    return str(full_key) if full_key is not None else ""
+
+
+def _file_of(error: Exception) -> str:
+    match = re.match(r"In '([^']+)'", str(error))
+    return f"{match[1]}.yaml" if match else ""

@@ -1,0 +1,88 @@
+"""Whether the files of prompts and demonstrations are there and their first rows are right.
+
+A run reads all of them before it starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from slime.algo.stages import run_stages
+from slime.compose.needs import is_awaited
+from slime.config.keys import value_of
+from slime.config.paths import exists, resolve, resolve_rows
+from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
+from slime.data.first_look import keyword_problems, look_at_demonstrations, look_at_prompts
+from slime.data.named import data_of
+from slime.data.prompt_rows import check_prompts, conversations
+from slime.data.rows import Row, first_rows
+from slime.data.shards import row_files
+from slime.errors import SlimeError
+
+KEYS = ("data.path", "eval.path", "sft.path")
+HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
+"""What looks like a data set's name on the Hugging Face hub, and like no file of rows."""
+FIRST_ROWS = 100
+"""Rows of a file that are read before a run, of which an average one takes 20 microseconds, and 200 with its tokens."""
+
+
+def data_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """What is wrong with the files that are there, one error a file, and with the chat template's keywords."""
+    if cfg.data.chat_template_kwargs and (tokenizer := _tokenizer(cfg.model)):
+        yield from keyword_problems(cfg.data, tokenizer)
+    sets = {**cfg.data.named(), **cfg.eval.named()}
+    read_as = {f"{home}.path": data_of(cfg.data, own) for home, own in sets.items()}
+    for key in (*KEYS, *read_as):
+        path = value_of(cfg, key)
+        if path is not None and not is_awaited(path, getattr(value_of(cfg, key.rpartition(".")[0]), "source", None)):
+            try:
+                _check_rows(cfg, key, read_as.get(key, cfg.data), first_rows(_place(path), FIRST_ROWS))
+            except SlimeError as problem:
+                yield problem.under(key)
+
+
+def overlap_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[SlimeError]:
+    """Whether prompts to train on are held out."""
+    trained = {"data": _files(data.path), **{home: _files(own.path) for home, own in data.named().items()}}
+    for home, own in evaluation.all().items():
+        for key, files in trained.items():
+            if own.path is not None and (both := _files(own.path) & files):
+                what = f"both read {min(both)}: the run would train on its held-out prompts"
+                todo = "Name other prompts in one of them, or set eval.path=null."
+                yield SlimeError(what, where=f"{key}.path, {home}.path", todo=todo)
+
+
+def _files(path: str) -> set[Path]:
+    try:
+        return {file.resolve() for file in row_files(resolve_rows(path))}
+    except SlimeError:  # told by `data_problems`, or still to be fetched
+        return set()
+
+
+def _place(path: str) -> Path:
+    if HUB_NAME.fullmatch(path) and not exists(path):
+        fetch = f"hf download --repo-type dataset {path} --local-dir {path}"
+        todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch}', and name its file or folder."
+        raise SlimeError(f"there is no '{path}'", todo=todo)
+    return resolve_rows(path)
+
+
+def _tokenizer(model: ModelConfig) -> Path | None:
+    folder = model.tokenizer or model.path
+    return resolve(folder) if exists(folder) else None
+
+
+def _check_rows(cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row]) -> None:
+    tokenizer = _tokenizer(cfg.model)
+    if key == "sft.path":
+        pairs = run_stages(cfg).all[0].trains_on_pairs
+        for row in rows if cfg.sft.num_steps else ():
+            conversations(row, cfg.data.prompt_key, pairs=pairs)
+        if tokenizer and cfg.sft.num_steps:
+            look_at_demonstrations(rows, cfg.data, tokenizer, cfg.train.max_tokens_per_micro_batch, pairs=pairs)
+    elif rows and (key.startswith("eval.") or run_stages(cfg).reinforces):
+        check_prompts(rows, data)
+        if tokenizer:
+            look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens)

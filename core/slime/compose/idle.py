@@ -1,0 +1,230 @@
+"""Keys that act only under a condition: one that is set and does nothing in the composed run is refused, with what
+would make it act."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from typing import Any
+
+from slime.algo.stages import keys_read, keys_with_readers, run_stages
+from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
+from slime.config.schema import OPTIMIZER_DEFAULTS, ImportanceTokens, KlIn, LrDecay, SlimeConfig
+from slime.errors import SlimeError
+from slime.topology.transport import transport_name
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A config whose values are derived, and what the conditions ask of it."""
+
+    cfg: SlimeConfig
+
+    @cached_property
+    def reinforces(self) -> bool:
+        return run_stages(self.cfg).reinforces
+
+    @property
+    def generates(self) -> bool:
+        return self.reinforces or self.cfg.eval.path is not None
+
+    @property
+    def supervises(self) -> bool:
+        return self.cfg.sft.path is not None and self.cfg.sft.num_steps > 0
+
+    @property
+    def clips(self) -> bool:
+        """With one optimizer step a rollout the ratio to the trainer's old policy is 1."""
+        return self.cfg.train.steps_per_rollout > 1 or self.cfg.algo.rollout_logprobs_as_old
+
+    @property
+    def corrects(self) -> bool:
+        return self.cfg.algo.importance_tokens is ImportanceTokens.all or self.cfg.rollout.continues
+
+    @cached_property
+    def idle(self) -> dict[str, Rule]:
+        """Every key without effect, set or not, with the first condition that does not hold."""
+        found: dict[str, Rule] = {}
+        for rule in (rule for rule in rules() if not rule.acts(self)):
+            for key in rule.names:
+                found.setdefault(key, rule)
+        return found
+
+    def value(self, key: str) -> Any:
+        section, _, name = key.rpartition(".")
+        holder = value_of(self.cfg, section)
+        return holder.get(name) if isinstance(holder, dict) else getattr(holder, name)
+
+    def is_set(self, key: str) -> bool:
+        """Whether it has another value than where nobody sets it; one that follows other keys has theirs."""
+        section, _, name = key.rpartition(".")
+        if section == "train.optimizer":
+            default = OPTIMIZER_DEFAULTS.get(name)
+        elif isinstance(default := Composition(default_config()).value(key), str):
+            followed = re.fullmatch(r"\$\{([^}]+)\}", default)
+            if followed:
+                default = value_of(self.cfg, followed[1])
+            else:
+                default = re.sub(r"\$\{([^}]+)\}", lambda found: str(value_of(self.cfg, found[1])), default)
+        return bool(self.value(key) != default)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition of some keys.
+
+    Attributes:
+        why: what the keys do nothing "without ..." or "with ...", as the message has it.
+        keys: names and patterns (`sft.*`), separated by blanks.
+        acts: whether the condition holds.
+    """
+
+    why: str
+    keys: str
+    acts: Callable[[Composition], bool]
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The keys, each pattern as what matches it."""
+        for pattern in self.keys.split():
+            yield from [key for key in own_keys() if fnmatch(key, pattern) and ANY_NAME not in key] or [pattern]
+
+    def refusal(self, key: str) -> SlimeError:
+        todo = "Remove one of them." if self.why.startswith("with ") else "Set that too, or remove this."
+        return SlimeError(f"does nothing {self.why}", where=key, todo=todo)
+
+
+def _is_read(key: str) -> Callable[[Composition], bool]:
+    return lambda run: key in keys_read(run.cfg.algo)
+
+
+_LAG = "rollout.max_weight_lag"
+_BOUNDS = "algo.importance algo.importance_low algo.importance_high"
+
+RULES: Sequence[Rule] = (
+    Rule(
+        "without algo=grpo (the supervised stage has sft.num_steps and sft.lr*)",
+        "run.num_steps train.optimizer.lr train.optimizer.min_lr train.lr_*",
+        lambda run: run.reinforces or not run.cfg.run.num_steps,
+    ),
+    Rule(
+        "without algo=grpo",
+        "algo.advantage algo.advantage_options algo.normalize_std algo.clip_* algo.entropy_coef algo.kl_* "
+        "algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound "
+        "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
+        f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.steps_per_rollout data.shuffle "
+        "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
+        "train.routing_replay",
+        lambda run: run.reinforces,
+    ),
+    Rule(
+        "with pairs of answers, of which each counts once (algo.name=dpo)",
+        "algo.loss_mean",
+        lambda run: not run_stages(run.cfg).all[0].trains_on_pairs,
+    ),
+    Rule("without an estimator that reads it, as algo.advantage=grpo", "algo.normalize_std", _is_read("normalize_std")),
+    *(
+        Rule("without an objective that reads it, as algo=grpo", f"algo.{key}", _is_read(key))
+        for key in keys_with_readers()
+    ),
+    Rule(
+        "without eval.path (algo=sft generates for evaluation alone)",
+        "rollout.* weights.* reward.options reward.num_workers reward.timeout_s reward.memory_mb "
+        "reward.max_failed_share observe.samples_mb",
+        lambda run: run.generates,
+    ),
+    Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),
+    Rule(
+        "without eval.sampling.temperature above 0",
+        "eval.sampling.top_p eval.sampling.top_k",
+        lambda run: run.cfg.eval.sampling.temperature > 0,
+    ),
+    Rule("without data.sets", "data.share", lambda run: bool(run.cfg.data.sets)),
+    Rule("without sft.num_steps", "sft.path", lambda run: run.cfg.sft.num_steps > 0),
+    Rule("without sft.path and sft.num_steps", "sft.batch_size sft.lr*", lambda run: run.supervises),
+    Rule("without algo.kl_coef", "algo.kl_estimator", lambda run: run.cfg.algo.kl_coef is not None),
+    Rule("without algo.kl_coef above 0", "algo.kl_in algo.kl_unbiased", lambda run: bool(run.cfg.algo.kl_coef)),
+    Rule(
+        "with algo.kl_in=reward, whose estimate is log pi - log ref",
+        "algo.kl_estimator algo.kl_unbiased",
+        lambda run: run.cfg.algo.kl_in is KlIn.loss or not run.cfg.algo.kl_coef,
+    ),
+    Rule("without train.steps_per_rollout above 1", "algo.clip_*", lambda run: run.clips),
+    Rule(
+        "with algo.rollout_logprobs_as_old, whose ratio already compares with the engine",
+        f"{_BOUNDS} algo.importance_tokens algo.sequence_*",
+        lambda run: not run.cfg.algo.rollout_logprobs_as_old,
+    ),
+    Rule(
+        "without algo.importance_tokens=all, rollout.over_sampling above 1 or rollout.max_staleness",
+        _BOUNDS,
+        lambda run: run.corrects,
+    ),
+    Rule("without rollout.max_staleness", "rollout.publish", lambda run: run.cfg.rollout.max_staleness > 0),
+    Rule(
+        "with rollout.max_staleness, which has the groups of the next steps generated meanwhile",
+        f"rollout.over_sampling rollout.partial rollout.fixed_prompts {_LAG} buffer.*",
+        lambda run: run.cfg.rollout.max_staleness == 0,
+    ),
+    Rule(
+        "without rollout.over_sampling above 1",
+        f"rollout.partial rollout.fixed_prompts {_LAG} buffer.*",
+        lambda run: run.cfg.rollout.over_sampling > 1,
+    ),
+    Rule(
+        "with rollout.partial=false and rollout.fixed_prompts, which leave no token of older weights",
+        f"{_LAG} buffer.*",
+        lambda run: run.cfg.rollout.continues,
+    ),
+    Rule(
+        "without train.lr_decay=linear or cosine",
+        "train.lr_decay_steps",
+        lambda run: run.cfg.train.lr_decay is not LrDecay.constant,
+    ),
+    Rule(
+        "without train.checkpoint.interval",
+        "train.checkpoint.keep",
+        lambda run: run.cfg.train.checkpoint.interval is not None,
+    ),
+)
+"""Of a key, the first condition that does not hold is named; so the broad ones come first."""
+
+
+def rules() -> Iterator[Rule]:
+    """All of them, those of the installed transports last."""
+    yield from RULES
+    for name, keys in added_keys("transport").items():
+        yield Rule(f"without weights.transport={name}", " ".join(keys), _is_transport(name))
+
+
+def _is_transport(name: str) -> Callable[[Composition], bool]:
+    return lambda run: transport_name(run.cfg.weights, run.cfg.cluster) == name
+
+
+def idle_keys(
+    given: Composition,
+    composed: Composition,
+    below: Iterable[Composition],
+    preset: Iterable[Composition],
+) -> Iterator[SlimeError]:
+    """The keys with another value than their default that do nothing.
+
+    Args:
+        given: the config before values were derived, which look as if somebody had set them.
+        below: what the run's files say under what is chosen and set above them. A key that acts there is no mistake:
+            whoever switches evaluation off (`eval.path=null`) need not take back a recipe's `eval.*`.
+        preset: what the file of the chosen algorithm says. Its values define it, also where none acts.
+    """
+    idle = {key: rule for key, rule in composed.idle.items() if given.is_set(key)}
+    for layer in preset if any(key.startswith("algo.") for key in idle) else ():
+        same = [key for key in idle if key.startswith("algo.") and layer.value(key) == composed.value(key)]
+        idle = {key: rule for key, rule in idle.items() if key not in same}
+    for layer in below if idle else ():
+        acts = [key for key in idle if layer.value(key) == composed.value(key) and key not in layer.idle]
+        idle = {key: rule for key, rule in idle.items() if key not in acts}
+        if not idle:
+            return
+    yield from (rule.refusal(key) for key, rule in idle.items())

@@ -1,0 +1,109 @@
+"""Rules about what is learnt, scored and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime.algo.stages import estimator_of, run_stages
+from slime.config.schema import (
+    AlgoConfig,
+    CheckpointConfig,
+    EvalConfig,
+    Init,
+    KlEstimator,
+    KlIn,
+    LrDecay,
+    SamplingConfig,
+    SlimeConfig,
+)
+from slime.errors import SlimeError
+
+GREEDY_BELOW = 1e-6
+"""SGLang samples greedily below this temperature."""
+
+
+def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Runs that would learn nothing, something else than they say, or keep nothing of it."""
+    yield from _schedules(cfg)
+    yield from _algorithm(cfg)
+    yield from _kept(cfg.train.checkpoint, cfg.model.init)
+    yield from _greedy_evaluation(cfg.eval)
+
+
+def _schedules(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    if cfg.train.optimizer.get("lr", 0) is None:
+        yield SlimeError("is null", where="train.optimizer.lr", todo="Give a number, for instance 1e-6.")
+    lr, min_lr = cfg.train.optimizer.get("lr"), cfg.train.optimizer.get("min_lr") or 0
+    if lr is not None and lr < min_lr and cfg.train.lr_decay is not LrDecay.constant:  # with which it does nothing
+        where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
+        yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
+    decay_steps = cfg.train.lr_decay_steps or cfg.run.num_steps * cfg.train.steps_per_rollout
+    reinforced = ("train", cfg.train.lr_decay, cfg.train.lr_warmup_steps, decay_steps)
+    supervised = ("sft", cfg.sft.lr_decay, cfg.sft.lr_warmup_steps, cfg.sft.num_steps)
+    sections = (reinforced, supervised) if run_stages(cfg).reinforces else (supervised,)
+    for section, decay, warmup_steps, steps in sections:
+        if steps and warmup_steps >= steps:
+            what = f"is {warmup_steps}, which leaves none of {steps} steps"
+            what += " at the full learning rate" if decay is LrDecay.constant else " for the decay"
+            yield SlimeError(what, where=f"{section}.lr_warmup_steps", todo=f"Lower it below {steps}.")
+
+
+def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    if not run_stages(cfg).reinforces:
+        if cfg.sft.path is None or cfg.sft.num_steps == 0:
+            yield SlimeError("algo=sft has nothing to do", where="sft", todo="Set sft.path and sft.num_steps.")
+        return
+    if cfg.sft.num_steps > 0 and cfg.sft.path is None:
+        todo = "Set sft.path, or sft.num_steps=0."
+        yield SlimeError(f"{cfg.sft.num_steps} supervised steps without demonstrations", where="sft.path", todo=todo)
+    if cfg.run.num_steps < 1:
+        yield SlimeError(
+            "there is no step to run", where="run.num_steps", todo="Set it to 1 or more, or choose algo=sft."
+        )
+    if cfg.rollout.samples_per_prompt < (least := estimator_of(cfg.algo).min_samples):
+        what = f"algo.advantage={cfg.algo.advantage} compares at least {least} samples of a prompt"
+        yield SlimeError(what, where="rollout.samples_per_prompt", todo=f"Set it to {least} or more.")
+    yield from _losses(cfg.algo)
+    yield from _sampled_policy(cfg.rollout.sampling)
+
+
+def _losses(algo: AlgoConfig) -> Iterator[SlimeError]:
+    """Settings that would teach nothing."""
+    in_loss = algo.kl_coef and algo.kl_in is KlIn.loss and not algo.kl_unbiased
+    if in_loss and algo.kl_estimator is KlEstimator.k1:
+        todo = "Choose k2, k3 or low_var_kl, algo.kl_unbiased=true, or algo.kl_coef=0 to measure only."
+        where = "algo.kl_estimator"
+        yield SlimeError("k1 is no penalty: its gradient is zero in expectation, so only noise", where=where, todo=todo)
+
+
+def _sampled_policy(sampling: SamplingConfig) -> Iterator[SlimeError]:
+    """Whether samples are drawn from the very distribution that the trainer computes: softmax(logits / temperature).
+
+    A truncated one gives its tokens higher probabilities than that, and forbids what the updated policy may do.
+    """
+    if sampling.temperature < GREEDY_BELOW:
+        where, todo = "rollout.sampling.temperature", "Set it above 0."
+        yield SlimeError("greedy samples of one prompt are all the same", where=where, todo=todo)
+    for key, value, whole in (("top_p", sampling.top_p, 1), ("top_k", sampling.top_k, -1)):
+        if value != whole:
+            what = f"is {value}, but training needs {whole}: the trainer's log-probs cover the full distribution"
+            todo = f"Set it to {whole} and narrow the samples by temperature; eval.sampling.{key} is free."
+            yield SlimeError(what, where=f"rollout.sampling.{key}", todo=todo)
+
+
+def _kept(checkpoint: CheckpointConfig, init: Init) -> Iterator[SlimeError]:
+    """A trial with random weights may go without; `slime plan` says it."""
+    if init is Init.checkpoint and checkpoint.interval is None and not checkpoint.export_hf:
+        where = "train.checkpoint.interval, train.checkpoint.export_hf"
+        todo = "Set one of them; 'slime probe' measures a step without training."
+        yield SlimeError("nothing that is learnt is kept: neither checkpoints nor an export", where=where, todo=todo)
+
+
+def _greedy_evaluation(evaluation: EvalConfig) -> Iterator[SlimeError]:
+    for home, own in evaluation.all().items():
+        if own.samples_per_prompt > 1 and own.sampling.temperature < GREEDY_BELOW:
+            what = (
+                f"is {own.samples_per_prompt}, but at {home}.sampling.temperature=0 all answers to a prompt are equal"
+            )
+            todo = "Set it to 1, or the temperature above 0."
+            yield SlimeError(what, where=f"{home}.samples_per_prompt", todo=todo)

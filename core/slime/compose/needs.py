@@ -1,0 +1,103 @@
+"""What a run needs beside a right config, and may be missing here: a plan does without it, a run does not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import PurePosixPath
+
+from slime.config.passthrough import made_for
+from slime.config.paths import exists
+from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig
+from slime.engines.kv_transfer import require_mooncake
+from slime.errors import SlimeError, did_you_mean
+from slime.extras import absent, install
+from slime.topology.launcher import launcher_name
+from slime.topology.topology import Topology
+
+MAX_NAMED = 3
+"""Of the packages that are missing."""
+
+
+def needs(topology: Topology) -> list[SlimeError]:
+    """What must be fetched, installed or started, in the order in which it stands in the config."""
+    cfg = topology.config
+    sections: dict[str, DataConfig | EvalConfig | SetConfig] = {"data": cfg.data, **cfg.data.named()}
+    sections |= {"eval": cfg.eval, **cfg.eval.named()}
+    rows = [need for home, section in sections.items() for need in _rows(home, section)]
+    return [*_model(cfg.model), *rows, *_hosts(cfg.cluster), *_interface(cfg.cluster), *_packages(topology)]
+
+
+def is_awaited(path: str | None, source: str | None) -> bool:
+    """Whether a path is missing of which it is known where to get it."""
+    return path is not None and source is not None and not exists(path)
+
+
+def _model(model: ModelConfig) -> Iterator[SlimeError]:
+    if is_awaited(model.path, model.source):
+        fetch = f"hf download {model.source} --local-dir {model.path if model.path == model.source else model.source}"
+        todo = f"Run '{fetch}', or name its folder with model.path=<folder>."
+        if model.path != model.source:
+            cast = f"slime convert fp8-to-bf16 {model.source} {model.path}"
+            todo = f"Run '{fetch}' and '{cast}', or set model.path=<folder>."
+        yield SlimeError(f"there is no '{model.path}'", where="model.path", todo=todo)
+
+
+def _rows(key: str, section: DataConfig | EvalConfig | SetConfig) -> Iterator[SlimeError]:
+    path, source = section.path, section.source
+    if path is not None and source is not None and is_awaited(path, source):
+        inside = PurePosixPath(path).is_relative_to(source)  # a data set may keep its files in subfolders
+        folder = source if inside else PurePosixPath(path).parent
+        todo = f"Run 'hf download --repo-type dataset {source} --local-dir {folder}', or set {key}.path=<file>."
+        yield SlimeError(f"there is no '{path}'", where=f"{key}.path", todo=todo)
+
+
+def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
+    named = launcher_name(cluster) or cluster.ray_address
+    if cluster.on_gpus and cluster.num_nodes > 1 and not named:
+        todo = (
+            "Set cluster.hostfile=<a file with an address a line>, or start Ray by the commands that 'slime plan' "
+            "prints and set cluster.ray_address."
+        )
+        yield SlimeError(f"no file names the {cluster.num_nodes} hosts", where="cluster.hostfile", todo=todo)
+
+
+def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
+    """Of the only host, which is this one; others are asked when they join."""
+    if cluster.socket_interface is None or cluster.num_nodes > 1 or cluster.hostfile or cluster.ray_address:
+        return
+    known = [name for _, name in socket.if_nameindex()]
+    for name in cluster.socket_interface.split(","):
+        if name not in known:
+            what, where = f"this host has no network interface '{name}'", "cluster.socket_interface"
+            yield SlimeError(what, where=where, todo=did_you_mean(name, known))
+
+
+def _packages(topology: Topology) -> Iterator[SlimeError]:
+    """On this host; others are asked when their engines start."""
+    device = topology.cluster.device.value
+    lacking = sorted(absent(device), key=lambda name: (name not in made_for(), name))
+    if lacking:
+        yield SlimeError(f"{_listed(lacking)} not installed", todo=install(device))
+    for distribution, wanted in made_for().items():
+        if distribution not in lacking:
+            yield from _version(distribution, wanted)
+    if topology.works_in_pairs and topology.cluster.num_nodes == 1:
+        try:
+            require_mooncake(topology.cluster.device)
+        except SlimeError as need:
+            yield need
+
+
+def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:
+    found = version(distribution)
+    if found.partition("+")[0] != wanted:  # without the builder's own mark, as in 1.0+cu130
+        todo = f"Install it: pip install {distribution}=={wanted}."
+        yield SlimeError(f"{distribution} {found} is installed, slime is made for {wanted}", todo=todo)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a and b are`, or the first few with the number of the others."""
+    *first, last = names if len(names) <= MAX_NAMED else [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more packages"]
+    return f"{', '.join(first)} and {last} are" if first else f"{last} is"

@@ -1,0 +1,171 @@
+"""The command line's `key=value` and `group=option`, checked against the schema and the groups, in Hydra's form.
+
+Hydra lets `+key=` past the schema; here `+` never adds a key that nobody declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from slime.compose.groups import DECLARED, UNSET, Groups
+from slime.config.keys import Key, open_section, own_keys, suggest
+from slime.errors import SlimeError
+from slime.extras import how_to_get
+
+TYPED = ("rollout.engines", "data.sets", "eval.sets")
+"""Dictionaries of sections, whose names are the user's."""
+"""A dictionary whose values have a schema."""
+FUNCTION = "reward.path"
+"""Short for `reward=function reward.options.path=...`."""
+MAX_NUMBER = 10**100
+
+
+@dataclass
+class CommandLine:
+    """What was chosen and set, ready for Hydra.
+
+    Attributes:
+        choices: group -> option, of the declared groups that were chosen.
+        overrides: every item, rewritten so that Hydra merges it where the user means it.
+    """
+
+    choices: dict[str, str] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+
+
+def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
+    """Parse and check every item; SlimeError with the nearest right name at the first that is wrong."""
+    line, is_function = CommandLine(), False
+    for item in argv:
+        override = _parse(item)
+        if override.key_or_group == FUNCTION and not override.is_delete():
+            line.overrides.append(f"++reward.options.path={item.partition('=')[2]}")
+            is_function = True
+        elif override.key_or_group in groups and not isinstance(override.value(), dict):
+            _add_choice(line, override, groups)
+        else:
+            line.overrides.append(_assignment(override, item))
+    if is_function:
+        _choose_function(line, groups)
+    return line
+
+
+def _choose_function(line: CommandLine, groups: Groups) -> None:
+    """A function of the user's is a reward by its path: `reward=function` need not be typed."""
+    chosen = line.choices.get("reward", "function")
+    if chosen != "function":
+        todo = f"Leave out reward={chosen}, or {FUNCTION}."
+        raise SlimeError(f"reward={chosen} takes no function", where=FUNCTION, todo=todo)
+    if chosen not in groups.names("reward"):
+        raise SlimeError("a function as the reward needs a plugin", where=FUNCTION, todo=how_to_get(FUNCTION))
+    if "reward" not in line.choices:
+        choose(line, "reward", chosen, groups)
+
+
+def _parse(item: str) -> Override:
+    if "=" not in item and not item.startswith("~"):
+        raise SlimeError(f"'{item}' is not key=value", todo="Write for instance run.seed=1; 'slime --help' shows how.")
+    try:
+        override = OverridesParser.create().parse_override(item)
+    except HydraException as error:
+        fault = str(error).splitlines()[0]
+        raise SlimeError(f"'{item}' cannot be read: {fault}", todo=f"Quote the value: {_quoted(item)}") from error
+    if not override.key_or_group:
+        raise SlimeError(f"'{item}' names no key", todo="Write for instance run.seed=1.")
+    if override.is_sweep_override():
+        todo = f"Start one run a command; a value with commas is quoted: {_quoted(item)}"
+        raise SlimeError(f"'{item}' names several values", todo=todo)
+    return override
+
+
+def _quoted(item: str) -> str:
+    key, _, value = item.partition("=")
+    return f"""'{key}="{value.strip('"')}"'"""
+
+
+def _add_choice(line: CommandLine, override: Override, groups: Groups) -> None:
+    group, option = override.key_or_group, override.value()
+    if override.is_delete() or override.package is not None or not isinstance(option, str):
+        raise SlimeError(f"'{override.input_line}' is not group=option", todo=f"Write {group}=<option>.")
+    groups.require(group, option)
+    if group in DECLARED:
+        line.choices[group] = option
+    line.overrides.append(f"{'' if group in DECLARED else '+'}{group}={option}")
+
+
+def _assignment(override: Override, item: str) -> str:
+    key = override.key_or_group
+    value = override.value()
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:  # no float holds it
+        raise SlimeError(f"is above {MAX_NUMBER:.0e}", where=key, todo="Write a smaller number.")
+    home = next((home for home in TYPED if key.startswith(f"{home}.")), None)
+    if home and not override.is_delete():
+        return _in_typed_dictionary(home, key, item)
+    if open_section(key):
+        return item if override.is_delete() else f"++{item.lstrip('+')}"
+    if key not in own_keys():
+        raise _unknown_key(key)
+    if override.is_delete():
+        raise SlimeError(f"'{item}': {key} cannot be removed", todo=f"Set it: {key}=<value>.")
+    return _typed(override, own_keys()[key], item.lstrip("+"))
+
+
+def _typed(override: Override, key: Key, item: str) -> str:
+    """The item, if its value is of the key's type to the letter: OmegaConf would make true of 2, and a name of true."""
+    value, kinds = override.value(), key.type.split(" or ")
+    if value == "" and "str" in kinds and "null" in kinds:
+        return f"{key.name}=null"
+    wrong = {
+        "bool": isinstance(value, int | float) and value not in (0, 1),
+        "str": isinstance(value, bool | list | dict) or value == "",
+        "list of str": isinstance(value, list) and not all(isinstance(each, str) and each for each in value),
+    }
+    if any(wrong.get(kind) for kind in kinds) and value is not None:
+        raise SlimeError(
+            f"must be {key.type}, got '{item.partition('=')[2]}'", where=key.name, todo=f"It is: {key.gist}"
+        )
+    return item
+
+
+def _in_typed_dictionary(home: str, key: str, item: str) -> str:
+    """`rollout.engines.a.devices=8` as `rollout.engines={a:{devices:8}}`: Hydra merges that into the schema's group,
+    where it would make an untyped one for the longer key."""
+    _, _, value = item.partition("=")
+    parts = key.removeprefix(f"{home}.").split(".")
+    nested = "".join(f"{{{part}:" for part in parts) + (value or "''") + "}" * len(parts)
+    return f"++{home}={nested}"
+
+
+def _unknown_key(key: str) -> SlimeError:
+    from slime.config.passthrough import meant
+
+    if key.split(".")[0] == "hydra":
+        return SlimeError(f"'{key}' is Hydra's own", todo="slime decides how Hydra runs; remove it.")
+    inside = [name for name in own_keys() if name.startswith(f"{key}.")]
+    if inside:
+        return SlimeError(f"'{key}' is a section, not a key", todo=f"Set one of its keys, for instance {inside[0]}.")
+    return SlimeError(f"there is no key '{key}'", todo=how_to_get(key) or meant(key) or suggest(key))
+
+
+def add_choices_of_model(line: CommandLine, groups: Groups) -> None:
+    """The task and the recipe that belong to model and cluster, where none is chosen; a mistyped one is found."""
+    model, cluster = line.choices.get("model", UNSET), line.choices.get("cluster", UNSET)
+    for group, choice in (("model", model), ("cluster", cluster)):
+        if choice == UNSET:
+            raise SlimeError(f"no {group} is chosen", todo=groups.choose(group, "+"))
+    if "task" not in line.choices:
+        choose(line, "task", groups.task_of(model), groups)
+    if "recipe" not in line.choices:
+        choose(line, "recipe", groups.recipe_for(model, cluster), groups)
+
+
+def choose(line: CommandLine, group: str, option: str, groups: Groups) -> None:
+    """Choose for the user, who has not."""
+    groups.require(group, option)
+    line.choices[group] = option
+    line.overrides.append(f"{group}={option}")

@@ -1,0 +1,233 @@
+"""What a parallel layout must respect so that Megatron-core and slime compute the right thing.
+
+Each rule yields one error a violation. The reasons are Megatron-core 0.16.1's: without sequence parallelism its
+gradients of replicated norms are wrong under TP; with ETP < TP and EP < TP expert gradients are not summed over TP; the
+`allgather` dispatcher needs equal token counts; the interleaved schedule deadlocks unless its sends overlap.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from slime.algo.stages import run_stages
+from slime.compose.derive import required_megatron
+from slime.config.keys import value_of
+from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
+from slime.config.schema import RolloutConfig, SlimeConfig
+from slime.engines.limits import longest_of
+from slime.errors import SlimeError
+from slime.layout import Grid, split_layers, trains_experts
+from slime.models.bridge import HfConfig, ModelBridge, PlanBridge
+from slime.models.mapping import WeightMapping
+from slime.topology.engines import EngineGroup
+from slime.topology.server_fields import drafts_with_own_layer
+from slime.topology.sglang_asked import divisors, listed
+from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
+from slime.topology.topology import Topology
+
+MEGATRON = "train.megatron"
+
+
+def layout_problems(
+    topology: Topology, architecture: Mapping[str, Any], mapping: WeightMapping
+) -> Iterator[SlimeError]:
+    """Rules about ranks and layers.
+
+    Args:
+        architecture: keywords of Megatron's TransformerConfig that the model's bridge gives.
+        mapping: the table of its weights, from the bridge too.
+    """
+    cfg, grid = topology.config, topology.grid
+    model = {"bf16": cfg.cluster.on_gpus, **architecture, **cfg.train.megatron}
+    yield from _required(cfg.train.megatron)
+    yield from _needed(cfg, model)
+    yield from _recomputed(model)
+    yield from _heads(model, grid)
+    yield from _experts(model, grid)
+    yield from _flex(cfg.cluster.on_gpus, model, grid)
+    yield from _stages(model, grid)
+    drafts = any(rule.drafts for rule in mapping.rules)
+    yield from _speculation(topology.groups, cfg.model.path, drafts=drafts)
+    yield from _expert_order(topology.groups)
+    yield from _prediction(cfg.train.mtp_loss_scale, model, drafts=drafts)
+    yield from sglang_problems(topology, model, mapping.blocks)
+
+
+def family_problems(bridge: ModelBridge, hf: HfConfig, megatron: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Rules of the model's own family. Asked of layouts that break none of `layout_problems`."""
+    if isinstance(bridge, PlanBridge):
+        where, todo = f"model family {bridge.family}", "Choose other sizes."
+        for sentence in bridge.plan_problems(hf, megatron):
+            yield SlimeError(sentence.rstrip("."), where=where, todo=todo)
+
+
+def _required(megatron: dict[str, Any]) -> Iterator[SlimeError]:
+    for key, value in required_megatron(megatron).items():
+        if megatron[key] != value:
+            todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
+            yield SlimeError(f"is {megatron[key]}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
+
+
+def _needed(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Fields that ask for something without what they need for it: of several conditions, the first is named."""
+
+    def value_in(key: str) -> Any:
+        section, _, name = key.rpartition(".")
+        holder = model if section == MEGATRON else value_of(cfg, section)
+        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
+
+    for section, fields in ACCEPTED.items():
+        for key, value in value_of(cfg, section).items():
+            field = fields.get(key)
+            needs = field.needs.split() if field and field.asks(value) else ()
+            if missing := next((need for need in needs if not _holds(need, value_in)), None):
+                words = OF_THE_MODEL.get(missing, missing.replace("!=", " other than ").replace(">", " above "))
+                todo = "Remove it." if missing in OF_THE_MODEL else "Set that too, or remove this."
+                yield SlimeError(f"does nothing without {words}", where=f"{section}.{key}", todo=todo)
+
+
+def _holds(need: str, value_in: Callable[[str], Any]) -> bool:
+    """Whether a condition of `Accepted.needs` holds."""
+    key, sign, wanted = re.split("(!=|=|>|$)", need, maxsplit=1)
+    value = value_in(key)
+    if sign == ">":
+        return (value or 0) > int(wanted)
+    written = str(getattr(value, "name", value)).lower()
+    return {"=": written == wanted, "!=": written != wanted}.get(sign, bool(value))
+
+
+def _recomputed(model: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether the model has the parts that are to be computed again."""
+    has = {
+        "mla_up_proj": model.get("multi_latent_attention"),
+        "moe": model.get("num_moe_experts"),
+        "shared_experts": model.get("moe_shared_expert_intermediate_size"),
+    }
+    for part in model.get("recompute_modules") or ():
+        if not has.get(part, True):
+            where = f"{MEGATRON}.recompute_modules"
+            yield SlimeError(f"names {part}, which this model does not have", where=where, todo="Leave it out.")
+
+
+def _heads(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    """Tensor parallelism cuts between heads, and queries stay with the key/value head that serves them."""
+    shares_keys = not model.get("multi_latent_attention") and "num_query_groups" in model
+    heads = model.get("num_query_groups" if shares_keys else "num_attention_heads")
+    if heads is not None and heads % grid.tp:
+        kind = "key/value" if shares_keys else "attention"
+        what = f"{heads} {kind} heads cannot be divided by {grid.tp}"
+        todo = f"Choose a divisor of {heads}."
+        yield SlimeError(what, where=f"{MEGATRON}.tensor_model_parallel_size", todo=todo)
+
+
+def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    experts = model.get("num_moe_experts")
+    where = f"{MEGATRON}.expert_model_parallel_size"
+    if not experts:
+        if grid.ep > 1:
+            yield SlimeError(f"is {grid.ep}, but the model has no experts", where=where, todo="Set it to 1.")
+        return
+    if experts % grid.ep:
+        what = f"{experts} experts cannot be divided by {grid.ep}"
+        yield SlimeError(what, where=where, todo=f"Choose a divisor of {experts}.")
+    if not trains_experts(grid.tp, grid.ep, grid.etp):
+        yield SlimeError(
+            f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",
+            where=f"{MEGATRON}.expert_tensor_parallel_size",
+            todo=f"Set it to {grid.tp}, or {where} to {grid.tp} or more.",
+        )
+
+
+def _flex(on_gpus: bool, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    """Whether DeepEP can exchange tokens between that number of ranks."""
+    if model.get("moe_token_dispatcher_type") != "flex":
+        return
+    where, ranks = f"{MEGATRON}.moe_token_dispatcher_type", grid.etp * grid.ep
+    if not on_gpus:
+        yield SlimeError("is flex, whose DeepEP needs GPUs", where=where, todo="Remove it.")
+    elif ranks not in DEEPEP_RANKS:
+        near = min(DEEPEP_RANKS, key=lambda size: abs(size - ranks))
+        what = f"is flex, but DeepEP has no settings for {ranks} ranks that share experts"
+        todo = f"Use alltoall, or expert parallel x expert tensor parallel of {near}."
+        yield SlimeError(what, where=where, todo=todo)
+
+
+def _stages(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+    if grid.vpp > 1 and grid.pp == 1:
+        where, todo = f"{MEGATRON}.virtual_pipeline_model_parallel_size", "Remove it."
+        yield SlimeError("needs more than one pipeline stage", where=where, todo=todo)
+    elif "num_layers" in model:
+        try:
+            split_layers(model["num_layers"], grid, model)
+        except SlimeError as problem:
+            yield problem
+
+
+def _prediction(loss_scale: float | None, model: Mapping[str, Any], *, drafts: bool) -> Iterator[SlimeError]:
+    """Whether a multi-token prediction layer that is to learn is there, on the last stage."""
+    where, todo, learns = "train.mtp_loss_scale", "Leave it empty.", loss_scale is not None
+    if learns and not drafts:
+        yield SlimeError("needs a multi-token prediction layer, which this model does not have", where=where, todo=todo)
+    layout = model.get("pipeline_model_parallel_layout")
+    *others, last = layout.split("|") if isinstance(layout, str) else ["m" * learns]
+    if ("m" in last) != learns or "m" in "".join(others):
+        what = "must have the prediction layer, 'm', in its last part if train.mtp_loss_scale is set, else nowhere"
+        yield SlimeError(what, where=f"{MEGATRON}.pipeline_model_parallel_layout", todo="Write it like 'Ett|ttmL'.")
+
+
+def _speculation(groups: Iterable[EngineGroup], path: str, *, drafts: bool) -> Iterator[SlimeError]:
+    """Whether what the engines draft with is what is published to them."""
+    for group in groups:
+        draft = group.sglang.get("speculative_draft_model_path")
+        if draft is not None and draft != path:
+            what, where = "names another model, but publishing renews the trained one only", "draft_model_path"
+        elif drafts_with_own_layer(group.sglang) and not drafts:
+            what, where = "needs a multi-token prediction layer, which this model does not have", "algorithm"
+        else:
+            continue
+        yield SlimeError(what, where=group.home_of(f"speculative_{where}"), todo="Remove it.")
+
+
+def _expert_order(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
+    """SGLang reorders experts for these kernels when it starts, not when it loads a new version."""
+    for group in groups:
+        for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
+            if str(group.sglang.get(key)).startswith("flashinfer_trtllm"):
+                what = "reorders experts at start-up only, so weights published later would be in the wrong order"
+                yield SlimeError(what, where=group.home_of(key), todo="Use triton.")
+
+
+def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
+    """Whether every sampled sequence fits a micro-batch and every rank gets samples."""
+    if not run_stages(cfg).reinforces:  # demonstrations are checked as they are read
+        return
+    longest = longest_of(cfg.rollout, cfg.rollout.sampling)
+    padded = grid.padded(longest)
+    cap = cfg.train.max_tokens_per_micro_batch
+    if padded > cap:
+        pad = f", {padded} when padded to a multiple of {grid.packing_align}" if padded > longest else ""
+        most = cap // grid.packing_align * grid.packing_align
+        shorter = f", or rollout.sampling.max_sequence_tokens to {most} or less"
+        todo = f"Set it to {padded} or more{shorter if most > cfg.rollout.max_prompt_tokens else ''}."
+        what = f"is {cap}, but a sequence may have {longest} tokens{pad}"
+        yield SlimeError(what, where="train.max_tokens_per_micro_batch", todo=todo)
+    yield from _shares(cfg.rollout, cfg.train.steps_per_rollout, grid)
+
+
+def _shares(rollout: RolloutConfig, steps: int, grid: Grid) -> Iterator[SlimeError]:
+    a_prompt = rollout.samples_per_prompt
+    samples, needed = rollout.prompts_per_step * a_prompt, grid.dp * (grid.pp if grid.vpp > 1 else 1)
+    fits = [count for count in divisors(samples) if samples // count >= needed]
+    where, ways = "train.steps_per_rollout", listed(fits)
+    if samples % steps and fits:
+        what = f"{samples} samples a rollout cannot be divided into {steps} optimizer steps"
+        yield SlimeError(what, where=where, todo=f"Choose one of {ways}.")
+    elif samples // steps < needed:
+        unit = steps // math.gcd(steps, a_prompt)
+        prompts = -(-needed * steps // (a_prompt * unit)) * unit
+        todo = f"Set it to {prompts}{f', or {where} to one of {ways}' if fits else ''}."
+        what = f"{samples // steps} samples an optimizer step are fewer than the {needed} that {grid.dp} data-parallel"
+        yield SlimeError(f"{what} rank(s) need", where="rollout.prompts_per_step", todo=todo)

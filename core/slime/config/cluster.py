@@ -1,0 +1,56 @@
+"""The section `cluster` of `slime.config.schema`: which devices a run has, and how its processes share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from slime.config.choices import Device, Placement
+from slime.config.declare import DEVICES, MIB, SECONDS, Bound, key
+
+
+@dataclass
+class ClusterConfig:
+    name: str = MISSING
+    """What the cluster is called in run names and recipes."""
+    device: Device = Device.cpu
+    """cpu: gloo and the CPU platform of SGLang; cuda: NCCL and GPUs."""
+    placement: Placement = key(Placement.disaggregated, known_as="hybrid_engine vllm_mode colocate")
+    """colocated: engines and trainers share devices and take turns; disaggregated: each has its own."""
+    num_nodes: int = key(1, Bound(1, 4096), known_as="trainer.nnodes actor_num_nodes")
+    """Hosts the run holds."""
+    devices_per_node: int = key(1, Bound(1, 256), known_as="trainer.n_gpus_per_node actor_num_gpus_per_node")
+    """GPUs a host (on cpu: trainer slots a host)."""
+    num_trainers: int = key(1, DEVICES)
+    """Trainer ranks over all hosts; the product of the parallel sizes must divide it."""
+    device_memory_mb: int | None = key(None, MIB)
+    """MiB of memory of one GPU, as `nvidia-smi` shows it; empty: `slime plan` compares no phase with it."""
+    host_memory_gb: float | None = key(None, Bound(1, 10**6))
+    """GiB of memory of one host; empty: `slime plan` compares no phase with it."""
+    socket_interface: str | None = None
+    """Network interface of every process (GLOO_, TP_ and NCCL_SOCKET_IFNAME); empty: the libraries choose."""
+    ib_devices: list[str] = field(default_factory=list)
+    """InfiniBand or RoCE devices over which prefill engines send KV caches (`mlx5_0`, ...)."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Environment variables of every trainer and engine process."""
+    ray_address: str | None = None
+    """Address of a running Ray cluster to attach to; empty starts one for this run."""
+    hostfile: str | None = None
+    """File with the hosts' addresses, a line each, this one's too: for this run Ray starts on the others over ssh."""
+    launcher: str | None = None
+    """What brings Ray up on the run's other hosts: ssh, or the launcher of a plugin; empty: ssh if there is a hostfile,
+    else nobody."""
+    start_timeout_s: float = key(300.0, SECONDS)
+    """Seconds Ray, an actor or an engine may take to come up before the run stops with its log."""
+    hang_timeout_s: float = key(900.0, SECONDS)
+    """Seconds a remote call may take before the run stops with every process's stack."""
+
+    @property
+    def on_gpus(self) -> bool:
+        return self.device is Device.cuda
+
+    @property
+    def colocated(self) -> bool:
+        return self.placement is Placement.colocated

@@ -1,0 +1,52 @@
+"""Settings by other names: of older versions, Megatron-LM's command line, verl, TRL and THUDM/slime.
+
+The names of slime's own keys stand at their fields (`known_as` of `slime.config.declare.key`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slime.config.keys import ANY_NAME, own_keys
+
+_FOREIGN: Mapping[str, str] = {
+    "train.megatron.num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "train.megatron.num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+    "train.megatron.virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
+    "train.megatron.moe_token_dispatcher_type=flex": "moe_enable_deepep",
+    "train.megatron.recompute_modules=[moe]": "moe_layer_recompute",
+    "train.megatron.recompute_granularity=selective": "recompute_activations",
+    "train.megatron.expert_tensor_parallel_size": "moe_extended_tp",
+    "train.megatron.tensor_model_parallel_size": "actor.megatron.tensor_model_parallel_size",
+    "train.ddp.grad_reduce_in_fp32": "accumulate_allreduce_grads_in_fp32",
+    "train.optimizer.lr": "actor.optim.lr learning_rate",
+    "train.optimizer.clip_grad": "actor.grad_clip max_grad_norm",
+    "rollout.sglang.dsa_prefill_backend": "nsa_prefill_backend",
+    "rollout.sglang.dsa_decode_backend": "nsa_decode_backend",
+    "rollout.sglang.cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    "rollout.sglang.cuda_graph_bs_decode": "cuda_graph_bs",
+    "rollout.sglang.moe_a2a_backend=deepep": "enable_deepep_moe",
+    "rollout.sglang.ep_size": "enable_ep_moe",
+    "rollout.sglang.tp_size": (
+        "rollout.tensor_model_parallel_size vllm_tensor_parallel_size rollout_num_gpus_per_engine"
+    ),
+    "rollout.sglang.mem_fraction_static": "rollout.gpu_memory_utilization vllm_gpu_memory_utilization",
+    "filter=dynamic-sampling": "algorithm.filter_groups dynamic_sampling_filter_path",
+    "reward=<name>": "custom_reward_function.path reward_funcs rm_type custom_rm_path",
+    "slime samples": "trainer.log_val_generations log_completions",
+}
+"""What is set instead, where that is no key of slime's own -> names, separated by blanks. A value stands behind `=`."""
+
+FROM_CONFIG_JSON: Mapping[str, str] = {"rotary_base": "rope_theta"}
+"""What other programs are told of a model -> the field of config.json that is read."""
+
+
+def other_names() -> dict[str, str]:
+    """Each other name -> what is set here."""
+    own = {key.name.replace(ANY_NAME, "default"): key.known_as for key in own_keys().values()}
+    return {name: today for today, names in [*_FOREIGN.items(), *own.items()] for name in names.split()}
+
+
+def renamed(name: str) -> str | None:
+    """Today's key for another name, however a command line writes it: `--num-rollout`, `sglang_tp_size`."""
+    return other_names().get(name.strip("-").replace("-", "_").removeprefix("actor_rollout_ref."))

@@ -1,0 +1,31 @@
+"""What a program holds several turns with: the contract beside `slime.contracts.Responder`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from slime.types import Message, Turn
+
+
+class Conversation(Protocol):
+    """Keeps its tokens: what was sampled is never rendered again, and what the program says has no loss."""
+
+    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
+        """Say these messages, of a user or of tools, and sample the model's response to its end: an end token, one of
+        the strings `stop`, or `max_tokens`. No messages: the model goes on. The whole conversation is bounded by
+        `rollout.sampling.max_response_tokens`; where there is no room, the response is empty, and its `finish` is
+        `length`. Aborts are as in `Responder.respond`.
+
+        Raises:
+            RefusedError: the chat template refuses the messages (`slime.sampling.chat_format`); nothing was said then.
+        """
+
+    def branch(self, num_turns: int) -> Conversation:
+        """Another conversation, which goes on behind the first turns of this one, as many as `num_turns`. It has their
+        very tokens; they are trained on here, and have no loss there."""
+
+    def take_back(self) -> None:
+        """Forget the last turn, and what was said before it: nobody heard it, so it is neither judged nor trained
+        on."""

@@ -1,1 +1,0 @@
-"""Checkpoints from one format into another, tensor by tensor, at any size: what `slime convert` does."""

@@ -1,0 +1,122 @@
+"""The first rows of a data set through the model's own tokenizer, for a plan: without transformers, whose import takes
+seconds. A run reads all rows with the tokenizer that transformers makes of the same files."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from slime.config.schema import DataConfig
+from slime.data.chat import Chat
+from slime.data.encoded import encode_prompts
+from slime.data.prompt_rows import conversations
+from slime.data.rows import Row
+from slime.data.tokenize import is_generic
+from slime.errors import SlimeError, did_you_mean
+
+GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
+"""Variables of a chat template that a config does not set."""
+
+
+def keyword_problems(data: DataConfig, folder: Path) -> Iterator[SlimeError]:
+    """Keywords that do nothing with this model; none where the tokenizer is not at hand."""
+    if (tokenizer := _tokenizer(folder)) is not None:
+        yield from tokenizer.unused(data.chat_template_kwargs)
+
+
+def look_at_prompts(rows: Sequence[Row], data: DataConfig, folder: Path, max_prompt_tokens: int) -> None:
+    """SlimeError of the first prompt that the run would refuse; nothing where the tokenizer is not at hand."""
+    if (tokenizer := _tokenizer(folder)) is not None:
+        encode_prompts(rows, data, tokenizer, max_prompt_tokens)
+
+
+def look_at_demonstrations(
+    rows: Sequence[Row], data: DataConfig, folder: Path, max_tokens: int, *, pairs: bool
+) -> None:
+    """As `look_at_prompts`, less what the length of an answer is."""
+    if (tokenizer := _tokenizer(folder)) is not None:
+        chat = Chat(tokenizer, data, max_tokens)
+        for row in rows:
+            for messages in conversations(row, data.prompt_key, pairs=pairs):
+                chat.render(messages, row.where, prompt=False)
+                chat.admits(messages, row.where)
+
+
+def _tokenizer(folder: Path) -> _FirstLook | None:
+    """None where transformers might read the folder in another way than this module, or a library is missing."""
+    template, file = folder / "chat_template.jinja", folder / "tokenizer.json"
+    if not (template.is_file() and file.is_file() and is_generic(folder)):
+        return None
+    if any(find_spec(library) is None for library in ("tokenizers", "jinja2")):
+        return None
+    return _load(folder, template.stat().st_mtime_ns, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(folder: Path, *changed: int) -> _FirstLook | None:
+    from jinja2 import TemplateError
+
+    try:
+        return _FirstLook(folder)
+    except (OSError, ValueError, TemplateError):  # the run will say what is wrong with it
+        return None
+
+
+class _FirstLook:
+    """What `slime.data` asks of a tokenizer, made of tokenizer.json and chat_template.jinja alone."""
+
+    def __init__(self, folder: Path) -> None:
+        import jinja2.ext
+        from jinja2 import meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from tokenizers import Tokenizer
+
+        self.name_or_path = str(folder)
+        self.chat_template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        self._tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        self.added_tokens_decoder = self._tokenizer.get_added_tokens_decoder()
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+        self._special = {key: value["content"] if isinstance(value, dict) else value for key, value in tokens.items()}
+        # As transformers compiles it, less its tag for the assistant's turns: such a template is left to the run.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        self._template = environment.from_string(self.chat_template)
+        self._variables = meta.find_undeclared_variables(environment.parse(self.chat_template))
+
+    def get_vocab(self) -> Mapping[str, int]:
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
+
+    def unused(self, keywords: Mapping[str, Any]) -> Iterator[SlimeError]:
+        """Keywords that the chat template does not look at."""
+        own = self._variables - GIVEN - self._special.keys()
+        for name in keywords.keys() - self._variables:
+            what, where = "the model's chat template has no such variable", f"data.chat_template_kwargs.{name}"
+            todo = did_you_mean(name, own) if own else "Remove it: the template takes none."
+            yield SlimeError(what, where=where, todo=todo)
+
+    def apply_chat_template(self, messages: Sequence[Any], *, tokenize: bool, **keywords: Any) -> str:
+        assert not tokenize, "text is asked for"
+        return self._template.render(messages=messages, tools=None, documents=None, **self._special, **keywords)
+
+    def __call__(self, texts: Sequence[str], **_: Any) -> dict[str, list[list[int]]]:
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return {"input_ids": [each.ids for each in encoded]}
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **keywords: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **keywords)
+
+
+def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

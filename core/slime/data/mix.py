@@ -1,0 +1,51 @@
+"""Several prompt sets in one stream, each with its share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slime.config.schema import DataConfig, TrainSetConfig
+from slime.data.named import data_of
+from slime.data.prompts import PromptSource
+from slime.data.tokenize import Tokenizer
+from slime.types import Prompt
+
+
+class PromptMix:
+    """Prompts to train on, without end, of `data.path` and of `data.sets`: as nearly as whole prompts allow, each set
+    has its share of those taken since the run began. Which comes next depends on how many were taken of each alone.
+
+    Raises:
+        SlimeError: as `PromptSource`.
+    """
+
+    def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, max_prompt_tokens: int) -> None:
+        def source(name: str, own: TrainSetConfig) -> PromptSource:
+            return PromptSource(data_of(data, own), tokenizer, seed, max_prompt_tokens, name)
+
+        self._main = PromptSource(data, tokenizer, seed, max_prompt_tokens)
+        self._named = {name: source(name, own) for name, own in data.sets.items()}
+        self._shares = [(self._main, data.share), *((self._named[name], own.share) for name, own in data.sets.items())]
+
+    def __len__(self) -> int:
+        return sum(len(source) for source, _ in self._shares)
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts."""
+        return [self._next().take(1)[0] for _ in range(count)]
+
+    def _next(self) -> PromptSource:
+        """The set that is due first: its n-th prompt is due when n / share prompts of share 1 are."""
+        return min(self._shares, key=lambda each: (each[0].num_taken + 1) / each[1])[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and content hash of every set, as plain values; of an only one, those of `PromptSource`."""
+        named = {name: source.state_dict() for name, source in self._named.items()}
+        return self._main.state_dict() | ({"sets": named} if named else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken; raises as `PromptSource.load_state_dict`."""
+        self._main.load_state_dict(state)
+        for name, source in self._named.items():
+            source.load_state_dict(state["sets"][name])

@@ -1,0 +1,147 @@
+"""Requests that are made at one moment, sent to an engine as one: it parses and hands on one message for all of them.
+
+The engine answers each of them as soon as it is finished (server-sent events), so nobody waits for the longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_REQUESTS, MOST_TOKENS = 64, 1 << 16
+"""Of one message: SGLang looks through all of its requests whenever one of them is finished, and does nothing else
+while it parses a message."""
+AT_ITS_END = -(1 << 30)
+"""`stream_interval` with which a request is answered once. SGLang 0.5.16 answers after every so many tokens, and
+after the first one too where it is above 1."""
+_EVENT, _END = b"data: ", b"[DONE]"
+
+Body = Mapping[str, Any]
+"""Of one request: `input_ids`, `sampling_params` and flags."""
+Answers = AsyncIterator[tuple[int, Any]]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """One request that was made, and who waits for its answer."""
+
+    body: Body
+    answer: asyncio.Future[Any]
+
+
+class RequestBatcher:
+    """Collects what is asked for until the event loop comes round, and sends it.
+
+    Args:
+        alone: asks for a single request.
+        stream: asks for several of them in one body; yields (place, answer) as they come, one for each of them.
+    """
+
+    def __init__(self, alone: Callable[[Body], Coroutine[Any, Any, Any]], stream: Callable[[Body], Answers]) -> None:
+        self._alone, self._stream = alone, stream
+        self._waiting: list[_Waiting] = []
+        self._sent: set[asyncio.Task[None]] = set()
+
+    async def ask(self, body: Body) -> Any:
+        """The answer to one request; whoever is cancelled here leaves it to the others that were sent with it.
+
+        Raises:
+            what `alone` or `stream` does.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send)  # behind all that is ready to run now, and may ask as well
+        waiting = _Waiting(body, loop.create_future())
+        self._waiting.append(waiting)
+        return await waiting.answer
+
+    async def close(self) -> None:
+        """Drop what was not answered."""
+        for task in self._sent:
+            task.cancel()
+        await asyncio.gather(*self._sent, return_exceptions=True)
+
+    def _send(self) -> None:
+        waiting, self._waiting = [one for one in self._waiting if not one.answer.done()], []
+        for part in _parts(waiting):
+            task = asyncio.create_task(self._serve(part))
+            self._sent.add(task)
+            task.add_done_callback(lambda task, part=part: self._end(task, part))  # type: ignore[misc]
+            for one in part:
+                one.answer.add_done_callback(lambda _, task=task, part=part: _drop(task, part))  # type: ignore[misc]
+
+    async def _serve(self, part: Sequence[_Waiting]) -> None:
+        if len(part) == 1:
+            _give(part[0], await self._alone(part[0].body))
+            return
+        async for place, answer in self._stream(joined([one.body for one in part])):
+            _give(part[place], answer)
+
+    def _end(self, task: asyncio.Task[None], part: Sequence[_Waiting]) -> None:
+        """Those that were not answered share the error."""
+        self._sent.discard(task)
+        for one in part:
+            if task.cancelled():
+                one.answer.cancel()
+            elif (error := task.exception()) and not one.answer.done():
+                one.answer.set_exception(error)
+
+
+def _give(one: _Waiting, answer: Any) -> None:
+    if not one.answer.done():  # who asked may be gone
+        one.answer.set_result(answer)
+
+
+def _drop(task: asyncio.Task[None], part: Sequence[_Waiting]) -> None:
+    """Close the connection, by which the engine learns it, once nobody waits for anything from it."""
+    if all(one.answer.cancelled() for one in part):
+        task.cancel()
+
+
+def _parts(waiting: Sequence[_Waiting]) -> list[list[_Waiting]]:
+    """Bounded in requests and tokens; a longer one goes alone, and so do those that ask for other things. They stay in
+    their order."""
+    parts: list[list[_Waiting]] = []
+    num_tokens = 0
+    for one in waiting:
+        length = len(one.body["input_ids"])
+        num_tokens += length
+        differs = bool(parts) and parts[-1][0].body.keys() != one.body.keys()
+        if not parts or len(parts[-1]) == MOST_REQUESTS or num_tokens > MOST_TOKENS or differs:
+            parts.append([])
+            num_tokens = length
+        parts[-1].append(one)
+    return parts
+
+
+def joined(bodies: Sequence[Body]) -> dict[str, Any]:
+    """One body for several requests, whose answers are streamed."""
+    return {
+        **bodies[0],
+        "input_ids": [body["input_ids"] for body in bodies],
+        "sampling_params": [{**body["sampling_params"], "stream_interval": AT_ITS_END} for body in bodies],
+        "stream": True,
+    }
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    """What server-sent events say in JSON, of any length, up to SGLang's mark of the end.
+
+    Raises:
+        EOFError: the end is missing.
+    """
+    data, seen = bytearray(), 0
+    async for chunk in chunks:
+        data += chunk
+        while (end := data.find(b"\n\n", seen)) >= 0:
+            event = bytes(data[len(_EVENT) : end])
+            del data[: end + 2]
+            seen = 0
+            if event == _END:
+                return
+            yield json.loads(event)
+        seen = max(0, len(data) - 1)
+    raise EOFError("the answer broke off")

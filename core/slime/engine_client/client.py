@@ -1,0 +1,274 @@
+"""One SGLang server over HTTP, for asyncio."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from slime.engine_client.batched_requests import Answers, Body, RequestBatcher, events
+from slime.errors import NoAnswer, SlimeError
+from slime.net import Endpoint
+from slime.segments import SPANS
+
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
+
+
+class FinishReason(enum.StrEnum):
+    """Why the engine stopped: SGLang's own words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one request brought back, also when it was aborted.
+
+    Attributes:
+        tokens: generated token ids, the stop token included.
+        logprobs: natural logarithms of their probabilities, one a token, under softmax(logits / temperature); what
+            top-p and top-k cut off is not left out. SGLang counts temperature 0 as 1 here.
+        finish_reason: stop, length or abort.
+        weight_version: of the weights that sampled its last token. None: it was aborted before an engine began.
+        num_drafted, num_accepted: tokens that were proposed by a drafting model, and those of them that were taken.
+        earlier: of a request that lasted while weights changed, (version, tokens) of its first tokens; the others are
+            of `weight_version`.
+        meta: all that the engine says of the request, `meta_info`.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    weight_version: int | None
+    num_drafted: int
+    num_accepted: int
+    earlier: Sequence[tuple[int, int]] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(version, tokens) of all tokens, in their order."""
+        found, left = list[tuple[int, int]](), len(self.tokens)
+        last = [] if self.weight_version is None else [(self.weight_version, left)]
+        for version, count in [*self.earlier, *last]:
+            if taken := min(count, left):
+                found.append((version, taken))
+                left -= taken
+        assert not left, "tokens are of some version"
+        return found
+
+    def followed_by(self, rest: Completion) -> Completion:
+        """This one, which was aborted, and that of the request for the rest, as one."""
+        return Completion(
+            [*self.tokens, *rest.tokens],
+            [*self.logprobs, *rest.logprobs],
+            rest.finish_reason,
+            self.weight_version if rest.weight_version is None else rest.weight_version,
+            self.num_drafted + rest.num_drafted,
+            self.num_accepted + rest.num_accepted,
+            [*self.spans, *rest.earlier],
+        )
+
+
+NO_COMPLETION = Completion([], [], FinishReason.ABORT, None, 0, 0)
+"""Of a request that was aborted before an engine began."""
+
+
+class ServerFault(SlimeError):
+    """An engine could not finish a request, by its own account: HTTP status 500."""
+
+
+class EngineGone(SlimeError):
+    """An engine is not there any more, or broke the connection off."""
+
+
+class EngineClient:
+    """Requests to a server; opens its connections at the first one. `close` it in the same event loop.
+
+    Args:
+        endpoint: of the engine.
+        timeout_s: for one request, except those that generate: how long they take says nothing of the engine (`load`
+            does).
+        log: the engine's log file, named in errors.
+
+    Attributes:
+        cache_key: a request finds in the prefix cache what others of the same key left there.
+
+    Raises (every method):
+        SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
+    """
+
+    num_generating = 1
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
+        self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
+        self._headers = endpoint.headers
+        self.cache_key: str | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._batcher = RequestBatcher(self._answer, self._answers)
+
+    def move(self, endpoint: Endpoint) -> None:
+        """Send requests to `endpoint` from now on: the engine was started again there."""
+        self.url, self._headers = endpoint.url.rstrip("/"), endpoint.headers
+
+    async def close(self) -> None:
+        await self._batcher.close()
+        if self._session:
+            await self._session.close()
+
+    def _connect(self) -> aiohttp.ClientSession:
+        """The session; the caller bounds the number of requests, so it does not.
+
+        Each request has a connection of its own: SGLang closes idle ones after 5 s, perhaps while they are taken again.
+        """
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._session
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
+        """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...).
+
+        Args:
+            fields: others of SGLang's request (`rid`, ...); one with a `rid` is sent by itself.
+
+        Raises:
+            EngineGone: before it was answered.
+        """
+        body = {"input_ids": list(input_ids), "sampling_params": dict(sampling), "return_logprob": True, **fields}
+        if self.cache_key is not None:
+            body["extra_key"] = self.cache_key
+        ask = self._answer if "rid" in fields else self._batcher.ask
+        return self._completion(await ask(body))
+
+    async def _answer(self, body: Body) -> Any:
+        return await self._request("POST", "/generate", body, _NO_LIMIT)
+
+    async def _answers(self, body: Body) -> Answers:
+        """SGLang's answers to the requests of one body, each with its place, as they come."""
+        missing = set(range(len(body["input_ids"])))
+        async with self._asking("POST", "/generate", body, _NO_LIMIT) as response:
+            self._check(response.status, "/generate", await response.text() if response.status != HTTPStatus.OK else "")
+            async for event in events(response.content.iter_any()):
+                if error := event.get("error"):
+                    self._check(error["code"], "/generate", error["message"])
+                if event["meta_info"]["finish_reason"]:
+                    missing.remove(event["index"])
+                    yield event["index"], event
+            if missing:
+                raise EOFError(f"it ends, and {len(missing)} of the requests have none")
+
+    def _completion(self, answer: Mapping[str, Any]) -> Completion:
+        meta = answer["meta_info"]
+        if status := meta["finish_reason"].get("status_code"):  # of an error, which a streamed answer has in its text
+            self._check(status, "/generate", meta["finish_reason"]["message"])
+        logprobs = meta.get("output_token_logprobs") or []  # absent if aborted before the first token
+        reason = FinishReason(meta["finish_reason"]["type"])
+        noted = [span for entry in meta.get(SPANS) or () if entry for span in entry]
+        return Completion(
+            tokens=[token for _, token, _ in logprobs],
+            logprobs=[logprob for logprob, _, _ in logprobs],
+            finish_reason=reason,
+            # None if it was aborted in the midst of a publish, before its first token
+            weight_version=self._version(meta["weight_version"]) if logprobs or reason != FinishReason.ABORT else None,
+            num_drafted=meta.get("spec_num_proposed_drafts", 0),  # absent unless it drafts
+            num_accepted=meta.get("spec_num_correct_drafts", 0),
+            earlier=[(int(version), count) for version, count in noted],
+            meta=meta,
+        )
+
+    def _version(self, text: str) -> int:
+        if not text.isdecimal():
+            raise self._error(f"the engine serves '{text}' weights", "Publish a weight version before generating.")
+        return int(text)
+
+    async def abort_all(self) -> None:
+        """End every request now; each answers with what it had."""
+        await self._post("/abort_request", {"abort_all": True})
+
+    async def abort(self, rid: str) -> None:
+        """End every request whose `rid` begins so."""
+        await self._post("/abort_request", {"rid": rid})
+
+    async def flush_cache(self) -> None:
+        """Wait until the engine is idle, then have it forget the prefix cache."""
+        await self._post(f"/flush_cache?timeout={self.timeout_s:g}", None)
+
+    async def pause(self, mode: Literal["retract", "in_place"]) -> None:
+        """Generate nothing until `resume`; requests stay in the engine. When this returns, it has answered all that
+        have ended.
+
+        Args:
+            mode: retract: requests go back to the queue, without their keys and values; in_place: they keep them.
+        """
+        await self._post("/pause_generation", {"mode": mode})
+        await self.server_info()  # the pause is not answered by the scheduler; this is, and behind it
+
+    async def resume(self) -> None:
+        """Go on with what was paused."""
+        await self._post("/continue_generation", {})
+
+    async def load(self) -> tuple[int, int]:
+        """Requests that run or wait, and tokens in the pool that they use: one of both changes while it generates."""
+        ranks = (await self._get("/v1/loads?include=core"))["loads"]
+        num_requests = sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks)
+        return num_requests, sum(rank["num_used_tokens"] for rank in ranks)
+
+    async def server_info(self) -> dict[str, Any]:
+        """SGLang's `/server_info`: fields of its `ServerArgs` as they came out, and sizes only the engine knows."""
+        info: dict[str, Any] = await self._get("/server_info")
+        return info
+
+    async def _get(self, path: str) -> Any:
+        return await self._request("GET", path, None)
+
+    async def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        return await self._request("POST", path, body)
+
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
+    ) -> Any:
+        async with self._asking(method, path, body, timeout) as response:
+            text = await response.text()
+        self._check(response.status, path, text)
+        return _parse(text)
+
+    @asynccontextmanager
+    async def _asking(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response, to be read within."""
+        session, timeout = self._connect(), timeout or aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            async with session.request(method, self.url + path, json=body, timeout=timeout) as response:
+                yield response
+        except TimeoutError as error:
+            limit = f"no answer to {path} within {self.timeout_s:g} s"
+            raise self._error(limit, "Raise rollout.request_timeout_s if it was only slow.", NoAnswer) from error
+        except (aiohttp.ClientError, EOFError) as error:
+            what = f"no answer to {path}: {error}"
+            raise self._error(what, "The engine died or was never there.", EngineGone) from error
+
+    def _check(self, status: int, path: str, text: str) -> None:
+        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise self._error(f"{path} failed: {text[:500]}", "Start the same command again to resume.", ServerFault)
+        if status != HTTPStatus.OK:
+            raise self._error(f"{path} was refused with status {status}: {text[:500]}", "Mend the request.")
+
+    def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
+        log = f" Its log: {self.log}" if self.log else ""
+        return kind(what, where=f"engine {self.url}", todo=todo + log)
+
+
+def _parse(text: str) -> Any:
+    """JSON where the server answers in JSON; to some requests it answers with bare words."""
+    return json.loads(text) if text.startswith(("{", "[")) else text

@@ -1,0 +1,37 @@
+"""What turns rewards into advantages: the contract of an estimator, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an estimator knows of a sample.
+
+    Attributes:
+        num_loss_tokens: of all its segments; at least 1.
+    """
+
+    reward: float
+    num_loss_tokens: int
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """Turns the rewards of a step into advantages, in the driver, before the first optimizer step. `slime plan` creates
+    it, so torch is imported in `advantages` if at all."""
+
+    @property
+    def min_samples(self) -> int:
+        """Samples of a prompt that it needs to compare them. Groups with fewer that have a reward and a loss token are
+        left out of the step."""
+
+    def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float | np.ndarray]]:
+        """Of each attempt in each group: a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
+        order of its segments. They multiply the loss as they are, so they must be finite."""

@@ -1,0 +1,241 @@
+"""The generating side of a run: its engines, what is sampled from them, and the time while they still start."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slime import plugins
+from slime.cluster.calls import Calls
+from slime.cluster.device_sharing import DeviceSharing
+from slime.cluster.engines import Engines
+from slime.cluster.group import Cluster
+from slime.cluster.launch import token_file
+from slime.cluster.restarts import Restarts, may_return
+from slime.cluster.returning import Publishes, Returning
+from slime.config.schema import SlimeConfig
+from slime.contracts import BufferPolicy
+from slime.data.named import HeldOut
+from slime.data.tokenize import Tokenizer
+from slime.engine_client.client import EngineClient
+from slime.engine_client.engine_set import EngineSet
+from slime.engine_client.gate import Gate
+from slime.engine_client.pairs import Pairs
+from slime.engines.limits import require_room
+from slime.events import Evaluation, Events, Ready, Samples, Starting
+from slime.run_data import Data
+from slime.sampling.ahead import AheadRollout
+from slime.sampling.begun import Begun
+from slime.sampling.beside import beside
+from slime.sampling.by_set import ProgramBySet, own_of_sets
+from slime.sampling.chat_format import ChatFormat
+from slime.sampling.evaluate import evaluate_sets
+from slime.sampling.guarded import FilterChain
+from slime.sampling.isolated import opened
+from slime.sampling.loop import Collected, Rollout
+from slime.sampling.pipeline import Scorer
+from slime.sampling.sampler import Sampler
+from slime.topology.recordings import recordings_of
+from slime.topology.transport import BROADCAST
+
+T = TypeVar("T")
+NOTICE_S = 20.0
+"""From the death of an engine until it is known, with time to spare: everybody is asked each second."""
+
+
+class Generation:
+    """Engines that are up, with the sampler and its two clients. They hold no weights until the first publish.
+
+    Args:
+        runner: of the event loop that the sampler belongs to.
+        calls: notice a process that dies meanwhile.
+        sharing: whose turn it is on shared devices.
+        returning: brings engines back that die.
+        rollout: collects what steps train on; None: no step trains on what engines generate. One that is ahead goes on
+            while trainers work; then the sampler has a gate.
+        held_out: sets to evaluate on.
+    """
+
+    def __init__(
+        self,
+        cfg: SlimeConfig,
+        runner: asyncio.Runner,
+        calls: Calls,
+        sharing: DeviceSharing,
+        events: Events,
+        returning: Returning,
+        sampler: Sampler,
+        rollout: Rollout | AheadRollout | None,
+        held_out: Sequence[HeldOut],
+    ) -> None:
+        self._cfg, self._runner, self._calls, self._sharing, self._events = cfg, runner, calls, sharing, events
+        self._returning = returning
+        self._sampler, self._rollout, self._held_out = sampler, rollout, held_out
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Hand the trainers' weights to the engines; returns metrics. See `Returning.publish`. Requests inside the
+        engines wait meanwhile, as `rollout.publish` says."""
+        ahead, gate = self._ahead, self._sampler.gate
+        if ahead is None or gate is None:
+            return self._returning.publish(version)
+
+        async def go_on() -> None:
+            await gate.open(version)
+            ahead.go_on(version)
+
+        self._run(gate.close(), "pausing engines")
+        values = self._runner.run(beside(partial(self._returning.publish, version)))
+        self._run(go_on(), "resuming engines")
+        return values
+
+    def collect(self, version: int) -> Collected:
+        """One step's groups, generated, rewarded and filtered under weight `version`."""
+        assert self._rollout, "a stage that trains on rollouts has prompts"
+        moved = self._sharing.for_generation()
+        collected = self._run(self._rollout.collect(version, partial(self._events.phase, "generate")), "generating")
+        self._events.publish(Samples(version + 1, collected.groups, collected.judged))
+        return dataclasses.replace(collected, stats=collected.stats | moved | self._returning.metrics())
+
+    @property
+    def _ahead(self) -> AheadRollout | None:
+        return self._rollout if isinstance(self._rollout, AheadRollout) else None
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which trainers do. What was begun ahead is generated meanwhile; nothing of it changes
+        outside of this."""
+        if self._ahead is None:
+            return work()
+        before = self._ahead.num_tokens
+        result = self._runner.run(self._returning.beside(beside(work)))
+        self._ahead.num_overlapped += self._ahead.num_tokens - before
+        return result
+
+    def evaluate(self, version: int) -> dict[str, float]:
+        """Metrics on the held-out prompts under weight `version`, which was published last."""
+        self._sharing.for_generation()
+        told = partial(self._events.phase, "evaluate")
+        found = self._run(evaluate_sets(self._sampler, self._held_out, version, told), "evaluating")
+        self._events.publish(Evaluation(version, found.groups, found.stats))
+        return found.stats
+
+    def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        return self._runner.run(self._calls.watched(self._returning.beside(work), what))
+
+
+def open_generation(
+    stack: ExitStack,
+    cluster: Cluster,
+    sharing: DeviceSharing,
+    events: Events,
+    *,
+    tokenizer: Tokenizer,
+    data: Data,
+    buffer: BufferPolicy,
+    begun: Begun,
+    scorer: Scorer,
+    learner: Publishes,
+    logs: Path,
+) -> Generation:
+    """Connect to engines that are up; `stack` closes the connections.
+
+    Raises:
+        SlimeError: an engine cannot do what the run needs.
+    """
+    installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
+    cfg, topology = cluster.topology.config, cluster.topology
+    endpoints = cluster.engines.endpoints
+    clients = [
+        EngineClient(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
+        for index, endpoint in enumerate(endpoints)
+    ]
+
+    def close(client: EngineClient) -> None:
+        runner.run(client.close())
+
+    for client in clients:
+        stack.callback(close, client)
+    runner.run(require_room(clients, cfg))
+    roles = [group.role for group in topology.group_of_engine]
+    engines = EngineSet(
+        [runner.run(Pairs.of(roles, clients))] if topology.works_in_pairs else clients,
+        notice_s=NOTICE_S if may_return(topology) else 0.0,
+    )
+    restarts = Restarts(topology, cluster.calls, cluster.engines, events)
+    cluster.calls.restarts = restarts
+    can_repeat = topology.transport != BROADCAST or not topology.cluster.on_gpus
+    returning = Returning(cluster.calls, restarts, clients, engines, learner, can_repeat=can_repeat)
+    program = stack.enter_context(opened(cfg.rollout.program, logs / "program.log", [token_file()]))
+    programs = {}
+    for of, (name, options) in own_of_sets("program", cfg.data, cfg.eval).items():
+        own = dataclasses.replace(cfg.rollout.program, name=name, options=options)
+        log = logs / f"program-{of.replace('/', '-')}.log"
+        programs[of] = stack.enter_context(opened(own, log, [token_file()]))
+    if programs:
+        program = ProgramBySet(program, programs)
+    chat = ChatFormat(tokenizer, cfg.data, cfg.rollout.max_prompt_tokens)
+    gate = None
+    if data.prompts and cfg.rollout.max_staleness:
+        gate = Gate(engines, cfg.rollout.publish, cfg.rollout.request_timeout_s)
+    sampler = Sampler(
+        cfg.rollout,
+        cfg.reward,
+        cfg.run.seed,
+        engines,
+        tokenizer,
+        program,
+        scorer,
+        chat,
+        gate,
+        recordings_of(cfg.model, cfg.train),
+    )
+    rollout: Rollout | AheadRollout | None = None
+    if data.prompts:
+        chosen = FilterChain(installed.filters, cfg.filter, cfg.cluster.hang_timeout_s)
+        make = partial(AheadRollout, num_steps=cfg.run.num_steps) if gate else Rollout
+        rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
+        stack.callback(_close, runner, rollout)
+    return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
+
+
+def _close(runner: asyncio.Runner, rollout: Rollout | AheadRollout) -> None:
+    if isinstance(rollout, AheadRollout):
+        runner.run(rollout.close())
+
+
+class StartingEngines:
+    """Engines that start while the run does something else, until they are a `Generation`.
+
+    Args:
+        connect: makes it, once every engine is up.
+    """
+
+    def __init__(self, engines: Engines, events: Events, connect: Callable[[], Generation]) -> None:
+        self._engines, self._events, self._connect = engines, events, connect
+        self._generation: Generation | None = None
+
+    @property
+    def are_connected(self) -> bool:
+        return self._generation is not None
+
+    def look(self) -> None:
+        """Connect to the engines if they are up by now.
+
+        Raises:
+            SlimeError: one failed to start, or cannot do what the run needs.
+        """
+        if self._generation is None and self._engines.are_up():
+            self.wait()
+
+    def wait(self) -> Generation:
+        """The generating side, once every engine is up; raises as `look`."""
+        if self._generation is None:
+            self._events.publish(Starting())
+            self._engines.finish()
+            self._events.publish(Ready())
+            self._generation = self._connect()
+        return self._generation

@@ -1,0 +1,237 @@
+"""The training side of a run: its trainer ranks, and the checkpoints that the run continues from."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slime import plugins
+from slime.algo.stages import Stage
+from slime.checkpoints import Checkpoint, CheckpointStore, Staging, require_as_written
+from slime.cluster.device_sharing import DeviceSharing
+from slime.cluster.trainers import TrainerGroup
+from slime.config.paths import resolve
+from slime.contracts import Source
+from slime.errors import SlimeError
+from slime.memory.peaks import planned_peaks
+from slime.net import Endpoint
+from slime.observe.metrics import SAVING
+from slime.observe.stopwatch import Stopwatch
+from slime.run_dir import RunDir
+from slime.topology.topology import Topology
+from slime.train.packing import pack_for
+from slime.types import RL, SFT, Batch, TrainSample
+
+Beside = Callable[[Callable[[], dict[str, float]]], dict[str, float]]
+
+
+log = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """What a checkpoint keeps of the driver: a source of rows, or the buffer."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class Position:
+    """How far the run has come: supervised steps, then reinforcement-learning steps."""
+
+    sft_step: int = 0
+    rl_step: int = 0
+
+    @property
+    def total(self) -> int:
+        """Number of the checkpoint taken here."""
+        return self.sft_step + self.rl_step
+
+    @property
+    def stage(self) -> tuple[str, int]:
+        """Place in metrics.jsonl."""
+        return (RL, self.rl_step) if self.rl_step else (SFT, self.sft_step)
+
+    def of(self, stage: str) -> int:
+        """Steps of the stage of that name that are done."""
+        return {SFT: self.sft_step, RL: self.rl_step}[stage]
+
+
+@dataclass
+class _Saving:
+    """A checkpoint whose files are being written; leaving `folder` publishes it."""
+
+    staging: Staging
+    folder: ExitStack
+
+
+class Learner:
+    """Trains, publishes and saves; made with the weights that the run starts or continues from.
+
+    Args:
+        topology: of the run.
+        folder: of the run.
+        trainers: the started ranks.
+        sharing: whose turn it is on shared devices.
+        states: what a checkpoint keeps of the driver, by name.
+
+    Attributes:
+        resumed: the newest good checkpoint, whose state everything has now; None: a run from its beginning.
+        position: how far the run has come; the loop counts on.
+
+    Raises:
+        SlimeError: the checkpoint, or the weights that the run starts from, cannot be read.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        folder: RunDir,
+        trainers: TrainerGroup,
+        sharing: DeviceSharing,
+        states: Mapping[str, Stateful],
+    ) -> None:
+        cfg = topology.config
+        self._cfg, self._folder, self._trainers, self._sharing, self._states = cfg, folder, trainers, sharing, states
+        self._store = CheckpointStore(folder.checkpoints, cfg.train.checkpoint.keep)
+        self._planned = planned_peaks(topology, plugins.load())
+        self._at_rest = threading.RLock()
+        self._published: int | None = None
+        self._saving: _Saving | None = None
+        self.resumed = self._store.latest(trainers.examine)
+        self.position = self._continue(self.resumed) if self.resumed else self._begin()
+
+    def _begin(self) -> Position:
+        """From the model's first weights."""
+        if self._cfg.model.weights is not None:
+            require_as_written(resolve(self._cfg.model.weights), self._trainers.examine)
+        self._trainers.init_weights()
+        return Position()
+
+    def _continue(self, checkpoint: Checkpoint) -> Position:
+        self._trainers.load(checkpoint.path)
+        found = checkpoint.driver_state()
+        for name, state in self._states.items():
+            if name in found:
+                state.load_state_dict(found[name])
+        return Position(**found["position"])
+
+    def prepare(self, stage: Stage) -> None:
+        """What the stage starts from becomes the reference model, if its objective asks for one."""
+        if self.position.of(stage.name) == 0 and stage.needs(Source.reference):
+            self._trainers.snapshot_reference()
+
+    def pack(self, samples: Sequence[TrainSample], num_steps: int = 1, *, whole_attempts: bool = False) -> list[Batch]:
+        """Micro-batches of every rank, for `num_steps` optimizer steps.
+
+        Args:
+            whole_attempts: all sequences of an attempt stand in one micro-batch.
+        """
+        return pack_for(self._cfg, self._trainers.layouts[0], samples, num_steps, whole_attempts=whole_attempts)
+
+    def train(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
+        """One step of a stage, an optimizer step a batch; metrics `train/...`, and `seconds/...` and `memory/...` as
+        the ranks measured them. The first step also has the memory that was planned."""
+        moved = self._sharing.for_training()
+        with self._at_rest:
+            self._published = None
+            values = self._trainers.train(batches, step, stage.name)
+        named = {
+            name if name.startswith(("seconds/", "memory/", "gap/")) else f"train/{name}": value
+            for name, value in values.items()
+        }
+        planned, self._planned = self._planned, {}
+        return moved | named | planned
+
+    def publish(self, engines: Sequence[Endpoint | None], version: int) -> dict[str, float]:
+        """Hand the weights to every engine (None: to one that is not up); returns metrics. The receipt is complete or
+        it raises."""
+        self._sharing.for_weights()
+        with self._at_rest:
+            receipt = self._trainers.publish(engines, version)
+            self._published = version
+        seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
+        sizes = {"publish/num_bytes": receipt.num_bytes, "publish/num_bytes_sent": receipt.num_bytes_sent}
+        return {**{name: float(size) for name, size in sizes.items()}, **seconds}
+
+    def publish_again(self, engines: Sequence[Endpoint | None]) -> bool:
+        """Hand what was published last to these engines, in whichever thread. False: the trainers have other weights
+        by now."""
+        with self._at_rest:
+            if self._published is None:
+                return False
+            self._trainers.publish(engines, self._published)
+            return True
+
+    def offload(self) -> dict[str, float]:
+        """Leave shared devices to the engines; returns how long that took and what stays, as metrics."""
+        return self._sharing.for_generation()
+
+    def checkpoint(self, beside: Beside = lambda work: work()) -> dict[str, float]:
+        """Save everything a resumed run needs; returns how long that took, as a metric. With
+        `train.checkpoint.async_save` the files are written while the run goes on: see `settle`.
+
+        Args:
+            beside: does the saving, while the driver's state may change already.
+        """
+        self._folder.require_intact()
+        states = {"position": dataclasses.asdict(self.position)}
+        states |= {name: state.state_dict() for name, state in self._states.items()}
+        return beside(lambda: self._save(states))
+
+    def _save(self, states: Mapping[str, Any]) -> dict[str, float]:
+        waited, watch = self.settle(), Stopwatch()
+        with watch("checkpoint"), self._at_rest, ExitStack() as stack:
+            staging = stack.enter_context(self._store.saving(self.position.total, states))
+            self._sharing.for_saving()
+            self._trainers.begin_save(staging.path)
+            self._folder.record_config(staging.path)
+            self._saving = _Saving(staging, stack.pop_all())
+        if not self._cfg.train.checkpoint.async_save:
+            watch.add_all(self.settle())
+        return {SAVING: watch.seconds()[SAVING] + waited.get(SAVING, 0.0)}
+
+    def settle(self, *, if_written: bool = False) -> dict[str, float]:
+        """Publish the checkpoint whose files are being written, once they are; returns how long the run waited for
+        them, as a metric.
+
+        Args:
+            if_written: do not wait for them.
+
+        Raises:
+            SlimeError: the disk is full; earlier checkpoints are untouched.
+        """
+        if self._saving is None or (if_written and not self._trainers.has_saved()):
+            return {}
+        watch = Stopwatch()
+        saving, self._saving = self._saving, None
+        with watch("checkpoint"), saving.folder:
+            saving.staging.written |= self._trainers.end_save()
+        return {SAVING: watch.seconds()[SAVING]}
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Context of the loops of a run: a checkpoint whose files are being written at their end is published, also
+        where an error is the end."""
+        try:
+            yield
+        except BaseException:
+            try:
+                self.settle()
+            except SlimeError as problem:  # the first error is the one to tell
+                log.warning("the newest checkpoint was not finished: %s", problem)
+            raise
+        self.settle()
+
+    def export(self) -> None:
+        """Write the model as an HF folder into the run directory."""
+        self._folder.require_intact()
+        if self._cfg.train.checkpoint.export_hf:
+            self._sharing.for_saving()
+            self._trainers.export_hf(resolve(self._cfg.model.path), self._folder.export)

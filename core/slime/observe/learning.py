@@ -1,0 +1,86 @@
+"""Whether a run still learns: it ends when its rewards say nothing for long, and warns of what comes before that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from slime.errors import SlimeError
+from slime.events import Event, Step
+from slime.observe.metrics import ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE
+
+COLLAPSED, RECOVERED = 0.1, 0.2
+"""Entropy relative to that of the first step: below the one it is warned of, above the other that is over."""
+NEARLY_ALL, FEWER = 0.9, 0.8
+"""Share of truncated responses, likewise."""
+
+log = logging.getLogger(__name__)
+
+
+class LearningWatch:
+    """Sees the metrics of every step of a session, as a subscriber of its events; one that continues a run starts to
+    count again.
+
+    Attributes:
+        problem: why the run should stop, once `observe.zero_variance_steps` steps taught nothing.
+    """
+
+    def __init__(self, zero_variance_steps: int, max_response_tokens: int) -> None:
+        self._limit, self._response_limit = zero_variance_steps, max_response_tokens
+        self._num_equal = 0
+        self._first_entropy: float | None = None
+        self._warned: set[str] = set()
+        self.problem: SlimeError | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Warn of what the metrics of a complete step show."""
+        if isinstance(event, Step) and event.complete:
+            self._entropy(event.values, event.step)
+            self._truncation(event.values, event.step)
+            self.problem = self._equal_rewards(event.values, event.step)
+
+    def _equal_rewards(self, values: Mapping[str, float], step: int) -> SlimeError | None:
+        self._num_equal = self._num_equal + 1 if values[ZERO_VARIANCE] == 1 else 0
+        if not self._limit or self._num_equal < self._limit:
+            return None
+        rewards = f"every reward is {values[REWARD]:g}" if not values[REWARD_STD] else f"the mean is {values[REWARD]:g}"
+        what = f"the rewards of each prompt's samples were equal in {self._num_equal} steps in a row ({rewards})"
+        todo = (
+            "Nothing is learnt from equal rewards. If no higher one is possible, the prompts are solved: take the last "
+            "checkpoint, or give harder prompts. Otherwise see the responses ('slime samples'): the reward may not "
+            "find the answer in them, or the prompts are too hard. observe.zero_variance_steps=0 goes on."
+        )
+        return SlimeError(what, where=f"step {step}", todo=todo)
+
+    def _entropy(self, values: Mapping[str, float], step: int) -> None:
+        entropy = values[ENTROPY]
+        first = self._first_entropy = entropy if self._first_entropy is None else self._first_entropy
+        if self._is_new(ENTROPY, entropy < COLLAPSED * first, entropy > RECOVERED * first):
+            log.warning(
+                "rl step %d: the entropy fell to %.3g nats a token, from %.3g: the samples of a prompt become the same "
+                "and teach nothing. Unless the rewards are as high as they can be, lower train.optimizer.lr, or raise "
+                "algo.clip_high, algo.entropy_coef or algo.kl_coef.",
+                step,
+                entropy,
+                first,
+            )
+
+    def _truncation(self, values: Mapping[str, float], step: int) -> None:
+        share = values[TRUNCATED]
+        if self._is_new(TRUNCATED, share >= NEARLY_ALL, share <= FEWER):
+            log.warning(
+                "rl step %d: %.0f %% of the responses reached the limit of tokens and may lack their answer. Raise "
+                "rollout.sampling.max_response_tokens=%d, or see why they do not end ('slime samples').",
+                step,
+                100 * share,
+                self._response_limit,
+            )
+
+    def _is_new(self, what: str, begins: bool, ends: bool) -> bool:
+        """Whether something begins that was not warned of since it ended last."""
+        if ends:
+            self._warned.discard(what)
+        if not begins or what in self._warned:
+            return False
+        self._warned.add(what)
+        return True

@@ -1,0 +1,180 @@
+"""Opens a run: everything that it holds while it lasts, cheapest first."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from slime import plugins
+from slime.algo.stages import Stages, run_stages
+from slime.cluster import preflight
+from slime.cluster.device_sharing import DeviceSharing
+from slime.cluster.gpus import require_gpus
+from slime.cluster.group import open_cluster
+from slime.cluster.launch import ray_here, token_file
+from slime.compose.compose import Composed
+from slime.config.paths import resolve
+from slime.config.schema import RewardConfig, SlimeConfig
+from slime.data.tokenize import import_tokenizers, load_tokenizer
+from slime.events import Events, Ready, Restored, Starting
+from slime.generation import Generation, StartingEngines, open_generation
+from slime.learner import Learner, Stateful
+from slime.observe import hang
+from slime.observe.metrics import MetricsLog, read_rows
+from slime.observe.progress import ProgressLine
+from slime.observe.samples import SampleLog
+from slime.observe.startup import Startup
+from slime.observe.status import StatusFile
+from slime.observe.step_log import StepLog
+from slime.observe.subscribers import subscribers
+from slime.observe.trackers import Trackers, shown_config
+from slime.reward.service import RewardService
+from slime.run_data import Data
+from slime.run_dir import RunDir, container, step_of, with_resume_hint
+from slime.sampling.begun import Begun
+from slime.sampling.by_set import ScorerBySet, own_of_sets
+from slime.sampling.guarded import GuardedBuffer
+from slime.topology.topology import Topology
+from slime.types import TrackedRun
+
+
+@dataclass(frozen=True)
+class Run:
+    """An open run; `slime.run` says in which order its two sides work.
+
+    Attributes:
+        folder: the run directory.
+        log: takes the metrics of each step.
+        learner: the training side.
+        engines: of the generating side, which may still be starting; None: nothing is generated.
+    """
+
+    cfg: SlimeConfig
+    topology: Topology
+    stages: Stages
+    folder: RunDir
+    events: Events
+    log: StepLog
+    data: Data
+    learner: Learner
+    engines: StartingEngines | None
+
+    @property
+    def generation(self) -> Generation:
+        """The generating side; waits for engines that are still starting."""
+        assert self.engines, "a run that generates has engines"
+        return self.engines.wait()
+
+
+def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) -> Run:
+    """Open everything of a run that is ready; `stack` closes it again, in reverse.
+
+    Ray on this host, while the tokenizer's library is imported; then the data, the run directory, the reward workers,
+    the cluster and at last the weights: a mistake in the cheap parts is found before anything is written and before the
+    expensive parts start. Where supervised steps come first, which need no engine, engines may still be starting at the
+    end of this.
+    """
+    cfg, topology = composed.cfg, composed.topology
+    assert topology, "its config has no problems"
+    require_gpus(cfg.cluster)
+    events = Events(Startup())
+    events.publish(Starting("starting Ray"))
+    model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
+    importing = threading.Thread(target=import_tokenizers, args=[named])
+    importing.start()
+    here = stack.enter_context(ray_here(topology))
+    importing.join()  # who imports transformers while another thread does may find it without its names
+    events.publish(Starting("reading the data"))
+    tokenizer = load_tokenizer(named)
+    data, installed = Data(cfg, tokenizer), plugins.load()
+    folder = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
+    events.publish(Starting(f"{data}; run directory {folder.path}"))
+    hang.register(folder.logs / "driver.stack")
+    read_rows(folder.metrics)  # a damaged line is found before the cluster starts
+    folder.write_config(cfg)
+    folder.write_plugins(installed.provenance(composed.chosen))
+    if log_metrics:
+        events.subscribe(StatusFile(folder))
+        stack.enter_context(events.until_ended())
+    rewards = RewardService(cfg.reward, folder.logs / "reward.log", [token_file()]) if topology.generates else None
+    if rewards:
+        stack.enter_context(rewards)
+    of_sets = {}
+    for of, (name, options) in (own_of_sets("reward", cfg.data, cfg.eval) if rewards else {}).items():
+        own = dataclasses.replace(cfg.reward, name=name, options=options)
+        of_sets[of] = stack.enter_context(_reward_of(of, own, folder.logs))
+    _subscribe(cfg, stack, events, installed, folder, log_metrics=log_metrics)
+    stack.enter_context(with_resume_hint(folder, cfg.sft.num_steps))
+    events.publish(Starting(f"starting {_processes(topology)}"))
+    require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics)
+    cluster = stack.enter_context(open_cluster(topology, here, folder.logs, events.publish, require_ready))
+    buffer = GuardedBuffer(installed.buffers, cfg.buffer.name, cfg.buffer.options, cfg.cluster.hang_timeout_s)
+    begun, sharing, stages = Begun(), DeviceSharing(cluster), run_stages(cfg)
+    cluster.start()
+    stack.enter_context(cluster.calls.naming_causes())
+    events.publish(Starting("loading weights"))
+    sources = {"prompts": data.prompts, "demonstrations": data.demonstrations}
+    states: dict[str, Stateful] = {name: source for name, source in sources.items() if source is not None}
+    learner = Learner(topology, folder, cluster.trainers, sharing, states | {"buffer": buffer, "begun": begun})
+    events.publish(Restored(learner.position.stage if learner.resumed else None))
+    engines = None
+    if rewards:
+        connect = partial(
+            open_generation,
+            stack,
+            cluster,
+            sharing,
+            events,
+            tokenizer=tokenizer,
+            data=data,
+            buffer=buffer,
+            begun=begun,
+            scorer=ScorerBySet(rewards, of_sets) if of_sets else rewards,
+            learner=learner,
+            logs=folder.logs,
+        )
+        engines = StartingEngines(cluster.engines, events, connect)
+        beside = log_metrics and stages.reinforces and learner.position.sft_step < cfg.sft.num_steps
+        engines.look() if beside else engines.wait()
+    origin = f"starts from {cfg.model.weights or model}"
+    if learner.resumed:
+        origin = f"continues after {step_of(learner.resumed.step, cfg.sft.num_steps)}, from {learner.resumed.path}"
+    still = "; engines are still starting" if engines and not engines.are_connected else ""
+    events.publish(Ready(f"ready: {origin}{still}"))
+    return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, engines)
+
+
+def _reward_of(prompts: str, cfg: RewardConfig, logs: Path) -> RewardService:
+    """The reward of one prompt set."""
+    return RewardService(cfg, logs / f"reward-{prompts.replace('/', '-')}.log", [token_file()])
+
+
+def _subscribe(
+    cfg: SlimeConfig,
+    stack: ExitStack,
+    events: Events,
+    installed: plugins.Plugins,
+    folder: RunDir,
+    *,
+    log_metrics: bool,
+) -> None:
+    """Everybody who is told what the run does, but those who were from the beginning."""
+    tracked = TrackedRun(cfg.run.name, folder.path, shown_config(container(cfg)))
+    samples = SampleLog(folder.samples, cfg.observe.samples_mb)
+    events.subscribe(samples)
+    if log_metrics:
+        metrics = stack.enter_context(MetricsLog(folder))
+        chosen = {name: installed.trackers.create(name, **options) for name, options in cfg.observe.trackers.items()}
+        events.subscribe(metrics, Trackers(chosen, samples.newest).start(tracked))
+    events.subscribe(ProgressLine(live=cfg.run.progress))
+    if log_metrics:
+        events.subscribe(*subscribers(installed, tracked))
+
+
+def _processes(topology: Topology) -> str:
+    counts = {"trainer ranks": topology.cluster.num_trainers, "engines": len(topology.group_of_engine)}
+    return " and ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in counts.items() if count)

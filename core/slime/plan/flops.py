@@ -1,0 +1,94 @@
+"""FLOPs of a model by its sizes, and how much work a sequence is compared with another one. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from slime.config.hf import read_hf_config
+from slime.config.schema import SlimeConfig
+from slime.memory.memory_plan import keywords_of
+from slime.memory.parameters import Weight, blocks_by_layer, unknown_parameter, weights_of
+from slime.models.blocks import BuildingBlock
+from slime.models.shapes import Block
+from slime.plugins import Plugins
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """FLOPs of a model's forward pass.
+
+    Args:
+        model: Megatron's keywords with `vocab_size`.
+        tokens: mean of a sequence.
+    """
+
+    model: Mapping[str, Any]
+    weights: Sequence[Weight]
+    tokens: float
+
+    @cached_property
+    def by_layer(self) -> list[float]:
+        """Of a token in each decoder layer, without its routed experts: two a weight that it meets, and attention to
+        half of its sequence."""
+        met, keys = [0.0] * self.model["num_layers"], self.tokens / 2
+        for weight in self.weights:
+            if weight.layer is not None and len(weight.shape) > 1 and weight.block is not Block.experts:
+                met[weight.layer] += 2 * weight.numel
+        return [
+            flops + sum(block.flops(self.model, keys) for block in self.blocks[layer])
+            for layer, flops in enumerate(met)
+        ]
+
+    @cached_property
+    def blocks(self) -> dict[int, tuple[BuildingBlock, ...]]:
+        """By layer."""
+        return blocks_by_layer(self.weights)
+
+    @cached_property
+    def of_experts(self) -> dict[int, float]:
+        """Of a token in the experts that it is sent to, by layer."""
+        found: dict[int, float] = {}
+        for weight in self.weights:
+            if weight.layer is not None and weight.block is Block.experts:
+                share = self.model["moe_router_topk"] / weight.count
+                found[weight.layer] = found.get(weight.layer, 0.0) + 2 * weight.numel * share
+        return found
+
+    def stage(self, layers: Iterable[int], *, is_last: bool, uneven: float = 1.0) -> float:
+        """Of a token in a pipeline stage.
+
+        Args:
+            uneven: tokens of the busiest experts' rank relative to the mean.
+        """
+        flops = sum(self.by_layer[layer] + uneven * self.of_experts.get(layer, 0.0) for layer in layers)
+        return flops + self.head * is_last
+
+    @property
+    def head(self) -> float:
+        return float(2 * self.model["vocab_size"] * self.model["hidden_size"])
+
+
+def attention_length(cfg: SlimeConfig, plugins: Plugins) -> float:
+    """Tokens of a sequence whose attention takes as many FLOPs as all else that is computed for it.
+
+    The work of n tokens grows with n + n^2 / attention_length: exactly with full attention. Where the number of keys is
+    bounded, it is a line that is right for the longest sequence of the run. Infinite for a family with blocks that
+    state no sizes: a sequence is as much work as it has tokens then.
+    """
+    hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
+    bridge = plugins.models.create(cfg.model.family)
+    mapping = bridge.weight_mapping(hf)
+    if unknown_parameter(mapping):
+        return math.inf
+    model, longest = keywords_of(cfg.train.megatron, bridge, hf), cfg.train.max_tokens_per_micro_batch
+    short, long = (_flops(ForwardFlops(model, weights_of(model, mapping), tokens)) for tokens in (0, longest))
+    return longest * short / (long - short)
+
+
+def _flops(trained: ForwardFlops) -> float:
+    """Of a token, in the whole model."""
+    return trained.stage(range(trained.model["num_layers"]), is_last=True)

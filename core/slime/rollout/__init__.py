@@ -1,1 +1,0 @@
-"""Generation: SGLang engines, their client, and the sampling loop."""

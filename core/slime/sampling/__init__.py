@@ -1,0 +1,1 @@
+"""The sampling loop: prompts in, rewarded and filtered groups out; training and evaluation are its clients."""

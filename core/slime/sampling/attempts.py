@@ -1,0 +1,155 @@
+"""Attempts: one sample each, from its prompt to what its program made of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from slime.config.rollout import ProgramConfig
+from slime.contracts import Program
+from slime.errors import SlimeError
+from slime.sampling.chat_format import ChatFormat
+from slime.sampling.conversation import Model
+from slime.sampling.generate import Generator
+from slime.sampling.held import TimeLimit, held
+from slime.sampling.suspended import Suspended
+from slime.time_limit import FAILURES
+from slime.types import Sample, Status, Task, Verdict
+from slime.workers.process import LostWorkerError
+from slime.workers.wire import FaultError
+from slime.workers.worker import describe
+
+MAX_LOSSES = 3
+"""Workers that an attempt may lose through no fault of its own; then it fails."""
+
+
+class Attempts:
+    """Runs the program of each attempt, under one weight version.
+
+    Args:
+        program: how an attempt is made.
+        generator: asks the engines.
+        seed: of the run.
+        version: the weight version that every engine holds.
+        is_evaluation: whether the attempts are of held-out prompts.
+        max_requests: at the engines at once.
+        chat: turns conversations of several turns into tokens; None: there are none.
+        timeout_s: what a program may take of its own, between two responses.
+
+    Attributes:
+        num_tokens: generated so far.
+        num_drafted, num_accepted: tokens proposed by drafting models so far, and those of them that were taken.
+        num_asking: attempts that wait for the engines, or for their turn there.
+        num_away: attempts in the midst of a conversation that ask for nothing now: a tool runs, for instance.
+        when_away: called when one more of them is away, so that another one may begin.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        generator: Generator,
+        seed: int,
+        version: int,
+        *,
+        is_evaluation: bool = False,
+        max_requests: int = 1,
+        chat: ChatFormat | None = None,
+        timeout_s: float = ProgramConfig.timeout_s,
+    ) -> None:
+        self.generator, self.seed, self.version, self.chat = generator, seed, version, chat
+        self._program, self._is_evaluation, self._timeout_s = program, is_evaluation, timeout_s
+        self.slots = asyncio.Semaphore(max_requests)
+        self.num_tokens = self.num_drafted = self.num_accepted = self.num_asking = self.num_away = 0
+        self.are_suspended = False
+        self.when_away: Callable[[], None] = lambda: None
+        self._running: set[Model] = set()
+
+    def suspend(self) -> None:
+        """Begin no further response: the engines are told to abort. Programs that wait for something else are
+        cancelled; called again, they are closed."""
+        self.are_suspended = True
+        for model in self._running:
+            if not model.is_asking:
+                model.cancel()
+
+    async def run(self, sample: Sample) -> bool:
+        """Make the attempt; whether it is over. Then the sample is `completed` or `truncated`; or `failed`, with a
+        verdict, where its program is at fault. If not, an engine was told to abort: it is `aborted` or `pending`.
+
+        Raises:
+            SlimeError: an engine failed, or answered with other weights.
+        """
+        lost: list[str] = []
+        while len(lost) < MAX_LOSSES:
+            try:
+                return await self._run(sample)
+            except LostWorkerError as error:
+                lost.append(str(error))
+                begin_again(sample)
+        _fail(sample, Verdict.error(f"{MAX_LOSSES} workers of the program were lost: {'; '.join(lost)}"))
+        return True
+
+    async def _run(self, sample: Sample) -> bool:
+        limit = TimeLimit(self._timeout_s)
+        model = Model(self, sample, limit)
+        is_over = False
+        self._running.add(model)
+        try:
+            is_over = await self._make(sample, model, limit)
+        finally:
+            limit.stop()
+            model.come_back()
+            self._running.remove(model)
+            if not is_over:
+                sample.turns.clear()
+                if not model.is_resumable:
+                    begin_again(sample)
+        return is_over
+
+    async def _make(self, sample: Sample, model: Model, limit: TimeLimit) -> bool:
+        task = Task(sample.prompt, sample.index, model.seed(0), self._is_evaluation)
+        verdict: Verdict | None = None
+        fault: BaseException | None = None
+        limit.start()
+        try:
+            verdict = await held(self._program.run(task, model))
+        except (*FAILURES, Suspended) as error:
+            fault = error
+        except asyncio.CancelledError as error:
+            if not limit.has_passed and not self.are_suspended:
+                raise
+            fault = error
+        limit.stop()
+        model.has_ended = True
+        await model.answered()
+        if isinstance(model.broken_off, SlimeError):  # also if the program caught it
+            raise model.broken_off
+        if isinstance(fault, LostWorkerError):
+            raise fault
+        if limit.has_passed:
+            _fail(sample, Verdict.timeout(f"the program did not end within {self._timeout_s:g} s of its own"))
+        elif model.broken_off or isinstance(fault, asyncio.CancelledError):
+            return False
+        elif isinstance(fault, FaultError):  # it happened in a worker, whose words these are
+            _fail(sample, Verdict.error(str(fault)))
+        elif fault:
+            _fail(sample, Verdict.error(f"the program raised {describe(fault)}"))
+        elif verdict is not None and not isinstance(verdict, Verdict):
+            _fail(sample, Verdict.error(f"the program gave {verdict!r:.80}, not a Verdict or None"))
+        elif model.status is None:
+            _fail(sample, Verdict.error("the program ended without a response"))
+        else:
+            sample.status, sample.verdict = model.status, verdict
+        return True
+
+
+def begin_again(sample: Sample) -> None:
+    """Forget what was generated."""
+    sample.segments.clear()
+    sample.turns.clear()
+    sample.metadata.clear()
+    sample.status, sample.response, sample.verdict = Status.PENDING, "", None
+
+
+def _fail(sample: Sample, verdict: Verdict) -> None:
+    sample.status, sample.verdict = Status.FAILED, verdict

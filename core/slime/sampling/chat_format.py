@@ -1,0 +1,246 @@
+"""Conversations of several turns as tokens: what the model sampled is never rendered again, only what comes behind it.
+
+A chat template writes earlier turns otherwise once they are answered (it drops thinking, or spells arguments its own
+way). What it writes behind a turn depends on the new messages alone: so they are rendered behind a made-up turn, and
+their tokens are appended to what was sampled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from slime.config.schema import DataConfig
+from slime.data.chat import Chat
+from slime.data.tokenize import Tokenizer, encode, end_tokens, render
+from slime.errors import SlimeError
+from slime.types import Message
+
+SAID = "probe."
+"""What the made-up turns say."""
+RESULT_ROLES = ("tool", "observation", "ipython")
+"""What templates call a message with a tool's output. The first is every API's name for it."""
+_WHERE = "the chat template"
+
+
+class RefusedError(SlimeError):
+    """The chat template does not take these messages."""
+
+
+class TooLongError(RefusedError):
+    """A conversation begins with more tokens than `rollout.max_prompt_tokens`."""
+
+
+class ChatFormat:
+    """A tokenizer's chat template, for conversations of several turns.
+
+    Args:
+        tokenizer: with a chat template.
+        data: keywords of the template.
+        max_prompt_tokens: limit of what a conversation begins with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, data: DataConfig, max_prompt_tokens: int) -> None:
+        self._tokenizer, self._data, self._max_prompt_tokens = tokenizer, data, max_prompt_tokens
+        self._end_tokens = end_tokens(tokenizer)
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """Token ids of a conversation that the model is to answer.
+
+        Args:
+            tools: JSON schemas of functions, as in the OpenAI API.
+
+        Raises:
+            RefusedError: the template refuses the messages, or leaves one out.
+            TooLongError: they are too long.
+        """
+        with _refusals():
+            ids = self._encoded(self._begun(messages, tools))
+        if len(ids) > self._max_prompt_tokens:
+            what = f"a conversation begins with {len(ids)} tokens, tools included"
+            raise TooLongError(what, where="rollout.max_prompt_tokens", todo=f"Raise it to {len(ids)} or more.")
+        return ids
+
+    def behind(self, tokens: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """Token ids that come behind a response: the end of its turn where the model did not write it, the new
+        messages, and the opening of the model's next turn.
+
+        Where the response ended with the token that the template writes next, it is not written twice. Special tokens
+        in the new messages are broken up, so that they cannot act.
+
+        Args:
+            tokens: the conversation up to and with the response.
+
+        Raises:
+            RefusedError: the template refuses or leaves out a message, or writes what came before otherwise.
+        """
+        with _refusals():
+            ids = self._encoded(self._closing + self._added(self.escaped(new), tools))
+        written = bool(tokens) and tokens[-1] in self._end_tokens and ids[:1] == [tokens[-1]]
+        return ids[written:]
+
+    def _begun(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        """Text of a conversation that the model is to answer, with calls and results as the template knows them."""
+        problem = None
+        if any(message.get("tool_calls") for message in messages) and not self._writes_calls:
+            what, todo = "the chat template writes no calls of tools", "Write them as the model does, as its words."
+            raise SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
+        for known in _spellings(messages):
+            try:
+                text = self.render(known, tools, prompt=True)
+            except SlimeError as error:
+                problem = problem or error
+                continue
+            left_out = next((number for number, message in enumerate(known, 1) if not _is_in(message, text)), None)
+            if left_out is None:
+                return text
+            what = f"the chat template leaves out message {left_out}, of the role '{messages[left_out - 1]['role']}'"
+            todo = "Write the messages as the model's template expects them."
+            problem = problem or SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
+        assert problem, "some spelling was tried"
+        raise problem
+
+    @cached_property
+    def _writes_calls(self) -> bool:
+        for arguments in (dict[str, Any](), "{}"):
+            call = {"type": "function", "id": "call00001", "function": {"name": "probe_tool", "arguments": arguments}}
+            said: list[Message] = [
+                {"role": "user", "content": SAID},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
+            with suppress(SlimeError):
+                return "probe_tool" in self.render(said, ())
+        return False
+
+    def _added(self, new: Sequence[Message], tools: Sequence[Any]) -> str:
+        runs = [list(run) for _, run in groupby(new, key=lambda message: message["role"] in RESULT_ROLES)]
+        return "".join(self._behind_made_up(run, tools, prompt=run is runs[-1]) for run in runs)
+
+    def _behind_made_up(self, run: Sequence[Message], tools: Sequence[Any], *, prompt: bool) -> str:
+        """Text that the template adds to a conversation for messages of one kind."""
+        problem = None
+        for before, renamed in self._made_up(run):
+            try:
+                self._chat.check_roles([*before, *renamed], _WHERE)
+                base = self.render(before, tools)
+                whole = self.render([*before, *renamed], tools, prompt=prompt)
+            except SlimeError as error:
+                problem = problem or error
+                continue
+            added = whole.removeprefix(base)
+            if whole.startswith(base) and all(_is_in(message, added) for message in renamed):
+                return added
+            problem = problem or self._differs(base, whole, run)
+        assert problem, "some conversation was tried"
+        raise problem
+
+    def _differs(self, base: str, whole: str, run: Sequence[Message]) -> SlimeError:
+        """Says which token the template would write otherwise than before."""
+        role = run[0]["role"]
+        if whole.startswith(base):
+            what = f"the chat template leaves out a message of the role '{role}'"
+        else:
+            before, after = self._encoded(base), self._encoded(whole)
+            place = next(i for i, pair in enumerate(zip(before, [*after, None], strict=False)) if pair[0] != pair[1])
+            was, now = (self._tokenizer.decode(ids[place : place + 1]) for ids in (before, after))
+            what = f"the chat template writes token {place} as {now!r}, and not {was!r}, once the role '{role}' follows"
+        todo = "Use a template that only adds to a conversation when a message is added."
+        return SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
+
+    @staticmethod
+    def _made_up(run: Sequence[Message]) -> list[tuple[list[Message], list[Message]]]:
+        """Conversations to render `run` behind, the likeliest first, each with `run` as it is written there."""
+        user: Message = {"role": "user", "content": SAID}
+        answer: Message = {"role": "assistant", "content": SAID}
+        if run[0]["role"] not in RESULT_ROLES:
+            starts: list[list[Message]] = [[{"role": "system", "content": SAID}, user], [user, answer], [user]]
+            return [(start, list(run)) for start in starts]
+        found: list[tuple[list[Message], list[Message]]] = []
+        for arguments in (dict[str, Any](), "{}"):
+            calls = [
+                {"type": "function", "id": message.get("tool_call_id", f"call_{number}"),
+                 "function": {"name": message.get("name", "probe"), "arguments": arguments}}
+                for number, message in enumerate(run)
+            ]  # fmt: skip
+            found.append(([user, {"role": "assistant", "content": "", "tool_calls": calls}], list(run)))
+        for role in RESULT_ROLES:
+            found.append(([user, answer], [{**message, "role": role} for message in run]))
+        return found
+
+    @cached_property
+    def _closing(self) -> str:
+        """What the template writes behind the words of a finished turn of the model."""
+        text = self.render([{"role": "user", "content": SAID}, {"role": "assistant", "content": "the answer."}], ())
+        return text.rpartition("the answer.")[2]
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self._tokenizer, self._data, self._max_prompt_tokens)
+
+    def escaped(self, value: Any) -> Any:
+        """Messages, or any other JSON value, with the special tokens in its texts broken up by a space."""
+        if isinstance(value, str):
+            return self._chat.control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", value)
+        if isinstance(value, Mapping):
+            return {name: self.escaped(each) for name, each in value.items()}
+        return [self.escaped(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any], *, prompt: bool = False) -> str:
+        """Messages as the text that the model reads; `prompt` opens the model's turn at its end.
+
+        Raises:
+            SlimeError: the template refuses the messages.
+        """
+        own = self._data.chat_template_kwargs
+        kwargs = {**own, "tools": list(tools)} if tools else own
+        return render(self._tokenizer, messages, _WHERE, kwargs, prompt=prompt)
+
+    def _encoded(self, text: str) -> list[int]:
+        [ids] = encode(self._tokenizer, [text])
+        return list(ids)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except SlimeError as error:
+        raise RefusedError(error.what, where=error.where, todo=error.todo) from error
+
+
+def _is_in(message: Message, text: str) -> bool:
+    """Whether a text has what a message says. Templates drop earlier thinking, and write some messages as JSON."""
+    said = (message.get("content") or "").rpartition("</think>")[2].strip()
+    return said in text or json.dumps(said, ensure_ascii=False)[1:-1] in text
+
+
+def _spellings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """The messages as they are, and as other templates want them: arguments of calls as objects or as JSON, and
+    results of tools under other roles."""
+    yield messages
+    if any(message.get("tool_calls") for message in messages):
+        for as_objects in (True, False):
+            yield [_with_arguments(message, as_objects=as_objects) for message in messages]
+    if any(message["role"] in RESULT_ROLES for message in messages):
+        for role in RESULT_ROLES:
+            yield [{**message, "role": role} if message["role"] in RESULT_ROLES else message for message in messages]
+
+
+def _with_arguments(message: Message, *, as_objects: bool) -> Message:
+    """The same message; the arguments of its calls are objects, where they can be read as such, or JSON."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [dict(call) for call in message["tool_calls"]]
+    for call in calls:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and as_objects:
+            with suppress(ValueError):
+                arguments = json.loads(arguments)
+        elif not isinstance(arguments, str) and not as_objects:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        call["function"] = {**call["function"], "arguments": arguments}
+    return {**message, "tool_calls": calls}

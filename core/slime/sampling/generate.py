@@ -1,0 +1,183 @@
+"""One `/generate` request, which appends the tokens that the engine sampled to a segment."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime.config.schema import SamplingConfig
+from slime.data.tokenize import Tokenizer, end_tokens
+from slime.engine_client.client import Completion, FinishReason
+from slime.engine_client.engine_set import EngineSet
+from slime.engine_client.gate import Gate, Passed
+from slime.errors import SlimeError
+from slime.models.traits import Recording
+from slime.segments import Segment, WeightSpan
+from slime.types import Sample, Status
+
+_STATUS = {
+    FinishReason.STOP: Status.COMPLETED,
+    FinishReason.LENGTH: Status.TRUNCATED,
+    FinishReason.ABORT: Status.ABORTED,
+}
+
+
+class Generator:
+    """Continues segments through the engines.
+
+    Args:
+        engines: where requests go.
+        sampling: distribution and response limit.
+        tokenizer: turns responses into text.
+        gate: stands in front of engines whose weights change while requests are inside; None: nothing is inside then.
+        recordings: what the engines are to note of every token.
+    """
+
+    def __init__(
+        self,
+        engines: EngineSet,
+        sampling: SamplingConfig,
+        tokenizer: Tokenizer,
+        gate: Gate | None = None,
+        recordings: Sequence[Recording] = (),
+    ) -> None:
+        self._engines, self._tokenizer, self._gate, self._recordings = engines, tokenizer, gate, recordings
+        self._fields = {name: value for each in recordings for name, value in each.request_fields.items()}
+        self._sampling, self._stop = sampling, list(sampling.stop)
+        self._end_tokens = end_tokens(tokenizer)
+        self._params = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_token_ids": sorted(self._end_tokens),
+        }
+
+    async def continue_response(
+        self, segment: Segment, begun: int, limit: int, version: int, seed: int, stop: Sequence[str] = ()
+    ) -> tuple[Completion, Status]:
+        """Generate from all that the segment has until its last response ends or the request is aborted; one that the
+        gate aborted goes on.
+
+        Args:
+            begun: tokens behind the context that stand before the response.
+            limit: tokens that the segment may have behind its context.
+            version: that every engine holds; with a gate, which knows, any.
+            seed: of the segment (`sampling_seed`).
+            stop: strings that end this response, beside those of every response. The engines look for them only if
+                there are others, too: else they have no tokenizer, and what they sample behind them is cut off here.
+
+        Returns:
+            What the engine answered, which the segment has by now, up to and with the first token that ends the
+            response; and how it stands: completed, truncated or aborted.
+
+        Raises:
+            SlimeError: the engine failed, or answered with other weights than it should hold.
+        """
+        remaining = limit - len(segment.tokens)
+        assert remaining > 0, "a response at the limit is truncated, not continued"
+        stop = [*self._stop, *stop]
+        sought = stop if self._stop else []
+        params = {**self._params, "stop": sought, "max_new_tokens": remaining, "sampling_seed": seed}
+        asked = [*segment.context, *segment.tokens]
+        passed = await self._ask(asked, params, version)
+        completion = passed.completion
+        for recording in self._recordings:
+            # An answer speaks of all tokens before it too: rows of two answers, under other weights, are never mixed.
+            if rows := await asyncio.to_thread(recording.read, completion.meta, [*asked, *completion.tokens]):
+                segment.recorded[recording.name] = rows
+        if self._append(segment, begun, limit, passed, stop):
+            return completion, Status.COMPLETED
+        # SGLang calls a request aborted even if its last step brought the last token allowed.
+        at_limit = len(segment.tokens) == limit
+        status = Status.TRUNCATED if at_limit else _STATUS[completion.finish_reason]
+        if status is Status.ABORTED and passed.is_interrupted:
+            rest, status = await self.continue_response(segment, begun, limit, version, seed, stop)
+            return completion.followed_by(rest), status
+        return completion, status
+
+    async def _ask(self, input_ids: Sequence[int], params: Mapping[str, Any], version: int) -> Passed:
+        if self._gate is None:
+            completion = await self._engines.generate(input_ids, params, **self._fields)
+            passed = Passed(completion, version, is_interrupted=False)
+        else:
+            passed = await self._gate.generate(input_ids, params, **self._fields)
+            version = self._gate.version
+        self._check_versions(passed.completion, range(passed.version, version + 1))
+        return passed
+
+    def limit(self, context: Sequence[int]) -> int:
+        """Tokens that may stand behind a context."""
+        response, sequence = self._sampling.max_response_tokens, self._sampling.max_sequence_tokens
+        return response if sequence is None else min(response, sequence - len(context))
+
+    def text(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Tokens of a response as text; `special` tokens, if they are wanted, too."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
+        return text
+
+    def without_end(self, response: Sequence[int]) -> Sequence[int]:
+        """A response's tokens but for an end token."""
+        return response[:-1] if response and response[-1] in self._end_tokens else response
+
+    def _append(self, segment: Segment, begun: int, limit: int, passed: Passed, stop: Sequence[str]) -> bool:
+        """Add what was generated up to and with the first token that ends the response; whether there is one.
+
+        SGLang notices an abort, and then the last token allowed, before it looks for an end. So a step that brought
+        several tokens (of a drafting model) may have some behind the end or the limit, and be called `abort` or
+        `length`. And it looks for stop strings in the tokens of one request only, not in those before an abort.
+        """
+        before, completion = len(segment.tokens), passed.completion
+        segment.tokens.extend(completion.tokens)
+        del segment.tokens[limit:]
+        end = self._first_end(segment.tokens[begun:], before - begun, stop)
+        if end is not None:
+            del segment.tokens[begun + end :]
+        segment.cut_rows()
+        count = len(segment.tokens) - before
+        segment.logprobs.extend(completion.logprobs[:count])
+        segment.loss_mask.extend([1] * count)
+        keeps_keys = self._gate is not None and self._gate.keeps_keys
+        for version, tokens in completion.spans:
+            if taken := min(tokens, count):
+                segment.spans.append(WeightSpan(version, taken, is_mixed=keeps_keys and version != passed.version))
+                count -= taken
+        segment.check()
+        return end is not None
+
+    def _first_end(self, tokens: list[int], begun: int, stop: Sequence[str]) -> int | None:
+        """Length of the response if it ends within `tokens[begun:]`: with its first end token or stop string."""
+        ends = (place + 1 for place in range(begun, len(tokens)) if tokens[place] in self._end_tokens)
+        end = next(ends, None)
+        upto = len(tokens) if end is None else end
+
+        def has_stop_string(length: int) -> bool:  # as SGLang looks for them: in the text of special tokens too
+            text: str = self._tokenizer.decode(tokens[:length], skip_special_tokens=False)
+            return any(each in text for each in stop)
+
+        if stop and has_stop_string(upto):
+            lengths = range(begun + 1, upto + 1)
+            return lengths[bisect.bisect_left(lengths, True, key=has_stop_string)]
+        return end
+
+    def _check_versions(self, completion: Completion, allowed: range) -> None:
+        found = {completion.weight_version, *(version for version, _ in completion.earlier)} - {None}
+        if wrong := found.difference(allowed):
+            right = " or ".join(str(version) for version in allowed)
+            what = f"stale engine: it answered with weight version {min(wrong, key=str)}, not {right}"
+            todo = "Nothing else may update this engine's weights; resume the run."
+            raise SlimeError(what, where=self._engines.url, todo=todo)
+
+
+def sampling_seed(seed: int, sample: Sample, number: int = 0) -> int:
+    """Seed of a segment's requests, 63 bits, from the run's seed, from which sample it is, and from the `number` of
+    the segment among those that its attempt began.
+
+    SGLang draws the token at position t of a sequence by a hash of (seed, t) when it runs with
+    `enable_deterministic_inference`: a run repeats however its requests are batched, and a continued response goes on
+    with the noise it would have had uninterrupted. Without that mode SGLang ignores the seed.
+    """
+    name = f"{seed}/{sample.prompt.id}/{sample.index}" + (f"/{number}" if number else "")
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1

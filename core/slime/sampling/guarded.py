@@ -1,0 +1,136 @@
+"""The filters and the buffer policy of a run: what goes wrong in their code ends it in a line that names them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime.config.schema import FilterConfig
+from slime.errors import SlimeError
+from slime.registry import Registry
+from slime.time_limit import DidNotReturnError, within
+from slime.types import Decision, Group
+from slime.workers.worker import describe
+
+REASON = re.compile(r"[a-z0-9_]+")
+"""What a reason may look like: it becomes part of a metric's name."""
+
+
+class _Guarded:
+    """What a plugin's factory makes, called under guard.
+
+    Args:
+        registry: of its kind.
+        name, options: as the config has them.
+        patience_s: seconds that a call may take.
+    """
+
+    def __init__(self, registry: Registry[Any], name: str, options: Mapping[str, Any], patience_s: float) -> None:
+        self._chosen, self._patience_s = registry.get(name), patience_s
+        self._made: Any = self._watched("its factory", registry.create, name, **options)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._watched(method, getattr(self._made, method), *arguments)
+
+    def _watched(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            with within(self._patience_s):
+                return function(*arguments, **options)
+        except SlimeError:
+            raise
+        except DidNotReturnError as error:
+            raise self._fault(f"{what} {error}") from error
+        except (Exception, SystemExit) as error:
+            raise self._fault(f"{what} raised {describe(error)}") from error
+
+    def _decision(self, method: str, *arguments: Any) -> Decision:
+        answer = self._call(method, *arguments)
+        if not isinstance(answer, Decision) or not (answer.keep or REASON.fullmatch(answer.reason)):
+            right = "a Decision, with a reason of the letters a-z, 0-9 and _ where it drops the group"
+            raise self._fault(f"{method} gave {answer!r:.80}, not {right}")
+        return answer
+
+    def _fault(self, what: str) -> SlimeError:
+        chosen = self._chosen
+        where = f"{chosen.kind} '{chosen.name}' of {chosen.distribution} {chosen.version}"
+        todo = f"Correct it, or choose another with {chosen.kind}=<name>; the run goes on from its last checkpoint."
+        return SlimeError(what, where=where, todo=todo)
+
+
+class GuardedFilter(_Guarded):
+    """A `slime.contracts.SampleFilter`, or one that shapes.
+
+    Raises (every method):
+        SlimeError: the plugin raised, exited, did not return, or answered something else than its contract says.
+    """
+
+    def decide(self, group: Group) -> Decision:
+        return self._decision("decide", group)
+
+    def shape(self, group: Group) -> None:
+        """Add to the rewards of `group` what the filter says, if it is one that shapes."""
+        if hasattr(self._made, "shape"):
+            answer = self._call("shape", group)
+            if not are_amounts(answer, len(group.samples)):
+                raise self._fault(f"shape gave {answer!r:.80}, not {len(group.samples)} finite numbers")
+            for sample, amount in zip(group.samples, answer, strict=True):
+                sample.shaping += float(amount)
+
+
+class FilterChain:
+    """The filters of a run one after another: the first one that drops a group decides. Raises as `GuardedFilter`.
+
+    Args:
+        cfg: `name`, and those of `then`.
+    """
+
+    def __init__(self, registry: Registry[Any], cfg: FilterConfig, patience_s: float) -> None:
+        chosen = [(cfg.name, cfg.options), *cfg.then.items()]
+        self._filters = [GuardedFilter(registry, name, options, patience_s) for name, options in chosen]
+
+    def decide(self, group: Group) -> Decision:
+        for sample in group.samples:
+            sample.shaping = 0.0  # a group that comes a second time is shaped as if for the first
+        for each in self._filters:
+            each.shape(group)
+            decision = each.decide(group)
+            if not decision.keep:
+                return decision
+        return Decision(keep=True)
+
+
+class GuardedBuffer(_Guarded):
+    """A `slime.contracts.BufferPolicy`; raises as `GuardedFilter`."""
+
+    def put(self, group: Group, version: int) -> Decision:
+        return self._decision("put", group, version)
+
+    def take(self, count: int, version: int) -> list[Group]:
+        answer = self._call("take", count, version)
+        are_groups = isinstance(answer, list) and all(isinstance(group, Group) for group in answer)
+        if not are_groups or len(answer) > max(0, count):
+            raise self._fault(f"take gave {answer!r:.80}, not a list of at most {count} groups")
+        groups: list[Group] = answer
+        return groups
+
+    def __len__(self) -> int:
+        number: int = self._call("__len__")
+        return number
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._call("state_dict")
+        if not isinstance(state, Mapping):
+            raise self._fault(f"state_dict gave {state!r:.80}, not a dict")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._call("load_state_dict", state)
+
+
+def are_amounts(answer: Any, count: int) -> bool:
+    """Whether a filter's `shape` may answer so, of a group of `count` samples."""
+    if not isinstance(answer, Sequence) or len(answer) != count:
+        return False
+    return all(isinstance(each, int | float) and math.isfinite(each) for each in answer)

@@ -1,0 +1,22 @@
+"""What the engines of a run note of every token for the trainers. No torch."""
+
+from __future__ import annotations
+
+from slime import plugins
+from slime.config.hf import config_folder, read_hf_config
+from slime.config.schema import ModelConfig, TrainConfig
+from slime.models.bridge import traits_of
+from slime.models.traits import Recording
+
+
+def recordings_of(model: ModelConfig, train: TrainConfig) -> tuple[Recording, ...]:
+    """What blocks of the model replay; nothing unless `train.routing_replay` asks for it.
+
+    Raises:
+        SlimeError: the model cannot be read.
+    """
+    if not train.routing_replay:
+        return ()
+    hf = read_hf_config(config_folder(model), model.num_layers)
+    traits = traits_of(plugins.load().models.create(model.family), hf)
+    return tuple(trait.recording for trait in traits if trait.recording)

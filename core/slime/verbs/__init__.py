@@ -1,0 +1,1 @@
+"""What `slime <verb> ...` does: a module a verb, and which verbs there are."""

@@ -1,0 +1,42 @@
+"""`slime [train] +model=... +cluster=...`: train, or continue a run."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from slime.arguments import ArgumentParser
+from slime.imports import importing
+from slime.printable import printable
+
+if TYPE_CHECKING:
+    from slime.compose.compose import Composed
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = """\
+Trains. If the run directory (run.dir/run.name) holds a checkpoint of the same run, training continues from the newest
+one. Ctrl-C stops it; the same command continues."""
+    parser.add_keys()
+
+
+def run(args: Namespace) -> None:
+    from slime.compose.compose import examine, ready
+    from slime.run_dir import RunDir
+
+    composed = examine(args.keys)
+    ready(composed)
+    warn(composed)
+    if obstacle := RunDir.obstacle(composed.cfg):  # before data and model are read
+        raise obstacle
+    with importing():
+        from slime.run import train
+
+    print(printable(f"\n{train(composed)}"), end="")
+
+
+def warn(composed: Composed) -> None:
+    """Print what is odd about a run, and not wrong."""
+    for warning in composed.warnings:
+        print(f"slime: warning: {warning}", file=sys.stderr)

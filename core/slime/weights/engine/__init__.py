@@ -1,1 +1,0 @@
-"""In SGLang's processes: taking weight versions in, and proving what came."""

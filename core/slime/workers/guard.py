@@ -1,0 +1,304 @@
+"""The guard of a worker: watches over the scorer, the process that runs a plugin's code.
+
+It runs no plugin's code itself, so it always acts. As the adopter of every orphan below it, it keeps them in bounds:
+what a sample started ends with its verdict, all processes together keep to `memory_mb` and `MAX_PROCESSES`, and what
+they print goes to the log up to a limit. Each start of a process waits until the guard allows it, so nothing begins
+while it kills. When the service hangs up (also by dying) or the scorer dies, the guard kills all below it, says why,
+and ends. Requests and answers do not pass through it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import NoReturn
+
+from slime.workers import room
+from slime.workers.starts import Starts
+from slime.workers.wire import Setup
+
+MAX_PROCESSES = 100
+"""Processes that a sample may have at a time. (RLIMIT_NPROC counts all processes of the user, and none of root's.)"""
+MAX_HELPERS = 1000
+"""Processes that the plugin's factory may have at a time; those of samples come on top of what it keeps."""
+MAX_LOG_BYTES_A_WORKER, MAX_LOG_BYTES = 1 << 20, 64 << 20
+"""What the log takes of one worker's output, and how large the output of all may make it."""
+
+_TICK_S = 0.05
+"""How often the guard looks at the processes below it: so long they may be beyond their limits."""
+_KILL_WITHIN_S = 2.0
+"""Seconds that what a sample left behind may take to die; then the whole worker goes."""
+ZOMBIE, STOPPED = "Z", "T"
+_HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+_CHUNK, _PAGE = 1 << 16, os.sysconf("SC_PAGESIZE")
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+
+class Guard:
+    """The guard of one worker.
+
+    Args:
+        service: its end is the guard's; at its own end the guard says why, unless the service hung up.
+        scorer: on it the scorer asks for order: first when its servant exists, then after samples that leave something
+            behind. The plugin can write to it, and gains nothing by it.
+        pid: the scorer's.
+        output: read end of the pipe that is the scorer's standard output and error.
+        setup: what the scorer runs, and by how much it and all below it may grow together once that exists.
+        starts: on it the kernel asks for every process that is to start below; None where it does not ask.
+        has_room: whether /dev/shm is this worker's alone, so that what lies in it counts as memory.
+    """
+
+    def __init__(
+        self,
+        service: socket.socket,
+        scorer: socket.socket,
+        pid: int,
+        output: int,
+        setup: Setup,
+        *,
+        starts: Starts | None,
+        has_room: bool,
+    ) -> None:
+        self._service, self._scorer, self._pid, self._output, self._setup = service, scorer, pid, output, setup
+        self._starts, self._has_room = starts, has_room
+        scorer.setblocking(False)
+        self._death = os.pidfd_open(pid)
+        self._poller = select.poll()
+        self._poller.register(service, select.POLLRDHUP)
+        for descriptor in (scorer.fileno(), self._death, output):
+            self._poller.register(descriptor, select.POLLIN)
+        if starts:
+            self._poller.register(starts.fileno(), select.POLLIN)
+        self._helpers: set[tuple[int, str]] | None = None  # what the plugin's factory started
+        self._max_bytes = self._may_start = 0
+        self._next_look = 0.0
+        self._num_logged = self._num_cut = 0
+        self._has_noted_leftovers = False
+
+    def run(self) -> NoReturn:
+        """Keep order until either side ends."""
+        while True:
+            ready = dict(self._poller.poll(1000 * _TICK_S))
+            if ready.get(self._service.fileno(), 0) & _HUNG_UP:
+                self._end()
+            if self._output in ready and not self._copy_output():
+                self._poller.unregister(self._output)
+            if self._death in ready:
+                status = os.waitpid(self._pid, 0)[1]
+                self._end(f"the {self._setup.kind}'s process {cause(os.waitstatus_to_exitcode(status))}")
+            if self._scorer.fileno() in ready:
+                self._make_order()
+            if self._starts and ready.get(self._starts.fileno(), 0) & select.POLLIN:
+                self._let_start(self._starts)
+            if (began := time.monotonic()) >= self._next_look:
+                self._look()
+                self._next_look = began + max(_TICK_S, 4 * (time.monotonic() - began))
+
+    def _make_order(self) -> None:
+        """Do what the scorer asked for, and say that it is done."""
+        try:
+            if not self._scorer.recv(_CHUNK):
+                raise BrokenPipeError
+            if self._helpers is None:
+                self._start()
+            else:
+                self._kill_leftovers()
+            self._scorer.send(b".")
+        except ConnectionError:  # the scorer is dying, or the plugin has closed what it did not open
+            self._poller.unregister(self._scorer)
+
+    def _let_start(self, starts: Starts) -> None:
+        """Allow one process more. They are counted again when as many began as there was room for."""
+        if not self._may_start:
+            most = self._most()
+            self._may_start = most - len(self._below(most))
+        if not self._may_start:
+            self._end_of_too_many()
+        self._may_start -= 1
+        starts.allow()
+
+    def _most(self) -> int:
+        return MAX_HELPERS if self._helpers is None else len(self._helpers) + MAX_PROCESSES
+
+    def _end_of_too_many(self) -> NoReturn:
+        most = MAX_HELPERS if self._helpers is None else MAX_PROCESSES
+        self._end(f"the {self._setup.kind} ran more than {most} processes at a time")
+
+    def _start(self) -> None:
+        """The servant exists: what runs now may stay, and growth is counted from here."""
+        below, self._may_start = self._below(), 0
+        self._helpers = {_identity(pid) for pid in below}
+        self._max_bytes = _exact_bytes([self._pid, *below], self._bytes_of_files()) + self._setup.memory_mb * 2**20
+
+    def _look(self) -> None:
+        """Hold what is below to its limits; RLIMIT_AS already does for the memory of the scorer alone."""
+        if self._helpers is None:
+            return
+        most = self._most()
+        below, of_files = self._below(most + 1), self._bytes_of_files()
+        if len(below) > most:
+            self._end_of_too_many()
+        if not below and not of_files:
+            return
+        tree = [self._pid, *below]
+        # The first counts a shared page in every process that has it; the second is exact, and a thousand times slower.
+        if sum(_resident_bytes(pid) for pid in tree) + of_files > self._max_bytes < _exact_bytes(tree, of_files):
+            setup = self._setup
+            limit = f"{setup.key}.memory_mb={setup.memory_mb} MiB"
+            self._end(f"the {setup.kind} and what it started grew by more than {limit}")
+
+    def _bytes_of_files(self) -> int:
+        return room.num_bytes_held() if self._has_room else 0
+
+    def _kill_leftovers(self) -> None:
+        """Kill what samples have started and left behind."""
+        give_up = time.monotonic() + _KILL_WITHIN_S
+        while left := [pid for pid in self._below() if _identity(pid) not in (self._helpers or ())]:
+            if not self._has_noted_leftovers:
+                self._has_noted_leftovers = True
+                note(f"killed {len(left)} processes that a sample left behind (said once a worker)")
+            if time.monotonic() > give_up:
+                self._end(f"{len(left)} processes that the {self._setup.kind} left behind did not die")
+            _kill(left)
+            time.sleep(0.001)
+
+    def _below(self, at_most: int | None = None) -> list[int]:
+        """Everything alive below this process but the scorer, or so many of them (there may be more every moment)."""
+        direct = children(os.getpid())
+        for pid in direct:
+            if pid != self._pid:
+                os.waitpid(pid, os.WNOHANG)  # a dead orphan has no other parent to bury it
+        alive = (pid for pid in _with_descendants(direct) if pid != self._pid and state(pid) not in ("", ZOMBIE))
+        return list(islice(alive, at_most))
+
+    def _copy_output(self) -> bool:
+        """Copy a piece of the output to the log if it has room; False when there is nothing more to come."""
+        data = os.read(self._output, _CHUNK)
+        left = min(MAX_LOG_BYTES_A_WORKER - self._num_logged, MAX_LOG_BYTES - os.fstat(2).st_size)
+        kept = max(0, min(left, len(data)))
+        _log(data[:kept])
+        if kept < len(data) and not self._num_cut:
+            note(f"cut here; kept: {MAX_LOG_BYTES_A_WORKER >> 20} MiB a worker, {MAX_LOG_BYTES >> 20} MiB of all")
+        self._num_logged += kept
+        self._num_cut += len(data) - kept
+        return bool(data)
+
+    def _end(self, why: str = "") -> NoReturn:
+        """Leave nothing below, tell the service why, and exit."""
+        _kill_all_below()
+        os.set_blocking(self._output, False)
+        with suppress(BlockingIOError):
+            while self._copy_output():
+                pass
+        if self._num_cut:
+            note(f"{self._num_cut} bytes that this worker printed were cut")
+        with suppress(ConnectionError):  # the service hung up meanwhile
+            self._service.sendall(why.encode())
+        os._exit(0)
+
+
+def _kill_all_below() -> None:
+    """Kill children until none is left; orphans of the killed become children of this process."""
+    while True:
+        _kill(_with_descendants(children(os.getpid())))
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):  # gone, or of another user by a set-user-ID program
+            os.kill(pid, signal.SIGKILL)
+
+
+def _with_descendants(pids: list[int]) -> Iterator[int]:
+    """`pids` and all processes below them."""
+    waiting = list(pids)
+    for pid in waiting:
+        yield pid
+        waiting += children(pid)
+
+
+def children(pid: int) -> list[int]:
+    """Ids of a process's children, dead ones it has not waited for included."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:
+        return []
+    return [int(child) for task in tasks for child in _read(f"/proc/{pid}/task/{task}/children").split()]
+
+
+def _identity(pid: int) -> tuple[int, str]:
+    """Process ids come again, but not with the same start time; that is empty once the process is gone."""
+    return pid, _stat(pid)[19]
+
+
+def state(pid: int) -> str:
+    """The letter for what a process does; empty if it is gone."""
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third on (the second, a name, may hold blanks); empty for none such."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""] * 50
+
+
+def _resident_bytes(pid: int) -> int:
+    fields = _read(f"/proc/{pid}/statm").split()
+    return int(fields[1]) * _PAGE if fields else 0
+
+
+def _exact_bytes(pids: Iterable[int], of_files: int) -> int:
+    """What processes and the files in their /dev/shm take, where a page that several of them have counts once."""
+    shares = [_shares_of_bytes(pid) for pid in pids]
+    return sum(share for share, _ in shares) + max(0, of_files - sum(shared for _, shared in shares))
+
+
+def _shares_of_bytes(pid: int) -> tuple[int, int]:
+    """As `_resident_bytes`, with each page shared out among the processes that have it; and those of shared memory."""
+    lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:])
+    sizes = {name: int(size) * 1024 for name, size, *_ in lines}
+    # There is none of a process of another user (by a set-user-ID program), nor of one that is gone.
+    return sizes.get("Pss:") or _resident_bytes(pid), sizes.get("Pss_Shmem:", 0)
+
+
+def _read(path: str) -> str:
+    """A file of /proc; empty if its process is gone, or another user's. (Python's `open` takes three times as long.)"""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
+    try:
+        return b"".join(iter(lambda: os.read(file, _CHUNK), b"")).decode(errors="replace")
+    except ProcessLookupError:
+        return ""
+    finally:
+        os.close(file)
+
+
+def cause(code: int) -> str:
+    """How a process ended, by its exit code or minus its signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    hint = " (the kernel sends it when the machine is out of memory)" if code == -signal.SIGKILL else ""
+    return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}{hint}"
+
+
+def note(text: str) -> None:
+    """Write a line of slime's into the log."""
+    _log(f"\n[slime] {text}\n".encode())
+
+
+def _log(data: bytes) -> None:
+    with suppress(OSError):  # a full disk must not cost verdicts
+        os.write(2, data)

@@ -1,0 +1,171 @@
+"""A pool of workers: what is asked of it occupies one; one that dies or is killed is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections import deque
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from slime.errors import SlimeError, did_you_mean
+from slime.workers import environment
+from slime.workers.process import WorkerProcess
+from slime.workers.wire import FaultError, Setup
+
+_UNBOUNDED = 10**9
+
+
+class Pool:
+    """Workers that all run the same.
+
+    Whoever asks while all are busy waits, and is served in the order it came. May be used from one event loop after
+    another, but not from two at the same time.
+
+    Args:
+        setup: what they run.
+        first: workers at the start; others are started when they are asked for.
+        most: workers at a time; None: as many as are asked for.
+        wanted: variables of the environment that they get although they look like secrets.
+        log: file that gets what they print and the stacks of their exceptions; None discards it.
+
+    Attributes:
+        has_started, is_closed: whether `start` and `close` were called.
+    """
+
+    def __init__(
+        self, setup: Setup, first: int, most: int | None, wanted: Collection[str] = (), log: Path | None = None
+    ) -> None:
+        self._setup, self._first, self._most = setup, first, most or _UNBOUNDED
+        self._wanted, self._log_path = wanted, log
+        self._environment, self._withheld = environment.split(os.environ, wanted)
+        self._log: IO[bytes] | None = None
+        self._idle: deque[WorkerProcess] = deque()
+        self._busy: set[WorkerProcess] = set()
+        self._dying: list[WorkerProcess] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._free = asyncio.Semaphore(self._most)
+        self.is_closed = self.has_started = False
+
+    def start(self) -> None:
+        """Start the first workers and wait until each has created what it runs.
+
+        Raises:
+            SlimeError: it cannot be created; names the distribution it comes from.
+        """
+        self._require_wanted()
+        self.has_started = True
+        if self._log_path:
+            self._log = self._log_path.open("ab")
+        if self._withheld:
+            self.note(f"withheld from the {self._setup.kind}'s environment: {', '.join(self._withheld)}")
+        try:
+            for index in range(self._first):
+                self._idle.append(self._spawn(tells=index == 0))
+            for worker in self._idle:
+                worker.wait_until_ready()
+        except SlimeError as error:
+            self.close()
+            raise SlimeError(self.explained(error.what), where=error.where, todo=error.todo) from error
+        except OSError as error:
+            self.close()
+            todo = "Let the machine have more processes and open files (ulimit -u, ulimit -n), or lower it."
+            where = f"{self._setup.key}.num_workers"
+            raise SlimeError(f"a worker cannot be started: {error}", where=where, todo=todo) from error
+
+    @asynccontextmanager
+    async def worker(self, *, fresh: bool = False) -> AsyncIterator[WorkerProcess]:
+        """A worker for one request, as soon as there is one.
+
+        Args:
+            fresh: one that has answered nothing yet.
+
+        Raises:
+            FaultError: the machine has no room for one, or the pool is closed.
+        """
+        async with self._slots():
+            if self.is_closed:
+                raise FaultError("the pool of workers was closed")
+            worker = self._take(fresh=fresh)
+            try:
+                yield worker
+            finally:
+                self._give_back(worker)
+
+    def close(self) -> None:
+        """Kill the workers and all they started, and return when they are gone. What they were asked stays open."""
+        self.is_closed = True
+        for worker in self._idle:
+            worker.retire()
+        for worker in self._busy:
+            worker.hang_up()
+        for worker in [*self._idle, *self._busy, *self._dying]:
+            worker.wait()
+        self._idle.clear()
+        self._dying.clear()
+        if self._log is not None:
+            self._log.close()
+
+    def explained(self, reason: str) -> str:
+        """`reason`, with the way out if it seems to be a variable that is missing."""
+        for name in self._withheld:
+            if name in reason:
+                lists = f"{self._setup.key}.environment lists it"
+                return f"{reason} ({name} is withheld from {self._setup.kind}s unless {lists})"
+        return reason
+
+    def note(self, text: str) -> None:
+        """Write a line of slime's into the log."""
+        if self._log is not None:
+            with suppress(OSError):  # a full disk must not cost answers
+                os.write(self._log.fileno(), f"[slime] {text}\n".encode())
+
+    def _require_wanted(self) -> None:
+        for name in self._wanted:
+            if name not in os.environ:
+                todo = f"Set it before the run starts, or take it out. {did_you_mean(name, [*os.environ])}"
+                raise SlimeError(f"the variable {name} is not set", where=f"{self._setup.key}.environment", todo=todo)
+
+    def _slots(self) -> asyncio.Semaphore:
+        """One slot a worker; an asyncio semaphore belongs to one event loop, so a new loop gets a new one."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            assert not self._busy, "one event loop at a time"
+            self._loop, self._free = loop, asyncio.Semaphore(self._most)
+        return self._free
+
+    def _take(self, *, fresh: bool) -> WorkerProcess:
+        """The worker that has been idle longest, or one that has answered nothing."""
+        chosen = next((each for each in self._idle if not (fresh and each.has_answered)), None)
+        if chosen:
+            self._idle.remove(chosen)
+        else:
+            try:
+                chosen = self._spawn()
+            except OSError as error:
+                self.note(f"no worker can be started: {error}")
+                what = f"the machine has no room for another worker process of the {self._setup.kind}"
+                raise FaultError(what) from error
+        self._busy.add(chosen)
+        return chosen
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        """Take back a worker; a new one, in the place of one that is not reusable, is the last to be idle."""
+        self._busy.remove(worker)
+        if not worker.reusable:
+            worker.retire()
+            self._dying = [old for old in [*self._dying, worker] if not old.ended]
+        if self.is_closed:
+            return
+        if worker.reusable:
+            self._idle.append(worker)
+            return
+        with suppress(OSError):  # the machine has no room now; who asks next tries again
+            self._idle.append(self._spawn())
+
+    def _spawn(self, *, tells: bool = False) -> WorkerProcess:
+        log = subprocess.DEVNULL if self._log is None else self._log
+        return WorkerProcess(replace(self._setup, tells=tells), log, self._environment)

@@ -1,0 +1,52 @@
+"""What slime asks of LoRA (`slime.topology.adapters.Adapters`). No torch but where it is called for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slime.models.mapping import WeightMapping
+from slime_plugin_lora.options import LoraConfig
+from slime_plugin_lora.targets import adapter_rules, layers_of_experts, require_known
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class LoraAdapters:
+    """Of a run with `train.lora.rank`."""
+
+    options: LoraConfig
+
+    @property
+    def rank(self) -> int:
+        assert self.options.rank is not None, "only then there are adapters"
+        return self.options.rank
+
+    @property
+    def scale(self) -> float:
+        """By which B A is multiplied."""
+        return self.options.alpha / self.rank
+
+    @property
+    def in_words(self) -> str:
+        on = ", ".join(self.options.targets) or "all linear layers but routed experts"
+        return f"LoRA of rank {self.rank}, alpha {self.options.alpha:g}, on {on}"
+
+    def mapping(self, base: WeightMapping) -> WeightMapping:
+        require_known(base, self.options.targets)
+        return WeightMapping(adapter_rules(base, self.rank, self.options.targets), base.num_layers, adapts=True)
+
+    def attach(self, modules: Sequence[nn.Module], base: WeightMapping, seed: int) -> None:
+        from slime_plugin_lora.attach import attach
+
+        require_known(base, self.options.targets)
+        attach(modules, base, self.options, self.scale, seed)
+
+    def save(self, tensors: Iterable[tuple[str, Tensor]], folder: Path, base: WeightMapping, model: str) -> None:
+        from slime_plugin_lora.peft_folder import write
+
+        write(dict(tensors), folder, self.options, model, layers_of_experts(base))

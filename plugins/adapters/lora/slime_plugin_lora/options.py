@@ -1,0 +1,25 @@
+"""The keys of `train` that LoRA adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slime.config.declare import Bound, key
+from slime.config.train import TrainConfig
+
+
+@dataclass
+class LoraConfig:
+    rank: int | None = key(None, Bound(1, 4096), known_as="actor.lora_rank model.lora_rank lora_r r")
+    """Rows of A and columns of B of every adapter, which learn in the place of the model's weights; empty: the model
+    itself learns."""
+    alpha: float = key(32.0, Bound(0, 10**6, strict=True), known_as="model.lora_alpha lora_alpha")
+    """An adapter adds alpha / rank times B A to the weight of its layer."""
+    targets: list[str] = key(make=list, known_as="model.target_modules target_modules")
+    """Linear layers that get an adapter, by the last part of their name in the checkpoint, as PEFT's `target_modules`:
+    q_proj, down_proj, ...; empty: all of attention, dense MLPs and shared experts. Routed experts have none."""
+
+
+@dataclass
+class LoraTrain(TrainConfig):
+    lora: LoraConfig = field(default_factory=LoraConfig)

@@ -1,0 +1,202 @@
+"""LoRA computes what PEFT computes on transformers' class, and the same in every parallel layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slime.config.keys import default_config
+from slime.config.schema import LossMean, SlimeConfig
+from slime.testing.contract import CP, EP, PP, TP, UNEVEN, Contract
+from slime.testing.ranks import Rank, run_ranks
+from slime.testing.recorded import recorded_samples
+from slime.testing.training import NUM_SAMPLES, NUM_STEPS, another_port, gather_shards
+
+CONFIGS = Path(__file__).parents[3] / "models"
+MODELS = {
+    "queries, keys and values in one layer, biases": "qwen2/tests/configs/untied.json",
+    "fused gate and up, norms behind": "glm4/tests/configs/dense.json",
+    "latent attention, shared experts": "glm4/tests/configs/lite.json",
+    "sparse attention": "glm5/tests/configs/dsa.json",
+    "routed experts alone": "qwen3/tests/configs/moe.json",
+    "tied embeddings": "llama/tests/configs/tied.json",
+}
+RANK, ALPHA = 4, 6.0
+RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+LAYOUTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
+    2: {"dp2": {}, "dp2-recompute": RECOMPUTE, "tp2": {TP: 2}, "pp2": UNEVEN, "cp2": {CP: 2}},
+    4: {
+        "tp2-pp2": {TP: 2, PP: 2},
+        "tp2-cp2-recompute": {TP: 2, CP: 2, **RECOMPUTE},
+        "pp2-vpp2-dp2": {PP: 2, "virtual_pipeline_model_parallel_size": 2},
+    },
+}
+WITH_EXPERTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
+    2: {"ep2": {EP: 2}, "tp2-ep2": {TP: 2, EP: 2}},
+    4: {"tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2}},
+}
+METRICS, GRADIENTS, WEIGHTS = 2e-6, 2e-5, 2e-5
+"""Largest differences between layouts, those of the contract of model plugins (`slime.testing.training`)."""
+
+
+@dataclass
+class Trained:
+    """By step, on rank 0: gradients and values of the adapters before it, by PEFT's names, and metrics; the merged
+    weights before the first and after the last step."""
+
+    gradients: list[dict[str, Any]]
+    adapters: list[dict[str, Any]]
+    history: list[dict[str, float]]
+    first: dict[str, torch.Tensor]
+    merged: dict[str, torch.Tensor]
+
+
+def config(family: str, folder: Path, layout: Mapping[str, Any]) -> SlimeConfig:
+    cfg: Any = default_config()
+    cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), NUM_STEPS
+    cfg.train.megatron, cfg.train.logprob_chunk_tokens = dict(layout), 32
+    cfg.train.optimizer = {"lr": 1e-2, "adam_eps": 1e-4, "weight_decay": 0.0}
+    cfg.sft.lr, cfg.sft.num_steps = 1e-2, NUM_STEPS
+    cfg.train.lora.rank, cfg.train.lora.alpha = RANK, ALPHA
+    return cfg
+
+
+def train_layouts(rank: Rank, family: str, folder: Path, layouts: Mapping[str, Any], saved: Path | None) -> Any:
+    found = {}
+    for name, layout in layouts.items():
+        found[name] = train(rank, config(family, folder, layout), saved)
+        rank = rank._replace(master_port=another_port())
+        torch.distributed.destroy_process_group()
+    return found
+
+
+def train(rank: Rank, cfg: SlimeConfig, saved: Path | None) -> Trained:
+    from slime.train.packing import pack
+    from slime.train.trainer import Trainer
+
+    trainer = Trainer(cfg, *rank)
+    trainer.init_weights()
+    first = {name: tensor.clone() for name, tensor in trainer.export()}
+    gradients: list[dict[str, Any]] = []
+    record_gradients(trainer, gradients)
+    batches = pack(
+        recorded_samples(NUM_SAMPLES, trainer.hf["vocab_size"]),
+        num_dp=trainer.data_parallel_size,
+        align=trainer.packing_align,
+        max_tokens=512,
+        loss_mean=LossMean.token,
+        micro_batch_multiple=2 * trainer.micro_batch_multiple,
+    )
+    shares = [batch.share(trainer.data_parallel_rank) for batch in batches]
+    adapters, history = [], []
+    for step in range(NUM_STEPS):
+        adapters.append(exported(trainer))
+        if saved and step == NUM_STEPS - 1:
+            trainer.save_adapters(saved)
+        values = trainer.train(shares, step, "sft")
+        history.append({name: values[name] for name in ("loss", "grad_norm")})
+    return Trained(gradients, adapters, history, first, {name: x.clone() for name, x in trainer.export()})
+
+
+def exported(trainer: Any) -> dict[str, Any]:
+    from slime.weights.megatron.export import export_hf
+
+    tensors = export_hf(trainer.model.modules, trainer.model.adapters.mapping(trainer.mapping))
+    return {name: tensor.numpy().copy() for name, tensor in tensors}
+
+
+def record_gradients(trainer: Any, found: list[dict[str, Any]]) -> None:
+    """Put gradients in the place of the adapters and export these, just before the optimizer's turn."""
+    finalize = trainer.model.config.finalize_model_grads_func
+    learning = [x for module in trainer.model.modules for x in module.parameters() if x.requires_grad]
+
+    def finalize_and_record(chunks: Any, *args: Any, **kwargs: Any) -> None:
+        finalize(chunks, *args, **kwargs)
+        gather_shards(chunks)
+        before = [parameter.detach().clone() for parameter in learning]
+        with torch.no_grad():
+            for parameter in learning:
+                parameter.copy_(parameter.main_grad)
+            found.append(exported(trainer))
+            for parameter, value in zip(learning, before, strict=True):
+                parameter.copy_(value)
+
+    trainer.model.config.finalize_model_grads_func = finalize_and_record
+
+
+def of_config(file: str) -> Contract:
+    return Contract(json.loads((CONFIGS / file).read_text()))
+
+
+def one_rank(model: Contract, saved: Path | None = None) -> Trained:
+    [found] = run_ranks(train_layouts, 1, model.family, model.folder, {"one rank": {}}, saved)
+    return found["one rank"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
+    """At adapters that two steps have moved: fp32, sums of some hundred terms in another order."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = of_config(MODELS[name])
+    ours = one_rank(model, tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
+    theirs: Any = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+    loss = loss_of(theirs, model.hf["vocab_size"])
+    loss.backward()
+    assert float(loss) == pytest.approx(ours.history[-1]["loss"], abs=1e-6)
+    learning = {key: value for key, value in theirs.named_parameters() if value.requires_grad}
+    gradients = {key.replace(".default.", "."): value.grad.numpy() for key, value in learning.items()}
+    assert gradients.keys() == ours.gradients[-1].keys()
+    for key, wanted in gradients.items():
+        assert np.abs(wanted).max() > 0, key
+        assert np.abs(ours.gradients[-1][key] - wanted).max() <= 1e-5 * max(np.abs(wanted).max(), 1e-3), key
+
+
+def loss_of(model: Any, vocab_size: int) -> torch.Tensor:
+    """Mean of the loss tokens' negative log-probs, of the samples that `train` packs."""
+    losses = []
+    for sample in recorded_samples(NUM_SAMPLES, vocab_size):
+        tokens = torch.tensor(np.asarray(sample.tokens))
+        logprobs = model(tokens[None]).logits[0].log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0]
+        mask = torch.tensor(sample.loss_mask)
+        losses.append(-logprobs[-len(mask) :][mask > 0])
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", LAYOUTS)
+@pytest.mark.parametrize("name", ["fused gate and up, norms behind", "latent attention, shared experts"])
+def test_layouts_equal_one_rank(name: str, num_ranks: int) -> None:
+    model = of_config(MODELS[name])
+    has_experts = "n_routed_experts" in model.hf
+    layouts = {**LAYOUTS[num_ranks], **(WITH_EXPERTS[num_ranks] if has_experts else {})}
+    wanted = one_rank(model)
+    results = run_ranks(train_layouts, num_ranks, model.family, model.folder, layouts, None, timeout_s=200)
+    for layout in layouts:
+        found: Trained = results[0][layout]
+        for step in range(NUM_STEPS):
+            for metric, value in wanted.history[step].items():
+                assert found.history[step][metric] == pytest.approx(value, rel=METRICS, abs=METRICS), (layout, metric)
+            compare(found.gradients[step], wanted.gradients[step], GRADIENTS, f"{layout} step {step}")
+        assert {key: x.tobytes() for key, x in found.adapters[0].items()} == {
+            key: x.tobytes() for key, x in wanted.adapters[0].items()
+        }, "first values do not depend on the layout"
+        assert all(torch.equal(x, wanted.first[key]) for key, x in found.first.items())
+        compare(*({name: x.numpy() for name, x in each.merged.items()} for each in (found, wanted)), WEIGHTS, layout)
+
+
+def compare(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float, where: str) -> None:
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        largest = np.abs(value).max()
+        assert np.abs(found[key] - value).max() <= tolerance * largest, f"{where}: {key}"

@@ -1,0 +1,104 @@
+"""What the plan says of LoRA: memory, what fits, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from slime.compose.compose import examine
+from slime.memory.memory_plan import MARGIN, MemoryPlan, most
+
+RANK = "train.lora.rank=32"
+RECOMPUTED = (
+    "train.megatron.recompute_granularity=full",
+    "train.megatron.recompute_method=uniform",
+    "train.megatron.recompute_num_layers=1",
+)
+SIXTEEN_H200 = (
+    "+model=glm4.5-355b-a32b",
+    "+cluster=h200x8",
+    "cluster.name=h200x16",
+    "cluster.num_nodes=2",
+    "cluster.num_trainers=16",
+    "train.megatron.tensor_model_parallel_size=4",
+    "train.megatron.pipeline_model_parallel_size=2",
+    "train.megatron.expert_model_parallel_size=8",
+    "rollout.engines.default.devices_per_engine=16",
+    "train.max_tokens_per_micro_batch=20480",
+)
+SIXTY_FOUR_H100 = (
+    "+model=glm5.2",
+    "+cluster=h100x64",
+    "train.megatron.tensor_model_parallel_size=2",
+    "train.megatron.pipeline_model_parallel_size=4",
+    "train.megatron.expert_model_parallel_size=16",
+    "train.megatron.num_layers_in_first_pipeline_stage=22",
+    "train.megatron.num_layers_in_last_pipeline_stage=16",
+    "rollout.engines.default.devices_per_engine=64",
+)
+ONE_H200 = ("+model=glm4.7-flash", "+cluster=h200x1")
+
+
+def planned(*words: str) -> MemoryPlan:
+    composed = examine(words)
+    assert composed.problems == []
+    assert composed.memory
+    return composed.memory
+
+
+@pytest.mark.parametrize("words", [SIXTEEN_H200, SIXTY_FOUR_H100, ONE_H200])
+def test_what_does_not_fit_whole_fits_with_lora(words: Sequence[str]) -> None:
+    problems = [problem.where for problem in examine([*words, *RECOMPUTED]).problems]
+    assert "memory a device" in problems or "memory a host" in problems
+    plan = planned(*words, *RECOMPUTED, RANK)
+    assert plan.device_bytes
+    assert max(map(most, plan.devices)) < (1 - MARGIN) * plan.device_bytes
+
+
+def test_the_base_has_neither_gradient_nor_optimizer_state() -> None:
+    plan = planned("+model=glm4-9b", "+cluster=h200x1", "recipe=none", RANK, "algo.kl_coef=0.01")
+    [rank] = plan.trainers
+    model = sum(weight.numel for weight in plan.weights)
+    # Rank 32, by hand: queries, keys, values; what attention gives; gate and up (one matrix of the checkpoint); down.
+    layer = 32 * ((4096 + 4096) + 2 * (4096 + 256) + (4096 + 4096) + (4096 + 27392) + (13696 + 4096))
+    learning = 40 * layer
+    assert sum(weight.numel for weight in plan.adapters) == learning
+    assert rank.weights == 2 * (model + learning)
+    assert rank.gradients == 4 * learning
+    assert rank.optimizer == 12 * learning
+    assert rank.gathered(1) == 14 * learning
+    host = plan.hosts[0].table.rows
+    assert max(host["reference"].values()) == 4 * learning
+
+
+def test_ranks_share_adapters_as_they_share_layers() -> None:
+    """Tensor parallelism cuts B of layers that divide their output, and A of those that divide their input."""
+    words = ("+model=glm4-9b", "+cluster=h200x2", RANK)
+    [one] = planned(*words, "train.megatron.tensor_model_parallel_size=1", *RECOMPUTED).trainers
+    [two] = planned(*words, "train.megatron.tensor_model_parallel_size=2").trainers
+    whole = 40 * 32 * (3 * 4096 + 4096 + 4096 + 4096)
+    assert two.held.learning == whole + (one.held.learning - whole) // 2
+
+
+def refusal(*words: str) -> list[str]:
+    return [str(problem) for problem in examine(["+model=glm4-9b", "+cluster=h200x1", *words]).problems]
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    alone = "train.lora.alpha and train.lora.targets do nothing without train.lora.rank"
+    assert any(alone in line for line in refusal("train.lora.alpha=16"))
+    [line] = refusal(RANK, "train.lora.targets=[q_prj]")
+    assert "'q_prj' is no linear layer of this model that can have an adapter. Did you mean 'q_proj'?" in line
+    [line] = refusal("train.lora.rank=0")
+    assert "train.lora.rank: must be at least 1" in line
+    [line] = refusal(RANK, "model.init=random")
+    assert "checkpoints hold the adapters alone" in line
+    # A model's own layer of a loss, and a layer that experts alone have.
+    drafting: list[Any] = list(examine([*ONE_H200, RANK, *RECOMPUTED, "train.mtp_loss_scale=0.2"]).problems)
+    assert any("train.mtp_loss_scale lets" in str(problem) for problem in drafting)
+    experts = [*ONE_H200, RANK, *RECOMPUTED, "train.megatron.moe_router_bias_update_rate=0.001"]
+    assert any("moves routers" in str(problem) for problem in examine(experts).problems)
+    only = examine(["+model=qwen3-30b-a3b", "+cluster=h100x8", RANK, "train.lora.targets=[gate_proj]"]).problems
+    assert any("'gate_proj' is a layer of routed experts alone, which have no adapters" in str(x) for x in only)

@@ -1,0 +1,121 @@
+"""Names that megatron-core 0.16 leaves undefined or wrong without Transformer Engine, bound to what works.
+
+Nothing of Megatron-core is edited; each fix-up rebinds one name of a module, once. A test per fix-up asserts that
+the defect is still there.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from megatron_core_portable.accumulate import add_product
+from megatron_core_portable.adam import FusedAdam
+from megatron_core_portable.rng import use_cpu_rng
+
+
+def apply_fixups() -> None:
+    """Call once a process, before a model is built. Calling again changes nothing."""
+    define_te_general_gemm()
+    deny_te_in_mla()
+    provide_grouped_gemm()
+    provide_fused_adam()
+    provide_weight_gradient_sum()
+    give_absent_te_a_version()
+    if not torch.cuda.is_available():
+        convert_split_sizes_on_cpu()
+        use_cpu_rng()
+
+
+def define_te_general_gemm() -> None:
+    """Without Transformer Engine `moe_utils` reads this name and never defines it: every router raises NameError."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def deny_te_in_mla() -> None:
+    """Without Transformer Engine `TELinear` is a mock object, and `isinstance` with it raises TypeError."""
+    from megatron.core.transformer import multi_latent_attention
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False
+
+
+def provide_grouped_gemm() -> None:
+    """`GroupedMLP` calls the package grouped_gemm, which has no wheel: torch's grouped matrix product serves."""
+    from megatron.core.transformer.moe import grouped_gemm_util
+
+    if grouped_gemm_util.grouped_gemm is None:
+        grouped_gemm_util.ops = SimpleNamespace(gmm=grouped_matmul)
+        grouped_gemm_util.grouped_gemm = SimpleNamespace(ops=grouped_gemm_util.ops)
+
+
+def grouped_matmul(
+    a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_a: bool = False, trans_b: bool = False
+) -> torch.Tensor:
+    """Row block i of `a` times `b[i]`.
+
+    Args:
+        a: [rows, k], the rows of all groups, concatenated.
+        b: [groups, k, n], or [groups, n, k] with `trans_b`.
+        batch_sizes: [groups] rows of each group.
+
+    Returns:
+        [rows, n].
+    """
+    assert not trans_a, "GroupedMLP never transposes the rows"
+    b = b.transpose(1, 2) if trans_b else b
+    if a.is_cuda and a.dtype == torch.bfloat16:
+        offsets = torch.cumsum(batch_sizes.to(a.device), 0).to(torch.int32)
+        return torch._grouped_mm(a, b, offs=offsets)
+    return torch.cat([rows @ b[i] for i, rows in enumerate(torch.split(a, batch_sizes.tolist()))])
+
+
+def provide_fused_adam() -> None:
+    """Without apex the fall-back AdamW trains but its distributed optimizer's checkpoint cannot be loaded."""
+    from megatron.core import optimizer
+    from megatron.core.optimizer import distrib_optimizer
+
+    if optimizer.USING_PYTORCH_OPTIMIZER:
+        optimizer.Adam = distrib_optimizer.Adam = FusedAdam
+        optimizer.USING_PYTORCH_OPTIMIZER = False
+        distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_APEX_OPTIMIZER = True
+
+
+def provide_weight_gradient_sum() -> None:
+    """`gradient_accumulation_fusion` calls a CUDA extension of apex: cuBLAS, as torch calls it, does the same."""
+    from megatron.core.tensor_parallel import layers
+
+    if not layers._grad_accum_fusion_available:
+        layers.fused_weight_gradient_mlp_cuda = SimpleNamespace(wgrad_gemm_accum_fp32=_add_weight_gradient)
+        layers._grad_accum_fusion_available = True
+
+
+def _add_weight_gradient(inputs: torch.Tensor, grad_outputs: torch.Tensor, main_grad: torch.Tensor) -> None:
+    """main_grad [out, in] += grad_outputs.T [out, tokens] @ inputs [tokens, in]."""
+    add_product(main_grad, grad_outputs.t(), inputs)
+
+
+def give_absent_te_a_version() -> None:
+    """Asked whether Transformer Engine is new enough, Megatron-core compares None where there is none: TypeError."""
+    from megatron.core import utils
+
+    if utils.get_te_version() is None:
+        utils._te_version = Version("0")
+
+
+def convert_split_sizes_on_cpu() -> None:
+    """The all-to-all split sizes become numpy only when they lie on a GPU; on a CPU they stay tensors, which
+    torch's all-to-all refuses."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = _as_host
+
+
+def _as_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

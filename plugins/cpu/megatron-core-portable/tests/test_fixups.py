@@ -1,0 +1,109 @@
+"""Each fix-up's defect is still there in the installed megatron-core: a test that fails here says a fix-up can go.
+
+The defects are looked at in a process where nothing is fixed.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from megatron_core_portable.fixups import grouped_matmul
+
+needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the defect is of machines without CUDA")
+
+ROUTER = """
+import torch
+from megatron.core.transformer.moe.moe_utils import router_gating_linear
+try:
+    router_gating_linear(torch.randn(2, 3), torch.randn(4, 3), None, torch.float32)
+except NameError as error:
+    print("defect:", error)
+"""
+MLA = """
+from megatron.core.transformer import multi_latent_attention as mla
+print("defect:", mla.HAVE_TE and not isinstance(mla.TELinear, type))
+"""
+GROUPED_GEMM = """
+from megatron.core.transformer.moe import grouped_gemm_util
+print("defect:", grouped_gemm_util.ops is None)
+"""
+ADAM = """
+from megatron.core import optimizer
+from megatron.core.optimizer import distrib_optimizer
+print("defect:", optimizer.USING_PYTORCH_OPTIMIZER and not distrib_optimizer.HAVE_APEX_OR_TE)
+"""
+WEIGHT_GRADIENTS = """
+from megatron.core.tensor_parallel import layers
+print("defect:", not layers._grad_accum_fusion_available)
+"""
+TE_VERSION = """
+from megatron.core.utils import is_te_min_version
+try:
+    is_te_min_version("2.1.0")
+except TypeError as error:
+    print("defect:", error)
+"""
+SPLIT_SIZES = """
+import numpy, torch
+from megatron.core.transformer.moe.token_dispatcher import maybe_move_tensor_to_cpu
+print("defect:", not isinstance(maybe_move_tensor_to_cpu(torch.ones(2), as_numpy=True), numpy.ndarray))
+"""
+RNG = """
+from megatron.core.tensor_parallel import random
+tracker = random.CudaRNGStatesTracker()
+try:
+    tracker.add("name", 1)
+except (AssertionError, RuntimeError) as error:
+    print("defect:", error)
+"""
+CURRENT_DEVICE = """
+import torch
+try:
+    torch.cuda.current_device()
+except (AssertionError, RuntimeError) as error:
+    print("defect:", error)
+"""
+DEFECTS = {
+    "te_general_gemm": (ROUTER, "te_general_gemm"),
+    "mla": (MLA, "True"),
+    "grouped_gemm": (GROUPED_GEMM, "True"),
+    "adam": (ADAM, "True"),
+    "weight_gradients": (WEIGHT_GRADIENTS, "True"),
+    "te_version": (TE_VERSION, "NoneType"),
+}
+DEFECTS_ON_CPU = {
+    "split_sizes": (SPLIT_SIZES, "True"),
+    "rng": (RNG, "CUDA"),
+    "current_device": (CURRENT_DEVICE, "CUDA"),
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """What each snippet says; all in one process, because importing Megatron-core takes seconds."""
+    snippets = DEFECTS | DEFECTS_ON_CPU
+    code = "\n".join(f"print('{name}', end=' ')\n{snippet}" for name, (snippet, _) in snippets.items())
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    lines = [line.partition(" defect: ") for line in done.stdout.splitlines() if " defect: " in line]
+    return {name: message for name, _, message in lines}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_defect_is_still_there(name: str, printed: dict[str, str]) -> None:
+    assert DEFECTS[name][1] in printed[name]
+
+
+@needs_cpu
+@pytest.mark.parametrize("name", DEFECTS_ON_CPU)
+def test_defect_is_still_there_on_cpu(name: str, printed: dict[str, str]) -> None:
+    assert DEFECTS_ON_CPU[name][1] in printed[name]
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_grouped_matmul_with_an_empty_group(trans_b: bool) -> None:
+    rows, weights, sizes = torch.randn(10, 3), torch.randn(3, 3, 5), torch.tensor([6, 0, 4])
+    wanted = torch.cat([rows[:6] @ weights[0], rows[6:] @ weights[2]])
+    given = weights.transpose(1, 2) if trans_b else weights
+    torch.testing.assert_close(grouped_matmul(rows, given, sizes, trans_b=trans_b), wanted)

@@ -1,0 +1,46 @@
+"""Overlong shaping: a response that comes near its limit is punished, more with each token.
+
+Source: DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.4, equation 13. A response that is cut off at the limit may
+be right so far, and its reward says nothing of that; a penalty that grows before the limit tells the model to be brief.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime.types import Decision, Group
+
+
+@dataclass
+class Options:
+    """The filter's options (`filter.options`, or `filter.then.overlong`)."""
+
+    max_response_tokens: int
+    """Length at which the penalty is whole: `${rollout.sampling.max_response_tokens}` is usual."""
+    soft_tokens: int
+    """Tokens before that length over which it grows; DAPO has 4096 of 20480."""
+    penalty: float = 1.0
+    """What is taken off the reward of a response of `max_response_tokens` or more."""
+
+
+class Overlong:
+    """Takes up to `penalty` off the reward of long responses; drops only groups that have no advantage."""
+
+    def __init__(self, options: Options) -> None:
+        limit, soft = options.max_response_tokens, options.soft_tokens
+        if not 0 < soft <= limit:
+            raise ValueError(f"soft_tokens is {soft}, not above 0 and at most max_response_tokens={limit}")
+        self._begin, self._soft, self._penalty = limit - soft, soft, options.penalty
+
+    def shape(self, group: Group) -> list[float]:
+        """Of each sample, 0 or what is taken off, by the number of its sampled tokens."""
+        return [-self._penalty * self._share(sample.num_sampled) for sample in group.samples]
+
+    def decide(self, group: Group) -> Decision:
+        """Keep, or drop as `too_few_values`."""
+        if len(group.rewards) < 2:
+            return Decision(keep=False, reason="too_few_values")
+        return Decision(keep=True)
+
+    def _share(self, length: int) -> float:
+        return min(max(length - self._begin, 0) / self._soft, 1.0)

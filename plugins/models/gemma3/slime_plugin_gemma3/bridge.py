@@ -1,0 +1,122 @@
+"""From the config.json of `gemma3_text` to Megatron-core and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime.errors import SlimeError
+from slime.models import decoder, embeddings, gqa, mlp, output
+from slime.models.bridge import HfConfig
+from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+LOCAL_BASE = 10_000.0
+"""Rotary base of the layers with a sliding window, in every Gemma 3."""
+GLOBAL_BASE = 1_000_000.0
+"""Of the others, where config.json names none."""
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+
+
+class Gemma3:
+    """Gemma 3's text models (arXiv 2503.19786): norms before and behind attention and MLP, five layers with a sliding
+    window to one without, each kind with a rotary base of its own, embeddings times the root of the hidden size."""
+
+    family = "gemma3_text"
+
+    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf)[0]
+
+    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
+        return _read(hf)[1]
+
+    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+        from slime_plugin_gemma3 import spec
+
+        return spec.block(config, vp_stage)
+
+    def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        rules = (
+            *embeddings.rules(hf["vocab_size"]),
+            *decoder.norm_rules(mlp="pre_feedforward_layernorm"),
+            *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], qk_norm=True),
+            *mlp.rules(),
+            *decoder.post_norm_rules("post_attention_layernorm", "post_feedforward_layernorm"),
+            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", True)),
+        )
+        return WeightMapping(rules, hf["num_hidden_layers"])
+
+
+def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    reader = ConfigReader(hf)
+    for not_supported in ("attention_bias", "use_bidirectional_attention"):
+        reader.only(not_supported, False, None)
+    for softcapping in ("attn_logit_softcapping", "final_logit_softcapping"):
+        reader.only(softcapping, None)
+    reader.only("hidden_activation", "gelu_pytorch_tanh")
+    reader.get("cache_implementation", None)
+    config = {
+        **decoder.keywords(reader),
+        **gqa.keywords(reader, bias=False, qk_norm=True, rotary_interleaved=False),
+        "activation_func": "gelu",
+        "use_te_activation_func": True,  # the tanh form is a module of the spec
+        "layernorm_zero_centered_gamma": True,
+        "softmax_scale": reader.get("query_pre_attn_scalar") ** -0.5,
+        "window_size": (reader.get("sliding_window") - 1, 0),
+        "window_attn_skip_freq": [int(kind == LOCAL) for kind in _layer_types(reader)],
+    }
+    kwargs = {
+        **_rotary(reader),
+        **embeddings.keywords(reader),
+        "share_embeddings_and_output_weights": reader.get("tie_word_embeddings", True),
+    }
+    reader.finish()
+    return config, kwargs
+
+
+def _layer_types(reader: ConfigReader) -> Sequence[str]:
+    """Of each layer; without a list every sixth is global, or every `sliding_window_pattern`-th."""
+    num_layers = reader.get("num_hidden_layers")
+    every = reader.get("sliding_window_pattern", None) or reader.get("_sliding_window_pattern", 6)
+    counted = [LOCAL if (layer + 1) % every else GLOBAL for layer in range(num_layers)]
+    kinds: Sequence[str] = reader.get("layer_types", None) or counted
+    if len(kinds) != num_layers or not set(kinds) <= {GLOBAL, LOCAL}:
+        raise SlimeError(
+            f"'layer_types' of {num_layers} layers are {len(kinds)}: {', '.join(sorted(set(kinds)))}",
+            where="config.json",
+            todo=f"Each layer is {GLOBAL} or {LOCAL}.",
+        )
+    return kinds
+
+
+def _rotary(reader: ConfigReader) -> dict[str, Any]:
+    """The global layers' rotary embeddings, plain or of positions divided by a factor, as `GPTModel` keywords.
+
+    transformers 5 writes `rope_parameters` by the kind of layer; before, the fields stood alone.
+    """
+    by_kind = reader.get("rope_parameters", None) or {}
+    scaling = {**(reader.get("rope_scaling", None) or {}), **by_kind.get(GLOBAL, {})}
+    base = reader.get("rope_theta", GLOBAL_BASE)
+    local = {"rope_theta": reader.get("rope_local_base_freq", LOCAL_BASE), **by_kind.get(LOCAL, {})}
+    if local["rope_theta"] != LOCAL_BASE or _kind(local) != "default":
+        _refuse(f"rotary embeddings of local layers: {local}", f"Supported: base {LOCAL_BASE:g}, unscaled.")
+    if _kind(scaling) not in ("default", "linear"):
+        _refuse(f"'rope_type: {_kind(scaling)}'", "Supported: default, linear.")
+    return {
+        "position_embedding_type": "rope",
+        "rotary_percent": 1.0,
+        "rotary_base": scaling.get("rope_theta", base),
+        **({"seq_len_interpolation_factor": scaling["factor"]} if _kind(scaling) == "linear" else {}),
+    }
+
+
+def _kind(parameters: Mapping[str, Any]) -> str:
+    return str(parameters.get("rope_type", parameters.get("type", "default")))
+
+
+def _refuse(what: str, todo: str) -> None:
+    raise SlimeError(f"{what} is not supported for this model family", where="config.json", todo=todo)

@@ -1,0 +1,123 @@
+"""An agent program as a process: one for each attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import orjson
+
+from slime.sampling.held import GRACE_S
+from slime.types import Task
+from slime_plugin_endpoint import keeper
+from slime_plugin_endpoint.server import MODEL
+
+MAX_PROMPT_BYTES = 100_000
+"""Of SLIME_PROMPT: the kernel allows no variable of more than 128 KiB."""
+_TAIL = 2000
+"""Characters of the output by which a failure is told."""
+_CHUNK = 1 << 16
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+
+class AgentError(Exception):
+    """The agent's process ended with a fault."""
+
+
+async def run_command(command: str, memory_mb: int, url: str, key: str, task: Task) -> None:
+    """Run a command to its end; all that it started ends with it, and with a cancellation.
+
+    Args:
+        url: of the endpoint, without the API's `/v1`.
+
+    Raises:
+        AgentError: its exit code is not 0.
+    """
+    ours, lifeline = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(ours), str(memory_mb), command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            pass_fds=[ours], env=environment(url, key, task), start_new_session=True,
+        )  # fmt: skip
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(ours)
+    end = asyncio.create_task(_end(process, told(task)))
+    try:
+        tail, code = await asyncio.shield(end)
+    finally:
+        os.close(lifeline)
+        # Because what lasts longer than the event loop complains when it ends. Killed processes end at once.
+        await asyncio.wait({end}, timeout=GRACE_S)
+    if code:
+        how = f"ended with exit code {code}"
+        if code > 128 and (name := _SIGNALS.get(code - 128)):
+            how = f"was killed by {name}"
+        elif code == keeper.OUT_OF_BOUNDS:
+            how = "was killed"
+        last = tail.strip().rpartition("\n")[2]
+        raise AgentError(f"the agent {how}: {last}" if last else f"the agent {how}")
+
+
+async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, int]:
+    """The end of what a process prints, and its exit code, once it has ended and all that holds its output, too."""
+    assert process.stdin, "it is a pipe"
+    assert process.stdout, "it is a pipe"
+    process.stdin.write(task)
+    with suppress(ConnectionError):
+        process.stdin.close()
+    tail = b""
+    while data := await process.stdout.read(_CHUNK):
+        tail = (tail + data)[-_TAIL:]
+    return tail.decode(errors="replace"), await process.wait()
+
+
+def told(task: Task) -> bytes:
+    """A task as a line of JSON. It has no label: an agent could hand it to the model."""
+    return (
+        orjson.dumps(
+            {
+                "messages": list(task.prompt.messages),
+                "metadata": dict(task.prompt.metadata),
+                "prompt_id": task.prompt.id,
+                "attempt": task.attempt,
+                "seed": task.seed,
+                "is_evaluation": task.is_evaluation,
+            },
+            default=str,
+        )
+        + b"\n"
+    )
+
+
+def environment(url: str, key: str, task: Task) -> Mapping[str, str]:
+    """Of an agent's process: the endpoint under every name that clients look for, and no proxy before it."""
+    openai = f"{url}/v1"
+    own = {
+        "OPENAI_BASE_URL": openai,
+        "OPENAI_API_BASE": openai,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL,
+        "OPENAI_DEFAULT_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_BASE": url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": MODEL,
+        "SLIME_SEED": str(task.seed),
+        "SLIME_VERDICT_URL": f"{url}/verdict",
+    }
+    prompt = str(task.prompt.messages[-1].get("content", "")) if task.prompt.messages else ""
+    if len(prompt.encode()) <= MAX_PROMPT_BYTES and "\0" not in prompt:
+        own["SLIME_PROMPT"] = prompt
+    host = url.partition("://")[2].partition("/")[0].rpartition(":")[0]
+    for name in ("no_proxy", "NO_PROXY"):
+        own[name] = ",".join(filter(None, (os.environ.get(name), host)))
+    return {**os.environ, **own}

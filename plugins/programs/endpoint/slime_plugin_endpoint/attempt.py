@@ -1,0 +1,160 @@
+"""What the endpoint is for one attempt: from requests to turns of its conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Sequence
+
+from slime.contracts import Responder
+from slime.sampling.chat_format import RefusedError, TooLongError
+from slime.types import Turn, Verdict
+from slime_plugin_endpoint.hearing import Hearing
+from slime_plugin_endpoint.said import Answer, RefusedRequestError, Request, messages_of
+from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
+
+FULL = "context_length_exceeded"
+"""The code by which agents know that they have to compact their history."""
+log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """One attempt, which clients know by its key.
+
+    Args:
+        model: asks the engines.
+        hearing: reads what the model says.
+
+    Attributes:
+        broken: done when no turn can be made any more, with what ended the last one.
+        verdict: what the agent last said of the attempt itself; None: nothing.
+    """
+
+    verdict: Verdict | None = None
+
+    def __init__(self, model: Responder, hearing: Hearing) -> None:
+        self.key = secrets.token_urlsafe(24)
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._model, self._hearing, self._tree = model, hearing, Tree()
+        self._num_conversations = self._num_turns = self._num_ill_formed = 0
+        self._last: Node | None = None
+        self._running: set[asyncio.Task[Answer]] = set()
+        self._numbers = itertools.count()
+
+    def ask(self, request: Request, is_repeated: bool | None) -> Asked:
+        """Have a request answered.
+
+        Args:
+            is_repeated: whether the client says that it has sent the request before; None: it says nothing. Who says
+                nothing and asks the same gets the same answer. Who says that it asks for the first time gets another
+                one, unless nobody has heard the first.
+
+        Raises:
+            RefusedRequestError: it cannot be answered.
+        """
+        if not request.said:
+            raise RefusedRequestError("there is no message", "messages")
+        place = self._tree.place(request)
+        if request.said[-1].role == "assistant" and not place.node.spoken:
+            raise RefusedRequestError("the last message is the assistant's, and not what the model said", "messages")
+        for asked in reversed(place.node.asked):
+            is_unheard = not asked.is_heard and not asked.num_waiting
+            if asked.request.terms == request.terms and (is_repeated is not False or is_unheard):
+                return asked
+        work = asyncio.get_running_loop().create_task(self._answer(place, request))
+        asked = Asked(request, work)
+        place.node.asked.append(asked)
+        self._running.add(work)
+        work.add_done_callback(lambda done: self._end(place.node, asked))
+        return asked
+
+    def close(self) -> None:
+        """Answer no more. What nobody has heard is forgotten."""
+        for work in self._running:
+            work.cancel()
+        unheard = [asked.spoken for asked in self._tree.all_asked() if asked.spoken and not asked.is_heard]
+        for spoken in sorted(unheard, key=lambda each: -each.number):
+            if spoken.number == spoken.thread.num_turns:
+                spoken.thread.num_turns -= 1
+                spoken.thread.conversation.take_back()
+        self._model.note("requests", self._num_turns)
+        self._model.note("forks", max(0, self._num_conversations - 1))
+        self._model.note("ill_formed_calls", self._num_ill_formed)
+
+    def _end(self, node: Node, asked: Asked) -> None:
+        self._running.discard(asked.work)
+        if asked.work.cancelled():
+            node.asked.remove(asked)
+            return
+        if fault := asked.work.exception():
+            node.asked.remove(asked)  # who asks again tries again
+            if not isinstance(fault, RefusedRequestError) and not self.broken.done():
+                self.broken.set_exception(fault)
+
+    async def _answer(self, place: Place, request: Request) -> Answer:
+        await self._hearing.prepare(self._model, bool(request.tools) or any(said.calls for said in request.said))
+        thread, number, new = self._thread(place, request)
+        try:
+            turn = await thread.conversation.turn(*new, max_tokens=request.max_tokens, stop=request.stop)
+        except TooLongError as error:
+            thread.num_turns -= 1
+            raise RefusedRequestError(str(error), "messages", FULL) from None
+        except RefusedError as error:
+            thread.num_turns -= 1
+            raise RefusedRequestError(str(error), "messages") from None
+        if not turn.num_sampled:
+            thread.num_turns -= 1
+            room = "rollout.sampling.max_response_tokens and max_sequence_tokens"
+            raise RefusedRequestError(f"the conversation has no room for another token ({room})", "messages", FULL)
+        answer = self._heard(turn, request)
+        spoken = Spoken(thread, number)
+        place.node.add(answer.said, spoken)
+        asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
+        asked.spoken = spoken
+        self._num_turns += 1
+        return answer
+
+    def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[dict[str, object]]]:
+        """What is to be continued, the number of the turn, and what is said before it. Nothing awaits in here, so that
+        no two requests take one place."""
+        as_text = not self._hearing.writes_calls
+        if place.spoken is None:
+            said = messages_of(request.said, as_text=as_text)
+            thread, new = Thread(self._model.conversation(said, request.tools)), []
+            self._begin(place, request)
+        else:
+            before = request.said[: len(request.said) - len(place.new)]
+            new = [dict(message) for message in messages_of(place.new, before, as_text=as_text)]
+            thread = place.spoken.thread
+            if thread.num_turns > place.spoken.number:  # somebody else went on from there
+                thread = Thread(thread.conversation.branch(place.spoken.number))
+        thread.num_turns += 1
+        return thread, thread.num_turns, new
+
+    def _begin(self, place: Place, request: Request) -> None:
+        self._num_conversations += 1
+        if self._num_conversations > 1:
+            differing = request.said[min(place.num_known, len(request.said) - 1)]
+            log.debug(
+                "Conversation %d of an attempt begins; message %d differs from earlier ones: %s %.200r",
+                self._num_conversations, place.num_known + 1, differing.role, differing.text,
+            )  # fmt: skip
+
+    def _heard(self, turn: Turn, request: Request) -> Answer:
+        text, stop = turn.full_text, None
+        if found := [(place, each) for each in request.stop if (place := text.find(each)) >= 0]:
+            place, stop = min(found)
+            text = text[:place]
+        heard = self._hearing.read(text, request.tools if request.may_call else (), self._call_id)
+        self._num_ill_formed += heard.is_ill_formed
+        finish: str = turn.finish
+        if stop is not None:
+            finish = "stop_string"
+        elif heard.said.calls and finish == "stop":
+            finish = "tool_calls"
+        return Answer(secrets.token_hex(12), heard.said, finish, stop, turn.num_before, turn.num_sampled)
+
+    def _call_id(self) -> str:
+        return f"call_{next(self._numbers):05d}"

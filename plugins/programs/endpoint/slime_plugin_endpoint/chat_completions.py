@@ -1,0 +1,138 @@
+"""OpenAI's chat completions: requests and answers on the wire."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from slime_plugin_endpoint.said import Answer, Call, RefusedRequestError, Request, Said, of_kind, positive, text_of
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+         "function": "tool"}  # fmt: skip
+UNKNOWN = ("functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "audio", "web_search_options")
+"""Fields that ask for what there is not."""
+_FINISH = {"stop_string": "stop"}
+KEEP_ALIVE = b": the model thinks\n\n"
+"""What a stream says while there is nothing else to say."""
+
+
+def read(body: Mapping[str, Any]) -> Request:
+    """Raises RefusedRequestError: a field cannot be honoured."""
+    for name in UNKNOWN:
+        if body.get(name):
+            raise RefusedRequestError(f"'{name}' is not supported", name)
+    if of_kind(body, "n", int, 1) != 1:
+        raise RefusedRequestError("'n' is 1: ask again for another answer", "n")
+    form = of_kind(body, "response_format", dict, {})
+    if form.get("type", "text") != "text":
+        raise RefusedRequestError(f"'response_format' is '{form['type']}': only text is supported", "response_format")
+    stop = of_kind(body, "stop", (str, list), [])
+    choice = body.get("tool_choice")
+    return Request(
+        said=tuple(_said(message, f"messages[{n}]") for n, message in enumerate(of_kind(body, "messages", list, []))),
+        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))],
+        max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
+        stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+        may_call=choice != "none",
+        is_streamed=bool(body.get("stream")),
+        wants_usage=bool(of_kind(body, "stream_options", dict, {}).get("include_usage")),
+        model=str(body.get("model", "")),
+    )
+
+
+def _said(message: Any, param: str) -> Said:
+    if not isinstance(message, dict) or message.get("role") not in ROLES:
+        raise RefusedRequestError("not a message with a known role", param)
+    text = text_of(message.get("content"), f"{param}.content")
+    calls = [_call(call, f"{param}.tool_calls") for call in of_kind(message, "tool_calls", list, [])]
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return Said(
+        ROLES[message["role"]],
+        text,
+        tuple(calls),
+        reasoning if isinstance(reasoning, str) else "",
+        str(message.get("tool_call_id") or ""),
+    )
+
+
+def _call(call: Any, param: str) -> Call:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedRequestError("not the call of a function", param)
+    return Call.read(str(call.get("id", "")), function["name"], function.get("arguments"))
+
+
+def _tool(tool: Any, param: str) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedRequestError("not a function: other tools are not supported", param)
+    known = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
+    return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **known}}
+
+
+def whole(request: Request, answer: Answer) -> bytes:
+    """The answer as one object."""
+    said = answer.said
+    message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["tool_calls"] = [_written(call) for call in said.calls]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
+    head = _head(request, answer, "chat.completion")
+    return orjson.dumps({**head, "choices": [choice], "usage": _usage(answer)})
+
+
+def events(request: Request, answer: Answer) -> Iterator[bytes]:
+    """The answer as server-sent events."""
+    head = _head(request, answer, "chat.completion.chunk")
+
+    def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+        return _event({**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
+
+    said = answer.said
+    yield chunk({"role": "assistant", "content": ""})
+    if said.reasoning:
+        yield chunk({"reasoning_content": said.reasoning})
+    if said.text:
+        yield chunk({"content": said.text})
+    for number, call in enumerate(said.calls):
+        yield chunk({"tool_calls": [{"index": number, **_written(call)}]})
+    yield chunk({}, _finish(answer))
+    if request.wants_usage:
+        yield _event({**head, "choices": [], "usage": _usage(answer)})
+    yield b"data: [DONE]\n\n"
+
+
+def fault(message: str, status: int, param: str | None = None, code: str | None = None) -> bytes:
+    """The body of an error."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def fault_event(message: str, status: int) -> bytes:
+    return b"data: " + fault(message, status) + b"\n\n"
+
+
+def _head(request: Request, answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def _finish(answer: Answer) -> str:
+    return _FINISH.get(answer.finish, answer.finish)
+
+
+def _written(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.json}}
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    before, sampled = answer.num_before, answer.num_sampled
+    return {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

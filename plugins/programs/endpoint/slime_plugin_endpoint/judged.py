@@ -1,0 +1,29 @@
+"""What an agent says of its own attempt, in place of the run's reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from slime.types import Verdict, VerdictKind
+from slime.workers.verdicts import MAX_PART, MAX_VALUE, verdict
+from slime.workers.wire import MALFORMED
+from slime_plugin_endpoint.said import RefusedRequestError
+
+
+def judged(body: bytes) -> Verdict:
+    """The verdict of `{"reward": 0.5, "parts": {"correct": 1}}`, where the parts may be missing.
+
+    Raises:
+        RefusedRequestError: the body is something else, or a number is too large.
+    """
+    try:
+        read: Any = orjson.loads(body)
+        if unknown := set(read) - {"reward", "parts"}:
+            raise RefusedRequestError(f"'{min(unknown)}' is not known: 'reward' and 'parts' are", min(unknown))
+        return verdict(VerdictKind.VALUE, read["reward"], "", read.get("parts") or {})
+    except MALFORMED:
+        limits = f"numbers are at most {MAX_VALUE:g} in size, parts {MAX_PART:g}"
+        what = 'a verdict is {"reward": NUMBER} or {"reward": NUMBER, "parts": {NAME: NUMBER}}'
+        raise RefusedRequestError(f"{what}; {limits}", "reward") from None

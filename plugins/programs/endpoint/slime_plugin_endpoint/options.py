@@ -1,0 +1,41 @@
+"""What a run may say about its agent program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_plugin_tools.named import named
+
+from slime.errors import SlimeError
+
+_WHERE = "rollout.program.options"
+
+
+@dataclass
+class EndpointOptions:
+    command: str = ""
+    """The agent program: a command of the shell, started once for each attempt. OPENAI_BASE_URL, OPENAI_API_KEY,
+    ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY in its environment are of this attempt alone; SLIME_PROMPT is the prompt's
+    last message, and its standard input has the whole task as one line of JSON. What it posts to SLIME_VERDICT_URL is
+    its verdict, in place of the run's reward."""
+    path: str = ""
+    """In place of a command, an `async def run(task, endpoint)`: `FILE.py:FUNCTION` or `module:function`."""
+    host: str = "127.0.0.1"
+    """Address that the endpoint listens at, and that agents are told. Other hosts reach the first alone if it is the
+    driver's own in their network."""
+    memory_mb: int = 4096
+    """MiB that the processes of one attempt's command may take together; with more they are killed, and the attempt has
+    no value."""
+    parser: str | None = None
+    """How calls of tools are written, as SGLang's `tool_call_parser` names it, or `name-json`. Empty: as the chat
+    template writes them."""
+
+
+def check(options: EndpointOptions) -> None:
+    """Raises SlimeError: not one agent is named, or its function is not there."""
+    if bool(options.command) == bool(options.path):
+        what = "two agent programs are named" if options.command else "no agent program is named"
+        todo = f"Set {_WHERE}.command='python my_agent.py', or {_WHERE}.path=my_agent.py:run."
+        raise SlimeError(what, where=_WHERE, todo=todo)
+    if options.path:
+        named(options.path)

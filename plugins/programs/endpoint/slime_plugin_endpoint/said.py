@@ -1,0 +1,216 @@
+"""Messages in one form for every API, and when two of them are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import orjson
+
+from slime.types import Message
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+class RefusedRequestError(Exception):
+    """A request that cannot be honoured.
+
+    Args:
+        message: for the people who wrote the client.
+        param: field of the request that is to blame.
+        code: that agents know, or none.
+    """
+
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+
+
+@dataclass(frozen=True)
+class Call:
+    """Of a tool. `arguments` are text where they are no JSON."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str
+
+    @classmethod
+    def read(cls, number: str, name: str, arguments: Any) -> Call:
+        if isinstance(arguments, str):
+            try:
+                found = json.loads(arguments or "{}")
+            except ValueError:
+                return cls(number, name, arguments)
+            return cls(number, name, found if isinstance(found, dict) else arguments)
+        return cls(number, name, arguments if isinstance(arguments, Mapping) else {})
+
+    @property
+    def json(self) -> str:
+        if isinstance(self.arguments, str):
+            return self.arguments
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message.
+
+    Attributes:
+        role: system, user, assistant or tool.
+        call_id: of a tool's message, the call that it answers.
+    """
+
+    role: str
+    text: str
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    call_id: str = ""
+
+    @cached_property
+    def key(self) -> bytes:
+        """Equal for messages that are the same, however a client wrote them down: ids are its own, thinking may be
+        missing, arguments are compared as values."""
+        calls = [[call.name, call.arguments] for call in self.calls]
+        text = without_thinking(self.text) if self.role == "assistant" else self.text
+        return orjson.dumps([self.role, text.strip(), calls], option=orjson.OPT_SORT_KEYS)
+
+    def likeness(self, other: Said) -> int:
+        """How much speaks for this being the other one, of two with equal keys."""
+        ids = {call.id for call in self.calls} & {call.id for call in other.calls}
+        thought = bool(self.reasoning) and self.reasoning.strip() == other.reasoning.strip()
+        return 2 * len(ids) + thought
+
+    def message(self, names: Mapping[str, str], *, as_text: bool) -> Message:
+        """For a chat template.
+
+        Args:
+            names: of functions, by the ids of their calls.
+            as_text: whether the template has no place for calls; then they stand in the text, as the model wrote them.
+        """
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.role == "tool":
+            message |= {"tool_call_id": self.call_id, "name": names.get(self.call_id, "tool")}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls and as_text:
+            message["content"] = "\n".join([self.text, *(f"{call.name}\n{call.json}" for call in self.calls)]).strip()
+        elif self.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return message
+
+
+def messages_of(said: Sequence[Said], before: Sequence[Said] = (), *, as_text: bool = False) -> list[Message]:
+    """For a chat template; `before` are earlier ones, whose calls may be answered."""
+    names = {call.id: call.name for one in (*before, *said) for call in one.calls}
+    return [one.message(names, as_text=as_text) for one in said]
+
+
+def without_thinking(text: str) -> str:
+    """An answer's text, where a client kept the thinking in it."""
+    return text.partition(END_THINK)[2] if text.lstrip().startswith(THINK) and END_THINK in text else text
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks.
+
+    Attributes:
+        tools: JSON schemas, as in the OpenAI API.
+        max_tokens, stop: of this answer.
+        may_call: whether the model may call tools.
+        is_streamed, wants_usage: how the answer is to be sent.
+        model: the name that the client gave.
+    """
+
+    said: tuple[Said, ...]
+    tools: Sequence[Mapping[str, Any]]
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    may_call: bool
+    is_streamed: bool
+    wants_usage: bool
+    model: str
+
+    @cached_property
+    def tools_key(self) -> bytes:
+        return orjson.dumps(self.tools, option=orjson.OPT_SORT_KEYS)
+
+    @property
+    def terms(self) -> tuple[Any, ...]:
+        """What a repeated request has in common with the first, beside the messages."""
+        return self.max_tokens, self.stop, self.may_call
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said.
+
+    Attributes:
+        id: of the answer.
+        finish: stop, tool_calls, length, or `stop_string`.
+        stop: the string that ended it.
+        num_before, num_sampled: tokens.
+    """
+
+    id: str
+    said: Said
+    finish: str
+    stop: str | None
+    num_before: int
+    num_sampled: int
+
+
+def text_of(content: Any, param: str) -> str:
+    """Of a message's content, which may be missing, a text, or parts.
+
+    Raises:
+        RefusedRequestError: it is something else than text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RefusedRequestError("content is neither text nor a list of parts", param)
+    found = []
+    for part in content:
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            found.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise RefusedRequestError(f"content of the type '{kind}' is not supported: text alone is", param)
+    return "\n".join(found)
+
+
+def of_kind(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    """A field of a request.
+
+    Raises:
+        RefusedRequestError: it is something else.
+    """
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise RefusedRequestError(f"'{name}' is {value!r:.60}", name)
+    return value
+
+
+def positive(body: Mapping[str, Any], name: str) -> int | None:
+    """A field of a request that counts something.
+
+    Raises:
+        RefusedRequestError: it is something else.
+    """
+    value: int | None = of_kind(body, name, int)
+    if value is not None and value < 1:
+        raise RefusedRequestError(f"'{name}' is {value}, not 1 or more", name)
+    return value

@@ -1,0 +1,135 @@
+"""Agents as processes of their own: what they are given, what they cost when they fail, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+
+import psutil
+import pytest
+from slime_plugin_endpoint.options import EndpointOptions
+from slime_plugin_endpoint.program import EndpointProgram
+
+from plugins.programs.endpoint.tests.played import MESSAGES, Stage, counting
+from slime.types import Status, Verdict, VerdictKind
+
+SCRIPT = """
+import os, sys, json, subprocess, time
+task = json.loads(sys.stdin.readline())
+assert os.environ["SLIME_PROMPT"] == task["messages"][-1]["content"]
+from openai import OpenAI
+answer = OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=task["messages"])
+print(answer.choices[0].message.content)
+"""
+
+
+def command(tmp_path, more: str = "") -> str:
+    (tmp_path / "agent.py").write_text(SCRIPT + more)
+    return f"{sys.executable} {tmp_path}/agent.py"
+
+
+def test_an_agent_is_a_process_of_its_own(tmp_path):
+    stage = Stage(tmp_path, counting())
+    sample = asyncio.run(stage.make(EndpointProgram(EndpointOptions(command=command(tmp_path)))))
+    assert (sample.status, sample.response) == (Status.COMPLETED, "answer 0"), sample.verdict
+    assert MESSAGES[0]["content"] in stage.texts(sample)[0]
+    assert sample.segments[0].context == sample.prompt.tokens
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("raise ValueError('no idea')", "the agent ended with exit code 1: ValueError: no idea"),
+        ("sys.exit(7)", "the agent ended with exit code 7: answer 0"),
+        ("sys.stdout.flush(); os.kill(os.getpid(), 11)", "the agent was killed by SIGSEGV"),
+        (
+            "held = b'x' * (700 * 2**20); time.sleep(60)",
+            "the agent takes more than rollout.program.options.memory_mb=600 MiB",
+        ),
+        ("while True: subprocess.Popen(['sleep', '60'])", "the agent has more than 200 processes"),
+    ],
+)
+def test_a_fault_of_an_agent_costs_its_attempt_alone(tmp_path, more, reason):
+    stage = Stage(tmp_path, counting())
+    sample = asyncio.run(stage.make(EndpointProgram(EndpointOptions(command=command(tmp_path, more), memory_mb=600))))
+    assert sample.status is Status.FAILED
+    assert sample.verdict.kind is VerdictKind.ERROR
+    assert reason in sample.verdict.reason
+    assert not left(tmp_path)
+
+
+def left(tmp_path) -> list[str]:
+    """What is left of an attempt's processes."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with_it = process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
+        found += [" ".join(with_it)] if str(tmp_path) in " ".join(with_it) or "sleep" in with_it else []
+    return found
+
+
+def test_an_agent_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+    stage = Stage(tmp_path, counting())
+    more = "subprocess.Popen(['setsid', 'sleep', '61']); time.sleep(60)"
+    began = time.monotonic()
+    sample = asyncio.run(stage.make(EndpointProgram(EndpointOptions(command=command(tmp_path, more))), timeout_s=6.0))
+    assert sample.verdict.kind is VerdictKind.TIMEOUT
+    assert time.monotonic() - began < 40
+    time.sleep(0.5)
+    assert not left(tmp_path)
+    assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "61"]]
+
+
+CHATTY = "print('x' * 200_000); time.sleep(60)"
+
+
+@pytest.mark.parametrize("more", ["", CHATTY], ids=["asks", "prints"])
+def test_a_run_that_ends_in_the_midst_of_attempts_leaves_nothing_and_says_nothing(tmp_path, more, caplog, monkeypatch):
+    """As Ctrl-C ends it: every attempt is cancelled, and the event loop closed at once."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: ignored.append(str(found.exc_value)))
+    (tmp_path / "agent.py").write_text("import time\n" + (more or SCRIPT))
+    stage = Stage(tmp_path, counting(), delay_s=0.0 if more else 60.0)
+    program = EndpointProgram(EndpointOptions(command=f"{sys.executable} {tmp_path}/agent.py"))
+
+    async def ended():
+        attempts = [asyncio.create_task(stage.make(program)) for _ in range(4)]
+        while len(left(tmp_path)) < 4 or len(stage.engine.requests) < (0 if more else 4):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0 if more else 0.0)
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.wait(attempts)
+
+    asyncio.run(ended())
+    gc.collect()
+    time.sleep(0.5)  # threads that wait for a process find its loop closed
+    assert not left(tmp_path)
+    assert not ignored
+    assert not caplog.records, caplog.text
+
+
+JUDGES = """
+import urllib.error, urllib.request
+def judge(said):
+    return urllib.request.urlopen(os.environ["SLIME_VERDICT_URL"], data=said.encode())
+for wrong in ("x", "1", "{}", "[]", '{"reward": true}', '{"reward": 1e13}', '{"reward": 1, "part": {}}',
+              '{"reward": 1, "parts": 2}'):
+    try:
+        judge(wrong)
+    except urllib.error.HTTPError as error:
+        assert error.code == 400, error
+        assert json.loads(error.read())["error"]["message"]
+    else:
+        raise AssertionError(wrong)
+judge('{"reward": 0.0}')
+judge('{"reward": 0.5, "parts": {"correct": 1}}')
+"""
+
+
+def test_an_agent_judges_itself(tmp_path):
+    stage = Stage(tmp_path, counting())
+    sample = asyncio.run(stage.make(EndpointProgram(EndpointOptions(command=command(tmp_path, JUDGES)))))
+    assert sample.status is Status.COMPLETED, sample.verdict
+    assert sample.verdict == Verdict.of(0.5, correct=1.0)

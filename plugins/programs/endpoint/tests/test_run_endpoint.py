@@ -1,0 +1,90 @@
+"""Whole laptop runs of an agent program: a real engine, real trainers, the real client of OpenAI."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime.observe.samples import read_samples
+from tests.running import NO_CHECKPOINTS, TINY, Run
+
+AGENT = """
+import os, sys, json, time
+from openai import OpenAI
+
+task = json.loads(sys.stdin.readline())
+client = OpenAI()
+messages = [{"role": "user", "content": os.environ["SLIME_PROMPT"]}]
+said = client.chat.completions.create(model="policy", messages=messages, max_tokens=12).choices[0].message
+messages += [said.model_dump(), {"role": "user", "content": "1+1="}]
+for _ in client.chat.completions.create(model="policy", messages=messages, max_tokens=12, stream=True):
+    pass
+HANGS = os.environ.get("HANGS")
+while HANGS == "all" or HANGS == str(task["attempt"]):
+    time.sleep(60)
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def agents(tmp_path: Path, **more: object) -> Run:
+    """A run of 2 prompts, each of which 3 agents answer at the same time."""
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    words = {
+        **TINY,
+        **NO_CHECKPOINTS,
+        "run.num_steps": 2,
+        "eval.path": "null",
+        "rollout.sampling.max_response_tokens": 64,
+        "rollout.prompts_per_step": 2,
+        "rollout.samples_per_prompt": 3,
+        "rollout.program.name": "endpoint",
+        "rollout.program.options.command": f"'{sys.executable} {tmp_path}/my_agent.py'",
+    }
+    return Run(tmp_path, shortened=words, **more)  # type: ignore[arg-type]
+
+
+def num_agents(run: Run) -> int:
+    """How many agents run now."""
+    lines = []
+    for process in psutil.Process(run.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            lines.append(process.cmdline())
+    return sum(line[1:] == [str(run.folder / "my_agent.py")] for line in lines)
+
+
+def test_a_run_trains_an_agent_program_by_its_url(tmp_path: Path) -> None:
+    run = agents(tmp_path).start().succeed()
+    for number, row in enumerate(run.rows("rl"), start=1):
+        assert (row["rollout/requests_mean"], row["rollout/forks_mean"]) == (2, 0)
+        assert row["train/grad_norm"] > 0
+        samples = list(read_samples(run.path / f"samples/step-{number:06}.jsonl"))
+        assert len(samples) == 6
+        for sample in samples:
+            assert [turn["role"] for turn in sample["turns"]] == ["assistant", "user", "assistant"]
+    assert "closed" not in run.text()
+
+
+def test_an_agent_that_never_ends_costs_its_attempt(tmp_path: Path) -> None:
+    settings = {"rollout.program.timeout_s": 40, "reward.max_failed_share": 0.5, "run.num_steps": 1}
+    run = agents(tmp_path, settings=settings, environment={"HANGS": "1"}).start().succeed()
+    [row] = run.rows("rl")
+    assert row["rollout/requests_mean"] == 2
+    samples = list(read_samples(run.path / "samples/step-000001.jsonl"))
+    assert sorted(str(sample["verdict"]) for sample in samples if sample["finish"] == "failed") == ["timeout"] * 2
+
+
+def test_a_run_interrupted_in_the_midst_of_attempts_leaves_no_agent(tmp_path: Path) -> None:
+    run = agents(tmp_path, environment={"HANGS": "all"}).start()
+    run.until(lambda: num_agents(run) == 6)
+    run.kill(signal.SIGINT)
+    assert run.process.returncode == 130
+    assert run.strays() == []
+    said = run.text()
+    assert re.search(r"slime: interrupted; (nothing was saved yet|the same command continues after sft \d+)\n$", said)
+    assert not re.search("closed|Traceback|Exception", said), said

@@ -1,0 +1,76 @@
+"""Environments for slime: a class of yours with `reset` and `step`, and the generators of reasoning-gym."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime.contracts import Program, RewardModel
+from slime.errors import SlimeError
+from slime.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
+
+
+@hookimpl
+def slime_programs() -> Mapping[str, Callable[..., Program]]:
+    return {"gym": _gym}
+
+
+@hookimpl
+def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
+    return {"reasoning-gym": _reasoning_gym}
+
+
+@hookimpl
+def slime_prompt_sets() -> Mapping[str, Callable[[str], Path]]:
+    return {"reasoning-gym": _rows}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return ["pkg://slime_plugin_gym.conf"]
+
+
+@hookimpl
+def slime_config_schemas() -> Mapping[str, type]:
+    from slime_plugin_gym.options import GymOptions, ReasoningGymOptions
+
+    return {"program/gym": GymOptions, "reward/reasoning-gym": ReasoningGymOptions}
+
+
+@hookimpl
+def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+    """The environment must be there, and have its methods, before anything starts."""
+    program = cfg.rollout.program
+    if program.name != "gym":
+        return []
+    from slime_plugin_gym.program import environment_class
+
+    try:
+        environment_class(str(program.options.get("path", "")))
+    except SlimeError as problem:
+        return [str(problem)]
+    return []
+
+
+def _gym(**options: Any) -> Program:
+    from slime_plugin_gym.options import GymOptions
+    from slime_plugin_gym.program import Gym
+
+    return Gym(GymOptions(**options))
+
+
+def _reasoning_gym(**options: Any) -> RewardModel:
+    from slime_plugin_gym.options import ReasoningGymOptions
+    from slime_plugin_gym.verdicts import ReasoningGymReward
+
+    return ReasoningGymReward(ReasoningGymOptions(**options))
+
+
+def _rows(address: str) -> Path:
+    from slime_plugin_gym.rows import rows_of
+
+    return rows_of(address)

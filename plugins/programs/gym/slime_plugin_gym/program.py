@@ -1,0 +1,102 @@
+"""The program `gym`: the model acts in an environment, turn by turn, until that is done."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from slime_plugin_tools.named import named
+
+from slime.contracts import Responder
+from slime.errors import SlimeError
+from slime.types import Message, Task, Verdict
+from slime_plugin_gym.options import GymOptions
+
+Said = str | Message | Sequence[Message]
+"""What an environment says to the model: text is a message of the user."""
+KEY = "rollout.program.options.path"
+
+
+class Environment(Protocol):
+    """An environment. There is one object for each attempt, and both methods may be `async def`.
+
+    A method `close`, if it has one, is called at the end, however the attempt ended.
+    """
+
+    def reset(self, task: Task, /) -> Said | None:
+        """Begin. What it returns stands in place of the prompt; None: the model sees the prompt."""
+
+    def step(self, response: str, /) -> tuple[Said | None, float, bool]:
+        """Take what the model said, and return what it is told, the reward of this turn, and whether it is done."""
+
+
+class Gym:
+    """A `slime.contracts.Program`. Its verdict is the sum of the rewards; it raises what the environment raises."""
+
+    def __init__(self, options: GymOptions) -> None:
+        self._options = options
+        self._make = environment_class(options.path)
+
+    async def run(self, task: Task, model: Responder) -> Verdict:
+        environment = self._make(**self._options.arguments)
+        try:
+            return await self._play(environment, task, model)
+        finally:
+            if hasattr(environment, "close"):
+                await _result(environment.close())
+
+    async def _play(self, environment: Environment, task: Task, model: Responder) -> Verdict:
+        said = await _result(environment.reset(task))
+        conversation = model.conversation(None if said is None else _messages(said, "reset"))
+        total, new, num_steps, done = 0.0, list[Message](), 0, False
+        while not done and num_steps < self._options.max_turns:
+            turn = await conversation.turn(*new)
+            if num_steps and not turn.num_sampled:
+                break  # there was no room for another response, so the environment has nothing to take
+            told, reward, done = _step(await _result(environment.step(turn.text)))
+            total, num_steps = total + reward, num_steps + 1
+            if turn.finish == "length":
+                break
+            new = [] if done else _messages(told, "step")
+        model.note("steps", num_steps)
+        model.note("done", float(done))
+        return Verdict.of(total)
+
+
+def environment_class(path: str) -> Callable[..., Environment]:
+    """The environment that a run names.
+
+    Raises:
+        SlimeError: there is none, or it lacks a method.
+    """
+    if not path:
+        raise SlimeError("the program 'gym' has no environment", where=KEY, todo=f"Name it: {KEY}=my_env.py:MyEnv")
+    found = named(path)
+    for method in ("reset", "step"):
+        if inspect.isclass(found) and not callable(getattr(found, method, None)):
+            raise SlimeError(f"{path} has no method '{method}'", where=KEY, todo="docs/environments.md shows one.")
+    return found
+
+
+async def _result(given: Any) -> Any:
+    return await given if inspect.isawaitable(given) else given
+
+
+def _messages(said: Any, method: str) -> list[Message]:
+    if isinstance(said, str):
+        return [{"role": "user", "content": said}]
+    messages = [said] if isinstance(said, dict) else said
+    if not isinstance(messages, list | tuple) or not messages or not all(isinstance(each, dict) for each in messages):
+        raise TypeError(f"{method} said {said!r:.80}, neither text nor messages")
+    return list(messages)
+
+
+def _step(given: Any) -> tuple[Any, float, bool]:
+    if not isinstance(given, tuple) or len(given) != 3:
+        raise TypeError(f"step returned {given!r:.80}, not (what the model is told, reward, done)")
+    told, reward, done = given
+    if not math.isfinite(reward):
+        raise ValueError(f"step returned the reward {reward}; rewards are finite")
+    return told, float(reward), bool(done)

@@ -1,0 +1,59 @@
+"""Programs for slime: `tools`, a model that calls functions of yours, and `function`, an async function of yours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slime.contracts import Program
+from slime.errors import SlimeError
+from slime.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
+
+
+@hookimpl
+def slime_programs() -> Mapping[str, Callable[..., Program]]:
+    return {"tools": _tools, "function": _function}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return ["pkg://slime_plugin_tools.conf"]
+
+
+@hookimpl
+def slime_config_schemas() -> Mapping[str, type]:
+    from slime_plugin_tools.options import FunctionOptions, ToolsOptions
+
+    return {"program/tools": ToolsOptions, "program/function": FunctionOptions}
+
+
+@hookimpl
+def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+    """What is named must be there before anything starts."""
+    from slime_plugin_tools.named import named
+
+    options, found = cfg.rollout.program.options, []
+    names = {"tools": options.get("functions", ()), "function": [options.get("path", "")]}
+    for name in names.get(cfg.rollout.program.name, ()):
+        try:
+            named(str(name))
+        except SlimeError as problem:
+            found.append(str(problem))
+    return found
+
+
+def _tools(**options: Any) -> Program:
+    from slime_plugin_tools.options import ToolsOptions
+    from slime_plugin_tools.program import Tools
+
+    return Tools(ToolsOptions(**options))
+
+
+def _function(**options: Any) -> Program:
+    from slime_plugin_tools.options import FunctionOptions
+    from slime_plugin_tools.program import Function
+
+    return Function(FunctionOptions(**options))

@@ -1,0 +1,140 @@
+"""Calls of tools in what a model wrote, by SGLang's parsers, and by a form that SGLang has none for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from slime.contracts import Responder
+from slime.errors import SlimeError
+
+NAME_JSON = "name-json"
+"""The name of a function in one line, and its arguments as JSON in the next, as GLM-4 (0414) writes a call. Chat
+templates that write no calls at all are taken to mean this."""
+END_OF_THINKING = "</think>"
+PROBE = {"type": "function", "function": {"name": "probe_tool", "description": "Try it.", "parameters": {
+    "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}}}  # fmt: skip
+ARGUMENTS = {"word": "blue"}
+
+log = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class Read(NamedTuple):
+    """Attributes:
+    text: of the response, without thinking and calls.
+    calls: in their order.
+    """
+
+    text: str
+    calls: list[Call]
+
+
+class IllFormedError(Exception):
+    """A call that cannot be read; says why, to the model."""
+
+
+class Reader(Protocol):
+    def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
+        """What a response says and calls, thinking left out.
+
+        Raises:
+            IllFormedError: one begins and cannot be read.
+        """
+
+
+def reader_for(model: Responder, parser: str | None) -> Reader:
+    """What reads calls as the model's chat template writes them. Importing SGLang's parsers takes seconds.
+
+    Args:
+        parser: a name, of which `ToolsOptions.parser` says more; None: the first that reads the template's own call.
+
+    Raises:
+        SlimeError: there is no such parser, or none reads what the template writes.
+    """
+    written = None if parser else _written(model)
+    if parser == NAME_JSON or (parser is None and written is None):
+        return read_name_json
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    names = sorted(FunctionCallParser.ToolCallParserEnum)
+    if parser is not None:
+        if parser not in names:
+            known = ", ".join([NAME_JSON, *names])
+            raise SlimeError(
+                f"there is no parser '{parser}'", where="rollout.program.options.parser", todo=f"Take one of {known}."
+            )
+        return _SGLangReader(parser)
+    assert written is not None, "without it there is no need of a parser"
+    for name in names:
+        reader = _SGLangReader(name)
+        try:
+            if reader(written, [PROBE]).calls == [Call("probe_tool", ARGUMENTS)]:
+                log.info("Calls of tools are read as '%s'", name)
+                return reader
+        except (IllFormedError, Exception):  # noqa: BLE001 because a parser of another form may fail in any way
+            continue
+    todo = "Name one by rollout.program.options.parser."
+    raise SlimeError(f"no parser reads a call as the chat template writes it: {written!r:.200}", todo=todo)
+
+
+def _written(model: Responder) -> str | None:
+    """A call as the chat template writes it, without the opening and the end of the turn; None where it writes none."""
+    user, plain = {"role": "user", "content": "probe."}, {"role": "assistant", "content": "It is so."}
+    for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
+        call = {"type": "function", "id": "call00001", "function": {"name": "probe_tool", "arguments": arguments}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            before, said, called = (model.rendered([user, *more], [PROBE]) for more in ([], [plain], [answer]))
+        except SlimeError:
+            continue
+        opening, _, end = said.removeprefix(before).partition("It is so.")
+        added = called.removeprefix(before).removeprefix(opening).removesuffix(end)
+        if "probe_tool" in added and "blue" in added:
+            return added
+    return None
+
+
+def read_name_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
+    """See `NAME_JSON`."""
+    said = text.rpartition(END_OF_THINKING)[2].strip()
+    name, _, rest = said.partition("\n")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        return Read(said, [])
+    try:
+        arguments, _ = json.JSONDecoder().raw_decode(rest.lstrip())
+    except ValueError as error:
+        raise IllFormedError(f"the arguments are not JSON: {error}") from error
+    return Read("", [_checked(name, arguments)])
+
+
+class _SGLangReader:
+    """One of SGLang's parsers."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
+        from sglang.srt.entrypoints.openai.protocol import Tool
+        from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+        parser = FunctionCallParser([Tool(**tool) for tool in tools], self._name)
+        said = text.rpartition(END_OF_THINKING)[2]
+        if not parser.has_tool_call(said):
+            return Read(said.strip(), [])
+        words, found = parser.parse_non_stream(said)
+        if not found:  # they leave out what they cannot read, and functions that they do not know
+            raise IllFormedError("the call is not complete, or names a tool that there is not")
+        return Read(words.strip(), [_checked(call.name, json.loads(call.parameters)) for call in found])
+
+
+def _checked(name: str, arguments: Any) -> Call:
+    if not isinstance(arguments, dict):
+        raise IllFormedError("the arguments are no JSON object")
+    return Call(name, arguments)

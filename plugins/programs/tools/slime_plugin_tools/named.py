@@ -1,0 +1,49 @@
+"""Functions of the user's own, by `FILE.py:FUNCTION` or `module:function`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime.errors import SlimeError, did_you_mean
+from slime.imports import import_file
+from slime.time_limit import FAILURES, failure
+
+HOW_TO_NAME_ONE = "Write FILE.py:FUNCTION, or module:function of an installed module."
+
+
+def named(path: str) -> Callable[..., Any]:
+    """The function of that name.
+
+    Raises:
+        SlimeError: there is none, or its file cannot be imported.
+    """
+    where, colon, name = path.rpartition(":")
+    if not colon or not where or not name:
+        raise SlimeError(f"'{path}' does not name a function", todo=HOW_TO_NAME_ONE)
+    module = _module(where)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [each for each in vars(module) if callable(getattr(module, each)) and not each.startswith("_")]
+        raise SlimeError(f"there is no function '{name}'", where=where, todo=did_you_mean(name, known))
+    function: Callable[..., Any] = found
+    return function
+
+
+@cache
+def _module(where: str) -> ModuleType:
+    try:
+        if not where.endswith(".py"):
+            return importlib.import_module(where)
+        file = Path(where).expanduser().resolve()
+        if not file.is_file():
+            raise SlimeError("there is no such file", where=where, todo=HOW_TO_NAME_ONE)
+        return import_file(file, f"slime_user_{file.stem}")
+    except SlimeError:
+        raise
+    except FAILURES as error:
+        raise SlimeError(f"it cannot be imported: {failure(error)}", where=where, todo="Correct it.") from error

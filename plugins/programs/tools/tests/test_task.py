@@ -1,0 +1,26 @@
+"""What docs/tools.md promises of the task `calculator`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slime.observe.metrics import HELD_OUT
+from slime.observe.samples import read_samples
+from tests.running import Run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_laptop_run_learns_to_call_the_calculator(tmp_path: Path) -> None:
+    """In a third of its reinforcement learning, from guesses to right answers on held-out problems."""
+    words = {"task": "calculator", "run.num_steps": 10, "eval.interval": 5}
+    run = Run(tmp_path, shortened=words).start().succeed()
+    held_out = [row[HELD_OUT] for row in run.rows("rl") if HELD_OUT in row]
+    assert held_out[0] < 0.3
+    assert held_out[-1] > 0.7
+    rows = read_samples(run.path / "samples/step-000010.jsonl")
+    called = [row for row in rows if [turn["role"] for turn in row["turns"]] == ["assistant", "tool", "assistant"]]
+    assert len(called) > len(rows) / 2
+    assert all(row["turns"][1]["content"] == row["label"] for row in called if row["reward"])

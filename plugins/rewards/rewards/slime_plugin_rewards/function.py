@@ -1,0 +1,173 @@
+"""Reward `function`: a plain function of a file or a module, `reward.path=my_file.py:score`.
+
+The function takes what it names: `response` (text), `label`, `messages` (of the prompt), `metadata` (the row's other
+columns) or `sample` (all of it). It returns a number, true or false, or a `Verdict`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import numbers
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime.errors import SlimeError, did_you_mean
+from slime.imports import import_file
+from slime.types import Sample, Verdict
+
+GIVEN: Mapping[str, Callable[[Sample], Any]] = {
+    "sample": lambda sample: sample,
+    "response": lambda sample: sample.response,
+    "label": lambda sample: sample.prompt.label,
+    "messages": lambda sample: sample.prompt.messages,
+    "metadata": lambda sample: sample.prompt.metadata,
+}
+"""What a function may ask for, by the names of its parameters."""
+KEY = "reward.path"
+
+
+@dataclass
+class FunctionReward:
+    path: str
+    """FILE.py:FUNCTION, or MODULE:FUNCTION of what is installed. A relative file is looked for where slime starts."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """More keywords of the function."""
+    sha256: str | None = None
+    """Of the file; filled in, so that a run is not continued with another function. null takes the file as it is."""
+
+    def __post_init__(self) -> None:
+        examine(self.path, self.arguments, self.sha256)
+        file, name = _parts(self.path)
+        found = getattr(_imported(file), name, None)
+        if not callable(found):
+            raise SlimeError(f"'{name}' in {file} is no function", where=KEY, todo="Name a function.")
+        self._function: Callable[..., Any] = found
+        self._given = _parameters(found, self.path, self.arguments)
+
+    def score(self, sample: Sample) -> Verdict:
+        answer = self._function(**{name: GIVEN[name](sample) for name in self._given}, **self.arguments)
+        if inspect.iscoroutine(answer):
+            import asyncio  # here, because importing a plugin is to be quick
+
+            answer = asyncio.run(answer)
+        if isinstance(answer, Verdict):
+            return answer
+        if isinstance(answer, numbers.Real) or hasattr(answer, "__float__"):
+            return Verdict.of(float(answer))
+        return Verdict.error(f"{self.path} returned {answer!r:.80}, neither a number nor a Verdict")
+
+    @staticmethod
+    def complete(options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with the digest of the file, where there is one to read."""
+        path = options.get("path")
+        if options.get("sha256") is None and isinstance(path, str) and (file := _file(path.rpartition(":")[0])):
+            return {**options, "sha256": _digest(file)}
+        return dict(options)
+
+
+def examine(path: str, arguments: Mapping[str, Any], sha256: str | None) -> None:
+    """Check that there is such a function and that it can be called, without running the file.
+
+    Raises:
+        SlimeError: there is none; names the nearest. Or the file is not the one of the digest.
+    """
+    where, name = _parts(path)
+    file = _file(where)
+    if file is None:
+        if where.endswith(".py") or "/" in where:
+            raise SlimeError(f"there is no file {Path(where).absolute()}", where=KEY, todo="Correct the path.")
+        return  # an installed module, which cannot be read without importing it
+    try:
+        functions = _functions(file)
+    except (SyntaxError, ValueError) as error:
+        raise SlimeError(f"{file} is not Python: {error}", where=KEY, todo="Correct that file.") from error
+    if name not in functions:
+        names = [known for known in functions if not known.startswith("_")]
+        todo = did_you_mean(name, names) if names else "Define one there."
+        raise SlimeError(f"there is no function '{name}' in {file}", where=KEY, todo=todo)
+    node = functions[name]
+    if node is not None:
+        _check_parameters(node, path, arguments)
+    if sha256 is not None and sha256 != _digest(file):
+        todo = "Put it back, or take it as it is with reward.options.sha256=null."
+        raise SlimeError(f"{file} was changed: it is not the file of the recorded sha256", where=KEY, todo=todo)
+
+
+def _parts(path: str) -> tuple[str, str]:
+    where, _, name = path.rpartition(":")
+    if not where or not name.isidentifier():
+        todo = "Write FILE.py:FUNCTION, for instance reward.path=my_file.py:score."
+        raise SlimeError(f"'{path}' names no function", where=KEY, todo=todo)
+    return where, name
+
+
+def _file(where: str) -> Path | None:
+    path = Path(where).expanduser()
+    return path.absolute() if path.is_file() else None
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _functions(file: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
+    """Names that the file defines or imports at its top; None for what is not a function to be seen."""
+    found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update((alias.asname or alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.Assign):
+            found.update((target.id, None) for target in node.targets if isinstance(target, ast.Name))
+    return found
+
+
+def _check_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, path: str, arguments: Mapping[str, Any]) -> None:
+    given = node.args
+    positional = [argument.arg for argument in [*given.posonlyargs, *given.args]]
+    required = positional[: len(positional) - len(given.defaults)]
+    required += [one.arg for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    _require(positional + [one.arg for one in given.kwonlyargs], required, path, arguments, any_name=bool(given.kwarg))
+
+
+def _parameters(function: Callable[..., Any], path: str, arguments: Mapping[str, Any]) -> list[str]:
+    """The names of `GIVEN` that the function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    any_name = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    required = [each.name for each in named if each.default is each.empty]
+    _require([each.name for each in named], required, path, arguments, any_name=any_name)
+    return [each.name for each in named if each.name in GIVEN and each.name not in arguments]
+
+
+def _require(names: list[str], required: list[str], path: str, arguments: Mapping[str, Any], *, any_name: bool) -> None:
+    for name in required:
+        if name not in GIVEN and name not in arguments:
+            todo = f"It gets what it names of {', '.join(GIVEN)}. {did_you_mean(name, GIVEN)}"
+            what = f"{path} takes '{name}', which nobody gives it"
+            raise SlimeError(what, where=KEY, todo=f"{todo} Or set reward.options.arguments.{name}=...")
+    for name in arguments:
+        if name not in names and not any_name:
+            todo = did_you_mean(name, [each for each in names if each not in GIVEN])
+            raise SlimeError(f"{path} takes no '{name}'", where="reward.options.arguments", todo=todo)
+
+
+def _imported(where: str) -> ModuleType:
+    """The module of a file, whose folder is searched for what it imports; or the installed module."""
+    file = _file(where)
+    if file is None:
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            todo = "Write FILE.py:FUNCTION, or install the module."
+            raise SlimeError(f"there is no module '{where}'", where=KEY, todo=todo) from error
+    sys.path.append(str(file.parent))
+    return import_file(file, f"slime_reward_{file.stem}")  # a file may be called as a module of Python is

@@ -1,0 +1,40 @@
+"""One request of JSON to a server, tried again when it is away or busy."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_FIRST_WAIT_S, _MAX_ANSWER_BYTES = 0.5, 1 << 22
+
+
+class ServerError(Exception):
+    """The server gave no answer that can be used; says why."""
+
+
+def post(url: str, body: Any, headers: Mapping[str, str], *, timeout_s: float, tries: int) -> Any:
+    """The JSON that the server answers.
+
+    Raises:
+        ServerError: after `tries` requests there is none.
+    """
+    data = json.dumps(body).encode()
+    for attempt in range(tries):
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return json.loads(response.read(_MAX_ANSWER_BYTES))
+        except urllib.error.HTTPError as error:
+            fault = f"{url} answered {error.code} {error.reason}"
+            if error.code not in _AGAIN:
+                raise ServerError(fault) from error
+        except (OSError, ValueError) as error:  # away, slow, or no JSON
+            fault = f"{url}: {type(error).__name__}: {error}"
+        if attempt + 1 < tries:
+            time.sleep(_FIRST_WAIT_S * 2**attempt)
+    raise ServerError(f"{fault} (tried {tries} times)")

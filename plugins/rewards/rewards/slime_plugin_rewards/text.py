@@ -1,0 +1,48 @@
+"""Reward `f1`: how many words a response and its label have in common."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from slime.types import Sample, Verdict
+
+_WORD = re.compile(r"\w+")
+_ARTICLES = {"a", "an", "the"}
+_THINKING = "</think>"
+
+
+@dataclass
+class F1Reward:
+    """The harmonic mean of precision and recall over words, as for SQuAD: small letters, no articles, no punctuation.
+    Of several labels the best counts. What stands before the last `</think>` is left out.
+
+    Parts: `exact` (1 if the words are the same in the same order).
+    """
+
+    def score(self, sample: Sample) -> Verdict:
+        labels = texts(sample.prompt.label)
+        if not labels:
+            return Verdict.invalid(f"row {sample.prompt.id}: label {sample.prompt.label!r:.80} is no text, nor several")
+        words = _words(sample.response.rpartition(_THINKING)[2])
+        wanted = [_words(label) for label in labels]
+        return Verdict.of(max(f1(words, label) for label in wanted), exact=float(words in wanted))
+
+
+def texts(label: Any) -> list[str]:
+    """The texts of a label that is one, or several; empty if it is neither."""
+    several = label if isinstance(label, list | tuple) else [label]
+    return list(several) if all(isinstance(each, str) and each.strip() for each in several) else []
+
+
+def f1(words: list[str], wanted: list[str]) -> float:
+    if not words or not wanted:
+        return float(words == wanted)
+    common = (Counter(words) & Counter(wanted)).total()
+    return 2 * common / (len(words) + len(wanted))
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in _WORD.findall(text.lower()) if word not in _ARTICLES]

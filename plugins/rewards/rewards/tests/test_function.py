@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slime.compose.compose import compose, examine
+from slime.errors import SlimeError
+from slime.testing.plugins import RewardCase, check_reward, sample
+from slime.types import Verdict
+from slime_plugin_rewards.function import FunctionReward
+
+RUN = ["+model=glm4-tiny", "+cluster=local"]
+FILE = """
+import helper
+from slime.types import Verdict
+
+def score(response, label, scale=1.0):
+    return scale * (helper.clean(response) == label)
+
+def whole(sample):
+    return Verdict.of(len(sample.response), label=float(sample.prompt.label))
+
+async def later(response, metadata):
+    return response in metadata["wanted"]
+
+def nothing(response):
+    return None
+
+def unknown(completion, answer):
+    return 1.0
+
+def breaks(response):
+    raise ValueError("no such row")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "helper.py").write_text("def clean(text):\n    return text.strip()\n")
+    path = tmp_path / "my_file.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_function_of_a_file_is_a_reward(file: Path) -> None:
+    cases = [RewardCase(" 5 ", "5", 1.0), RewardCase("6", "5", 0.0)]
+    check_reward("function", cases, options={"path": f"{file}:score"})
+    options = {"path": f"{file}:score", "arguments": {"scale": 0.5}}
+    check_reward("function", [RewardCase("5", "5", 0.5)], options=options)
+    check_reward("function", [RewardCase("abc", 2, Verdict.of(3.0, label=2.0))], options={"path": f"{file}:whole"})
+    check_reward("function", [RewardCase("a", None, 1.0, {"wanted": ["a"]})], options={"path": f"{file}:later"})
+
+
+def test_a_function_of_a_module_is_a_reward(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(file.parent))
+    assert FunctionReward("my_file:score").score(sample("5", "5")).value == 1.0
+    with pytest.raises(SlimeError, match="there is no module 'no_such_module'"):
+        FunctionReward("no_such_module:score")
+
+
+def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
+    verdict = FunctionReward(f"{file}:nothing").score(sample(""))
+    assert verdict == Verdict.error(f"{file}:nothing returned None, neither a number nor a Verdict")
+    with pytest.raises(ValueError, match="no such row"):  # the worker makes a verdict of it
+        FunctionReward(f"{file}:breaks").score(sample(""))
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "words"),
+    [
+        ("my_file.py:scor", [], r"there is no function 'scor' in .*my_file.py \(Did you mean 'score'"),
+        ("my_fil.py:score", [], r"there is no file .*my_fil.py"),
+        ("my_file.py", [], r"'my_file.py' names no function \(Write FILE.py:FUNCTION"),
+        (
+            "my_file.py:unknown",
+            [],
+            r"takes 'completion', which nobody gives it \(It gets what it names of sample, resp",
+        ),
+        ("my_file.py:score", ["scal=2"], r"takes no 'scal' \(Did you mean 'scale'"),
+    ],
+)
+def test_a_plan_tells_what_is_wrong_without_running_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch, path: str, arguments: list[str], words: str
+) -> None:
+    file.write_text(FILE + "raise SystemExit('this file was run')\n")
+    monkeypatch.chdir(file.parent)
+    given = [f"reward.options.arguments.{each}" for each in arguments]
+    with pytest.raises(SlimeError, match=words):
+        compose([*RUN, f"reward.path={path}", *given])
+
+
+def test_reward_path_chooses_the_reward_whatever_the_task_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    cfg = compose([*RUN, "reward.path=my_file.py:score"])
+    assert (cfg.reward.name, cfg.reward.options["path"]) == ("function", "my_file.py:score")
+    with pytest.raises(SlimeError, match=r"reward=math takes no function.*Leave out reward=math"):
+        compose([*RUN, "reward=math", "reward.path=my_file.py:score"])
+
+
+def test_the_file_is_recorded_so_that_another_one_does_not_go_on(file: Path) -> None:
+    keys = [*RUN, f"reward.path={file}:score"]
+    recorded = compose(keys).reward.options["sha256"]
+    file.write_text(FILE.replace("==", "!="))
+    assert compose(keys).reward.options["sha256"] != recorded
+    [problem] = examine([*keys, f"reward.options.sha256={json.dumps(recorded)}"]).problems
+    assert "my_file.py was changed" in problem.what
+    with pytest.raises(SlimeError, match="was changed"):
+        FunctionReward(f"{file}:score", sha256=recorded)

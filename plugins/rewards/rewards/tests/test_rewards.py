@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from slime.errors import SlimeError
+from slime.testing.plugins import RewardCase, check_reward, sample
+from slime.types import Verdict, VerdictKind
+from slime_plugin_rewards.constraints import CHECKS
+from slime_plugin_rewards.http import ServerError, post
+from slime_plugin_rewards.judge import JudgeReward
+from slime_plugin_rewards.route import RouteReward
+
+
+def test_f1_keeps_the_contract() -> None:
+    check_reward(
+        "f1",
+        [
+            RewardCase("The Eiffel Tower!", "eiffel tower", Verdict.of(1.0, exact=1.0)),
+            RewardCase("in Paris", "Paris", Verdict.of(2 / 3, exact=0.0)),
+            RewardCase("<think>Rome?</think> Paris", ["Lyon", "Paris"], Verdict.of(1.0, exact=1.0)),
+            RewardCase("Rome", "Paris", Verdict.of(0.0, exact=0.0)),
+            RewardCase("", "Paris", Verdict.of(0.0, exact=0.0)),
+            RewardCase("5", 5, Verdict.invalid("row 0/0: label 5 is no text, nor several")),
+        ],
+    )
+
+
+def test_gpqa_keeps_the_contract() -> None:
+    choices = {"choices": ["12 m", "14 m", "16 m", "18 m"]}
+    right, wrong = Verdict.of(1.0, correct=1.0, format=1.0), Verdict.of(0.0, correct=0.0, format=1.0)
+    check_reward(
+        "gpqa",
+        [
+            RewardCase("The correct answer is (B).", "B", right),
+            RewardCase("\\boxed{B}", "(B)", right),
+            RewardCase("The answer is 14 m", 1, right, choices),
+            RewardCase("Answer: B", "14 m", right, choices),
+            RewardCase("C</think>So the answer is B.", "B", right),
+            RewardCase("Answer: C", "B", wrong),
+            RewardCase("Answer: B or C", "B", wrong),
+            RewardCase("Answer: 16 m", "B", wrong, choices),
+            RewardCase("B", 1.5, Verdict.invalid("row 0/0: label 1.5 is neither the letter nor the text of a choice")),
+        ],
+    )
+
+
+def case(response: str, value: float, kept: float, **constraints: dict[str, Any]) -> RewardCase:
+    kinds = [kind.replace("__", ":") for kind in constraints]
+    metadata = {"instruction_id_list": kinds, "kwargs": list(constraints.values())}
+    return RewardCase(response, None, Verdict.of(value, kept=kept), metadata)
+
+
+def test_constraints_keep_the_contract() -> None:
+    words = {"relation": "at least", "num_words": 3}
+    check_reward(
+        "constraints",
+        [
+            case("one two three", 1.0, 1.0, length_constraints__number_words=words),
+            case("one two", 0.0, 0.0, length_constraints__number_words=words),
+            case("ONE, TWO, THREE", 0.0, 0.5, change_case__english_capital={}, punctuation__no_comma={}),
+            case("no commas here", 1.0, 1.0, punctuation__no_comma={}, change_case__english_lowercase={}),
+            case('{"a": 1}', 1.0, 1.0, detectable_format__json_format={}),
+            case("", 0.0, 0.0, punctuation__no_comma={}),
+            RewardCase(
+                "x",
+                None,
+                Verdict.invalid("row 0/0: no constraint 'punctuation:no_coma'. Did you mean 'punctuation:no_comma'?"),
+                {"instruction_id_list": ["punctuation:no_coma"], "kwargs": [{}]},
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "kept", "broken"),
+    [
+        ("length_constraints:number_sentences", {"relation": "less than", "num_sentences": 2}, "One.", "One. Two."),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n\nb"),
+        ("keywords:existence", {"keywords": ["red", "blue"]}, "Red and blue", "redder and blue"),
+        ("keywords:forbidden_words", {"forbidden_words": ["red"]}, "redder", "It is red."),
+        ("keywords:frequency", {"keyword": "red", "relation": "at least", "frequency": 2}, "red, red", "red"),
+        ("keywords:letter_frequency", {"letter": "a", "let_relation": "less than", "let_frequency": 2}, "cat", "mama"),
+        ("change_case:capital_word_frequency", {"capital_relation": "at least", "capital_frequency": 1}, "NO", "no"),
+        ("startend:end_checker", {"end_phrase": "The end."}, "so: the end.", "The end. No."),
+        ("startend:quotation", {}, '"all"', '"all" of it'),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n* b", "* a"),
+        ("detectable_format:number_highlighted_sections", {"num_highlights": 1}, "*so*", "so"),
+        ("detectable_format:title", {}, "<<A tale>>\nonce", "A tale"),
+        ("detectable_format:json_format", {}, "```json\n[1]\n```", "[1"),
+        ("detectable_content:number_placeholders", {"num_placeholders": 1}, "to [name]", "to you"),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "bye\nP.S. so", "bye"),
+    ],
+)
+def test_a_constraint_holds_or_not(kind: str, given: dict[str, Any], kept: str, broken: str) -> None:
+    assert CHECKS[kind](kept, given)
+    assert not CHECKS[kind](broken, given)
+
+
+def test_route_keeps_the_contract() -> None:
+    invalid = Verdict.invalid("row 0/0: no reward for data_source='gpqa', only for squad, sums")
+    check_reward(
+        "route",
+        [
+            RewardCase("The answer is 0.5", "1/2", Verdict.of(1.0, correct=1.0, format=1.0), {"data_source": "sums"}),
+            RewardCase("in Paris", "Paris", Verdict.of(2 / 3, exact=0.0), {"data_source": "squad"}),
+            RewardCase("B", "B", invalid, {"data_source": "gpqa"}),
+        ],
+        options={"rewards": {"sums": "math", "squad": {"name": "f1", "options": {}}}},
+    )
+
+
+def test_a_route_may_have_a_default_and_a_nested_column() -> None:
+    route = RouteReward({"a": {"name": "math", "options": {}}}, column="extra.kind", default="f1")
+    assert route.score(sample("\\boxed{5}", "5", {"extra": {"kind": "a"}})).parts == {"correct": 1.0, "format": 1.0}
+    assert route.score(sample("so five", "five", {"extra": {}})).parts == {"exact": 0.0}
+
+
+def test_a_route_to_nowhere_is_refused() -> None:
+    with pytest.raises(SlimeError, match=r"no reward named 'maths' is installed\. .*Did you mean 'math'"):
+        RouteReward({"a": "maths"})
+    with pytest.raises(SlimeError, match=r"reward.options.rewards.a: 5 is no reward"):
+        RouteReward({"a": 5})
+
+
+class Server(BaseHTTPRequestHandler):
+    """Judges lengths, as a reward and as a model; is busy at first where the path says so."""
+
+    busy = 0
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.startswith("/busy") and Server.busy > 0:
+            Server.busy -= 1
+            self.send_error(503)
+            return
+        if self.path == "/gone":
+            self.send_error(404)
+            return
+        if self.path.endswith("/chat/completions"):
+            asked = body["messages"][0]["content"]
+            text = "I cannot." if "refuse" in asked else "Grade: 0. No: Grade: 1" if "four" in asked else "Grade: 0"
+            answer: Any = {"choices": [{"message": {"content": text}}]}
+        elif body["label"] is None:
+            answer = {"invalid": "no label"}
+        else:
+            answer = {"value": float(body["response"] == body["label"]), "parts": {"length": len(body["response"])}}
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_remote_keeps_the_contract(url: str) -> None:
+    check_reward(
+        "remote",
+        [
+            RewardCase("four", "four", Verdict.of(1.0, length=4.0)),
+            RewardCase("five", "four", Verdict.of(0.0, length=4.0)),
+            RewardCase("four", None, Verdict.invalid("no label")),
+        ],
+        options={"url": url},
+    )
+
+
+def test_judge_keeps_the_contract(url: str) -> None:
+    check_reward(
+        "judge",
+        [
+            RewardCase("It is four.", "4", 1.0),
+            RewardCase("It is five.", "4", 0.0),
+            RewardCase("refuse", "4", Verdict.error("the judge gave no grade: 'I cannot.'")),
+        ],
+        options={"url": f"{url}/v1"},
+    )
+
+
+def test_a_busy_server_is_asked_again_and_a_missing_one_is_an_error(url: str) -> None:
+    Server.busy = 1
+    assert post(f"{url}/busy", {"response": "a", "label": "a"}, {}, timeout_s=5, tries=2)["value"] == 1.0
+    Server.busy = 2
+    with pytest.raises(ServerError, match=r"503 .*\(tried 2 times\)"):
+        post(f"{url}/busy", {}, {}, timeout_s=5, tries=2)
+    with pytest.raises(ServerError, match="404"):
+        post(f"{url}/gone", {}, {}, timeout_s=5, tries=2)
+    verdict = JudgeReward(f"{url}/gone", tries=1, template="{response}").score(sample("a"))
+    assert verdict.kind is VerdictKind.VALUE  # every path that ends like OpenAI's is answered
+
+
+def test_what_a_response_says_is_not_filled_in() -> None:
+    judge = JudgeReward("http://127.0.0.1:1", template="{response} / {label}")
+    assert judge._asked(sample("{label}", "5")) == "{label} / 5"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grade": "("}, "is no regular expression"),
+        ({"grade": "Grade"}, "has no group"),
+        ({"key_variable": "NO_SUCH_KEY"}, "there is no variable NO_SUCH_KEY"),
+    ],
+)
+def test_a_judge_that_cannot_work_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SlimeError, match=words):
+        JudgeReward("http://127.0.0.1:1", **options)

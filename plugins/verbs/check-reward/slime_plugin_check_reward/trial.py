@@ -1,0 +1,138 @@
+"""Scores the responses in a reward's own worker processes, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slime.config.schema import RewardConfig
+from slime.reward.service import RewardService
+from slime.types import Prompt, Sample, Status, Verdict, VerdictKind
+from slime_plugin_check_reward.responses import HOSTILE, TEMPLATES, stated, wrong
+
+TRIED = 16
+"""Rows by which the template is chosen."""
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and a response to it."""
+
+    prompt: Prompt
+    response: str
+
+
+@dataclass
+class Outcome:
+    """What became of one kind of responses.
+
+    Attributes:
+        paid: those with at least the value of a right answer.
+        without: verdicts without a value, by kind.
+        examples: of what should not have been, at most `MAX_EXAMPLES`.
+    """
+
+    num: int = 0
+    paid: int = 0
+    without: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcomes of right, wrong and hostile responses, and the template of the answers."""
+
+    template: str
+    right: Outcome
+    wrong: Outcome
+    hostile: Outcome
+
+    def faults(self, least: float) -> list[str]:
+        """Why the reward is unfit; empty if it is fit.
+
+        Args:
+            least: share of right answers that must be paid.
+        """
+        share = self.right.paid / self.right.num
+        checks = {
+            f"{share:.1%} of right answers are paid, at least {least:.1%} should be": share < least,
+            f"{self.wrong.paid} wrong answers are paid": self.wrong.paid > 0,
+            f"{self.hostile.paid} hostile responses are paid": self.hostile.paid > 0,
+        }
+        for name, outcome in (("right", self.right), ("wrong", self.wrong), ("hostile", self.hostile)):
+            for kind in (VerdictKind.TIMEOUT, VerdictKind.ERROR):
+                count = outcome.without.get(kind.value, 0)
+                checks[f"{count} {name} responses end in {kind.value}"] = count > 0
+        return [fault for fault, holds in checks.items() if holds]
+
+
+MAX_EXAMPLES = 3
+
+
+def try_reward(cfg: RewardConfig, prompts: Sequence[Prompt], template: str | None, pays: float) -> Trial:
+    """Try a reward.
+
+    Args:
+        prompts: at least one.
+        template: of a response, with `{label}`; None takes the one of `TEMPLATES` by which most labels are paid.
+        pays: the value of a right answer, at least.
+
+    Raises:
+        SlimeError: the reward cannot be created.
+    """
+    with RewardService(cfg) as service:
+        return asyncio.run(_tried(service, prompts, template, pays))
+
+
+async def _tried(service: RewardService, prompts: Sequence[Prompt], template: str | None, pays: float) -> Trial:
+    draw = random.Random(0)
+    if template is None:
+        found = {each: await _scored(service, _right(prompts[:TRIED], each), pays, is_right=True) for each in TEMPLATES}
+        template = max(found, key=lambda each: found[each].paid)
+    labels = [label_text(prompt) for prompt in prompts]
+    slips = [
+        Case(prompt, stated(template, answer))
+        for prompt in prompts
+        for answer in wrong(label_text(prompt), labels, draw)
+    ]
+    attacks = [
+        Case(prompts[0], text) for each in HOSTILE for text in dict.fromkeys((each, template.replace("{label}", each)))
+    ]
+    return Trial(
+        template,
+        await _scored(service, _right(prompts, template), pays, is_right=True),
+        await _scored(service, slips, pays, is_right=False),
+        await _scored(service, attacks, pays, is_right=False),
+    )
+
+
+def label_text(prompt: Prompt) -> str:
+    return str(prompt.label)
+
+
+def _right(prompts: Sequence[Prompt], template: str) -> list[Case]:
+    return [Case(prompt, stated(template, label_text(prompt))) for prompt in prompts]
+
+
+async def _scored(service: RewardService, cases: Sequence[Case], pays: float, *, is_right: bool) -> Outcome:
+    outcome, began, slots = Outcome(num=len(cases)), time.monotonic(), asyncio.Semaphore(_AT_ONCE)
+
+    async def verdict(case: Case) -> Verdict:
+        async with slots:
+            return await service.score(Sample(case.prompt, index=0, response=case.response, status=Status.COMPLETED))
+
+    for case, said in zip(cases, await asyncio.gather(*map(verdict, cases)), strict=True):
+        is_paid = said.value is not None and said.value >= pays
+        outcome.paid += is_paid
+        if said.value is None:
+            outcome.without[said.kind.value] = outcome.without.get(said.kind.value, 0) + 1
+        if is_paid != is_right and (is_paid or is_right or said.value is None) and len(outcome.examples) < MAX_EXAMPLES:
+            why = f"value {said.value:g}" if said.value is not None else f"{said.kind.value}: {said.reason}"
+            outcome.examples.append(f"label {case.prompt.label!r:.60}, response {case.response!r:.60}: {why}")
+    outcome.seconds = time.monotonic() - began
+    return outcome

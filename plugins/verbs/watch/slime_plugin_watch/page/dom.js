@@ -1,0 +1,48 @@
+"use strict";
+// Elements and texts. Whatever a run says becomes a text node: nothing here parses HTML.
+
+function el(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name === "text") element.textContent = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+function fill(element, ...children) {
+  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// A number in at most five places: 0.9648, 1,234, 1.2e-7.
+function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && size < 1e-3) return value.toExponential(1).replace("e-", "e−");
+  if (size >= 1e6) return `${(value / 1e6).toFixed(size >= 1e8 ? 0 : 1)} M`;
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (Number.isInteger(value)) return String(value);
+  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(3);
+}
+
+// Seconds for people: 0:42, 12:05, 3:20 h, 2 d 4 h.
+function duration(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  const minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60), days = Math.floor(hours / 24);
+  const two = (value) => String(value).padStart(2, "0");
+  if (days) return `${days} d ${hours % 24} h`;
+  return hours ? `${hours}:${two(minutes % 60)} h` : `${minutes}:${two(whole % 60)}`;
+}
+
+function ago(seconds) {
+  if (seconds < 2) return "now";
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  return seconds < 130000 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
+}
+
+const date = (seconds) => (seconds ? `${new Date(seconds * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC` : "–");

@@ -1,0 +1,72 @@
+"""What the comparison with verl does before and after the two programs run."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.compose.compose import examine
+from slime.config.paths import resolve
+from slime.plugins import load
+from slime.testing.plugins import sample
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def against(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("against_verl")
+
+
+def test_verl_gets_the_run_that_slime_gets(against: Any, tmp_path: Path) -> None:
+    composed = examine([*against.RUN, *against.OWN])
+    assert composed.problems == []
+    cfg = composed.cfg
+    assert (cfg.algo.loss_mean.name, cfg.algo.kl_coef) == ("token", None)
+    words = against.verl_words(cfg, tmp_path, tmp_path / "p", 40, attention="sdpa", free_cache=False)
+    given = dict(word.split("=", 1) for word in words)
+    assert given["data.train_batch_size"] == "32"
+    assert given["actor_rollout_ref.rollout.n"] == "16"
+    assert given["data.max_response_length"] == "96"
+    assert float(given["actor_rollout_ref.actor.optim.lr"]) == cfg.train.optimizer["lr"]
+    assert given["actor_rollout_ref.rollout.free_cache_engine"] == "false"
+
+
+def test_prompts_are_the_same(against: Any, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    source = resolve("pkg://slime_plugin_starter/data/word-problems-heldout.jsonl")
+    against.write_prompts(source, tmp_path / "p.parquet")
+    rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()
+    assert len(rows) == len(source.read_text().splitlines())
+    assert rows[0]["prompt"][0]["role"] == "user"
+    assert rows[0]["reward_model"]["style"] == "rule"
+
+
+@pytest.mark.parametrize("text", ["It is 85.", "80 + 5 = 85", "86", "85 of 90", "no number", "The answer is 1,085"])
+def test_rewards_are_the_same(against: Any, text: str) -> None:
+    reward = load().rewards.create("math", answer="number")
+    for label in ("85", "1085"):
+        assert against.compute_score("", text, label) == reward.score(sample(text, label)).value
+
+
+def test_both_are_read_alike(against: Any) -> None:
+    ours, theirs = [], []
+    for step in range(1, 11):
+        values = {"step": 1.0 if step > 5 else 9.0, "train": 0.4}
+        row = {f"seconds/{name}": value for name, value in values.items()}
+        ours.append({"stage": "rl", "step": step, "time": 100.0 + step, "rollout/num_tokens": 160.0, **row})
+        ours[-1]["rollout/reward_mean"] = step / 10
+        data = {f"timing_s/{name}": 2 * value for name, value in values.items()}
+        data |= {"response_length/mean": 10.0, "critic/score/mean": step / 10}
+        theirs.append({"step": step, "seen": 100.0 + step, "data": data})
+    slime = against.measured(against.read_slime(ours), 50.0, 7.0)
+    verl = against.measured(against.read_verl(theirs, 16), 50.0, 9.0)
+    assert (slime.seconds["step"], verl.seconds["step"]) == (1.0, 2.0)
+    assert (slime.start, verl.start) == (101 - 9 - 50, 101 - 18 - 50)
+    assert (slime.tokens_per_s, verl.tokens_per_s) == (160.0, 80.0)
+    assert "step of slime over verl's: 0.50; promised at most 0.7: kept" in against.table(slime, verl)

@@ -1,0 +1,47 @@
+"""docs/results.md says what the files in benchmarks/results say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("results_page")
+
+
+def test_every_run_of_the_files_is_a_row(page: Any) -> None:
+    rows = [page.table_row(run, steps) for name in page.FILES for run, steps in page.read(name).items()]
+    assert len(rows) >= 2
+    assert [row for row in rows if row not in PAGE.splitlines()] == []
+
+
+def test_the_run_that_went_wrong_is_one_of_them(page: Any) -> None:
+    by_step = {int(row["step"]): row for row in page.read("smollm2-h200")["recipe"]}
+    for step in (20, 40, 80, 240):
+        row = by_step[step]
+        shown = f"{row['held_out']:.3f} | {row['length']:.0f} | {row['entropy']:.2f} | {row['zero_variance']:.0%}"
+        assert f"| {step} | {shown.replace('%', ' %')} |" in PAGE
+
+
+def test_a_run_is_added_and_drawn(page: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [{"stage": "sft", "step": 1, "time": 1.0}, {"stage": "rl", "step": 0, "time": 5.0, "eval/reward_mean": 0.25}]
+    step = {"rollout/reward_mean": 0.5, "rollout/response_length_mean": 7.0, "train/entropy": 1.5, "seconds/step": 2.0}
+    rows += [{"stage": "rl", "step": number, "time": 5.0 + 2 * number, **step} for number in range(1, 60)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    for run in ("a", "b"):
+        page.add(run, "runs", tmp_path / "metrics.jsonl")
+    runs = page.read("runs")
+    assert page.table_row("b", runs["b"]).startswith("| b | 0.250 | 0.250 | 0.250 | 59 | 2.0 | 2.00 | 7 to 7 | 1.50")
+    page.draw(runs, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,166 @@
+"""Keys that do nothing in the composed run are refused, with what would make them act."""
+
+from typing import Any
+
+import pytest
+
+from slime.compose.compose import examine
+from slime.compose.idle import rules
+from slime.config.keys import own_keys
+
+LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
+PLAIN = [*LAPTOP, "task=none", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
+PLAIN += ["run.num_steps=40", "rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16"]
+HELD_OUT = "eval.path=pkg://slime_plugin_math/data/arithmetic-heldout.jsonl"
+DEMONSTRATIONS = ["sft.path=pkg://slime_plugin_math/data/arithmetic-sft.jsonl", "sft.num_steps=100"]
+
+CLIPPED = {"algo.importance_low": 0.5, "algo.importance_high": 1.5}
+MASKED = {"algo.importance": "mask"}
+OVER = {"rollout.over_sampling": 1.5}
+ON_POLICY = {"rollout.partial": "false", "rollout.fixed_prompts": "true"}
+OLD = {"algo.rollout_logprobs_as_old": "true"}
+NO_STALE = (
+    "does nothing without algo.importance_tokens=all, rollout.over_sampling above 1 or rollout.max_staleness. Set"
+)
+
+
+def refused(words: list[str]) -> dict[str, str]:
+    """Key -> what is missing, of a line that has no other fault."""
+    problems = examine(words).problems
+    assert all(problem.what.startswith("does nothing without ") for problem in problems), problems
+    return {problem.where: problem.what.removeprefix("does nothing without ") for problem in problems}
+
+
+@pytest.mark.parametrize(
+    ("word", "condition", "mended"),
+    [
+        ("weights.full_every=5", "weights.transport=disk", ["weights.transport=disk"]),
+        ("weights.path=/x", "weights.transport=disk", ["weights.transport=disk"]),
+        ("train.lr_decay_steps=5", "train.lr_decay=linear or cosine", ["train.lr_decay=linear"]),
+        ("algo.kl_estimator=k2", "algo.kl_coef", ["algo.kl_coef=0.1"]),
+        ("algo.clip_high=0.3", "train.steps_per_rollout above 1", ["train.steps_per_rollout=2"]),
+        ("algo.clip_low=0.1", "train.steps_per_rollout above 1", ["algo.rollout_logprobs_as_old=true"]),
+        ("sft.lr=5e-5", "sft.path and sft.num_steps", DEMONSTRATIONS),
+        (DEMONSTRATIONS[0], "sft.num_steps", DEMONSTRATIONS[1:]),
+        ("eval.interval=1", "eval.path", [HELD_OUT]),
+        ("eval.sampling.max_response_tokens=8", "eval.path", [HELD_OUT]),
+        ("train.checkpoint.keep=3", "train.checkpoint.interval", ["train.checkpoint.interval=5"]),
+        ("buffer.options.max_groups=9", "rollout.over_sampling above 1", ["rollout.over_sampling=2"]),
+    ],
+)
+def test_a_key_without_effect_is_refused_until_it_acts(word: str, condition: str, mended: list[str]) -> None:
+    base = [*PLAIN, "train.checkpoint.interval=null", word]
+    key = word.partition("=")[0].replace("options.max_groups", "options")
+    assert refused(base) == {key: condition}
+    assert refused([*base, *mended]) == {}
+
+
+def test_a_supervised_run_takes_no_keys_of_reinforcement() -> None:
+    words = ["algo.kl_coef=1", "run.num_steps=5", "train.optimizer.lr=1e-3", "rollout.prompts_per_step=4"]
+    words += ["rollout.fp8=block", "weights.bucket_mb=9", "observe.zero_variance_steps=9"]
+    alone = refused([*LAPTOP, "algo=sft", "eval.path=null", *words])
+    assert {key: condition.partition(" (")[0] for key, condition in alone.items()} == {
+        "algo.kl_coef": "algo=grpo",
+        "run.num_steps": "algo=grpo",
+        "train.optimizer.lr": "algo=grpo",
+        "rollout.prompts_per_step": "algo=grpo",
+        "observe.zero_variance_steps": "algo=grpo",
+        "rollout.fp8": "eval.path",
+        "weights.bucket_mb": "eval.path",
+    }
+
+
+def test_greedy_evaluation_takes_no_nucleus() -> None:
+    assert refused([*LAPTOP, "eval.sampling.top_p=0.5"]) == {"eval.sampling.top_p": "eval.sampling.temperature above 0"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval.path=null"],
+        ["algo=sft"],
+        ["algo=sft", "eval.path=null"],
+        ["sft.num_steps=0"],
+        ["weights.full_every=20", "algo.kl_estimator=low_var_kl"],
+    ],
+)
+def test_what_a_file_sets_may_be_switched_off_above_it_and_a_default_may_be_named(words: list[str]) -> None:
+    assert refused([*LAPTOP, *words]) == {}
+
+
+def test_a_key_that_is_set_where_its_condition_is_switched_off_is_refused() -> None:
+    assert refused([*LAPTOP, "eval.path=null", "eval.interval=3"]) == {"eval.interval": "eval.path"}
+
+
+def test_every_rule_names_keys_that_exist() -> None:
+    from fnmatch import fnmatch
+
+    patterns = [pattern for rule in rules() for pattern in rule.keys.split()]
+    foreign = [pattern for pattern in patterns if not any(fnmatch(key, pattern) for key in own_keys())]
+    assert foreign == ["train.optimizer.lr", "train.optimizer.min_lr"]
+
+
+def problems(changes: dict[str, Any], model: str = "glm4-tiny") -> list[str]:
+    argv = [f"+model={model}", "+cluster=local", *(f"{key}={value}" for key, value in changes.items())]
+    if model == "glm4-moe-tiny":
+        sizes = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16"]
+        rows = "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"
+        argv += ["reward=arithmetic", "run.num_steps=1", rows, *sizes]
+    return [str(problem) for problem in examine(argv).problems]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (MASKED, [f"algo.importance: {NO_STALE}"]),
+        (CLIPPED, [f"algo.importance_low: {NO_STALE}", f"algo.importance_high: {NO_STALE}"]),
+        (
+            CLIPPED | OVER | ON_POLICY,
+            [f"algo.importance_{end}: {NO_STALE}" for end in ("low", "high")],
+        ),
+        ({"rollout.max_weight_lag": 2}, ["rollout.max_weight_lag: does nothing without rollout.over_sampling above 1"]),
+        ({"rollout.max_weight_lag": "null"}, ["max_weight_lag: does nothing without rollout.over_sampling above 1"]),
+        ({"rollout.partial": "false"}, ["rollout.partial: does nothing without rollout.over_sampling above 1. Set"]),
+        ({"rollout.fixed_prompts": "true"}, ["rollout.fixed_prompts: does nothing without rollout.over_sampling"]),
+        (
+            OVER | ON_POLICY | {"rollout.max_weight_lag": 2},
+            ["max_weight_lag: does nothing with rollout.partial=false and rollout.fixed_prompts, which leave no token"],
+        ),
+        (OLD | MASKED, ["algo.importance: does nothing with algo.rollout_logprobs_as_old, whose ratio"]),
+        (OLD | {"algo.importance_tokens": "all"}, ["algo.importance_tokens: does nothing with algo.rollout_logprobs"]),
+    ],
+)
+def test_what_acts_on_nothing_is_refused_with_what_would_make_it_act(changes: dict[str, Any], says: list[str]) -> None:
+    found = problems(changes)
+    assert len(found) == len(says), found
+    for problem, start in zip(found, says, strict=True):
+        assert start in problem
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        CLIPPED | MASKED | OVER | {"rollout.max_weight_lag": 2},
+        CLIPPED | MASKED | {"algo.importance_tokens": "all"},
+        OVER | {"rollout.partial": "false", "rollout.max_weight_lag": 2},
+        OVER | ON_POLICY,
+        {"rollout.max_weight_lag": 4},
+        {"algo.importance_tokens": "stale"},
+        OLD,
+    ],
+)
+def test_what_acts_is_accepted(changes: dict[str, Any]) -> None:
+    assert problems(changes) == []
+
+
+def test_a_mixture_of_experts_corrects_all_tokens_unless_told_otherwise() -> None:
+    assert problems(CLIPPED, "glm4-moe-tiny") == []
+    stale = problems(CLIPPED | {"algo.importance_tokens": "stale"}, "glm4-moe-tiny")
+    assert [NO_STALE in problem for problem in stale] == [True, True]
+
+
+def test_an_algorithm_s_own_bounds_are_no_mistake_where_they_never_act() -> None:
+    """The file of `gspo` sets them; one optimizer step a rollout clips nothing."""
+    assert not examine([*LAPTOP, "algo=gspo"]).problems
+    (problem,) = examine([*LAPTOP, "algo=gspo", "algo.clip_low=0.01"]).problems
+    assert problem.where == "algo.clip_low"

@@ -1,0 +1,83 @@
+"""What a run needs and an installation may lack; `slime plan` does without it."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from slime.compose import needs
+from slime.compose.compose import examine
+from slime.config.passthrough import made_for
+
+RUN = ["+model=glm4-tiny", "+cluster=local"]
+
+
+def told(monkeypatch: pytest.MonkeyPatch, sglang: str) -> list[str]:
+    def version(distribution: str) -> str:
+        return sglang if distribution == "sglang" else made_for()[distribution]
+
+    monkeypatch.setattr(needs, "version", version)
+    composed = examine(RUN)
+    assert composed.problems == []
+    return [str(need) for need in composed.needs]
+
+
+def test_here_nothing_is_missing() -> None:
+    assert examine(RUN).needs == []
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        (["sglang"], "sglang is not installed. Run: pip install 'slime-rl[cpu]'. In a checkout: 'make setup'."),
+        (["torch", "sglang"], "sglang and torch are not installed. "),
+        (["ray", "sglang", "torch", "megatron-core"], "megatron-core, sglang, ray and 1 more packages are not"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, absent: list[str], words: str
+) -> None:
+    """An environment that really lacks them is in tests/third_party/test_plan_only.py."""
+    monkeypatch.setattr(needs, "absent", lambda device: absent)
+    (need,) = told(monkeypatch, made_for()["sglang"])
+    assert need.startswith(words)
+
+
+def test_another_version_has_other_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    (need,) = told(monkeypatch, "0.9.9")
+    assert need.startswith(f"sglang 0.9.9 is installed, slime is made for {made_for()['sglang']}. Install it: pip ")
+
+
+def test_the_builders_mark_is_no_other_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, f"{made_for()['sglang']}+cu130") == []
+
+
+def test_a_model_that_is_published_in_fp8_is_cast_by_the_command_that_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    need = next(
+        need for need in examine(["+model=deepseek-r1", "+cluster=h100x128"]).needs if need.where == "model.path"
+    )
+    assert "'slime convert fp8-to-bf16 deepseek-ai/DeepSeek-R1 " in need.todo
+
+
+@pytest.mark.parametrize("path", ["someone/problems/main/train.jsonl", "someone/problems/train.jsonl"])
+def test_a_data_set_is_fetched_into_the_folder_of_its_name(path: str) -> None:
+    """Also where its files lie in subfolders, which the download keeps."""
+    [need] = examine([*RUN, f"data.path={path}", "data.source=someone/problems"]).needs
+    assert "--local-dir someone/problems'" in need.todo
+
+
+def test_a_data_set_of_another_name_is_fetched_beside_its_file() -> None:
+    [need] = examine([*RUN, "data.path=prompts/train.jsonl", "data.source=someone/problems"]).needs
+    assert "--local-dir prompts'" in need.todo
+
+
+def test_a_network_interface_is_looked_for_on_the_only_host() -> None:
+    known = socket.if_nameindex()[0][1]
+    [need] = examine([*RUN, f"cluster.socket_interface={known}x"]).needs
+    assert str(need) == (
+        f"cluster.socket_interface: this host has no network interface '{known}x'. Did you mean '{known}'?"
+    )
+    assert examine([*RUN, f"cluster.socket_interface={known}"]).needs == []

@@ -1,0 +1,134 @@
+"""What a plan finds in the first rows of the files, by the model's own tokenizer and in little time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from slime.compose.compose import examine
+from slime.config.paths import resolve
+from slime.data.first_look import _FirstLook
+from slime.data.tokenize import encode, load_tokenizer, render
+
+ROW = {"prompt": [{"role": "user", "content": "1+2="}], "label": "3"}
+TINY = ["+model=glm4-tiny", "+cluster=local"]
+
+
+def said(path: Path, *words: str) -> list[str]:
+    return [str(problem) for problem in examine([*TINY, f"data.path={path}", *words]).problems]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            {"prompt": [{"role": "human", "content": "1+2="}], "label": "3"},
+            "does not know the role 'human' of message 1",
+        ),
+        ({"prompt": [{"role": "user", "content": "1" * 500}], "label": "3"}, "rollout.max_prompt_tokens=32"),
+        ({"prompt": [{"role": "user", "content": "<|user|>"}], "label": "3"}, "holds the control token '<|user|>'"),
+    ],
+)
+def test_first_rows_go_through_the_models_tokenizer(
+    row: dict[str, Any], says: str, suffix: str, tmp_path: Path
+) -> None:
+    [problem] = said(written(tmp_path / f"rows{suffix}", [ROW, row]))
+    assert says in problem
+    assert "2: " in problem, "the row is named"
+    assert said(written(tmp_path / f"good{suffix}", [ROW])) == []
+
+
+def test_labels_that_the_reward_cannot_compare_with(tmp_path: Path) -> None:
+    [problem] = said(written(tmp_path / "rows.jsonl", [ROW | {"label": ["3"]}]))
+    assert "data.path: 'label' is a list in" in problem
+    [problem] = said(written(tmp_path / "rows.jsonl", [ROW]), "data.label_key=null")
+    assert "data.label_key=null leaves it out" in problem
+
+
+def test_labels_of_a_named_set_are_looked_at_as_its_own_reward_does(tmp_path: Path) -> None:
+    rows, other = written(tmp_path / "rows.jsonl", [ROW]), written(tmp_path / "other.jsonl", [ROW | {"label": ["3"]}])
+    held_out = [f"eval.path={written(tmp_path / 'held.jsonl', [ROW | {'label': '4'}])}", f"eval.sets.more.path={other}"]
+    [problem] = said(rows, *held_out)
+    assert "eval.sets.more.path: 'label' is a list in" in problem
+    assert said(rows, *held_out, "eval.sets.more.reward=gpqa") == []
+    [problem] = said(rows, *held_out, "eval.sets.more.label_key=null")
+    assert "reward=arithmetic compares with a label: eval.sets.more.label_key=null leaves it out" in problem
+
+
+def test_a_demonstration_of_an_unknown_role(tmp_path: Path) -> None:
+    turns = [{"role": "human", "content": "1+2="}, {"role": "assistant", "content": "3"}]
+    file = written(tmp_path / "sft.jsonl", [{"messages": turns}])
+    problems = [str(problem) for problem in examine([*TINY, f"sft.path={file}"]).problems]
+    assert ["does not know the role 'human'" in problem for problem in problems] == [True]
+
+
+def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:
+    written(tmp_path / "part-0.jsonl", [ROW])
+    other = written(tmp_path / "part-1.jsonl", [ROW])
+    (tmp_path / "link.jsonl").symlink_to(other)
+    for data in (other, tmp_path / "part-*.jsonl"):
+        [problem] = said(data, f"eval.path={tmp_path / 'link.jsonl'}")
+        assert problem.startswith(
+            f"data.path, eval.path: both read {other}: the run would train on its held-out prompts"
+        )
+    assert said(tmp_path / "part-0.jsonl", f"eval.path={other}") == []
+
+
+def test_the_first_look_reads_as_transformers_does(tokenizer_folder: Path) -> None:
+    whole, look = load_tokenizer(tokenizer_folder), _FirstLook(tokenizer_folder)
+    for prompt in (True, False):
+        turns = [{"role": "user", "content": "1+2=ä"}, {"role": "assistant", "content": "3"}]
+        texts = [render(each, turns, "", {}, prompt=prompt) for each in (whole, look)]
+        assert texts[0] == texts[1]
+        assert list(encode(whole, texts)) == list(encode(look, texts))
+    assert look.get_vocab() == whole.get_vocab()
+    assert {number: token.content for number, token in look.added_tokens_decoder.items()} == {
+        number: token.content for number, token in whole.added_tokens_decoder.items()
+    }
+
+
+def test_a_plan_does_so_without_transformers() -> None:
+    code = f"import sys; from slime.compose.compose import examine; examine({TINY}); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "tokenizers" in found
+    assert not {"transformers", "torch", "pyarrow", "numpy"} & set(found)
+
+
+@pytest.mark.parametrize(
+    ("template", "todo"),
+    [
+        ("", "Remove it: the template takes none."),
+        (
+            "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}",
+            "Did you mean 'enable_thinking'?",
+        ),
+    ],
+)
+def test_a_keyword_that_the_template_does_not_take_is_one_line(tmp_path: Path, template: str, todo: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), folder)
+    with (folder / "chat_template.jinja").open("a") as file:
+        file.write(template)
+    words = [*TINY, f"model.path={folder}"]
+    [problem] = examine([*words, "+data.chat_template_kwargs.enable_thinkin=true"]).problems
+    assert str(problem) == (
+        f"data.chat_template_kwargs.enable_thinkin: the model's chat template has no such variable. {todo}"
+    )
+    assert not template or not examine([*words, "+data.chat_template_kwargs.enable_thinking=false"]).problems

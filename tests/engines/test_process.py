@@ -1,0 +1,238 @@
+"""How an engine starts, what it says when it cannot, and that nothing of it outlives its parent."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from requests.utils import should_bypass_proxies
+
+from slime.engines import process as process_module
+from slime.engines.process import EngineProcess, reserved_port, server_args
+from slime.errors import SlimeError
+from slime.net import LOOPBACK
+from slime.observe.hang import look
+from slime.testing.engines import cpu_config, running_engine, topology_at
+from slime_plugin_sglang.launcher import parse
+
+
+def test_arguments_survive_the_command_line():
+    fields = {"stop": None, "names": ["a b", "c=d"], "nested": {"x": [1.5]}, "port": 30000}
+    assert parse(server_args(fields)) == fields
+
+
+def test_a_host_without_what_starts_engines_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_module, "ENGINES", "slime_engines_that_nobody_brings")
+    engine = EngineProcess(topology_at(cpu_config(), tmp_path), host=LOOPBACK, log=tmp_path / "engine.log")
+    with pytest.raises(SlimeError) as raised:
+        engine.start()
+    said = str(raised.value)
+    assert said.startswith("engines need slime-plugin-sglang, which is not installed here. Run: pip install 'slime-rl[")
+    assert "\n" not in said
+    engine.stop()
+
+
+@pytest.mark.slow
+def test_engine_that_dies_at_start_shows_the_end_of_its_log(tiny_model, tmp_path):
+    topology = topology_at(cpu_config(max_total_tokens=-1), tiny_model)
+    engine = EngineProcess(topology, host=LOOPBACK, log=tmp_path / "engine.log")
+    with pytest.raises(SlimeError, match="before it answered; its log ends: ") as raised:
+        engine.start()
+    assert str(engine.log) in str(raised.value)
+    assert "Error" in raised.value.what
+    assert group(engine.pid) == []
+
+
+@pytest.mark.slow
+def test_engine_that_takes_too_long_is_stopped(tiny_model, tmp_path):
+    cfg = cpu_config()
+    cfg.cluster.start_timeout_s = 0.5
+    engine = EngineProcess(topology_at(cfg, tiny_model), host=LOOPBACK, log=tmp_path / "engine.log")
+    with pytest.raises(SlimeError, match=r"not up after 0\.5 s.*start_timeout_s"):
+        engine.start()
+    assert group(engine.pid) == []
+
+
+UNWILLING = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.send_error(500)
+
+fields = dict(field.split("=", 1) for field in sys.argv[3:])
+HTTPServer((json.loads(fields["host"]), int(fields["port"])), Server).serve_forever()
+"""
+
+
+def test_engine_that_fails_at_its_first_request_is_stopped(tmp_path, monkeypatch):
+    server = tmp_path / "server.py"
+    server.write_text(UNWILLING.format(python=sys.executable))
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody is; engines are reached without
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cfg = cpu_config()
+    cfg.cluster.start_timeout_s = 20.0
+    engine = EngineProcess(topology_at(cfg, tmp_path), host=LOOPBACK, log=tmp_path / "engine.log")
+    with pytest.raises(SlimeError, match=r"no answer to /freeze_gc: .*500"):
+        engine.start()
+    assert group(engine.pid) == []
+    assert not list(tmp_path.glob("slime-engine-*"))
+
+
+def test_engines_ask_each_other_without_a_proxy(tmp_path, monkeypatch):
+    """SGLang's prefill and decode engines do so by requests."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    url = "http://10.0.0.1:8998/route"
+    assert not should_bypass_proxies(url, no_proxy=None)
+    engine = EngineProcess(topology_at(cpu_config(), tmp_path), host=LOOPBACK, log=tmp_path / "engine.log")
+    for name, value in engine.environment(str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    assert should_bypass_proxies(url, no_proxy=None)
+
+
+def test_other_ports_that_sglang_finds_taken_are_known_too():
+    """By its words, which a new version may change."""
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
+    assert 'f"{port_name} at {port} is not available in {timeout_s}' in Path(folder, "srt/utils/network.py").read_text()
+    assert process_module.PORT_TAKEN.search("ValueError: dist_init_port at 41233 is not available in 30 seconds.")
+    assert process_module.PORT_TAKEN.search("[Errno 98] error while attempting to bind: address already in use")
+
+
+PARENT = """
+import sys, time
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+from slime.testing.engines import running_engine
+with running_engine(Path(sys.argv[1]), Path(sys.argv[2])) as engine:
+    print(engine.pid, flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_killed_parent(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", PARENT, str(tiny_model), str(tmp_path / "engine.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        engine = int(parent.stdout.readline())
+        assert len(group(engine)) >= 3, "launcher, scheduler, detokenizer"
+        (scratch,) = tmp_path.glob("slime-engine-*")
+        assert named_like(scratch, shared_memory(engine))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    deadline = time.monotonic() + 10
+    while group(engine) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert group(engine) == []
+    assert not scratch.exists()
+    assert not list(Path("/dev/shm").glob(f"{scratch.name}*"))
+
+
+@pytest.mark.slow
+def test_port_taken_meanwhile_is_replaced_and_stop_leaves_no_process_and_nothing_but_logs(
+    tiny_model, tmp_path, monkeypatch
+):
+    """Somebody binds the port between our look and SGLang's start: what that start left is gone like the rest."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with socket.socket() as somebody:
+        somebody.bind((LOOPBACK, 0))
+        somebody.listen()
+        taken = somebody.getsockname()[1]
+        ports = iter([contextlib.nullcontext(taken)])
+        monkeypatch.setattr(process_module, "reserved_port", lambda host: next(ports, None) or reserved_port(host))
+        with running_engine(tiny_model, tmp_path / "engine.log") as engine:
+            assert not engine.endpoint.url.endswith(f":{taken}")
+            (scratch,) = tmp_path.glob("slime-engine-*")
+            assert named_like(scratch, shared_memory(engine.pid))
+    assert group(engine.pid) == []
+    logs = {"engine.log", "engine-server.stack", "engine-scheduler-tp0.stack"}
+    assert logs <= {path.name for path in tmp_path.iterdir()} <= {*logs, "engine-detokenizer.stack"}
+    assert not list(Path("/dev/shm").glob(f"{scratch.name}*"))
+    engine.stop()  # a second time is nothing
+
+
+def shared_memory(leader):
+    """Files of /dev/shm that processes of the group have open, mapped or not."""
+    found = set()
+    for process in psutil.process_iter():
+        if name_in_group(process, leader):
+            found |= {Path(entry.path) for entry in process.memory_maps() if entry.path.startswith("/dev/shm/")}
+    return found
+
+
+def named_like(scratch, segments):
+    """There are some, and all bear the scratch folder's name."""
+    return segments and all(segment.name.startswith(f"{scratch.name}-") for segment in segments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "status"), [("/health", 200), ("/health_generate", 401), ("/metrics", 401), ("/health/../generate", 401)]
+)
+def test_a_stranger_learns_that_it_lives_and_no_more(engine, path, status):
+    with contextlib.closing(HTTPConnection(urlsplit(engine.endpoint.url).netloc, timeout=30)) as connection:
+        connection.request("GET", path)
+        assert connection.getresponse().status == status
+
+
+@pytest.mark.slow
+def test_its_processes_say_where_they_stand(engine):
+    seen = {each.name: each for each in look([], engine.log.parent)}
+    assert "in run_event_loop" in seen["engine-scheduler-tp0"].stack
+    assert "in launch_server" in seen["engine-server"].stack
+    scheduler = seen["engine-scheduler-tp0"].pid
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        (stopped,) = (each for each in look([], engine.log.parent, answer_s=1.0) if each.pid == scheduler)
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+    assert (stopped.standing, stopped.stack) == ("stopped (T)", "")
+
+
+@pytest.mark.slow
+def test_no_collection_looks_through_what_a_server_loaded_at_its_start(engine):
+    """Of 650,000 objects it took about a second, in the middle of a step."""
+    frozen = re.findall(r"Freezing GC in (\w+)", engine.log.read_text())
+    assert {"Tokenizer", "Scheduler"} <= set(frozen)
+
+
+def test_the_end_of_a_log_leaves_statistics_out():
+    statistics = "[2026-11-22 10:33:18] Decode batch, #running-req: 16, #token: 777, token usage: 0.04"
+    crash = ["Traceback (most recent call last):", '  File "scheduler.py", line 1', "ValueError: too many"]
+    assert process_module._tail("\n".join([*crash, *[statistics] * 20])) == " | ".join(map(str.strip, crash))
+    assert process_module._tail(statistics) == "(with nothing but statistics)"
+    assert len(process_module._tail("x" * 5000)) < 500
+    warning = "/lib/routing.py:381: FastAPIDeprecationWarning: it is deprecated\n  return await call()\n"
+    assert process_module._tail(f"{warning}what counts\n{warning}") == "what counts"
+
+
+def group(leader):
+    """Names of the living processes of a process group."""
+    return [name for process in psutil.process_iter() if (name := name_in_group(process, leader))]
+
+
+def name_in_group(process, leader):
+    try:
+        alive = os.getpgid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
+        return process.name() if alive else ""
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return ""

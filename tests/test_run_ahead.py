@@ -1,0 +1,85 @@
+"""Whole runs whose steps train on groups that were begun before: nothing too old, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running import NO_STOP, TINY, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+A_STEP, STEPS = 8, 8
+BUSY = {
+    "run.num_steps": STEPS,
+    "rollout.prompts_per_step": A_STEP,
+    "rollout.samples_per_prompt": 8,
+    "eval.interval": 4,
+    "train.checkpoint.interval": 2,
+    **NO_STOP,
+}
+
+
+def trained(run: Run) -> list[str]:
+    """Of each sample that steps trained on, the id of its prompt, as `samples/` has it."""
+    files = sorted((run.path / "samples").glob("step-*.jsonl"))
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [row["prompt"] for row in rows]
+
+
+def steps_of(run: Run) -> list[dict[str, Any]]:
+    return [row for row in run.rows("rl") if "train/loss" in row]
+
+
+def test_a_run_that_may_not_be_ahead_counts_nothing_of_it(finished: Run) -> None:
+    steps = steps_of(finished)
+    assert [(row["rollout/weight_lag_max"], row["rollout/weight_lag_masked_share"]) for row in steps] == [(0, 0)] * 4
+    assert not any("rollout/overlap_share" in row for row in steps)
+    counts = Counter(trained(finished))
+    assert len(counts) == 4 * TINY["rollout.prompts_per_step"]
+    assert set(counts.values()) == {TINY["rollout.samples_per_prompt"]}
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+def test_a_run_ahead(bound: int, tmp_path: Path) -> None:
+    """The gain is counted: tokens of responses that ended while the trainer worked."""
+    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}).start().succeed()
+    steps = steps_of(run)
+    assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
+    assert max(row["rollout/weight_lag_max"] for row in steps) == bound
+    assert all(row["rollout/weight_lag_masked_share"] == 0 for row in steps)
+    # Tokens of the very weights that are trained; where a step has none, there is no difference to tell.
+    assert max(row.get("train/logprob_diff_max", 0) for row in steps) < 1e-4
+    assert [row["step"] for row in run.rows("rl") if "eval/reward_mean" in row] == [0, 4, 8]
+    counts = Counter(trained(run))
+    assert len(counts) == STEPS * A_STEP
+    assert set(counts.values()) == {8}
+    overlapped = sum(row["rollout/overlap_share"] * row["rollout/num_tokens"] for row in steps)
+    assert overlapped > 0.1 * sum(row["rollout/num_tokens"] for row in steps)
+    assert [row["rollout/staleness_max"] for row in steps[bound:]] == [bound] * (STEPS - bound)
+    assert steps[-1]["rollout/groups_ahead"] == 0
+
+
+def test_a_run_that_was_killed_has_lost_nothing_of_what_it_had_begun(tmp_path: Path) -> None:
+    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": 2}).start()
+    run.until(lambda: (run.path / "checkpoints/step-000008").exists())  # behind 4 supervised steps
+    run.kill(signal.SIGKILL)
+    assert run.strays() == []
+    run.start().succeed()
+    counts = Counter(trained(run))
+    assert len(counts) == STEPS * A_STEP
+    assert set(counts.values()) == {8}, "a prompt was trained twice, or not with all of its samples"
+    assert max(row["rollout/staleness_max"] for row in steps_of(run)) == 2
+
+
+@pytest.mark.parametrize("publish", ["keep", "abort"])
+def test_other_ways_to_publish(publish: str, tmp_path: Path) -> None:
+    settings = {**BUSY, "rollout.max_staleness": 1, "rollout.publish": publish, "run.num_steps": 4}
+    run = Run(tmp_path, settings=settings).start().succeed()
+    assert [row["rollout/staleness_max"] for row in steps_of(run)] == [0, 1, 1, 1]
+    assert max(row.get("train/logprob_diff_max", 0) for row in steps_of(run)) < 1e-4

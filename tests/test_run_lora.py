@@ -1,0 +1,69 @@
+"""A run with LoRA on this machine, through the real engine: it learns, and PEFT reads what it leaves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime.testing.patience import run_within
+from tests.running import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+REWARD = """
+from slime.types import Sample
+
+
+def score(sample: Sample) -> float:
+    text = sample.response
+    return text.count("7") / max(len(text), 1)
+"""
+"""A preference that any model can learn in a few steps, whatever it knew."""
+
+
+def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    (tmp_path / "reward.py").write_text(REWARD)
+    base = finished.path / "export"
+    settings = {
+        "model.path": base,
+        "model.init": "checkpoint",
+        "reward.path": f"{tmp_path}/reward.py:score",
+        "task": "none",
+        "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+        "rollout.max_prompt_tokens": 32,
+        "rollout.sampling.max_response_tokens": 16,
+        "train.lora.rank": 8,
+        "+train.optimizer.lr": 1e-2,
+        "run.num_steps": 10,
+        "rollout.prompts_per_step": 8,
+        "rollout.samples_per_prompt": 8,
+        "eval.path": "heldout.jsonl",
+        "eval.interval": 5,
+        "train.checkpoint.interval": 5,
+    }
+    run = Run(tmp_path, settings=settings, shortened={}).start().succeed()
+    steps = [row for row in run.rows("rl") if "train/loss" in row]
+    first, last = steps[0]["rollout/reward_mean"], steps[-1]["rollout/reward_mean"]
+    assert last > first + 0.2, [row["rollout/reward_mean"] for row in steps]
+    # fp32 on both sides: the engine multiplies by the sum of weight and adapter, the trainer by each.
+    assert max(row["train/logprob_diff_max"] for row in steps) < 1e-3
+    tiny = sum(file.stat().st_size for file in (run.path / "checkpoints").rglob("*.distcp"))
+    whole = sum(file.stat().st_size for file in (finished.path / "checkpoints").rglob("*.distcp"))
+    assert tiny < whole
+
+    merged = AutoModelForCausalLM.from_pretrained(run.path / "export").state_dict()
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run.path / "adapter")
+    for name, tensor in adapted.merge_and_unload().state_dict().items():
+        assert (tensor - merged[name]).abs().max() < 1e-6, name
+
+    done = run_within(400, [sys.executable, "-m", "slime", "eval", str(run.path), "--checkpoint", "5"], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((run.path / "eval/step-000005/result.json").read_text())["metrics"]
+    [row] = [row for row in run.rows("rl") if row["step"] == 5 and "eval/reward_mean" in row]
+    assert result["eval/reward_mean"] == pytest.approx(row["eval/reward_mean"], abs=1e-9)

@@ -1,0 +1,53 @@
+"""Python code that does not return within its limit is ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from slime.time_limit import DidNotReturnError, within
+
+
+def spin() -> None:
+    while True:
+        try:
+            time.monotonic()
+        except Exception:  # noqa: BLE001  (as careless code does)
+            continue
+
+
+@pytest.mark.parametrize("hang", [spin, lambda: time.sleep(1000), threading.Event().wait])
+def test_it_is_ended_and_its_line_is_named(hang: Callable[[], object]) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(DidNotReturnError, match=r"did not return within 0.05 s \(\w+.py:\d+ in .*\)"), within(0.05):
+        hang()
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_what_returns_in_time_is_left_alone() -> None:
+    with within(0.05):
+        pass
+    time.sleep(0.1)
+
+
+def test_an_exception_passes() -> None:
+    with pytest.raises(ZeroDivisionError), within(10):
+        raise ZeroDivisionError
+
+
+def test_other_threads_have_no_bound() -> None:
+    ended: list[bool] = []
+
+    def work() -> None:
+        with within(0.01):
+            time.sleep(0.05)
+        ended.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended

@@ -1,0 +1,89 @@
+"""The contract test of an objective passes slime's own, and finds what is wrong with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.config.schema import KlIn
+from slime.errors import SlimeError
+from slime.testing.objectives import check_objective
+from tests.site import Site
+
+MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
+WRONG = """
+from dataclasses import dataclass
+from slime.contracts import Column, LossTerms, Metrics, TrainsOn
+
+@dataclass
+class Wrong:
+    divides: bool = False
+    lies: bool = False
+    spreads: bool = False
+    trains_on = TrainsOn.rollouts
+    needs = (Column("advantages"),)
+
+    def metrics(self, columns):
+        return Metrics(("loss", "other") if self.lies else ("loss",))
+
+    def loss(self, scores, inputs):
+        advantages = inputs.columns["advantages"]
+        loss = inputs.weighted(-scores[0] * (advantages.log() * 0 if self.spreads else advantages))
+        if self.divides:
+            loss = loss / inputs.loss_mask.sum().clamp(min=1)
+        return LossTerms(loss, {"loss": loss})
+
+@hookimpl
+def slime_objectives():
+    return {"wrong": Wrong}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "algo"),
+    [
+        ("grpo", {"kl_coef": 0.1, "entropy_coef": 0.01, "importance_low": 0.5}),
+        ("grpo", {"kl_coef": 0.1, "kl_in": KlIn.reward, "sequence_bound": 1.5}),
+        ("grpo", {"kl_coef": 0.1, "kl_unbiased": True, "opsm_bound": 0.1, "rollout_logprobs_as_old": True}),
+        ("sft", {}),
+    ],
+    ids=["grpo", "grpo with the divergence in the reward", "grpo with the engine's log-probs", "sft"],
+)
+def test_the_objectives_of_slime_keep_the_contract(name: str, algo: dict[str, Any]) -> None:
+    check_objective(name, MODEL, **algo)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("divides", "many micro-batches step 0 (loss|grad_norm)"),
+        ("lies", r"loss gave means \['loss'\], and metrics\(\) says \['loss', 'other'\]"),
+        ("spreads", "not finite: loss = nan"),
+    ],
+)
+def test_a_wrong_one_is_found(site: Site, fault: str, told: str) -> None:
+    site.add("slime-wrong", WRONG)
+    with pytest.raises(AssertionError, match=told):
+        check_objective("wrong", MODEL, options={fault: True})
+
+
+@pytest.mark.slow
+def test_a_column_of_its_own_travels_through_packing_and_every_parallelism(site: Site) -> None:
+    text = WRONG.replace('(Column("advantages"),)', '(Column("advantages"), Column("own", optional=True))')
+    site.add("slime-wrong", text.replace("weighted(-scores[0]", 'weighted(-scores[0] * inputs.columns["own"]'))
+    check_objective("wrong", MODEL)
+
+
+def test_a_column_that_nobody_makes_is_refused(site: Site) -> None:
+    site.add("slime-wrong", WRONG.replace('Column("advantages")', 'Column("advantage")'))
+    with pytest.raises(SlimeError, match=r"reads column 'advantage', which rollouts do not have\. Did you mean 'ad"):
+        check_objective("wrong", MODEL)
+
+
+def test_options_are_typed(site: Site) -> None:
+    site.add("slime-wrong", WRONG)
+    with pytest.raises(SlimeError, match=r"algo\.options\.divides: .*It takes bool"):
+        check_objective("wrong", MODEL, options={"divides": "maybe"})
