@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The first hour of somebody with one H200: how long the start takes, how long a step, and what three seeds reach.
+# The first hour of somebody with one H100 or H200: how long the start takes, how long a step, and what three seeds reach.
 # usage: benchmarks/first_hour.sh FOLDER MODEL [PART...]     logs, metrics and tables go to FOLDER; no PART: all, in order
 # MODEL is the folder that `python benchmarks/published.py smollm2-135m MODEL` makes. Needs python3 with the packages of
 # requirements/; slime and its plugins are taken from this checkout.
@@ -20,6 +20,7 @@ PYTHONPATH=$(python3 benchmarks/metadata.py "$out/metadata")${PYTHONPATH:+:$PYTH
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false RAY_memory_monitor_refresh_ms=0
 export TRITON_CACHE_DIR=$out/kernels/triton TORCHINDUCTOR_CACHE_DIR=$out/kernels/inductor SGLANG_DG_CACHE_DIR=$out/kernels/gemm
 export FLASHINFER_WORKSPACE_BASE=$out/kernels CUDA_CACHE_PATH=$out/kernels/cuda
+card=cluster.device_memory_mb=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
 read -ra parts <<<"${*:-cold warm all-sizes turns together seed-1 seed-2 seed-3}"
 
 slime() {  # NAME SECONDS WORDS...
@@ -27,7 +28,7 @@ slime() {  # NAME SECONDS WORDS...
   echo "== $name"
   date +%s.%N >"$out/$name.start"
   timeout --kill-after=20 "$limit" python3 -m slime +model=smollm2-135m +cluster=h200x1 model.path="$model" \
-    run.dir="$out/runs" run.name="$name" run.progress=false train.checkpoint.export_hf=false "$@" \
+    run.dir="$out/runs" run.name="$name" run.progress=false train.checkpoint.export_hf=false "$card" "$@" \
     >"$out/$name.txt" 2>"$out/$name.err" </dev/null
   echo "   rc $?"
   cp "$out/runs/$name/metrics.jsonl" "$out/$name.jsonl" 2>/dev/null

@@ -32,6 +32,8 @@ gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
 all=([1]="kernels tests offload dsa publish cut tiny" [2]="split layouts tiny-split" [4]="split colocated layouts nine tiny-split")
 read -ra parts <<<"${*:-${all[$gpus]:-}}"
 [ ${#parts[@]} -gt 0 ] || { echo "$gpus GPUs: name the parts"; exit 2; }
+# The configs are those of H200s; the plans count on what is here.
+card=cluster.device_memory_mb=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 export RAY_memory_monitor_refresh_ms=0   # memory that a virtual machine grows as it is used looks short to Ray
 
@@ -41,8 +43,8 @@ run() {  # NAME SECONDS COMMAND...
   timeout --kill-after=20 "$limit" "$@" >"$out/$name.txt" 2>"$out/$name.err" </dev/null
   echo "   rc $? after $((SECONDS - start)) s" | tee -a "$out/$name.txt"
 }
-slime() { run "$1" "$2" python3 -m slime "${@:3}" run.dir="$out/runs" run.name="$1" run.progress=false; }
-publish() { run "$1" "$2" python3 benchmarks/publish.py "${@:3}"; }
+slime() { run "$1" "$2" python3 -m slime "${@:3}" "$card" run.dir="$out/runs" run.name="$1" run.progress=false; }
+publish() { run "$1" "$2" python3 benchmarks/publish.py "${@:3}" "$card"; }
 pytest() { run "$1" "$2" python3 -m pytest -q -p no:cacheprovider --durations=12 "${@:3}"; }
 short=(sft.num_steps=40 sft.lr_warmup_steps=5 run.num_steps=6 eval.interval=3 train.checkpoint.interval=3)
 nine=(+model=glm4-9b-trial)
@@ -63,7 +65,7 @@ for part in "${parts[@]}"; do
       slime fp8-run 300 +model=glm4-moe-tiny +cluster=h200x1 rollout.fp8=block "${short[@]}" ;;
     glm5) slime glm5 560 +model=glm5-tiny +cluster=h200x1 ;;
     v32) slime v32 560 +model=deepseek-v3.2-tiny +cluster=h200x1 ;;
-    offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 ;;
+    offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 "$card" ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
@@ -71,15 +73,15 @@ for part in "${parts[@]}"; do
       publish publish-disk 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk
       publish publish-disk-full 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk weights.full_every=1
       slime disk-run 300 +model=glm4-moe-tiny +cluster=h200x1 rollout.fp8=block weights.transport=disk "${short[@]}" ;;
-    cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 ;;
-    tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" ;;
+    cut) run step-cut 580 python3 benchmarks/step.py "${cut[@]}" +cluster=h200x1 run.num_steps=3 "$card" ;;
+    tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" "$card" ;;
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
     split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" train.optimizer.optimizer_cpu_offload=true --buckets 2048,1024,512 ;;
     colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
     trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
     layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
-    nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 ;;
-    tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" ;;
+    nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 "$card" ;;
+    tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" "$card" ;;
     tiny-tp2) slime tiny-tp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
                 train.megatron.tensor_model_parallel_size=2 rollout.sglang.tp_size=2 ;;
     tiny-pp2) slime tiny-pp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \

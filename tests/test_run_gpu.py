@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slime.cluster.gpus import MIB, read_gpus
 from slime.cluster.launch import make_token
 from slime.net import free_port
 from tests.running import NO_CHECKPOINTS, SPREAD, Run
@@ -23,7 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 GAP = 0.02
 """Nats a token between engine and trainer in bf16; seen are 0.004."""
 
-SMALL: dict[str, Any] = {"rollout.sglang.mem_fraction_static": 0.3, "+rollout.sglang.cuda_graph_max_bs_decode": 32}
+HERE = {"cluster.device_memory_mb": int(min(gpu.total for gpu in gpus) // MIB)} if (gpus := read_gpus()) else {}
+"""The configs are those of H200s; the plans count on what is here."""
+SMALL: dict[str, Any] = {
+    **HERE,
+    "rollout.sglang.mem_fraction_static": 0.3,
+    "+rollout.sglang.cuda_graph_max_bs_decode": 32,
+}
 CLUSTERS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one": (1, "h200x1", {}),
     "two": (2, "h200x2", {}),

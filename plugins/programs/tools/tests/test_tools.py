@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from slime_plugin_tools.calls import PROBE, Call, IllFormedError, read_name_json, reader_for
-from slime_plugin_tools.data.multiplication import rows
+from slime_plugin_tools.data import large_numbers, multiplication
 from slime_plugin_tools.named import named
 from slime_plugin_tools.options import FunctionOptions, ToolsOptions
 from slime_plugin_tools.program import Function, Tools
@@ -182,15 +182,41 @@ def test_the_page_s_example_works(tmp_path):
     assert len(Played(tmp_path)(agent, "\n1565<|user|>", "\n1566<|user|>").turns) == 3
 
 
-@pytest.mark.parametrize("name", ["sft", "train", "heldout"])
-def test_the_files_are_what_the_program_writes(name):
-    written = [json.loads(line) for line in (DATA / f"multiplication-{name}.jsonl").read_text().splitlines()]
-    assert written == rows()[name]
+@pytest.mark.parametrize(
+    ("written_by", "name"),
+    [
+        (multiplication, "multiplication-sft"),
+        (multiplication, "multiplication-train"),
+        (multiplication, "multiplication-heldout"),
+        (large_numbers, "large-numbers-train"),
+        (large_numbers, "large-numbers-heldout"),
+        (large_numbers, "large-numbers-answers"),
+    ],
+)
+def test_the_files_are_what_the_program_writes(written_by, name):
+    written = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+    assert written == written_by.rows()[name.rsplit("-", 1)[1]]
 
 
-def test_held_out_problems_are_nowhere_else():
+def test_held_out_products_are_nowhere_else():
     def problems(name):
-        first = [(row.get("messages") or row["prompt"])[0]["content"] for row in rows()[name]]
+        first = [(row.get("messages") or row["prompt"])[0]["content"] for row in multiplication.rows()[name]]
         return {frozenset(text.rstrip("=").split("*")) for text in first}
 
     assert not problems("heldout") & (problems("sft") | problems("train"))
+
+
+def test_large_numbers_are_held_out_and_rightly_labelled():
+    found = large_numbers.rows()
+    texts = {name: {row["prompt"][0]["content"] for row in found[name]} for name in ("heldout", "train")}
+    assert not texts["heldout"] & texts["train"]
+    for row in found["heldout"]:
+        a, b, *c = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
+        right = {"product": lambda a, b: a * b, "sum": lambda a, b, c: a * b + c}
+        right |= {"boxes": right["product"], "sold": lambda a, b, c: a * b - c}
+        assert int(row["label"]) == right[row["kind"]](a, b, *c)
+    for row in found["answers"]:
+        question, call, result, answer = (message["content"] for message in row["messages"])
+        assert question in texts["train"]
+        assert json.loads(call.split("\n")[1])["name"] == "calculator"
+        assert answer == f"The answer is {result}."

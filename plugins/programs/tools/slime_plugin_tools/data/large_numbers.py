@@ -1,0 +1,84 @@
+"""The task `calculator-large`: problems with numbers of up to four digits, for published models that can call tools.
+
+`python -m slime_plugin_tools.data.large_numbers --out DIR` writes three files; the same three lie beside this module.
+
+`large-numbers-train.jsonl`, `large-numbers-heldout.jsonl`
+    Rows have `prompt`, `label` (the exact number as text) and `kind`, the template. Held-out rows share no problem with
+    the training rows: no template with the same numbers.
+`large-numbers-answers.jsonl`
+    Demonstrations: the answer behind a tool's result, for the first training problems. Qwen2.5-Coder-0.5B writes a good
+    call in one try of two, and then never answers: it calls again. How to call is left to the reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+from slime_plugin_tools.calculator import calculator
+
+SEED = 0
+NUM_HELDOUT, NUM_TRAIN, NUM_ANSWERS = 128, 2048, 256
+
+Row = dict[str, object]
+
+TEMPLATES = {
+    "product": ("What is {a} * {b}?", "{a} * {b}"),
+    "sum": ("What is {b} * {c} + {a}?", "{b} * {c} + {a}"),
+    "boxes": ("A warehouse has {a} boxes with {b} screws in each. How many screws are there in all?", "{a} * {b}"),
+    "sold": (
+        "A warehouse has {a} boxes with {b} screws in each, and sells {c} screws. How many screws are left?",
+        "{a} * {b} - {c}",
+    ),
+}
+"""By kind, the text and what the calculator is asked; `a` has four digits, `b` and `c` have three."""
+
+
+def problems(rng: random.Random, count: int) -> list[tuple[Row, str]]:
+    """Distinct rows, each with what the calculator is asked."""
+    drawn: dict[object, tuple[Row, str]] = {}
+    while len(drawn) < count:
+        kind, (text, asked) = rng.choice(list(TEMPLATES.items()))
+        numbers = {"a": rng.randrange(1000, 10000), "b": rng.randrange(100, 1000), "c": rng.randrange(100, 1000)}
+        expression = asked.format(**numbers)
+        prompt = [{"role": "user", "content": text.format(**numbers)}]
+        drawn[kind, expression] = {"prompt": prompt, "label": calculator(expression), "kind": kind}, expression
+    return list(drawn.values())
+
+
+def answered(row: Row, expression: str) -> Row:
+    """The demonstration of a row. The call is written as Qwen2.5's chat template writes it."""
+    call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+    assert isinstance(row["prompt"], list)
+    said = [
+        {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
+        {"role": "tool", "content": row["label"]},
+        {"role": "assistant", "content": f"The answer is {row['label']}."},
+    ]
+    return {"messages": [*row["prompt"], *said], "kind": row["kind"]}
+
+
+def rows() -> dict[str, list[Row]]:
+    """By file, its rows."""
+    found = problems(random.Random(SEED), NUM_HELDOUT + NUM_TRAIN)
+    heldout, train = found[:NUM_HELDOUT], found[NUM_HELDOUT:]
+    return {
+        "heldout": [row for row, _ in heldout],
+        "train": [row for row, _ in train],
+        "answers": [answered(row, expression) for row, expression in train[:NUM_ANSWERS]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the prompt set large-numbers.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    folder = parser.parse_args().out
+    for name, found in rows().items():
+        text = "".join(json.dumps(row) + "\n" for row in found)
+        (folder / f"large-numbers-{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()
