@@ -64,8 +64,28 @@ def test_packed_attention(size: int, value_size: int, groups: int) -> None:
 @pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_long_sequences(monkeypatch: pytest.MonkeyPatch, lengths: list[int], size: int, value_size: int) -> None:
     monkeypatch.setattr(causal_attention, "LONG", 500)
+    monkeypatch.setattr(causal_attention, "SHORT", 500)
     attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
     segments = Segments.of(lengths, lengths, torch.device("cuda"))
+    inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
+    assert causal_attention.cudnn_knows(*inputs)
+    check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
+
+
+BATCHES = {
+    "equal": [1024] * 8,
+    "padded": [1024, 1100, 2048, 1280, 1200, 1900, 1180],
+    "mixed": [1024, 300, 1024, 1024, 4096, 1024, 17],
+}
+"""Sequences that cuDNN serves several at a time: 8; 4 of 1280 and 2 of 2048, padded; 4 that are no neighbours."""
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("size", "value_size"), [(128, 128), (192, 128), (256, 256)])
+def test_batches_of_short_sequences(lengths: list[int], size: int, value_size: int) -> None:
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    segments = Segments.of(lengths, lengths, torch.device("cuda"))
+    assert max(len(call.sequences) for call in segments.calls if call.length) > 1
     inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
     assert causal_attention.cudnn_knows(*inputs)
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
