@@ -16,6 +16,7 @@ from torch import Tensor
 from megatron_core_portable.fixups import grouped_matmul
 from slime.models.packed import causal_attention
 from slime.models.packed.causal_attention import Segments, by_sequence
+from slime.models.packed.shared_prompts import SharedPrompts
 
 pytestmark = pytest.mark.gpu
 
@@ -89,6 +90,16 @@ def test_batches_of_short_sequences(lengths: list[int], size: int, value_size: i
     inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
     assert causal_attention.cudnn_knows(*inputs)
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
+
+
+def test_batches_of_shared_prompts() -> None:
+    """Prompts are whole sequences and make a batch; the responses that share them go to flash attention."""
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    lengths, prompts = [1024, 50, 60, 1024, 30, 1024, 1024], {1: (0, 1000), 2: (0, 1000), 4: (1134, 900)}
+    prefixes = [prompts.get(number, (0, 0)) for number in range(len(lengths))]
+    shared = SharedPrompts(lengths, prefixes, torch.device("cuda"))
+    inputs = [normal(sum(lengths), 4, 128), normal(sum(lengths), 2, 128), normal(sum(lengths), 2, 128)]
+    check(lambda *qkv: shared.attend(attend, *qkv, 0.1), lambda *qkv: shared.attend(by_sequence, *qkv, 0.1), inputs)
 
 
 def test_queries_are_the_last_tokens_of_their_keys() -> None:

@@ -222,8 +222,12 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 def cudnn_knows(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `cudnn` can be asked: it depends on the device, the precision and the heads' number and sizes."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    """Whether `cudnn` can be asked: it depends on the device, the precision and the heads' number and sizes.
+
+    It is asked about as many queries as keys, which a batch of whole sequences has, if not the pack.
+    """
+    length = min(len(query), len(key))
+    q, k, v = (x[:length].transpose(0, 1)[None] for x in (query, key, value))
     return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, q.size(1) != k.size(1)))
 
 
