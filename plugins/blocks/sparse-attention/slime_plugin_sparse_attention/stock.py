@@ -76,7 +76,7 @@ class StockKernels:
             grad: [t, h, 512], by the output.
         """
         query, latents, output, lse = tensors
-        no_sink = torch.full((query.size(1),), -math.inf, device=query.device)  # it adds exp(-inf) to every sum
+        no_sink = torch.full_like(lse[0], -math.inf)  # [h]; it adds exp(-inf) to every sum
         given = {"softmax_scale": scale, "topk_length": length}
         found = self.backward(query, latents, output, grad, lse, no_sink, selected, **given)
         return found["dq"], found["dkv"]
