@@ -1,32 +1,41 @@
-"""Sparse against dense attention, forward and backward: how time and memory grow with the length of one sequence.
+"""Sparse against dense attention, forward and backward: how time and memory grow with the length of sequences.
 
-    python benchmarks/dsa.py                        # sizes of a 744B-A40B model, 4k to 64k tokens, one GPU
+    python benchmarks/dsa.py                        # sizes of a 744B-A40B model, 2k to 64k tokens, one GPU
+    python benchmarks/dsa.py --longest 16384        # no longer ones
     python benchmarks/dsa.py --device cpu --tiny    # a second, to see that it runs
 
-- dense: torch's causal attention with the heads' own keys and values, as `specs.mla` computes it;
-- sparse: `sparse_attention` over latents, with keys that the indexer chose;
-- indexer: its scores of all causal keys and the choice of the best, forward alone; a layer in four does this.
+- dense: causal attention with the heads' own keys and values, as trainers compute it for queries that see no more keys
+  than would be chosen; no way is measured with its projections;
+- triton: attention to latents that the indexer chose, by the Triton kernels; on a CPU `plain`, torch's operations;
+- stock: the same by FlashMLA and cuDNN-frontend, which trainers take where they can; a line says why not;
+- indexer: its scores and the choice of the best, forward alone; a layer in four does this.
+
+The first rows are a pack of sequences no longer than what is chosen: trainers took `triton` for it, and take `dense`.
+cuDNN-frontend's kernels are compiled with nvidia-cutlass-dsl. Where its wheels were unpacked by hand, its folder
+`nvidia_cutlass_dsl/dsl_packages` has to be on PYTHONPATH: a `.pth` file does that in a real site-packages alone.
 
 Growth is the peak of allocated memory over the inputs, which are there before; their gradients are part of it. The
-last column is the time over that of half as many tokens: 4 where cost grows with the square, 2 where it is linear.
+last column is the time over that of a sequence half as long: 4 where cost grows with the square, 2 where it is linear.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from machine import conditions
 from torch import Tensor
 
-from slime.models.packed.context_parallel import RowRange
+from slime.models.packed.causal_attention import Segments, causal_attention
+from slime.models.packed.context_parallel import runs_of_rank
 from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
-from slime_plugin_sparse_attention.sparse_attention import sparse_attention
+from slime_plugin_sparse_attention.sparse_attention import PlainSparseAttention
 
 NUM_MEASURED = 3
 
@@ -43,22 +52,23 @@ class Sizes:
     index_heads: int
     index_size: int
     topk: int
-    tokens: tuple[int, ...]
+    packs: tuple[tuple[int, int], ...]
+    """Sequences, and tokens of each."""
 
 
-REAL = Sizes(64, 256, 256, 512, 64, 32, 128, 2048, (4096, 8192, 16384, 32768, 65536))
-TINY = Sizes(2, 16, 16, 32, 8, 4, 16, 32, (64, 128, 256))
+REAL = Sizes(64, 256, 256, 512, 64, 32, 128, 2048, ((4, 2048), *((1, 2**power) for power in range(12, 17))))
+TINY = Sizes(2, 16, 16, 32, 8, 4, 16, 32, ((4, 32), (1, 64), (1, 128), (1, 256)))
 
 
 class Inputs:
-    """Random tensors of one sequence in bf16."""
+    """Random tensors of a pack in bf16."""
 
-    def __init__(self, sizes: Sizes, num_tokens: int, device: torch.device) -> None:
-        self.sizes, self.num_tokens = sizes, num_tokens
+    def __init__(self, sizes: Sizes, count: int, length: int, device: torch.device) -> None:
+        self.sizes, self.lengths, self.num_tokens = sizes, [length] * count, count * length
         generator = torch.Generator(device).manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(num_tokens, *shape, device=device, dtype=torch.bfloat16, generator=generator)
+            return torch.randn(self.num_tokens, *shape, device=device, dtype=torch.bfloat16, generator=generator)
 
         self.heads = [normal(sizes.heads, size).requires_grad_() for size in (sizes.key, sizes.key, sizes.value)]
         whole = sizes.latent + sizes.rotary
@@ -67,22 +77,61 @@ class Inputs:
         self.index_keys = normal(sizes.index_size)
 
     def choose(self) -> Tensor:
-        topk = min(self.sizes.topk, self.num_tokens)
-        return select_keys(self.index, self.index_keys, [RowRange(0, 0, self.num_tokens)], topk)
+        borders = [number * self.lengths[0] for number in range(len(self.lengths) + 1)]
+        topk = min(self.sizes.topk, max(self.lengths))
+        return select_keys(self.index, self.index_keys, runs_of_rank(borders, 1, 0), topk)
+
+
+def sparse_ways(inputs: Inputs) -> Iterator[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]]:
+    """Of query, latents and chosen keys."""
+    sizes, device = inputs.sizes, inputs.index_keys.device
+    scale = sizes.key**-0.5
+    if device.type == "cpu":
+        yield "plain", lambda q, kv, chosen: PlainSparseAttention.apply(q, kv, chosen, scale, sizes.latent)
+        return
+    from slime_plugin_sparse_attention.kernels import TritonSparseAttention
+    from slime_plugin_sparse_attention.stock import by_stock_kernels, stock_kernels
+
+    yield "triton", lambda q, kv, chosen: TritonSparseAttention.apply(q, kv, chosen, scale, sizes.latent)
+    shape = (sizes.heads, sizes.latent + sizes.rotary, sizes.latent, sizes.topk)
+    if (kernels := stock_kernels(device, *shape)) is not None:
+        yield "stock", lambda q, kv, chosen: by_stock_kernels(q, kv, chosen, scale, kernels)
 
 
 def ways(inputs: Inputs) -> Iterator[tuple[str, Callable[[], object]]]:
     """What is measured, by name."""
+    selected, device = inputs.choose(), inputs.index_keys.device
+    attend, segments = causal_attention(device, torch.bfloat16), Segments.of(inputs.lengths, inputs.lengths, device)
+    yield "dense", lambda: attend(*inputs.heads, segments, inputs.sizes.key**-0.5).sum().backward()
+    for name, way in sparse_ways(inputs):
+        yield name, lambda way=way: way(*inputs.latents, selected).sum().backward()
+    yield "indexer", inputs.choose
+
+
+def print_errors(inputs: Inputs) -> None:
+    """Euclidean distances from float64, over its length, of what each way computes."""
     selected, sizes = inputs.choose(), inputs.sizes
+    grad = torch.randn(inputs.num_tokens, sizes.heads, sizes.latent, device=selected.device).bfloat16()
 
-    def dense() -> None:
-        query, key, value = (x.transpose(0, 1)[None] for x in inputs.heads)
-        F.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+    def computed(way: Callable[[Tensor, Tensor, Tensor], Tensor], dtype: torch.dtype) -> list[Tensor]:
+        tensors = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs.latents]
+        output = way(*tensors, selected)
+        return [x.double() for x in (output.detach(), *torch.autograd.grad(output, tensors, grad.to(dtype)))]
 
-    def sparse() -> None:
-        sparse_attention(*inputs.latents, selected, sizes.key**-0.5, sizes.latent).sum().backward()
+    def plain(query: Tensor, latents: Tensor, chosen: Tensor) -> Tensor:
+        return PlainSparseAttention.apply(query, latents, chosen, sizes.key**-0.5, sizes.latent)
 
-    yield from (("dense", dense), ("sparse", sparse), ("indexer", inputs.choose))
+    exact = computed(plain, torch.float64)
+    found = {name: computed(way, torch.bfloat16) for name, way in sparse_ways(inputs)}
+    print("\n| way | values | gradients of queries | of latents |\n|---|---|---|---|")
+    for name, values in found.items():
+        print(f"| {name} | {' | '.join(distances(values, exact))} |")
+    if "stock" in found:
+        print(f"| stock from triton | {' | '.join(distances(found['stock'], found['triton']))} |")
+
+
+def distances(values: list[Tensor], exact: list[Tensor]) -> list[str]:
+    return [f"{float((x - y).norm() / y.norm()):.1e}" for x, y in zip(values, exact, strict=True)]
 
 
 def measure(way: Callable[[], object], inputs: Inputs) -> tuple[float, int]:
@@ -105,25 +154,35 @@ def measure(way: Callable[[], object], inputs: Inputs) -> tuple[float, int]:
 
 
 HEAD = """\
-| tokens | way | ms | growth, GB | times half as many tokens |
-|---|---|---|---|---|"""
+| sequences | tokens each | way | ms | growth, GB | times one half as long |
+|---|---|---|---|---|---|"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--longest", type=int, default=65536, help="tokens of a sequence")
     options = parser.parse_args()
-    sizes = TINY if options.tiny else REAL
-    print(f"{conditions()}\n{sizes.heads} heads, {sizes.topk} keys a query, bf16\n\n{HEAD}", flush=True)
-    before: dict[str, float] = {}
-    for num_tokens in sizes.tokens:
-        inputs = Inputs(sizes, num_tokens, torch.device(options.device))
+    sizes, device = TINY if options.tiny else REAL, torch.device(options.device)
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    print(f"{conditions()}\n{sizes.heads} heads, {sizes.topk} keys a query, bf16", flush=True)
+    list(sparse_ways(Inputs(sizes, 1, sizes.topk, device)))  # tries the stock kernels, and says what comes of it
+    print(f"\n{HEAD}", flush=True)
+    before: dict[tuple[str, int], float] = {}
+    for count, length in sizes.packs:
+        if length > options.longest:
+            continue
+        inputs = Inputs(sizes, count, length, device)
         for name, way in ways(inputs):
             seconds, growth = measure(way, inputs)
-            ratio = f"{seconds / before[name]:.1f}" if name in before else ""
-            print(f"| {num_tokens} | {name} | {1e3 * seconds:.1f} | {growth / 1e9:.3f} | {ratio} |", flush=True)
-            before[name] = seconds
+            half = before.get((name, count * length // 2)) if count == 1 else None
+            ratio = f"{seconds / half:.1f}" if half else ""
+            cells = (count, length, name, f"{1e3 * seconds:.1f}", f"{growth / 1e9:.3f}", ratio)
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            if count == 1:
+                before[name, length] = seconds
+    print_errors(Inputs(sizes, 1, sizes.topk + sizes.topk // 8, device))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 # One sitting on a GPU machine: what fits its number of GPUs, each part under a time limit, the tables last.
 # usage: benchmarks/gpu_session.sh FOLDER [PART...]     logs and tables go to FOLDER; no PART: all that fit
 # Needs python3 with the packages of requirements/; slime and its plugins are taken from this checkout.
+# The stock kernels of sparse attention also need nvidia-cudnn-frontend and nvidia-cutlass-dsl; where the latter was
+# unpacked by hand, PYTHONPATH has to name its folders nvidia_cutlass_dsl/dsl_packages and .../python_packages.
 #
 # part       GPUs  about, s  what it shows
 # kernels    1        60     the digest and copy kernels, publishing by CUDA IPC: run it first
@@ -10,8 +12,9 @@
 # fp8        1       400     quantising beside a copy; engines in FP8 against trainers, with deep_gemm and with triton; a run
 # glm5, v32  1       460     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
-# attention  1        20     flash attention beside cuDNN, by length of the sequences
-# dsa        1        60     sparse beside dense attention, 4k to 64k tokens
+# attention  1        30     flash attention beside cuDNN, one sequence after the other and in batches
+# dsa        1        40     sparse attention by Triton and by stock kernels beside dense attention, 2k to 32k tokens
+# sparse-tests 1      70     tests of these ways: sparse-tests, attention and dsa belong together
 # publish    1        60     12-layer cut, colocated
 # disk       1       300     the same through files, full versions and deltas, and as a run in FP8
 # cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
@@ -67,7 +70,9 @@ for part in "${parts[@]}"; do
     v32) slime v32 560 +model=deepseek-v3.2-tiny +cluster=h200x1 ;;
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 "$card" ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
-    dsa) run dsa 240 python3 benchmarks/dsa.py ;;
+    dsa) run dsa 240 python3 benchmarks/dsa.py --longest 32768 ;;
+    sparse-tests) pytest sparse-tests 240 -m gpu -k "not layouts" plugins/blocks/sparse-attention tests/models/test_on_gpu.py \
+                    plugins/models/glm5/tests/test_all_keys.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
     disk)
       publish publish-disk 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk

@@ -16,6 +16,7 @@ from torch import Tensor
 from megatron_core_portable.fixups import grouped_matmul
 from slime.models.packed import causal_attention
 from slime.models.packed.causal_attention import Segments, by_sequence
+from slime.models.packed.shared_prompts import SharedPrompts
 
 pytestmark = pytest.mark.gpu
 
@@ -64,11 +65,41 @@ def test_packed_attention(size: int, value_size: int, groups: int) -> None:
 @pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_long_sequences(monkeypatch: pytest.MonkeyPatch, lengths: list[int], size: int, value_size: int) -> None:
     monkeypatch.setattr(causal_attention, "LONG", 500)
+    monkeypatch.setattr(causal_attention, "SHORT", 500)
     attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
     segments = Segments.of(lengths, lengths, torch.device("cuda"))
     inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
     assert causal_attention.cudnn_knows(*inputs)
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
+
+
+BATCHES = {
+    "equal": [1024] * 8,
+    "padded": [1024, 1100, 2048, 1280, 1200, 1900, 1180],
+    "mixed": [1024, 300, 1024, 1024, 4096, 1024, 17],
+}
+"""Sequences that cuDNN serves several at a time: 8; 4 of 1280 and 2 of 2048, padded; 4 that are no neighbours."""
+
+
+@pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("size", "value_size"), [(128, 128), (192, 128), (256, 256)])
+def test_batches_of_short_sequences(lengths: list[int], size: int, value_size: int) -> None:
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    segments = Segments.of(lengths, lengths, torch.device("cuda"))
+    assert max(len(call.sequences) for call in segments.calls if call.length) > 1
+    inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
+    assert causal_attention.cudnn_knows(*inputs)
+    check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
+
+
+def test_batches_of_shared_prompts() -> None:
+    """Prompts are whole sequences and make a batch; the responses that share them go to flash attention."""
+    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    lengths, prompts = [1024, 50, 60, 1024, 30, 1024, 1024], {1: (0, 1000), 2: (0, 1000), 4: (1134, 900)}
+    prefixes = [prompts.get(number, (0, 0)) for number in range(len(lengths))]
+    shared = SharedPrompts(lengths, prefixes, torch.device("cuda"))
+    inputs = [normal(sum(lengths), 4, 128), normal(sum(lengths), 2, 128), normal(sum(lengths), 2, 128)]
+    check(lambda *qkv: shared.attend(attend, *qkv, 0.1), lambda *qkv: shared.attend(by_sequence, *qkv, 0.1), inputs)
 
 
 def test_queries_are_the_last_tokens_of_their_keys() -> None:

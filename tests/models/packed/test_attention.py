@@ -62,14 +62,13 @@ def test_a_window_hides_the_keys_before_it(window: int) -> None:
 
 def test_long_sequences_are_those_that_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_attention, "LONG", 16)
+    monkeypatch.setattr(causal_attention, "SHORT", 16)
     segments = Segments.of([*LENGTHS, 16], [*LENGTHS, 24], torch.device("cpu"))
-    runs = [(is_long, run.query_lengths, run.key_borders.tolist()) for is_long, run in segments.runs]
-    assert runs == [
-        (True, [16, 16], [0, 16, 32]),
-        (False, [8], [0, 8]),
-        (True, [32], [0, 32]),
-        (False, [4, 4, 4, 16], [0, 4, 8, 12, 36]),
-    ]
+    *long, others = segments.calls
+    assert [call.sequences for call in long] == [(0,), (1,), (3,)]
+    assert others.sequences == (2, 4, 5, 6, 7)
+    assert others.segments is not None
+    assert others.segments.key_borders.tolist() == [0, 8, 12, 16, 20, 44]
 
 
 @pytest.mark.parametrize("cp_size", [2])

@@ -6,6 +6,7 @@ Shape letters: h query heads, g key-value heads, d query/key head size, e value 
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,10 +20,30 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 LONG = 4096
-"""Tokens of a sequence from which on cuDNN's attention is the faster one on an H200 (`benchmarks/attention.py`)."""
+"""Tokens of one sequence, or of a batch of equal ones, from which on cuDNN's attention is the faster one on an H200
+(`benchmarks/attention.py`)."""
 
-_LONG_STEP = 512
-"""Long sequences are padded to multiples: cuDNN plans again, and keeps the plan for good, for every length."""
+SHORT = 1024
+"""Tokens of a sequence below which flash attention is as good: such are not batched."""
+
+_STEP, _LONG_STEP = 256, 512
+"""Sequences are padded to multiples: cuDNN plans again, 0.1 s, and keeps the plan for good, for every length and every
+number of sequences. The number is a power of two for the same reason."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sequences that one call of a kernel serves.
+
+    Attributes:
+        sequences: numbers of them, in the order of the pack.
+        length: to which those for cuDNN are padded, so that they make a batch; 0: sequences of any lengths.
+        segments: of sequences of any lengths.
+    """
+
+    sequences: tuple[int, ...]
+    length: int = 0
+    segments: Segments | None = None
 
 
 @dataclass(frozen=True)
@@ -45,14 +66,37 @@ class Segments:
         return cls(query_lengths, key_lengths, _borders(query_lengths, device), _borders(key_lengths, device))
 
     @cached_property
-    def runs(self) -> list[tuple[bool, Segments]]:
-        """Neighbours that one kernel serves: whole sequences of `LONG` tokens and more (True), and others."""
-        pairs = zip(self.query_lengths, self.key_lengths, strict=True)
-        runs = [(is_long, list(run)) for is_long, run in groupby(pairs, lambda pair: pair[0] == pair[1] >= LONG)]
-        if len(runs) == 1:
-            return [(runs[0][0], self)]
-        device = self.query_borders.device
-        return [(is_long, Segments.of([q for q, _ in run], [k for _, k in run], device)) for is_long, run in runs]
+    def calls(self) -> list[Call]:
+        """Batches for cuDNN of whole sequences, `LONG` ones each by itself; then, if there are more, all others."""
+        alike = defaultdict[int, list[int]](list)
+        for number, pair in enumerate(zip(self.query_lengths, self.key_lengths, strict=True)):
+            if pair[0] == pair[1] >= SHORT:
+                alike[_padded(pair[0])].append(number)
+        batches = [Call(tuple(part), length) for length, numbers in alike.items() for part in _batches(numbers, length)]
+        batched = {number for batch in batches for number in batch.sequences}
+        others = tuple(number for number in range(len(self.query_lengths)) if number not in batched)
+        if not batched:
+            return [Call(others, segments=self)]
+        if not others:
+            return batches
+        queries, keys = ([each[number] for number in others] for each in (self.query_lengths, self.key_lengths))
+        return [*batches, Call(others, segments=Segments.of(queries, keys, self.query_borders.device))]
+
+
+def _padded(length: int) -> int:
+    step = _LONG_STEP if length >= LONG else _STEP
+    return -(-length // step) * step
+
+
+def _batches(numbers: Sequence[int], length: int) -> Iterator[Sequence[int]]:
+    """Parts, powers of two, of sequences padded to `length`: each of at least `LONG` tokens in all. A rest may stay."""
+    start, least = 0, -(-LONG // length)
+    while (left := len(numbers) - start) >= least:
+        count = 1 if least == 1 else 1 << left.bit_length() - 1
+        if count < least:
+            return
+        yield numbers[start : start + count]
+        start += count
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
@@ -108,41 +152,91 @@ def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale:
 
 
 def _on_cuda() -> Attend:
-    """Flash attention; cuDNN's for long sequences, if it knows heads of these sizes on this device."""
-    attend_short = flash()
+    """cuDNN's attention for long sequences and for batches of equal ones, if it knows heads of these sizes on this
+    device; flash attention for the others."""
+    attend_others = flash()
 
     def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
-        runs = segments.runs
-        if not any(is_long for is_long, _ in runs) or not cudnn_knows(query, key, value):
-            return attend_short(query, key, value, segments, scale)
-        if len(runs) == 1:
-            return cudnn(query, key, value, segments, scale)
-        sizes = [(sum(run.query_lengths), sum(run.key_lengths)) for _, run in runs]
-        blocks = zip(_parts(query, key, value, sizes), runs, strict=True)
-        return torch.cat([(cudnn if is_long else attend_short)(*qkv, run, scale) for qkv, (is_long, run) in blocks])
+        if not segments.calls[0].length or not cudnn_knows(query, key, value):
+            return attend_others(query, key, value, segments, scale)
+        return in_calls(query, key, value, segments, scale, cudnn, attend_others)
 
     return attend
 
 
+Batch = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""(query, key, value, scale) -> [n, length, h, e], of n whole sequences: query [n, length, h, d], key [n, length, g, d]
+and value [n, length, g, e]. Causal."""
+
+
+def in_calls(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float, batch: Batch, attend: Attend
+) -> Tensor:
+    """`Attend` by `segments.calls`: `batch` for those that are batches, `attend` for the others.
+
+    Padding comes last in a sequence, where no query but its own sees it. Neighbours of the length of their batch are a
+    view of the pack; others are copied.
+    """
+    runs = _runs(segments)
+    sizes = [(_total(segments.query_lengths, run), _total(segments.key_lengths, run)) for run in runs]
+    parts = {run[0]: part for run, part in zip(runs, _parts(query, key, value, sizes), strict=True)}
+    found: dict[int, Tensor] = {}
+    for call in segments.calls:
+        mine = [run for run in runs if run[0] in call.sequences]
+        inputs = [[parts[run[0]][place] for run in mine] for place in range(3)]
+        if call.segments is not None:
+            q, k, v = map(_joined, inputs)
+            outputs = list(torch.split(attend(q, k, v, call.segments, scale), [len(part) for part in inputs[0]]))
+        else:
+            lengths = [segments.query_lengths[run[0]] for run in mine]
+            q, k, v = (_as_batch(tensors, lengths, call.length) for tensors in inputs)
+            batches = torch.split(batch(q, k, v, scale), [len(run) for run in mine])
+            outputs = [each[:, :length].flatten(0, 1) for each, length in zip(batches, lengths, strict=True)]
+        found |= {run[0]: part for run, part in zip(mine, outputs, strict=True)}
+    return _joined([found[run[0]] for run in runs])
+
+
+def _total(lengths: Sequence[int], run: Sequence[int]) -> int:
+    return sum(lengths[number] for number in run)
+
+
+def _runs(segments: Segments) -> list[list[int]]:
+    """Neighbouring sequences that one call serves, those of a batch where they are of equal lengths."""
+    of_call = {number: call for call in segments.calls for number in call.sequences}
+
+    def alike(number: int) -> tuple[int, int]:
+        call = of_call[number]
+        return call.sequences[0], 0 if call.segments is not None else segments.query_lengths[number]
+
+    return [list(run) for _, run in groupby(range(len(segments.query_lengths)), alike)]
+
+
+def _as_batch(parts: Sequence[Tensor], lengths: Sequence[int], padded: int) -> Tensor:
+    """Of [n * length, ...] each, with lengths of their own: [all sequences, padded, ...]"""
+    sequences = (x.view(-1, length, *x.shape[1:]) for x, length in zip(parts, lengths, strict=True))
+    return _joined([F.pad(x, (0, 0, 0, 0, 0, padded - x.size(1))) if padded > x.size(1) else x for x in sequences])
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+
+
 def cudnn_knows(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `cudnn` can be asked: it depends on the device, the precision and the heads' number and sizes."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
+    """Whether `cudnn` can be asked: it depends on the device, the precision and the heads' number and sizes.
+
+    It is asked about as many queries as keys, which a batch of whole sequences has, if not the pack.
+    """
+    length = min(len(query), len(key))
+    q, k, v = (x[:length].transpose(0, 1)[None] for x in (query, key, value))
     return can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, True, q.size(1) != k.size(1)))
 
 
-def cudnn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
-    """`Attend` by cuDNN, one whole sequence after the other. Padding comes last: no query sees it."""
-    parts = []
-    grouped = query.size(1) != key.size(1)
-    lengths = zip(segments.query_lengths, segments.key_lengths, strict=True)
-    for qkv in _parts(query, key, value, lengths):
-        length = len(qkv[0])
-        padding = -length % _LONG_STEP
-        q, k, v = ((F.pad(x, (0, 0, 0, 0, 0, padding)) if padding else x).transpose(0, 1)[None] for x in qkv)
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        parts.append(out[0, :, :length].transpose(0, 1))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+def cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """`Batch` by cuDNN."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.size(1) != k.size(1))
+    return out.transpose(1, 2)
 
 
 def flash(window: int | None = None) -> Attend:

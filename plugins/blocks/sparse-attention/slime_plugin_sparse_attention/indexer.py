@@ -39,6 +39,10 @@ class IndexQueries:
     vectors: Tensor
     weights: Tensor
 
+    def of(self, tokens: Tensor) -> IndexQueries:
+        """Those of a few tokens, int64."""
+        return IndexQueries(self.vectors.index_select(0, tokens), self.weights.index_select(0, tokens))
+
 
 class Indexer(MegatronModule):  # type: ignore[misc]
     """Projects hidden states to index queries and keys. Replicated over tensor parallelism, frozen unless trained.
@@ -89,21 +93,31 @@ class LayerNorm(torch.nn.Module):
 
 @torch.no_grad()
 def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[RowRange], topk: int) -> Tensor:
-    """[s, topk] int32: for every query the rows of its `topk` best causal keys, -1 where it has fewer.
+    """[s, topk] int32: for every query the rows of its `topk` best causal keys; then -1 where it has fewer.
 
     Args:
         keys: [T, d] index keys of the whole pack.
         runs: the pack's rows that the queries stand in, in order.
     """
-    selected, offset = [], 0
+    selected, offset = [torch.empty(0, topk, dtype=torch.int32, device=keys.device)], 0
     for run in runs:
-        for begin in range(0, run.length, size := _block_size(run, queries.vectors)):
+        see_all = run.slice(0, topk - (run.first - run.start))
+        if see_all.length:
+            selected.append(_all_rows(see_all, topk, keys.device))
+        for begin in range(see_all.length, run.length, size := _block_size(run, queries.vectors)):
             block = run.slice(begin, begin + size)
             rows = slice(offset + begin, offset + begin + block.length)
             part = IndexQueries(queries.vectors[rows], queries.weights[rows])
             selected.append(_select_block(part, keys, block, topk))
         offset += run.length
     return torch.cat(selected)
+
+
+def _all_rows(run: RowRange, topk: int, device: torch.device) -> Tensor:
+    """[b, topk] of queries that see at most `topk` keys: there is nothing to choose."""
+    own = torch.arange(run.first, run.first + run.length, dtype=torch.int32, device=device)[:, None]
+    rows = torch.arange(run.start, run.start + topk, dtype=torch.int32, device=device)
+    return torch.where(rows <= own, rows, -1)
 
 
 def _block_size(run: RowRange, vectors: Tensor) -> int:
@@ -113,16 +127,12 @@ def _block_size(run: RowRange, vectors: Tensor) -> int:
 
 
 def _select_block(queries: IndexQueries, keys: Tensor, block: RowRange, topk: int) -> Tensor:
-    """[b, topk] of the block's queries, which see keys from row `block.start` to their own."""
+    """[b, topk] of the block's queries, which see keys from row `block.start` to their own, more than `topk`."""
     end = block.first + block.length
     own = torch.arange(block.first, end, device=keys.device)[:, None]
-    if end - block.start <= topk:
-        rows = torch.arange(block.start, block.start + topk, device=keys.device)
-        return torch.where(rows <= own, rows, -1).int()
     scores = index_scores(queries, keys[block.start : end], horizon=block.first - block.start)
     rows = torch.arange(block.start, end, device=keys.device)
-    best = _best(scores.masked_fill_(rows > own, -math.inf), topk) + block.start
-    return torch.where(best <= own, best, -1).int()
+    return (_best(scores.masked_fill_(rows > own, -math.inf), topk) + block.start).int()
 
 
 def _best(scores: Tensor, topk: int) -> Tensor:

@@ -6,8 +6,11 @@ share what was chosen: arXiv 2603.12201. The up projections of keys and values a
 latents and index keys only. For the attention itself tensor-parallel ranks trade their heads of all tokens for all
 heads of their tokens (as arXiv 2309.14509 does for another reason): a chosen key is fetched once for all heads.
 
+Queries that see no more keys than would be chosen attend to all of them, by the kernels of dense attention: see
+`.split`. Their keys and values are of the heads' own, and nothing is traded.
+
 Shape letters: s tokens of a rank's sequence shard, t of its context-parallel rank, T of the pack; h heads of this
-tensor-parallel rank, H of all of them.
+tensor-parallel rank, H of all of them; n what a rank has of traded tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
@@ -36,9 +40,10 @@ from torch import Tensor
 
 from slime.errors import SlimeError
 from slime.models.layer_losses import add_layer_loss
-from slime.models.linear import RMSNorm, whole_weight
+from slime.models.linear import RMSNorm, device_of, whole_weight
 from slime.models.mla.module import ReplicatedDownMLA
 from slime.models.packed.attention import PackedSequences
+from slime.models.packed.causal_attention import causal_attention
 from slime.models.packed.context_parallel import slice_rows
 from slime.models.rotary.module import RotaryTable
 from slime_plugin_sparse_attention import INDEXER_LOSS
@@ -46,6 +51,7 @@ from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_keys
 from slime_plugin_sparse_attention.indexer_loss import AttentionTarget, IndexerLoss, add_indexer_loss
 from slime_plugin_sparse_attention.sparse_attention import sparse_attention
+from slime_plugin_sparse_attention.split import Split
 
 
 @dataclass
@@ -53,12 +59,15 @@ class SharedKeys:
     """What layers share in one pass through a pipeline stage, by the number of the layer that chose the keys.
 
     Attributes:
-        selected: rows of the pack int32, [s, topk].
+        selected: rows of the pack int32, [s, topk] where an indexer learns; else of the queries that see more than
+            `topk` keys alone.
         targets: in a training pass, what the indexer of such a layer learns from all that share its choice.
+        split: of this rank's queries, the same in all layers.
     """
 
     selected: dict[int, Tensor] = field(default_factory=dict)
     targets: dict[int, AttentionTarget] = field(default_factory=dict)
+    split: Split | None = None
 
 
 def dsa(config: SparseLatentConfig, vp_stage: int | None) -> ModuleSpec:
@@ -115,36 +124,71 @@ class SparseLatentAttention(ReplicatedDownMLA):
             )
         groups = kwargs.get("pg_collection") or ProcessGroupCollection.use_mpu_process_groups()
         self.cp_group, self.shard_group = groups.cp, groups.tp
+        self.attend = causal_attention(device_of(config), config.params_dtype)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None, *, packed_seq_params: PackedSequences, **_: Any
     ) -> tuple[Tensor, None]:
         """hidden_states [s, 1, hidden_size] -> the same shape, and no bias."""
         packed, hidden = packed_seq_params, hidden_states[:, 0]
-        table = self.rotary_table(packed)
+        split, table = self._split(packed), self.rotary_table(packed)
         own = table.part(*self._shard(packed))
         query_latent = self.down_queries(hidden)
-        query = self._trade(all_to_all_hp2sp, self._query(query_latent, table))
+        plain, turned = self.up_queries(query_latent, table)
         latents = self._latents(hidden, own, packed)
         index = self._index(hidden, query_latent, own, packed)
-        selected = self._selected(index, packed)
-        mixed = sparse_attention(query, latents, selected, self.softmax_scale, self.config.kv_lora_rank)
-        mixed = self._trade(all_to_all_sp2hp, mixed)
-        output = torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
-        output, _ = self.linear_proj(output.flatten(1)[:, None])
+        selected = self._selected(index, split, packed)
+        dense = sparse = None
+        if not all(split.is_sparse):
+            dense = self._to_all(split.take(plain, sparse=False), split.take(turned, sparse=False), latents, split)
+        if any(split.is_sparse):
+            assert selected is not None, "a sequence is longer than what is chosen"
+            query = self._absorbed(split.take(plain, sparse=True), split.take(turned, sparse=True))
+            sparse = self._to_chosen(query, latents, selected, split, packed)
+        output, _ = self.linear_proj(split.together(dense, sparse).flatten(1)[:, None])
         if self._teaches(packed):
+            assert selected is not None, "an indexer that learns chooses for all"
+            with torch.no_grad():
+                query = self._trade(all_to_all_hp2sp, self._absorbed(plain, turned))
             output = self._with_indexer_loss(output, index, query, latents, selected, packed)
         return output, None
+
+    def _to_all(self, plain: Tensor, turned: Tensor, latents: Tensor, split: Split) -> Tensor:
+        """[dense tokens, h, v_head_dim] of queries that see all keys before them."""
+        latent, rotary = torch.split(
+            latents.index_select(0, split.dense_keys),
+            [self.config.kv_lora_rank, self.config.qk_pos_emb_head_dim],
+            dim=-1,
+        )
+        up = F.linear(latent, whole_weight(self.linear_kv_up_proj)).view(len(latent), plain.size(1), -1)
+        keys, values = torch.split(up, [self.config.qk_head_dim, self.config.v_head_dim], dim=-1)
+        keys = torch.cat([keys, rotary[:, None].expand(-1, plain.size(1), -1)], dim=-1)
+        query = torch.cat([plain, turned], dim=-1)
+        return self.attend(query, keys, values.contiguous(), split.dense, self.softmax_scale)
+
+    def _to_chosen(
+        self, query: Tensor, latents: Tensor, selected: Tensor, split: Split, packed: PackedSequences
+    ) -> Tensor:
+        """[sparse tokens, h, v_head_dim] of absorbed queries."""
+        if self._learns(packed):
+            selected = selected.index_select(0, split.own)
+        query = split.trade(query, partial(self._trade, all_to_all_hp2sp))
+        mixed = sparse_attention(query, latents, split.filled(selected), self.softmax_scale, self.config.kv_lora_rank)
+        mixed = split.trade_back(mixed, partial(self._trade, all_to_all_sp2hp))
+        return torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
 
     def loss_coefficients(self) -> Mapping[str, float]:
         """See `slime.models.layer_losses.HasLosses`."""
         coefficient = self.config.dsa_indexer_loss_coeff if self.indexer is not None else None
         return {INDEXER_LOSS: float(coefficient)} if coefficient else {}
 
+    def _learns(self, packed: PackedSequences) -> bool:
+        """Whether indexers learn from this pack: they then choose for all queries, also for those that see all keys."""
+        return bool(self.config.dsa_indexer_loss_coeff) and packed.loss_weights is not None
+
     def _teaches(self, packed: PackedSequences) -> bool:
         """Whether an indexer learns from this pass: in one that is computed again later, from that one alone."""
-        learns = bool(self.config.dsa_indexer_loss_coeff) and packed.loss_weights is not None
-        return learns and torch.is_grad_enabled()
+        return self._learns(packed) and torch.is_grad_enabled()
 
     def _with_indexer_loss(
         self,
@@ -156,7 +200,7 @@ class SparseLatentAttention(ReplicatedDownMLA):
         packed: PackedSequences,
     ) -> Tensor:
         target = packed.of_pass(SharedKeys).targets.setdefault(self.source_layer, AttentionTarget())
-        target.add(query.detach(), latents.detach(), selected, self.softmax_scale)
+        target.add(query, latents.detach(), selected, self.softmax_scale)
         if index is None:
             return output
         assert packed.loss_weights is not None, "only a training step has a loss"
@@ -177,9 +221,16 @@ class SparseLatentAttention(ReplicatedDownMLA):
         begin = self.shard_group.rank() * length
         return begin, begin + length
 
-    def _query(self, query_latent: Tensor, table: RotaryTable) -> Tensor:
-        """[t, h, kv_lora_rank + rotary size], to be compared with latents."""
-        plain, turned = self.up_queries(query_latent, table)
+    def _split(self, packed: PackedSequences) -> Split:
+        shared = packed.of_pass(SharedKeys)
+        if shared.split is None:
+            group, device = self.shard_group, packed.rows.positions.device
+            topk = self.config.dsa_indexer_topk
+            shared.split = Split.of(packed.rows.runs, topk, group.size(), group.rank(), device)
+        return shared.split
+
+    def _absorbed(self, plain: Tensor, turned: Tensor) -> Tensor:
+        """Both parts of queries -> [t, h, kv_lora_rank + rotary size], to be compared with latents."""
         return torch.cat([torch.einsum("thn,hnr->thr", plain, self._up_projections()[0]), turned], dim=-1)
 
     def _latents(self, hidden: Tensor, table: RotaryTable, packed: PackedSequences) -> Tensor:
@@ -190,20 +241,31 @@ class SparseLatentAttention(ReplicatedDownMLA):
     def _index(
         self, hidden: Tensor, query_latent: Tensor, table: RotaryTable, packed: PackedSequences
     ) -> tuple[IndexQueries, Tensor] | None:
-        """Index queries of this shard and index keys of the pack; None in layers without an indexer."""
-        if self.indexer is None:
+        """Index queries of this shard and index keys of the pack; None in layers without an indexer, and where there
+        is nothing to choose."""
+        longest: int = packed.max_seqlen_q
+        if self.indexer is None or not (self._learns(packed) or longest > self.config.dsa_indexer_topk):
             return None
         queries, keys = self.indexer(hidden, query_latent, table)
         return queries, self._gather(keys, packed)
 
-    def _selected(self, index: tuple[IndexQueries, Tensor] | None, packed: PackedSequences) -> Tensor:
-        """[s, topk]; a choosing layer chooses once a pass, recomputation finds what it chose."""
+    def _selected(
+        self, index: tuple[IndexQueries, Tensor] | None, split: Split, packed: PackedSequences
+    ) -> Tensor | None:
+        """See `SharedKeys.selected`; None where there is nothing to choose. A choosing layer chooses once a pass,
+        recomputation finds what it chose."""
         chosen = packed.of_pass(SharedKeys).selected
+        if not self._learns(packed) and not any(split.is_sparse):
+            return None
         if self.source_layer not in chosen:
             assert index is not None, f"layer {self.source_layer} chooses in this very stage"
             topk = min(self.config.dsa_indexer_topk, packed.max_seqlen_q)
-            runs = slice_rows(packed.rows.runs, *self._shard(packed))
-            chosen[self.source_layer] = select_keys(*index, runs, topk)
+            queries, keys = index
+            if self._learns(packed):
+                runs = slice_rows(packed.rows.runs, *self._shard(packed))
+            else:
+                runs, queries = split.runs, queries.of(split.own)
+            chosen[self.source_layer] = select_keys(queries, keys, runs, topk)
         return chosen[self.source_layer]
 
     def _up_projections(self) -> tuple[Tensor, Tensor]:

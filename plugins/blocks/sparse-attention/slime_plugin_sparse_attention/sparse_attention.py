@@ -2,7 +2,8 @@
 
 Nothing of the size [tokens, tokens] exists: cost and memory grow with the chosen keys. Exact; computed for a block of
 queries at a time, in the backward pass (which computes the probabilities again) too. On CUDA, in bf16, the same
-formulas run as Triton kernels; tiles of fp32 are too large for those at the sizes of real models.
+formulas run as kernels: FlashMLA's and cuDNN-frontend's where they are installed and know the shape (`.stock`), else
+ours in Triton (`.kernels`); tiles of fp32 are too large for those at the sizes of real models.
 
 Shape letters: t queries, b queries of a block, T keys, h heads, k keys chosen for a query, d key size, e value size.
 """
@@ -25,22 +26,27 @@ def sparse_attention(query: Tensor, latents: Tensor, selected: Tensor, scale: fl
     Args:
         query: [t, h, d].
         latents: [T, d]: keys; their first `value_size` entries are the values too.
-        selected: [t, k] int32 rows of `latents`, at least one a query; -1 stands for none.
+        selected: [t, k] int32 rows of `latents`, at least one a query, those first; then -1, which stands for none.
 
     Returns:
         [t, h, value_size]. Differentiable in `query` and `latents`.
     """
+    function: type[torch.autograd.Function] = PlainSparseAttention
     if query.is_cuda and query.dtype is torch.bfloat16:
         from slime_plugin_sparse_attention.kernels import TritonSparseAttention
+        from slime_plugin_sparse_attention.stock import by_stock_kernels, stock_kernels
 
-        function: type[torch.autograd.Function] = TritonSparseAttention
-    else:
-        function = _SparseAttention
+        shape = (query.device, query.size(1), query.size(2), value_size, selected.size(1))
+        if (kernels := stock_kernels(*shape)) is not None:
+            return by_stock_kernels(query, latents, selected, scale, kernels)
+        function = TritonSparseAttention
     result: Tensor = function.apply(query, latents, selected, scale, value_size)  # type: ignore[no-untyped-call]
     return result
 
 
-class _SparseAttention(torch.autograd.Function):
+class PlainSparseAttention(torch.autograd.Function):
+    """`sparse_attention` in plain torch operations, on any device."""
+
     @staticmethod
     def forward(ctx: Any, query: Tensor, latents: Tensor, selected: Tensor, scale: float, value_size: int) -> Tensor:
         ctx.save_for_backward(query, latents, selected)

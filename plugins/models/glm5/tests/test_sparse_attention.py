@@ -123,6 +123,23 @@ def test_a_trained_indexer_is_the_same_in_every_layout(
         compare(name, [result[name] for result in results], one_rank["trained"])
 
 
+def test_sequences_no_longer_than_what_is_chosen(tmp_path: Path) -> None:
+    """They attend to all keys, in every layout, and nothing chooses; an indexer that learns from them still does."""
+    longest = max(sample.num_tokens for sample in recorded_samples(NUM_SAMPLES, HF["vocab_size"]))
+    models.write_checkpoint(HF | {"index_topk": 2 * longest}, tmp_path)
+    models.check_parity(FAMILY, tmp_path)
+    one = {"plain": {}, "trained": TRAINED, "recompute": {**RECOMPUTE, **TRAINED}}
+    [results] = run_ranks(train_layouts, 1, FAMILY, tmp_path, one)
+    compare("recompute", [results["recompute"]], results["trained"])
+    plain, trained = (results[name].gradients[0] for name in ("plain", "trained"))
+    differing = {name for name in plain if (plain[name] != trained[name]).any()}
+    assert differing == {name for name in plain if ".indexer." in name}
+    two: dict[str, Any] = {"tp2": {TP: 2}, "cp2": {CP: 2}}
+    found = run_ranks(train_layouts, 2, FAMILY, tmp_path, two, timeout_s=110)
+    for name in two:
+        compare(name, [result[name] for result in found], results["plain"])
+
+
 def test_a_stage_that_starts_on_a_reusing_layer_is_not_built(checkpoint: Path) -> None:
     layout = {"pp2": {PP: 2, "num_layers_in_first_pipeline_stage": 3}}
     with pytest.raises(
