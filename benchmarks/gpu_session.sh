@@ -14,7 +14,7 @@
 # offload    1        60     GB/s off the GPU and back, what stays there
 # attention  1        30     flash attention beside cuDNN, one sequence after the other and in batches
 # dsa        1        40     sparse attention by Triton and by stock kernels beside dense attention, 2k to 32k tokens
-# sparse-tests 1      70     tests of these ways: sparse-tests, attention and dsa belong together
+# sparse-tests 1      80     tests of these ways of attention: run it with attention and dsa
 # publish    1        60     12-layer cut, colocated
 # disk       1       300     the same through files, full versions and deltas, and as a run in FP8
 # cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
@@ -71,8 +71,8 @@ for part in "${parts[@]}"; do
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 "$card" ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py --longest 32768 ;;
-    sparse-tests) pytest sparse-tests 240 -m gpu -k "not layouts" plugins/blocks/sparse-attention tests/models/test_on_gpu.py \
-                    plugins/models/glm5/tests/test_all_keys.py ;;
+    sparse-tests) pytest sparse-tests 240 -m gpu tests/models/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \
+                    plugins/blocks/sparse-attention/tests/test_stock.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
     disk)
       publish publish-disk 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk

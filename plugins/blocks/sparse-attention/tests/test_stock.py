@@ -202,4 +202,4 @@ def test_the_stock_kernels_are_chosen(hopper: torch.device, caplog: pytest.LogCa
     stock._stock_kernels.cache_clear()
     query, latents, selected, grad = inputs(64, 1024, torch.bfloat16, hopper, num_rows=1500)
     with_gradients(lambda q, kv: sparse_attention(q, kv, selected, SCALE, VALUE_SIZE), query, latents, grad)
-    assert caplog.messages == ["sparse attention of 64 heads to 1024 keys is computed by FlashMLA and cuDNN-frontend"]
+    assert "sparse attention of 64 heads to 1024 keys is computed by FlashMLA and cuDNN-frontend" in caplog.messages

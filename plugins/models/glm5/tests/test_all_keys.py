@@ -1,5 +1,5 @@
 """A step where queries that see no more keys than would be chosen attend to all, beside one where all attend to chosen
-keys: the same metrics and gradients, which differ in the order of sums, in bf16 in what is rounded between."""
+keys: the same metrics and gradients. In fp32 they differ in the order of sums, in bf16 in what is rounded between."""
 
 from __future__ import annotations
 
@@ -16,60 +16,66 @@ from slime.testing.ranks import Rank, run_ranks
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text()) | {"index_n_heads": 32}
 """So many index heads that no two scores are equal: of equal ones it is open on CUDA which is chosen."""
 TRAINED = {"dsa_indexer_loss_coeff": 0.5}
-CASES = {"longer": (8, {}), "longer, trained": (8, TRAINED), "no longer, trained": (4096, TRAINED)}
-"""Sequences beside what is chosen, and `train.megatron`. All have more than one key, which is what is chosen from."""
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "longer": (8, {"bf16": False}),
+    "longer, trained": (8, {"bf16": False, **TRAINED}),
+    "no longer, trained": (4096, {"bf16": False, **TRAINED}),
+}
+"""Keys that are chosen, beside which sequences are longer or not, and `train.megatron`."""
+ON_GPU = {"longer": CASES["longer"]} | {
+    f"{name}, bf16": (topk, {**megatron, "bf16": True}) for name, (topk, megatron) in CASES.items() if name != "longer"
+}
+
+Found = tuple[dict[str, float], dict[str, float], float]
+"""Metrics of one step as it is and of one with chosen keys for all, and the distance of the gradients."""
 
 
-def both(folder: Path, device: str, bf16: bool, case: str) -> tuple[dict[str, float], dict[str, float], float]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    """Of each case, all in one start of the process."""
     from slime.testing.models import write_checkpoint
 
-    topk, megatron = CASES[case]
-    write_checkpoint(HF | {"index_topk": topk}, folder)
-    [found] = run_ranks(both_ways, 1, device, folder, {**megatron, "bf16": bf16}, timeout_s=200)
-    return found  # type: ignore[no-any-return]
+    folders = {topk: tmp_path_factory.mktemp("checkpoint") for topk, _ in CASES.values()}
+    for topk, folder in folders.items():
+        write_checkpoint(HF | {"index_topk": topk}, folder)
+    cases = CASES if request.param == "cpu" else ON_GPU
+    given = {name: (folders[topk], megatron) for name, (topk, megatron) in cases.items()}
+    [of_cases] = run_ranks(both_ways, 1, request.param, given, timeout_s=200)
+    return of_cases  # type: ignore[no-any-return]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_both_ways_are_one_function(case: str, tmp_path: Path) -> None:
-    split, chosen, distance = both(tmp_path, "cpu", False, case)
-    assert split == pytest.approx(chosen, rel=1e-5, abs=1e-6)
-    assert distance < 1e-5
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("case", "bf16", "tolerance", "off"),
-    [("longer", False, 1e-4, 1e-4), ("longer, trained", True, 0.05, 0.3), ("no longer, trained", True, 0.05, 0.3)],
-)
-def test_both_ways_on_a_gpu(case: str, bf16: bool, tolerance: float, off: float, tmp_path: Path) -> None:
+def test_both_ways_are_one_function(found: dict[str, Found]) -> None:
     """In bf16 a few tokens choose other experts and keys, too: far from what another function would make."""
-    split, chosen, distance = both(tmp_path, "cuda", bf16, case)
-    assert split == pytest.approx(chosen, rel=tolerance, abs=0.02 if bf16 else 2e-5)
-    assert distance < off
+    for name, (as_it_is, chosen, distance) in found.items():
+        tolerance, off = ({"rel": 0.05, "abs": 0.02}, 0.3) if "bf16" in name else ({"rel": 1e-5, "abs": 2e-5}, 1e-4)
+        assert as_it_is == pytest.approx(chosen, **tolerance), name
+        assert distance < off, name
 
 
-def both_ways(
-    rank: Rank, device: str, folder: Path, megatron: Mapping[str, Any]
-) -> tuple[dict[str, float], dict[str, float], float]:
-    """Metrics of one step, as it is and with chosen keys for all, and the distance of the gradients."""
+def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> dict[str, Found]:
     from slime.testing.training import another_port
     from slime_plugin_sparse_attention.split import Split
 
     def for_all(runs: Any, topk: int, *given: Any) -> Split:
+        """All queries but the first of a sequence see more keys than this one."""
         return as_it_is(runs, 1, *given)
 
-    values, gradients, as_it_is = [], [], Split.of
-    for of in (as_it_is, for_all):
-        Split.of = of  # type: ignore[method-assign, assignment]
-        metrics, gradient = step(rank, device, folder, megatron)
-        values.append(metrics)
-        gradients.append(gradient)
-        rank = rank._replace(master_port=another_port())
-        torch.distributed.destroy_process_group()
-    assert not torch.equal(*gradients), "nothing is computed otherwise"
-    distance = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
-    return values[0], values[1], float(distance)
+    found, as_it_is = {}, Split.of
+    for name, (folder, megatron) in cases.items():
+        values, gradients = [], []
+        for of in (as_it_is, for_all):
+            Split.of = of  # type: ignore[method-assign, assignment]
+            metrics, gradient = step(rank, device, folder, megatron)
+            values.append(metrics)
+            gradients.append(gradient)
+            rank = rank._replace(master_port=another_port())
+            torch.distributed.destroy_process_group()
+        assert not torch.equal(*gradients), "nothing is computed otherwise"
+        found[name] = (*values, float((gradients[0] - gradients[1]).norm() / gradients[1].norm()))
+    return found
 
 
 def step(rank: Rank, device: str, folder: Path, megatron: Mapping[str, Any]) -> tuple[dict[str, float], torch.Tensor]:
