@@ -177,7 +177,7 @@ def report(size: str, *programs: tuple[Watched, Sequence[Mapping[str, float]]]) 
     """Tables of those that got beyond the warm-up, and how each ended."""
     ends = "\n".join(watched.how for watched, _ in programs)
     done = {one.name: measured(rows, one.began, one.peak_gib) for one, rows in programs if len(rows) > WARM_UP}
-    return "\n\n".join([conditions(), size, ends, table(done)])
+    return "\n\n".join([conditions(), size, ends, table(done) if done else f"None got beyond {WARM_UP} steps."])
 
 
 def table(programs: Mapping[str, Measured]) -> str:
@@ -190,12 +190,12 @@ def table(programs: Mapping[str, Measured]) -> str:
         "| | steps | start, s | step, s | tokens/s | GiB at the peak | reward of the last steps |",
         "|---|---|---|---|---|---|---|",
     ]
-    last = min((len(one.rewards) for one in programs.values()), default=0)
+    last = min(len(one.rewards) for one in programs.values())
     for name, one in programs.items():
         reward = statistics.fmean(one.rewards[max(0, last - LAST) : last])
         rest = f"{one.tokens_per_s:,.0f} | {one.peak_gib:.1f} | {reward:.3f} |"
         lines.append(f"| {name} | {len(one.rewards)} | {one.start:.0f} | {one.seconds['step']:.3f} | {rest}")
-    lines.append(f"\nRewards are those of steps {max(1, last - LAST + 1)} to {last}, of both: after the same samples.")
+    lines.append(f"\nRewards are those of steps {max(1, last - LAST + 1)} to {last} of each.")
     if len(programs) == 2:
         (_, ours), (name, theirs) = programs.items()
         for what, ratio in (

@@ -114,3 +114,4 @@ def test_what_a_program_did_counts_however_it_ends(against: Any, tmp_path: Path,
     told = against.beside.report("a step", (seen, against.read_slime(seen.rows)))
     assert "| peer | 7 |" in told
     assert "promised" not in told
+    assert "None got beyond 5 steps" in against.beside.report("a step", (seen, []))
