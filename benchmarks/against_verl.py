@@ -9,7 +9,7 @@ transformers 5.12.1 and torch 2.13.0 its modules were imported, its command line
 loaded and its trainer started, on a CPU. It is installed without its needs:
 
     pip install --no-deps verl==0.9.1 tensordict==0.10.0 "pyvers<0.2" TransferQueue==0.1.11 torchdata==0.11.0 \
-        codetiming==1.4.0 cachetools==8.0.2 multiprocess==0.70.19 importlib-metadata==10.2.0
+        codetiming==1.4.0 cachetools==8.0.2 multiprocess==0.70.19 importlib-metadata==8.7.0
     pip install peft datasets accelerate
 
 `--verl-python` and `--verl-path` name another interpreter or folder where it lies.
