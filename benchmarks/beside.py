@@ -64,17 +64,17 @@ def read_slime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
 
 def row_of(end: float, prefix: str, values: Mapping[str, Any], tokens: float, reward: float) -> dict[str, float]:
     phases = {name.removeprefix(prefix): float(value) for name, value in values.items() if name.startswith(prefix)}
-    return {**phases, "end": end, "tokens": tokens, "reward": reward}
+    return {**phases, "end": end, "tokens": tokens, "score": reward}
 
 
 def measured(rows: Sequence[Mapping[str, float]], began: float, peak_gib: float) -> Measured:
     counted = rows[WARM_UP:]
-    phases = [name for name in counted[-1] if name not in ("end", "tokens", "reward")]
+    phases = [name for name in counted[-1] if name not in ("end", "tokens", "score")]
     return Measured(
         rows[0]["end"] - rows[0]["step"] - began,
         {name: statistics.median(row.get(name, 0.0) for row in counted) for name in phases},
         sum(row["tokens"] for row in counted) / sum(row["step"] for row in counted),
-        [row["reward"] for row in rows],
+        [row["score"] for row in rows],
         peak_gib,
     )
 

@@ -67,7 +67,7 @@ def test_rewards_are_the_same(text: str) -> None:
 def test_both_are_read_alike(against: Any) -> None:
     ours, theirs = [], []
     for step in range(1, 11):
-        values = {"step": 1.0 if step > 5 else 9.0, "train": 0.4}
+        values = {"step": 1.0 if step > 5 else 9.0, "train": 0.4, "reward": 0.2}
         row = {f"seconds/{name}": value for name, value in values.items()}
         ours.append({"stage": "rl", "step": step, "time": 100.0 + step, "rollout/num_tokens": 160.0, **row})
         ours[-1]["rollout/reward_mean"] = step / 10
@@ -77,6 +77,7 @@ def test_both_are_read_alike(against: Any) -> None:
     slime = against.beside.measured(against.read_slime(ours), 50.0, 7.0)
     verl = against.beside.measured(against.read_verl(theirs, 16), 50.0, 9.0)
     assert (slime.seconds["step"], verl.seconds["step"]) == (1.0, 2.0)
+    assert (slime.seconds["reward"], verl.seconds["reward"]) == (0.2, 0.4)
     assert (slime.start, verl.start) == (101 - 9 - 50, 101 - 18 - 50)
     assert (slime.tokens_per_s, verl.tokens_per_s) == (160.0, 80.0)
     assert "step of slime over verl's: 0.50; promised at most 0.7: kept" in against.beside.table(
