@@ -3,12 +3,18 @@
     pip install --no-deps --requirement requirements/trl.txt  # beside slime: no package is replaced
     python benchmarks/against_trl.py                          # trains the model on demonstrations first, a minute
     python benchmarks/against_trl.py --model RUN/export --steps 30 --rounds 3
+    python benchmarks/against_trl.py --device cuda --model models/SmolLM2 --out FOLDER +cluster=h100x1
 
 Both start from the same exported folder, take 32 prompts x 8 samples of at most 16 tokens a step, learn by GRPO in
 float32 and neither evaluate nor save. They run one after the other, in turn, a fresh process a round; the first steps
 are left out as warm-up. TRL generates with transformers in its own process, its way without a GPU; it computes with a
 thread for each core unless `--trl-threads` says otherwise. slime has two engines and two trainer ranks with a thread
 each, which take turns.
+
+With `--device cuda` both have one GPU, one after the other, for `--steps` steps or `--limit` seconds each, and the task
+of the recipe that is named, word problems by default: see `beside.py` for what is reported. TRL then computes in bf16
+beside float32 weights, as slime does, attends with SDPA and generates with transformers: one `generate` for all
+samples, or continuous batching with `--trl-continuous`. `FOLDER` keeps rows and output. Not yet run on a GPU.
 
 Wall times of a busy machine say little, so processor time is printed too: of every process of the two, user and system,
 from the end of the first step counted to that of the last.
@@ -31,10 +37,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import beside
 import psutil
 from machine import conditions
 
 from slime.compose.compose import compose
+from slime.config.choices import Device
 from slime.config.schema import SlimeConfig
 from slime.observe.metrics import read_rows
 
@@ -45,6 +53,8 @@ PROMISED = 1.0
 MODEL = ["+model=glm4-tiny", "+cluster=local2"]
 LAPTOP = [*MODEL, "rollout.engines.default.devices=2"]
 OWN = ["eval.path=null", "train.checkpoint.interval=null", "run.progress=false"]
+RUN = ["+model=smollm2-135m", "+cluster=h200x1", "task=word-problems"]
+"""On a GPU."""
 
 Seconds = Mapping[str, float]
 
@@ -140,8 +150,13 @@ def supervised(folder: Path) -> Path:
     return folder / "sft" / "export"
 
 
-def train_with_trl(cfg: SlimeConfig, model: Path, steps: int, rows: Path) -> None:
-    """What runs in TRL's process: as many samples a step, one optimizer step, the same loss, reward and prompts."""
+def train_with_trl(
+    cfg: SlimeConfig, model: Path, steps: int, rows: Path, batch: int | None = None, *, continuous: bool = False
+) -> None:
+    """What runs in TRL's process: as many samples a step, one optimizer step, the same loss, reward and prompts.
+
+    `batch` samples are computed at once, by default all of a step.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -159,6 +174,7 @@ def train_with_trl(cfg: SlimeConfig, model: Path, steps: int, rows: Path) -> Non
     by_id = {prompt.id: prompt for prompt in found}
     data = Dataset.from_list([{"prompt": list(prompt.messages), "id": prompt.id} for prompt in found])
     reward = load().rewards.create(cfg.reward.name, **cfg.reward.options)
+    num_samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
     seconds = Counter[str]()
 
     @contextmanager
@@ -174,7 +190,9 @@ def train_with_trl(cfg: SlimeConfig, model: Path, steps: int, rows: Path) -> Non
                 for id_, completion in zip(columns["id"], completions, strict=True)
             ]
             seconds["tokens"] += sum(map(len, completion_ids))
-            return [float(reward.score(sample).value or 0.0) for sample in samples]
+            rewards = [float(reward.score(sample).value or 0.0) for sample in samples]
+            seconds["rewards"] += sum(rewards)
+            return rewards
 
     class Timed(GRPOTrainer):  # type: ignore[misc]
         def _generate(self, *arguments: Any, **named: Any) -> Any:
@@ -198,6 +216,7 @@ def train_with_trl(cfg: SlimeConfig, model: Path, steps: int, rows: Path) -> Non
                 "step": state.global_step,
                 "time": time.time(),
                 "rollout/num_tokens": seconds["tokens"],
+                "rollout/reward_mean": seconds["rewards"] / num_samples,
             }
             row |= {f"seconds/{phase}": value for phase, value in phases.items()}
             with rows.open("a") as file:
@@ -206,13 +225,16 @@ def train_with_trl(cfg: SlimeConfig, model: Path, steps: int, rows: Path) -> Non
             self.start = now
 
     rollout, optimizer = cfg.rollout, cfg.train.optimizer
-    num_samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    cuda, batch = cfg.cluster.device is Device.cuda, batch or num_samples
     settings = GRPOConfig(
         output_dir=str(rows.parent / "trl"),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not cuda,
+        bf16=cuda,
+        tf32=True if cuda else None,
+        use_transformers_continuous_batching=continuous,
         max_steps=steps,
-        per_device_train_batch_size=num_samples,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=num_samples // batch,
         num_generations=rollout.samples_per_prompt,
         max_completion_length=rollout.sampling.max_response_tokens,
         temperature=rollout.sampling.temperature,
@@ -267,8 +289,39 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of a round, warm-up included")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--trl-threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one GPU for each in turn")
+    parser.add_argument("--out", type=Path, help="with cuda: new folder for rows and output")
+    parser.add_argument("--limit", type=float, default=200.0, metavar="SECONDS", help="with cuda: of each, with start")
+    parser.add_argument("--trl-batch", type=int, default=128, help="with cuda: samples that TRL computes at once")
+    parser.add_argument("--trl-continuous", action="store_true", help="TRL generates by continuous batching")
     parser.add_argument("--trl", type=Path, metavar="ROWS", help=argparse.SUPPRESS)
     options, arguments = parser.parse_known_args()
+    if options.device == "cuda":
+        if not (options.model and options.out):
+            parser.error("--device cuda needs --model and --out")
+        on_gpu(options, beside.words(RUN, arguments))
+    else:
+        on_cpu(options, arguments)
+
+
+def on_gpu(options: argparse.Namespace, words: Sequence[str]) -> None:
+    model, out = options.model.absolute(), options.out.absolute()
+    cfg = compose([*words, f"model.path={model}"])
+    if options.trl:
+        train_with_trl(cfg, model, options.steps, options.trl, options.trl_batch, continuous=options.trl_continuous)
+        return
+    out.mkdir(parents=True)
+    rows = out / "trl.jsonl"
+    own = ["--device", "cuda", "--trl", rows, "--model", model, "--out", out, "--steps", options.steps]
+    own += ["--trl-batch", options.trl_batch, *["--trl-continuous"] * options.trl_continuous]
+    command = [sys.executable, __file__, *map(str, own), *words]
+    trl = beside.watched("TRL", command, rows, out / "trl.log", options.limit)
+    slime = beside.slime(model, out, options.steps, options.limit, words)
+    programs = ((seen, beside.read_slime(seen.rows)) for seen in (slime, trl))
+    print(beside.report(beside.size(cfg, model), *programs))
+
+
+def on_cpu(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     cfg = compose([*LAPTOP, *OWN, *arguments])
     if options.trl:
         train_with_trl(cfg, options.model, options.steps, options.trl)

@@ -1,11 +1,15 @@
-"""What the comparison with verl does before and after the two programs run."""
+"""What the comparisons with verl and TRL on one GPU do before and after the two programs run."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slime.compose.compose import examine
@@ -23,7 +27,7 @@ def against(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_verl_gets_the_run_that_slime_gets(against: Any, tmp_path: Path) -> None:
-    composed = examine([*against.RUN, *against.OWN])
+    composed = examine([*against.RUN, *against.beside.OWN])
     assert composed.problems == []
     cfg = composed.cfg
     assert (cfg.algo.loss_mean.name, cfg.algo.kl_coef) == ("token", None)
@@ -34,6 +38,11 @@ def test_verl_gets_the_run_that_slime_gets(against: Any, tmp_path: Path) -> None
     assert given["data.max_response_length"] == "96"
     assert float(given["actor_rollout_ref.actor.optim.lr"]) == cfg.train.optimizer["lr"]
     assert given["actor_rollout_ref.rollout.free_cache_engine"] == "false"
+    assert given["actor_rollout_ref.model.use_remove_padding"] == "false"
+    served = "+actor_rollout_ref.rollout.engine_kwargs.sglang."
+    assert given[f"{served}attention_backend"] == json.dumps(cfg.rollout.sglang["attention_backend"])
+    assert json.loads(given[f"{served}cuda_graph_bs_decode"]) == cfg.rollout.sglang["cuda_graph_bs_decode"]
+    assert given[f"{served}enable_memory_saver"] == "false"
 
 
 def test_prompts_are_the_same(against: Any, tmp_path: Path) -> None:
@@ -48,25 +57,62 @@ def test_prompts_are_the_same(against: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["It is 85.", "80 + 5 = 85", "86", "85 of 90", "no number", "The answer is 1,085"])
-def test_rewards_are_the_same(against: Any, text: str) -> None:
+def test_rewards_are_the_same(text: str) -> None:
+    compute_score = runpy.run_path(str(BENCHMARKS / "last_number.py"))["compute_score"]  # as verl does: by its path
     reward = load().rewards.create("math", answer="number")
     for label in ("85", "1085"):
-        assert against.compute_score("", text, label) == reward.score(sample(text, label)).value
+        assert compute_score("", text, label) == reward.score(sample(text, label)).value
 
 
 def test_both_are_read_alike(against: Any) -> None:
     ours, theirs = [], []
     for step in range(1, 11):
-        values = {"step": 1.0 if step > 5 else 9.0, "train": 0.4}
+        values = {"step": 1.0 if step > 5 else 9.0, "train": 0.4, "reward": 0.2}
         row = {f"seconds/{name}": value for name, value in values.items()}
         ours.append({"stage": "rl", "step": step, "time": 100.0 + step, "rollout/num_tokens": 160.0, **row})
         ours[-1]["rollout/reward_mean"] = step / 10
         data = {f"timing_s/{name}": 2 * value for name, value in values.items()}
         data |= {"response_length/mean": 10.0, "critic/score/mean": step / 10}
         theirs.append({"step": step, "seen": 100.0 + step, "data": data})
-    slime = against.measured(against.read_slime(ours), 50.0, 7.0)
-    verl = against.measured(against.read_verl(theirs, 16), 50.0, 9.0)
+    slime = against.beside.measured(against.read_slime(ours), 50.0, 7.0)
+    verl = against.beside.measured(against.read_verl(theirs, 16), 50.0, 9.0)
     assert (slime.seconds["step"], verl.seconds["step"]) == (1.0, 2.0)
+    assert (slime.seconds["reward"], verl.seconds["reward"]) == (0.2, 0.4)
     assert (slime.start, verl.start) == (101 - 9 - 50, 101 - 18 - 50)
     assert (slime.tokens_per_s, verl.tokens_per_s) == (160.0, 80.0)
-    assert "step of slime over verl's: 0.50; promised at most 0.7: kept" in against.table(slime, verl)
+    assert "step of slime over verl's: 0.50; promised at most 0.7: kept" in against.beside.table(
+        {"slime": slime, "verl": verl}
+    )
+
+
+def test_words_of_the_command_line_replace_those_of_the_run(against: Any) -> None:
+    words = against.beside.words(against.RUN, ["+cluster=h100x1", "run.seed=3"])
+    assert words == ["+model=qwen2.5-0.5b", "task=word-problems", *against.beside.OWN, "+cluster=h100x1", "run.seed=3"]
+
+
+PROGRAM = """
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+for step in range(1, 8):
+    row = {"stage": "rl", "step": step, "time": time.time(), "pid": child.pid}
+    row |= {"rollout/num_tokens": 10, "rollout/reward_mean": 0.5, "seconds/step": 0.01}
+    with open(sys.argv[1], "a") as file:
+        file.write(json.dumps(row) + chr(10))
+time.sleep(600 * int(sys.argv[2]))
+child.kill()
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("hangs", "how"), [(True, "was ended after 4 s"), (False, "ended with code 3")])
+def test_what_a_program_did_counts_however_it_ends(against: Any, tmp_path: Path, hangs: bool, how: str) -> None:
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-c", PROGRAM, str(rows), str(int(hangs))]
+    seen = against.beside.watched("peer", command, rows, tmp_path / "log", 4.0 if hangs else 60.0)
+    assert f"peer {how}, with 7 rows" in seen.how
+    child = seen.rows[0]["pid"]
+    assert not (psutil.pid_exists(child) and against.beside.alive(psutil.Process(child)))
+    told = against.beside.report("a step", (seen, against.read_slime(seen.rows)))
+    assert "| peer | 7 |" in told
+    assert "promised" not in told
+    assert "None got beyond 5 steps" in against.beside.report("a step", (seen, []))
