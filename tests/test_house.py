@@ -42,7 +42,7 @@ BUDGETS = {
     "workers": 1550,
     "reward": 250,
     "data": 1520,
-    "sampling": 2940,
+    "sampling": 2960,
     "plan": 975,
     "engine_client": 975,
     "verbs": 360,
