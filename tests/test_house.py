@@ -42,7 +42,7 @@ BUDGETS = {
     "workers": 1550,
     "reward": 250,
     "data": 1520,
-    "sampling": 2975,
+    "sampling": 2985,
     "plan": 975,
     "engine_client": 985,
     "verbs": 360,
