@@ -32,6 +32,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/launchers/ssh": ("slime-plugin-ssh", ("launcher/ssh",)),
     "plugins/programs/endpoint": ("slime-plugin-endpoint", ("program/endpoint", "verb/check-chat")),
     "plugins/programs/gym": ("slime-plugin-gym", ("program/gym", "reward/reasoning-gym")),
+    "plugins/programs/verifiers": ("slime-plugin-verifiers", ("program/verifiers",)),
     "plugins/rewards/code": ("slime-plugin-code", ("reward/code",)),
     "plugins/rewards/rewards": ("slime-plugin-rewards", ("reward.path",)),
     "plugins/verbs/check-reward": ("slime-plugin-check-reward", ("verb/check-reward",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,19 @@ def test_what_keeps_the_contract_passes() -> None:
     assert made("filter", lambda: decision).decide(GROUP) is decision
     assert made("buffer", lambda: [GROUP]).take(3, 0) == [GROUP]
     assert len(made("buffer", lambda: [GROUP])) == 1
+
+
+def test_what_a_buffer_drops_while_it_holds_it_is_counted_by_reason() -> None:
+    def holding(counts: Any) -> Any:
+        buffer = made("buffer", lambda: None)
+        buffer._made.dropped = counts
+        return buffer
+
+    assert holding(Counter(too_old=2)).dropped == {"too_old": 2}
+    assert not made("buffer", lambda: None).dropped
+    for counts in (Counter({"Two words": 1}), ["too_old"]):
+        with pytest.raises(SlimeError, match=r"buffer 'odd' of slime-odd 1\.2: dropped is "):
+            _ = holding(counts).dropped
 
 
 def test_a_factory_that_raises_is_named() -> None:

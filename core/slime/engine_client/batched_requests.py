@@ -6,10 +6,11 @@ The engine answers each of them as soon as it is finished (server-sent events), 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 MOST_REQUESTS, MOST_TOKENS = 64, 1 << 16
 """Of one message: SGLang looks through all of its requests whenever one of them is finished, and does nothing else
@@ -142,6 +143,6 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
             seen = 0
             if event == _END:
                 return
-            yield json.loads(event)
+            yield orjson.loads(event)
         seen = max(0, len(data) - 1)
     raise EOFError("the answer broke off")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from slime.config.rollout import ProgramConfig
 from slime.contracts import Program
@@ -12,6 +11,7 @@ from slime.sampling.chat_format import ChatFormat
 from slime.sampling.conversation import Model
 from slime.sampling.generate import Generator
 from slime.sampling.held import TimeLimit, held
+from slime.sampling.requests import Requests
 from slime.sampling.suspended import Suspended
 from slime.time_limit import FAILURES
 from slime.types import Sample, Status, Task, Verdict
@@ -23,25 +23,14 @@ MAX_LOSSES = 3
 """Workers that an attempt may lose through no fault of its own; then it fails."""
 
 
-class Attempts:
+class Attempts(Requests):
     """Runs the program of each attempt, under one weight version.
 
     Args:
         program: how an attempt is made.
-        generator: asks the engines.
-        seed: of the run.
-        version: the weight version that every engine holds.
+        generator, seed, version, max_requests, chat: see `Requests`.
         is_evaluation: whether the attempts are of held-out prompts.
-        max_requests: at the engines at once.
-        chat: turns conversations of several turns into tokens; None: there are none.
         timeout_s: what a program may take of its own, between two responses.
-
-    Attributes:
-        num_tokens: generated so far.
-        num_drafted, num_accepted: tokens proposed by drafting models so far, and those of them that were taken.
-        num_asking: attempts that wait for the engines, or for their turn there.
-        num_away: attempts in the midst of a conversation that ask for nothing now: a tool runs, for instance.
-        when_away: called when one more of them is away, so that another one may begin.
     """
 
     def __init__(
@@ -56,12 +45,8 @@ class Attempts:
         chat: ChatFormat | None = None,
         timeout_s: float = ProgramConfig.timeout_s,
     ) -> None:
-        self.generator, self.seed, self.version, self.chat = generator, seed, version, chat
+        super().__init__(generator, seed, version, max_requests=max_requests, chat=chat)
         self._program, self._is_evaluation, self._timeout_s = program, is_evaluation, timeout_s
-        self.slots = asyncio.Semaphore(max_requests)
-        self.num_tokens = self.num_drafted = self.num_accepted = self.num_asking = self.num_away = 0
-        self.are_suspended = False
-        self.when_away: Callable[[], None] = lambda: None
         self._running: set[Model] = set()
 
     def suspend(self) -> None:

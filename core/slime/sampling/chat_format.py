@@ -25,6 +25,8 @@ SAID = "probe."
 RESULT_ROLES = ("tool", "observation", "ipython")
 """What templates call a message with a tool's output. The first is every API's name for it."""
 _WHERE = "the chat template"
+_MOST_BASES = 256
+"""Made-up conversations whose texts are kept."""
 
 
 class RefusedError(SlimeError):
@@ -47,6 +49,7 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer, data: DataConfig, max_prompt_tokens: int) -> None:
         self._tokenizer, self._data, self._max_prompt_tokens = tokenizer, data, max_prompt_tokens
         self._end_tokens = end_tokens(tokenizer)
+        self._bases: dict[str, str] = {}
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """Token ids of a conversation that the model is to answer.
@@ -126,7 +129,7 @@ class ChatFormat:
         for before, renamed in self._made_up(run):
             try:
                 self._chat.check_roles([*before, *renamed], _WHERE)
-                base = self.render(before, tools)
+                base = self._base(before, tools)
                 whole = self.render([*before, *renamed], tools, prompt=prompt)
             except SlimeError as error:
                 problem = problem or error
@@ -137,6 +140,16 @@ class ChatFormat:
             problem = problem or self._differs(base, whole, run)
         assert problem, "some conversation was tried"
         raise problem
+
+    def _base(self, before: Sequence[Message], tools: Sequence[Any]) -> str:
+        """Text of a made-up conversation. The same few are behind nearly every turn."""
+        name = json.dumps([before, tools])
+        if name not in self._bases:
+            text = self.render(before, tools)
+            if len(self._bases) == _MOST_BASES:
+                self._bases.clear()
+            self._bases[name] = text
+        return self._bases[name]
 
     def _differs(self, base: str, whole: str, run: Sequence[Message]) -> SlimeError:
         """Says which token the template would write otherwise than before."""

@@ -15,9 +15,9 @@ from slime.segments import Segment
 from slime.types import Finish, Message, Sample, Status, Turn
 
 if TYPE_CHECKING:
-    from slime.sampling.attempts import Attempts
     from slime.sampling.chat_format import ChatFormat
     from slime.sampling.held import TimeLimit
+    from slime.sampling.requests import Requests
 
 
 class Answer(NamedTuple):
@@ -47,7 +47,7 @@ class Model:
     _is_away = False
     _unawaited: asyncio.Event | None = None
 
-    def __init__(self, attempts: Attempts, sample: Sample, limit: TimeLimit) -> None:
+    def __init__(self, attempts: Requests, sample: Sample, limit: TimeLimit) -> None:
         self.attempts, self.sample, self._limit = attempts, sample, limit
         self._task = asyncio.current_task()
         self._num_begun = self._num_asked = 0

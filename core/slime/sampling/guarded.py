@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,6 +119,14 @@ class GuardedBuffer(_Guarded):
     def __len__(self) -> int:
         number: int = self._call("__len__")
         return number
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Groups that it dropped while it held them, by reason, of a policy that counts them."""
+        counts: Any = getattr(self._made, "dropped", Counter())
+        if not isinstance(counts, Counter) or not all(REASON.fullmatch(str(reason)) for reason in counts):
+            raise self._fault(f"dropped is {counts!r:.80}, not a Counter of reasons of the letters a-z, 0-9 and _")
+        return counts
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._call("state_dict")

@@ -216,6 +216,9 @@ class _Step:
         count = wanted - len(self.kept) - len(self._pipeline.active) - len(self._ended)
         continued = self._begun.take(count)
         continued += self._buffer.take(count - len(continued), self._version)
+        held: Counter[str] = getattr(self._buffer, "dropped", None) or Counter()
+        self._dropped.update({f"buffer/drop/{reason}": number for reason, number in held.items()})
+        held.clear()
         self._num_continued += sum(bool(sample.num_sampled) for group in continued for sample in group.samples)
         fresh = [new_group(self._cfg, prompt) for prompt in self._prompts.take(count - len(continued))]
         self._fresh += fresh

@@ -1,11 +1,12 @@
-"""DAPO's dynamic sampling and overlong shaping for slime: the filters `dynamic-sampling` and `overlong`."""
+"""What slime trains on of all that it samples: the filters `dynamic-sampling` and `overlong` of DAPO, and the buffer
+policy `staleness`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime.contracts import SampleFilter
+from slime.contracts import BufferPolicy, SampleFilter
 from slime.hookspecs import hookimpl
 
 
@@ -15,15 +16,24 @@ def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
 
 
 @hookimpl
+def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
+    return {"staleness": _staleness}
+
+
+@hookimpl
 def slime_config_paths() -> Sequence[str]:
     return ["pkg://slime_plugin_dynamic_sampling.conf"]
 
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime_plugin_dynamic_sampling import filter, overlong
+    from slime_plugin_dynamic_sampling import filter, overlong, staleness
 
-    return {"filter/dynamic-sampling": filter.Options, "filter/overlong": overlong.Options}
+    return {
+        "filter/dynamic-sampling": filter.Options,
+        "filter/overlong": overlong.Options,
+        "buffer/staleness": staleness.Options,
+    }
 
 
 def _dynamic_sampling(**options: Any) -> SampleFilter:
@@ -36,3 +46,9 @@ def _overlong(**options: Any) -> SampleFilter:
     from slime_plugin_dynamic_sampling.overlong import Options, Overlong
 
     return Overlong(Options(**options))
+
+
+def _staleness(**options: Any) -> BufferPolicy:
+    from slime_plugin_dynamic_sampling.staleness import Options, Staleness
+
+    return Staleness(Options(**options))

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slime.types import Sample, Verdict
-from slime_plugin_code.sandbox import Ended, Spec, UnconfinedError, run
+from slime_plugin_code import remote
+from slime_plugin_code.sandbox import Ended, NotRunError, Spec, run
 
 _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.S)
 _MOST_DEEP = 50
+LOCAL = "local"
 
 
 class Case(NamedTuple):
@@ -42,6 +44,8 @@ class CodeReward:
     """MiB by which the program may grow."""
     max_tests: int = 20
     """The first tests of a row that are run."""
+    sandbox: str = LOCAL
+    """Where programs run: `local`, or the URL of a server of SandboxFusion's form, which bounds their memory itself."""
     unconfined: bool = False
     """Run programs on a machine that cannot confine them. They may then do all that this user may."""
 
@@ -59,14 +63,15 @@ class CodeReward:
                 if not self.partial and passed < number:
                     break
                 passed += self._passes(code, case)
-        except UnconfinedError as why:
+        except NotRunError as why:
             return Verdict.error(f"the program was not run: {why}")
         share = passed / len(cases)
         return Verdict.of(share if self.partial else float(share == 1), tests_passed=share)
 
     def _passes(self, code: str, case: Case) -> bool:
         spec = Spec(code, case.call, self.cpu_s, self.memory_mb, unconfined=self.unconfined)
-        ended = run(spec, case.given)
+        local = self.sandbox == LOCAL
+        ended = run(spec, case.given) if local else remote.run(self.sandbox, spec, case.given)
         return not ended.fault and _is_right(ended, case)
 
 

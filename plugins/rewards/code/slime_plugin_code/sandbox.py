@@ -50,6 +50,11 @@ class Spec:
     path: list[str] = field(default_factory=lambda: [entry for entry in sys.path if entry])
     readable: list[str] = field(default_factory=_readable)
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds by the clock."""
+        return WALL_PER_CPU * self.cpu_s + 2
+
 
 class Ended(NamedTuple):
     """How a program ended.
@@ -63,8 +68,12 @@ class Ended(NamedTuple):
     fault: str = ""
 
 
-class UnconfinedError(Exception):
-    """The machine does not permit to confine a program, so it was not run; says why."""
+class NotRunError(Exception):
+    """A program was not run; says why."""
+
+
+class UnconfinedError(NotRunError):
+    """The machine does not permit to confine it."""
 
 
 @cache
@@ -98,7 +107,7 @@ def run(spec: Spec, given: str = "") -> Ended:
             start_new_session=True,
         )
         try:
-            fault = _fault(process.wait(WALL_PER_CPU * spec.cpu_s + 2), spec)
+            fault = _fault(process.wait(spec.wall_s), spec)
         except subprocess.TimeoutExpired:
             fault = "it waited too long"
         finally:
