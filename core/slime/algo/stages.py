@@ -18,7 +18,7 @@ from slime.estimator import Estimator
 from slime.registry import Contribution
 from slime.types import RL, SFT
 
-SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean")
+SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "teacher")
 """Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
 them."""
 
@@ -59,7 +59,8 @@ class Stage:
         """
         asked = {column.source for column in self.objective.needs if not column.optional}
         free = Source.policy if optimizer_steps == 1 else Source.rollout
-        return [source for source in (Source.policy, Source.reference) if source in asked and source is not free]
+        scored = (Source.policy, Source.reference, Source.teacher)
+        return [source for source in scored if source in asked and source is not free]
 
     @property
     def num_passes(self) -> int:

@@ -153,6 +153,8 @@ class FullStep:
         trainers.init_weights()
         if self.stage.needs(Source.reference):
             trainers.snapshot_reference()
+        if self.stage.needs(Source.teacher):
+            trainers.hold_teacher()
         yield Measured("start", time.perf_counter() - start)
         self._measure_out()
         layout = trainers.layouts[0]
