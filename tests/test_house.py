@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 3700,
     "weights": 2415,
-    ".": 4650,
+    ".": 4655,
     "cluster": 2760,
     "testing": 2950,
     "train": 2745,

@@ -58,7 +58,7 @@ def _of_folder(folder: Path, model: ModelConfig, bridge: ModelBridge, hf: HfConf
         yield SlimeError(what, where=where, todo=SAME)
     elif other := _difference(_keywords(bridge, own), _keywords(bridge, hf)):
         yield SlimeError(other, where=where, todo=SAME)
-    elif not _has_same_tokens(folder / TOKENIZER, resolve(model.tokenizer or config_folder(model)) / TOKENIZER):
+    elif not has_same_tokens(folder / TOKENIZER, resolve(model.tokenizer or config_folder(model)) / TOKENIZER):
         yield SlimeError("its tokenizer has other tokens than the model's", where=where, todo=SAME)
 
 
@@ -76,7 +76,7 @@ def _difference(teacher: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     return ""
 
 
-def _has_same_tokens(teacher: Path, model: Path) -> bool:
+def has_same_tokens(teacher: Path, model: Path) -> bool:
     """Whether two tokenizers give each id to the same token; True where one of them is in no such file."""
     if not (teacher.is_file() and model.is_file()):
         return True

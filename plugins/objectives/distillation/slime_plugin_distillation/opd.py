@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from slime.algo.grpo import Grpo
 from slime.contracts import Column, LossInputs, LossTerms, Metrics, Source
-from slime.types import ADVANTAGES
+from slime.types import ADVANTAGES, TrainSample
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,20 +32,46 @@ class Opd(Grpo):
 
     Args:
         teacher_coef: weight of the teacher beside the advantages of rewards.
+        teacher_url: address of an SGLang server with the teacher; None: the trainers hold it (`algo.teacher`).
+        teacher_key_env: environment variable that holds the key which the server asks for (its `--api-key`), if any.
 
     Raises:
-        ValueError: teacher_coef is not above 0.
+        ValueError: teacher_coef is not above 0, teacher_url is no address, or teacher_key_env is set without it.
     """
 
     teacher_coef: float = 1.0
+    teacher_url: str | None = None
+    teacher_key_env: str | None = None
 
     def __post_init__(self) -> None:
         if not self.teacher_coef > 0:
             raise ValueError(f"teacher_coef must be above 0, got {self.teacher_coef:g}")
+        if self.teacher_url is not None and not self.teacher_url.startswith(("http://", "https://")):
+            raise ValueError(f"teacher_url must begin with http:// or https://, got '{self.teacher_url}'")
+        if self.teacher_key_env is not None and self.teacher_url is None:
+            raise ValueError("teacher_key_env does nothing without teacher_url")
 
     @property
     def needs(self) -> Sequence[Column]:
-        return *super().needs, Column(TEACHER_LOGPROBS, Source.teacher)
+        source = Source.rollout if self.teacher_url else Source.teacher
+        return *super().needs, Column(TEACHER_LOGPROBS, source)
+
+    @property
+    def makes(self) -> Sequence[str]:
+        """Of a teacher that is served, its column."""
+        return (TEACHER_LOGPROBS,) if self.teacher_url else ()
+
+    def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
+        """With what the server says of every token.
+
+        Raises:
+            SlimeError: it does not answer, or not about these tokens.
+        """
+        from slime_plugin_distillation.served import Server
+
+        assert self.teacher_url, "otherwise it makes none"
+        found = Server(self.teacher_url, self.teacher_key_env).logprobs_of(samples)
+        return [sample.with_columns(**{TEACHER_LOGPROBS: x}) for sample, x in zip(samples, found, strict=True)]
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         found = super().metrics(columns)
