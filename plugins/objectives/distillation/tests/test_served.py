@@ -29,6 +29,7 @@ from slime.testing.recorded import recorded_samples
 from slime_plugin_distillation import served
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
 from slime_plugin_distillation.served import Server
+from tests.running import NO_STOP, Run, end_all
 
 TINY = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
 HF = json.loads((TINY / "config.json").read_text())
@@ -38,15 +39,27 @@ LAPTOP = ["+model=glm4-tiny", "+cluster=local", "algo=opd"]
 KEY = "TEACHER_KEY"
 
 
+@pytest.fixture(autouse=True)
+def _no_strays() -> Iterator[None]:
+    yield
+    end_all()
+
+
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a real SGLang server with a teacher of random weights, which asks for a key."""
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with random weights."""
     folder = tmp_path_factory.mktemp("teacher")
     write_checkpoint(HF, folder, seed=1)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TINY / name, folder)
-    with running_engine(folder, tmp_path_factory.mktemp("log") / "engine.log") as engine:
-        publish(iter(load_file(folder / "model.safetensors").items()), [engine.endpoint], 0, 1 << 26)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a real SGLang server with this teacher, which asks for a key."""
+    with running_engine(teacher, tmp_path_factory.mktemp("log") / "engine.log") as engine:
+        publish(iter(load_file(teacher / "model.safetensors").items()), [engine.endpoint], 0, 1 << 26)
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv(KEY, str(engine.endpoint.key))
             yield engine.endpoint.url
@@ -96,6 +109,23 @@ def test_the_server_is_looked_at_before_a_run_starts(url: str, tmp_path: Path) -
         Server(url).require_tokens_of(TINY)
     with pytest.raises(SlimeError, match="teacher_key_env: the environment has no variable 'NO_KEY'"):
         Server(url, "NO_KEY").require_tokens_of(TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(url: str, teacher: Path, tmp_path: Path) -> None:
+    settings = {"algo": "opd", "eval.path": "null", "run.num_steps": 2, "train.checkpoint.interval": "null", **NO_STOP}
+    ways: dict[str, dict[str, Any]] = {
+        "served": {"algo.options.teacher_url": url, "algo.options.teacher_key_env": KEY},
+        "held": {"algo.teacher.path": teacher},
+    }
+    found = {}
+    for name, own in ways.items():
+        (tmp_path / name).mkdir()
+        rows = Run(tmp_path / name, settings={**settings, **own}).start().succeed().rows("rl")
+        found[name] = [row["train/teacher_kl"] for row in rows if "train/teacher_kl" in row]
+    assert len(found["held"]) == 2
+    assert found["served"] == pytest.approx(found["held"], rel=1e-4)
 
 
 def opd(**options: Any) -> Any:
