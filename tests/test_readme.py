@@ -6,6 +6,7 @@ import dataclasses
 import pkgutil
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from slime.compose.compose import examine
 from slime.compose.overrides import FUNCTION
 from slime.config.keys import FOREIGN, open_section, own_keys
 from slime.config.passthrough import SET_BY_SLIME, settable
+from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.hookspecs import SlimeHooks
 from slime.types import Prompt, Sample, Verdict
@@ -104,6 +106,8 @@ def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPa
     (tmp_path / "my_file.py").write_text("def score(response, label):\n    return response.strip() == label\n")
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
     (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')
+    shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "runs/teacher/export")
+    (tmp_path / "runs/teacher/export/model.safetensors").touch()
     monkeypatch.chdir(tmp_path)
     problems = examine([word for word in shlex.split(line) if "=" in word]).problems
     assert [problem for problem in problems if "which is not installed" not in problem.what] == []

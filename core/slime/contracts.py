@@ -1,5 +1,4 @@
-"""What a plugin implements: small Protocols, without torch. A model family's are in `slime.models.bridge`,
-an estimator's in `slime.estimator`."""
+"""What a plugin implements, without torch. `slime.models.bridge` is for families, `slime.estimator` for estimators."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Responder(Protocol):
         opens the model's turn behind them."""
 
     def note(self, name: str, value: float) -> None:
-        """Keep a number of this attempt. Its mean over the attempts of a step is the metric `rollout/<name>_mean`, and
-        `samples/` has it."""
+        """Keep a number of this attempt. `samples/` has it, and `rollout/<name>_mean` its mean over a step."""
 
 
 @runtime_checkable
@@ -232,6 +230,8 @@ class Source(enum.Enum):
     """Log-probs of the model that is trained, under its weights before the first optimizer step of the samples."""
     reference = "reference"
     """Log-probs of the reference model, which is the one that the stage starts from."""
+    teacher = "teacher"
+    """Log-probs of the teacher (`algo.teacher`)."""
 
 
 @dataclass(frozen=True)

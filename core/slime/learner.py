@@ -26,6 +26,7 @@ from slime.run_dir import RunDir
 from slime.topology.topology import Topology
 from slime.train.packing import pack_for
 from slime.types import RL, SFT, Batch, TrainSample
+from slime.weights.teacher import TeacherFiles
 
 Beside = Callable[[Callable[[], dict[str, float]]], dict[str, float]]
 
@@ -104,6 +105,10 @@ class Learner:
         self._at_rest = threading.RLock()
         self._published: int | None = None
         self._saving: _Saving | None = None
+        self._teacher: TeacherFiles | None = None
+        if cfg.algo.teacher.path is not None:
+            self._teacher = TeacherFiles(cfg.algo.teacher.path)
+            self._states = {**states, "teacher": self._teacher}
         self.resumed = self._store.latest(trainers.examine)
         self.position = self._continue(self.resumed) if self.resumed else self._begin()
 
@@ -123,9 +128,17 @@ class Learner:
         return Position(**found["position"])
 
     def prepare(self, stage: Stage) -> None:
-        """What the stage starts from becomes the reference model, if its objective asks for one."""
+        """What the stage starts from becomes the reference model, if its objective asks for one, and the trainers hold
+        its teacher, if it has one.
+
+        Raises:
+            SlimeError: the teacher's files are damaged, or not those that the resumed checkpoint was taken with.
+        """
         if self.position.of(stage.name) == 0 and stage.needs(Source.reference):
             self._trainers.snapshot_reference()
+        if self._teacher and stage.needs(Source.teacher):
+            self._teacher.examine(self._trainers.examine)
+            self._trainers.hold_teacher()
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1, *, whole_attempts: bool = False) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from slime.algo.stages import Stage, estimator_of
+from slime.algo.stages import Stage, estimator_of, made_by, with_columns
 from slime.compose.compose import Composed
 from slime.contracts import TrainsOn
 from slime.events import Complete
@@ -97,6 +97,10 @@ def _step(run: Run, stage: Stage, step: int, learning: LearningWatch) -> None:
         groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
         samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained)
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg.model, cfg.train)])
+    if made_by(stage.objective):
+        with watch("columns"):
+            samples = generation.beside(partial(with_columns, stage.objective, samples))
+    with watch("pack"):
         batches = learner.pack(samples, cfg.train.steps_per_rollout)
     run.events.phase("train")
     values = recorded | generation.beside(partial(learner.train, batches, step, stage))

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from slime import plugins
 from slime.config.schema import AlgoConfig, SlimeConfig
@@ -16,11 +16,36 @@ from slime.contracts import Objective, Source, TrainsOn
 from slime.errors import SlimeError
 from slime.estimator import Estimator
 from slime.registry import Contribution
-from slime.types import RL, SFT
+from slime.types import RL, SFT, TrainSample
 
-SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean")
+SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "teacher")
 """Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
 them."""
+
+
+@runtime_checkable
+class MakesColumns(Protocol):
+    """An objective that makes columns itself, with the source `rollout`, from what a step trains on."""
+
+    @property
+    def makes(self) -> Collection[str]:
+        """Their names."""
+
+    def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
+        """The same samples with them (`TrainSample.with_columns`). Called in the driver, in a thread, before samples
+        are packed; finite wherever the loss mask is not 0."""
+
+
+def with_columns(objective: Objective, samples: Sequence[TrainSample]) -> list[TrainSample]:
+    """The samples with the columns that the objective makes itself."""
+    if isinstance(objective, MakesColumns) and objective.makes:
+        return objective.make_columns(samples)
+    return [*samples]
+
+
+def made_by(objective: Objective) -> Collection[str]:
+    """The columns that an objective makes itself."""
+    return objective.makes if isinstance(objective, MakesColumns) else ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +84,8 @@ class Stage:
         """
         asked = {column.source for column in self.objective.needs if not column.optional}
         free = Source.policy if optimizer_steps == 1 else Source.rollout
-        return [source for source in (Source.policy, Source.reference) if source in asked and source is not free]
+        scored = (Source.policy, Source.reference, Source.teacher)
+        return [source for source in scored if source in asked and source is not free]
 
     @property
     def num_passes(self) -> int:

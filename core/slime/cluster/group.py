@@ -61,10 +61,12 @@ def _for_actors(topology: Topology) -> Topology:
     tokenizer = cfg.model.tokenizer and located(cfg.model.tokenizer)
     weights = cfg.model.weights and located(cfg.model.weights)
     model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer, weights=weights)
+    teacher = dataclasses.replace(cfg.algo.teacher, path=cfg.algo.teacher.path and located(cfg.algo.teacher.path))
     quantized: dict[str, Any] = {key.partition(".")[2]: located(path) for key, path in folders(cfg.rollout).items()}
     located_config = dataclasses.replace(
         cfg,
         model=model,
+        algo=dataclasses.replace(cfg.algo, teacher=teacher),
         rollout=dataclasses.replace(cfg.rollout, **quantized),
         weights=_with_located_folder(topology),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from slime.algo.stages import keys_read, keys_with_readers, run_stages
 from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
 from slime.config.schema import OPTIMIZER_DEFAULTS, ImportanceTokens, KlIn, LrDecay, SlimeConfig
+from slime.contracts import Source
 from slime.errors import SlimeError
 from slime.topology.transport import transport_name
 
@@ -113,7 +114,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "without algo=grpo",
         "algo.advantage algo.advantage_options algo.normalize_std algo.clip_* algo.entropy_coef algo.kl_* "
-        "algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound "
+        "algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.teacher.* "
         "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
         f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.steps_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
@@ -141,6 +142,11 @@ RULES: Sequence[Rule] = (
         "without eval.sampling.temperature above 0",
         "eval.sampling.top_p eval.sampling.top_k",
         lambda run: run.cfg.eval.sampling.temperature > 0,
+    ),
+    Rule(
+        "without an objective that has a teacher, as algo=opd",
+        "algo.teacher.*",
+        lambda run: run_stages(run.cfg).needs(Source.teacher),
     ),
     Rule("without data.sets", "data.share", lambda run: bool(run.cfg.data.sets)),
     Rule("without sft.num_steps", "sft.path", lambda run: run.cfg.sft.num_steps > 0),

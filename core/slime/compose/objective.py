@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime.algo.stages import estimator_of, objective_of, shared_with
+from slime.algo.stages import estimator_of, made_by, objective_of, shared_with
 from slime.compose.options import check_options
 from slime.config.schema import AlgoConfig
 from slime.contracts import Source, TrainsOn
@@ -35,7 +35,7 @@ def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeErro
     except SlimeError as problem:
         yield problem
         return
-    known = COLUMNS[objective.trains_on]
+    known = (*COLUMNS[objective.trains_on], *made_by(objective))
     for column in objective.needs:
         if column.source is Source.rollout and column.name not in known and not column.optional:
             what = f"algo '{algo.name}' reads column '{column.name}', which {objective.trains_on.value} do not have"

@@ -10,6 +10,18 @@ from slime.config.declare import RATE, SHARE, Bound, key
 
 
 @dataclass
+class TeacherConfig:
+    path: str | None = key(
+        None,
+        may_change=True,
+        known_as="distillation.teacher_models.teacher_model.model_path teacher_model_name_or_path opd_teacher_load",
+    )
+    """HF folder or Megatron-core checkpoint (torch_dist) of the teacher of an objective that has one (`algo=opd`): a
+    model of the same architecture and vocabulary, for instance `export` or `checkpoints/step-...` of another run. The
+    trainers hold it in host memory. A resumed run may find it elsewhere, with the same bytes."""
+
+
+@dataclass
 class AlgoConfig:
     name: str = "grpo"
     """Installed objective (`slime plugins`). grpo: supervised stage if configured, then reinforcement learning; sft:
@@ -91,3 +103,4 @@ class AlgoConfig:
     rollout_logprobs_as_old: bool = False
     """Use the engine's log-probs as the old policy instead of the trainer's. The PPO ratio then compares with the
     weights that sampled the token, stale or not, and no importance weight is added."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)

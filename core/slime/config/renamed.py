@@ -31,6 +31,7 @@ _FOREIGN: Mapping[str, str] = {
         "rollout.tensor_model_parallel_size vllm_tensor_parallel_size rollout_num_gpus_per_engine"
     ),
     "rollout.sglang.mem_fraction_static": "rollout.gpu_memory_utilization vllm_gpu_memory_utilization",
+    "algo=opd": "distillation.enabled use_opd",
     "filter=dynamic-sampling": "algorithm.filter_groups dynamic_sampling_filter_path",
     "reward=<name>": "custom_reward_function.path reward_funcs rm_type custom_rm_path",
     "slime samples": "trainer.log_val_generations log_completions",

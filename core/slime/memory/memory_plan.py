@@ -131,6 +131,7 @@ class MemoryPlan:
             precision=BF16 if self.model.get("bf16", True) else FP32,
             computes_logprobs=learning.num_passes > 0,
             has_reference=learning.needs(Source.reference),
+            has_teacher=learning.needs(Source.teacher),
             cpu_adam=bool(cfg.train.optimizer.get("optimizer_cpu_offload")),
             colocated=self.topology.shares_gpus,
             takes_turns=self.topology.takes_turns,

@@ -107,6 +107,7 @@ class TrainerRank:
         quantizes: engines hold the weights in fewer bits.
         computes_logprobs: a pass over the batch comes before training, without gradients.
         has_reference: a second set of the weights that learn lies in host memory.
+        has_teacher: a second set of all weights does.
         cpu_adam: Adam runs there too.
         colocated: an engine shares its device.
         takes_turns: it leaves the device to that one.
@@ -128,6 +129,7 @@ class TrainerRank:
     quantizes: bool = False
     computes_logprobs: bool = False
     has_reference: bool = False
+    has_teacher: bool = False
     cpu_adam: bool = False
     colocated: bool = False
     takes_turns: bool = False
@@ -227,6 +229,11 @@ class TrainerRank:
             copied = self.precision.weight * self.held.learning * num_ranks
             table.add("reference", copied, phases)
             table.add("reference", copied, [Phase.logprobs])
+        if self.has_teacher:  # likewise; one of the two is asked at a time
+            weights = self.weights * num_ranks
+            table.add("teacher", weights, phases)
+            swapped = self.precision.weight * self.held.learning * num_ranks if self.has_reference else 0
+            table.add("teacher", weights - swapped, [Phase.logprobs])
         saving = phases if self.saves_meanwhile else [Phase.save]
         table.add("checkpoint", self.gathered(num_ranks) if self.saves else 0, saving)
         return table

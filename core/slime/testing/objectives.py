@@ -32,6 +32,8 @@ from slime.testing.training import Trained, another_port, compare, record_gradie
 from slime.types import IS_CURRENT, PREFERENCE, TrainSample
 
 NUM_SAMPLES = 12
+TEACHER = "teacher"
+"""Folder of another model than the one that learns, for objectives that ask one."""
 OPTIMIZER_STEPS = 2
 ASKED = """
 from slime.algo.stages import objective_of
@@ -101,6 +103,7 @@ def check_objective(name: str, model: str, **algo: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="objective-") as scratch:
         folder = Path(scratch) / "model"
         write_checkpoint(hf, folder)
+        write_checkpoint(hf, folder / TEACHER, seed=1)
         alone: Trained | None = None
         for num_ranks, ways in WAYS.items():
             results = run_ranks(train_ways, num_ranks, hf["model_type"], folder, name, algo, ways, timeout_s=110)
@@ -129,6 +132,7 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
 
     cfg = SlimeConfig(algo=algo)
     cfg.model.family, cfg.model.path, cfg.train.megatron = family, str(folder), dict(way.megatron)
+    cfg.algo.teacher.path = str(folder / TEACHER)
     cfg.run.num_steps = cfg.sft.num_steps = 1
     cfg.train.steps_per_rollout = OPTIMIZER_STEPS
     cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6}
@@ -137,6 +141,8 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     trainer.snapshot_reference()
+    if stage.needs(Source.teacher):
+        trainer.hold_teacher()
     gradients = record_gradients(trainer)
     batches = pack(
         samples_for(stage.objective, trainer.hf["vocab_size"], spoils=way.spoils),

@@ -1,9 +1,12 @@
-"""The reference model of the KL penalty: a copy, in host memory, of the weights that learn, swapped in when it is
-asked. What is frozen is the reference's as well, so with adapters the copy is one of the adapters alone."""
+"""Other weights of the same modules, in host memory, swapped in when they are asked.
+
+The reference model of the KL penalty is a copy of the weights that learn. What is frozen is the reference's as well, so
+with adapters the copy is one of the adapters alone. A teacher is another model, so its copy has all weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -39,9 +42,9 @@ def tensors_of(module: PolicyModel) -> dict[str, Tensor]:
 
 
 @contextmanager
-def swapped_in(weights: Weights, modules: Sequence[PolicyModel]) -> Iterator[None]:
-    """Inside, the modules hold `weights`; afterwards bit for bit what they held before."""
-    with restored(modules, frozen=False):
+def swapped_in(weights: Weights, modules: Sequence[PolicyModel], *, frozen: bool = False) -> Iterator[None]:
+    """Inside, the modules hold `weights`; afterwards bit for bit what they held before. `frozen`: of `copy_weights`."""
+    with restored(modules, frozen=frozen):
         write(weights, modules)
         yield
 
@@ -54,6 +57,20 @@ def restored(modules: Sequence[PolicyModel], *, frozen: bool = True) -> Iterator
         yield
     finally:
         write(before, modules)
+
+
+def loaded_by(load: Callable[[], None], modules: Sequence[PolicyModel]) -> Weights:
+    """All weights that `load` gives the modules, in host memory; afterwards these hold bit for bit what they held.
+
+    What learns and is not loaded is 0: adapters beside the weights of a whole model, which then do nothing.
+    """
+    with restored(modules):
+        with torch.no_grad():
+            for parameter in (parameter for module in modules for parameter in module.parameters()):
+                if parameter.requires_grad:
+                    parameter.zero_()
+        load()
+        return copy_weights(modules)
 
 
 @torch.no_grad()

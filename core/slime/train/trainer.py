@@ -18,14 +18,13 @@ from megatron_core_portable import cpu_stands_in_for_cuda
 from slime import plugins
 from slime.algo.stages import Stage, run_stages
 from slime.config.hf import read_hf_config
-from slime.config.paths import resolve
 from slime.config.schema import Init, SlimeConfig
 from slime.contracts import LossTerms, Source
-from slime.errors import SlimeError
 from slime.files import folder_aside
 from slime.models.layer_losses import LayerLosses
 from slime.models.traits import extra_losses
 from slime.train import checkpoint, megatron, metrics, reference
+from slime.train.first_weights import load_first, load_teacher
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
 from slime.train.objective import NUM_SCORES, LossFunction, StepLoss, with_extra_loss
 from slime.train.offload import Offload, residue
@@ -70,6 +69,7 @@ class Trainer:
         self.layer_losses = LayerLosses(self.model.modules, self.model.traits, self.device)
         self._offload = Offload(self.model, self.optimizer, self.device)
         self.reference: reference.Weights | None = None
+        self.teacher: reference.Weights | None = None
         self._save_group: dist.ProcessGroup | None = None
 
     @property
@@ -104,27 +104,22 @@ class Trainer:
         """
         if self.cfg.model.init is Init.random:
             return
-        self._load_weights(self.cfg.model.path, self.cfg.model.weights)
+        load_first(self.model, self.mapping, self.cfg.model.path, self.cfg.model.weights)
         self.optimizer.after_load_of_model()
-
-    def _load_weights(self, path: str, weights: str | None) -> None:
-        if weights is None:
-            from slime.weights.megatron.load import load_hf
-
-            load_hf(self.model.modules, self.mapping, resolve(path))
-            return
-        if base := checkpoint.base_of(resolve(weights)):
-            if self.model.adapters is None:
-                todo = "Choose adapters as its run did, or take that run's export, into which they are merged."
-                raise SlimeError("holds adapters and no model", where=f"model.weights={weights}", todo=todo)
-            self._load_weights(*base)
-        with cpu_stands_in_for_cuda():
-            checkpoint.load_weights(resolve(weights), self.model)
 
     def snapshot_reference(self) -> None:
         """The current weights become the reference that the KL divergence is taken to; kept only if it is asked for."""
         if run_stages(self.cfg).needs(Source.reference):
             self.reference = reference.copy_weights(self.model.modules, frozen=False)
+
+    def hold_teacher(self) -> None:
+        """Load the weights of `algo.teacher.path` into host memory; those of the model stay bit for bit as they are.
+
+        Raises:
+            SlimeError: what is there is damaged or of another model.
+        """
+        assert self.cfg.algo.teacher.path, "compose() asks for it"
+        self.teacher = load_teacher(self.model, self.mapping, self.cfg.algo.teacher.path)
 
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         """The passes that the stage's objective asks for, then one optimizer step a batch.
@@ -136,7 +131,7 @@ class Trainer:
             Over the batches, the same on every rank: the objective's metrics (a maximum is the largest, others are
             means; those measured on no token are left out); the losses that blocks of the model add, each under its own
             name (`slime.models.traits.ExtraLoss`, `slime.models.layer_losses`); grad_norm, lr, num_tokens (padding
-            left out), seconds/train. Of an objective that needs scores of the policy or of a reference, also
+            left out), seconds/train. Of an objective that needs scores of the policy or another model, also
             seconds/logprobs. On GPUs memory/train_gib and memory/logprobs_gib, and the same with `_host`, of this rank.
             Of the first batch, where it passes `observe.logprob_alarm`, what `explain` returns.
 
@@ -144,7 +139,7 @@ class Trainer:
             SlimeError: a metric or gradient is not finite, or the objective does not keep its contract.
         """
         chosen, seconds = run_stages(self.cfg)[stage], dict[str, float]()
-        is_scored = chosen.needs(Source.policy) or chosen.needs(Source.reference)
+        is_scored = any(chosen.needs(source) for source in (Source.policy, Source.reference, Source.teacher))
         with cpu_stands_in_for_cuda():
             self._enter(chosen)
             with timed("logprobs", self.device, seconds) if is_scored else nullcontext():
@@ -180,8 +175,8 @@ class Trainer:
         """By source, what passes before the first optimizer step give; sources that need none are left out."""
         scored = {}
         for source in stage.passes(len(local)):
-            # The reference is another model, which chooses for itself what engines recorded of this one's choices.
-            replays = source is not Source.reference
+            # The others are other models, which choose for themselves what engines recorded of this one's choices.
+            replays = source is Source.policy
             with self._weights_of(source):
                 found = [score(self.model, micro_batches, replays=replays) for micro_batches in local]
             scored[source] = [[scores[0] for scores in of_batch] for of_batch in found]
@@ -191,8 +186,10 @@ class Trainer:
         """Inside, the model has the weights whose log-probs `source` stands for."""
         if source is Source.policy:
             return nullcontext()
-        assert self.reference is not None, "snapshot_reference comes before the first step"
-        return reference.swapped_in(self.reference, self.model.modules)
+        is_teacher = source is Source.teacher
+        weights = self.teacher if is_teacher else self.reference
+        assert weights is not None, "hold_teacher and snapshot_reference come before the first step"
+        return reference.swapped_in(weights, self.model.modules, frozen=is_teacher)
 
     def _optimizer_step(
         self,

@@ -77,6 +77,11 @@ class HfFiles(HfTensors):
         return found
 
 
+def is_megatrons(folder: Path) -> bool:
+    """Whether it is a checkpoint of Megatron-core's."""
+    return (folder / MEGATRONS).is_file()
+
+
 def has_weights(folder: Path) -> bool:
     """Whether there are safetensors, or an index of some."""
     return (folder / INDEX).is_file() or (folder / SINGLE).is_file()

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from slime.config.keys import default_config
 from slime.testing.contract import Contract
+from slime.testing.models import write_checkpoint
 from slime.testing.ranks import Rank, run_ranks
 from slime.testing.recorded import recorded_samples
 from slime.testing.training import another_port
@@ -130,3 +132,28 @@ def test_a_resumed_run_goes_on_bit_for_bit(model: Contract, tmp_path: Path) -> N
     assert others["whole"] == others["begun"] != others["trained"]
     assert others["taken up"] == others["trained"]
     assert others["refused"].startswith(f"model.weights={saved}: holds adapters and no model")
+
+
+def taught(rank: Rank, folder: Path, teacher: Path) -> tuple[dict[str, bytes], dict[str, bytes], dict[str, bytes]]:
+    """What the teacher's modules and the model's hold once adapters have learnt."""
+    from slime.train import reference
+
+    trainer = start(rank, folder)
+    trainer.init_weights()
+    trainer.snapshot_reference()
+    step(trainer, 0)
+    before, trainer.cfg.algo.teacher.path = published(trainer), str(teacher)
+    trainer.hold_teacher()
+    with reference.swapped_in(trainer.teacher, trainer.model.modules, frozen=True):
+        within = published(trainer)
+    return before, within, published(trainer)
+
+
+def test_a_teacher_is_another_model_without_the_adapters(model: Contract, tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    write_checkpoint(model.hf, teacher, seed=1)
+    before, within, after = run_ranks(taught, 1, model.folder, teacher)[0]
+    assert before == after
+    of_file = load_file(teacher / "model.safetensors")
+    assert within == {name: of_file[name].numpy().tobytes() for name in within}
+    assert within.keys() == before.keys()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slime.algo.stages import run_stages
+from slime.algo.stages import made_by, run_stages
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.gpus import require_gpus
@@ -153,6 +153,8 @@ class FullStep:
         trainers.init_weights()
         if self.stage.needs(Source.reference):
             trainers.snapshot_reference()
+        if self.stage.needs(Source.teacher):
+            trainers.hold_teacher()
         yield Measured("start", time.perf_counter() - start)
         self._measure_out()
         layout = trainers.layouts[0]
@@ -193,6 +195,7 @@ class FullStep:
         of_engine = np.full(response, -np.log(self.hf["vocab_size"]), np.float32)
         advantages = np.full(response, self._random.normal(), np.float32)
         columns = {ADVANTAGES: advantages, ROLLOUT_LOGPROBS: of_engine}
+        columns |= dict.fromkeys(made_by(self.stage.objective), of_engine)
         return TrainSample(tokens, np.ones(response, np.float32), columns)
 
     def _tokens(self, count: int) -> Any:

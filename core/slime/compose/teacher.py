@@ -1,0 +1,95 @@
+"""Whether there is a teacher where an objective asks for one, and whether the trainers can hold it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slime.algo.stages import run_stages
+from slime.config.hf import config_folder, read_hf_config
+from slime.config.paths import resolve
+from slime.config.schema import ModelConfig
+from slime.contracts import Source
+from slime.errors import SlimeError
+from slime.models.bridge import HfConfig, ModelBridge
+from slime.topology.topology import Topology
+from slime.weights.megatron.hf_files import is_megatrons
+
+KEY = "algo.teacher.path"
+TOKENIZER = "tokenizer.json"
+NO_MATTER = ("init_method_std", "max_sequence_length")
+"""Keywords of a model that its function, once it is trained, does not depend on."""
+SAME = "Name a teacher of the same architecture and vocabulary."
+
+
+def teacher_problems(topology: Topology, bridge: ModelBridge, hf: HfConfig) -> Iterator[SlimeError]:
+    """Of a teacher that is another model than the modules of the trainers can hold.
+
+    What a Megatron-core checkpoint holds is found when it is loaded: nothing in it can be read without torch.
+
+    Args:
+        hf: of the model that is trained.
+    """
+    cfg = topology.config
+    if not run_stages(cfg).needs(Source.teacher):
+        return
+    path = cfg.algo.teacher.path
+    if path is None:
+        todo = f"Set {KEY}=<folder>, an HF folder or a checkpoint; a run's export is one."
+        yield SlimeError(f"algo={cfg.algo.name} learns from a teacher, and none is named", where=KEY, todo=todo)
+        return
+    try:
+        folder = resolve(path)
+        if not is_megatrons(folder):
+            yield from _of_folder(folder, cfg.model, bridge, hf)
+    except SlimeError as problem:
+        yield problem.under(KEY)
+
+
+def _of_folder(folder: Path, model: ModelConfig, bridge: ModelBridge, hf: HfConfig) -> Iterator[SlimeError]:
+    own = read_hf_config(str(folder), model.num_layers)
+    where = f"{KEY}={folder}"
+    if not any(folder.glob("*.safetensors")):
+        yield SlimeError("there are no *.safetensors files", where=where, todo="Name a folder with weights.")
+    elif own["model_type"] != hf["model_type"]:
+        what = f"is of family '{own['model_type']}', the model of '{hf['model_type']}'"
+        yield SlimeError(what, where=where, todo=SAME)
+    elif other := _difference(_keywords(bridge, own), _keywords(bridge, hf)):
+        yield SlimeError(other, where=where, todo=SAME)
+    elif not has_same_tokens(folder / TOKENIZER, resolve(model.tokenizer or config_folder(model)) / TOKENIZER):
+        yield SlimeError("its tokenizer has other tokens than the model's", where=where, todo=SAME)
+
+
+def _keywords(bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:
+    of_model = {**bridge.transformer_config(hf), **bridge.model_kwargs(hf), "vocab_size": hf["vocab_size"]}
+    return {name: value for name, value in of_model.items() if name not in NO_MATTER}
+
+
+def _difference(teacher: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """The first keyword that differs, in words."""
+    for name in [*model, *teacher]:
+        values = (teacher.get(name), model.get(name))
+        if values[0] != values[1]:
+            return f"its {name} is {values[0]!r:.60}, the model's {values[1]!r:.60}"
+    return ""
+
+
+def has_same_tokens(teacher: Path, model: Path) -> bool:
+    """Whether two tokenizers give each id to the same token; True where one of them is in no such file."""
+    if not (teacher.is_file() and model.is_file()):
+        return True
+    return teacher.read_bytes() == model.read_bytes() or _tokens(teacher) == _tokens(model)
+
+
+def _tokens(file: Path) -> dict[int, str]:
+    """Token by id: a vocabulary is a dictionary of ids, or a list of tokens with their scores."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        listed = document["model"]["vocab"]
+        of_model = listed if isinstance(listed, dict) else {token: id for id, (token, _) in enumerate(listed)}
+        added = {each["content"]: each["id"] for each in document["added_tokens"]}
+        return {id: token for token, id in {**of_model, **added}.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise SlimeError(f"no tokenizer ({error!r:.80})", where=str(file), todo="Fetch the file again.") from error

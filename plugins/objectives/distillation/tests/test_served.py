@@ -1,0 +1,199 @@
+"""A teacher that a server has: its log-probs against transformers', and what is said where it does not answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slime.algo.stages import made_by, with_columns
+from slime.compose.compose import examine
+from slime.config.paths import resolve
+from slime.contracts import Source
+from slime.errors import SlimeError
+from slime.testing.engines import running_engine
+from slime.testing.models import random_model, write_checkpoint
+from slime.testing.objectives import check_objective
+from slime.testing.publishing import publish
+from slime.testing.recorded import recorded_samples
+from slime_plugin_distillation import served
+from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
+from slime_plugin_distillation.served import Server
+from tests.running import NO_STOP, Run, end_all
+
+TINY = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
+HF = json.loads((TINY / "config.json").read_text())
+LAPTOP = ["+model=glm4-tiny", "+cluster=local", "algo=opd"]
+
+
+KEY = "TEACHER_KEY"
+
+
+@pytest.fixture(autouse=True)
+def _no_strays() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with random weights."""
+    folder = tmp_path_factory.mktemp("teacher")
+    write_checkpoint(HF, folder, seed=1)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TINY / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a real SGLang server with this teacher, which asks for a key."""
+    with running_engine(teacher, tmp_path_factory.mktemp("log") / "engine.log") as engine:
+        publish(iter(load_file(teacher / "model.safetensors").items()), [engine.endpoint], 0, 1 << 26)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv(KEY, str(engine.endpoint.key))
+            yield engine.endpoint.url
+
+
+@pytest.mark.slow
+def test_log_probs_are_those_of_transformers(url: str) -> None:
+    """fp32 against float64, 1e-4 nats: and whatever was asked before, which is in the server's cache."""
+    teacher, samples = random_model(HF, seed=1).double(), recorded_samples(40, HF["vocab_size"])
+    whole = dataclasses.replace(samples[0], loss_mask=np.ones(samples[0].num_tokens, np.float32), columns={})
+    whole.loss_mask[0] = 0  # nobody predicts a first token
+    for _ in range(2):
+        found = Server(f"{url}/", KEY).logprobs_of([*samples, whole])
+        for sample, values in zip([*samples, whole], found, strict=True):
+            tokens, count = torch.from_numpy(sample.tokens), sample.num_response_tokens
+            with torch.no_grad():
+                rows = teacher(tokens[None]).logits[0].log_softmax(1)
+            wanted = rows[:-1].gather(1, tokens[1:, None])[-count:, 0].numpy()
+            assert values.dtype == np.float32
+            assert values.shape == (count,)
+            np.testing.assert_allclose(values[-len(wanted) :], wanted, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_samples_get_them_as_a_column(url: str) -> None:
+    samples = recorded_samples(3, HF["vocab_size"])
+    objective = opd(teacher_url=url, teacher_key_env=KEY)
+    assert made_by(objective) == (TEACHER_LOGPROBS,)
+    found = with_columns(objective, samples)
+    for sample, values, before in zip(found, Server(url, KEY).logprobs_of(samples), samples, strict=True):
+        np.testing.assert_allclose(sample.columns[TEACHER_LOGPROBS], values, atol=1e-5)
+        assert sample.columns.keys() - before.columns.keys() == {TEACHER_LOGPROBS}
+
+
+@pytest.mark.slow
+def test_the_server_is_looked_at_before_a_run_starts(url: str, tmp_path: Path) -> None:
+    Server(url, KEY).require_tokens_of(TINY)
+    tokenizer = json.loads((TINY / "tokenizer.json").read_text())
+    first, second = list(tokenizer["model"]["vocab"])[-2:]
+    tokenizer["model"]["vocab"] |= {first: 1000, second: 1001}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(SlimeError, match="has other tokens"):
+        Server(url, KEY).require_tokens_of(tmp_path)
+    with pytest.raises(SlimeError, match="refused with status 404"):
+        Server(f"{url}/v2", KEY).require_tokens_of(TINY)
+    with pytest.raises(SlimeError, match="refused with status 401"):
+        Server(url).require_tokens_of(TINY)
+    with pytest.raises(SlimeError, match="teacher_key_env: the environment has no variable 'NO_KEY'"):
+        Server(url, "NO_KEY").require_tokens_of(TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(url: str, teacher: Path, tmp_path: Path) -> None:
+    settings = {"algo": "opd", "eval.path": "null", "run.num_steps": 2, "train.checkpoint.interval": "null", **NO_STOP}
+    ways: dict[str, dict[str, Any]] = {
+        "served": {"algo.options.teacher_url": url, "algo.options.teacher_key_env": KEY},
+        "held": {"algo.teacher.path": teacher},
+    }
+    found = {}
+    for name, own in ways.items():
+        (tmp_path / name).mkdir()
+        rows = Run(tmp_path / name, settings={**settings, **own}).start().succeed().rows("rl")
+        found[name] = [row["train/teacher_kl"] for row in rows if "train/teacher_kl" in row]
+    assert len(found["held"]) == 2
+    assert found["served"] == pytest.approx(found["held"], rel=1e-4)
+
+
+def opd(**options: Any) -> Any:
+    from slime.algo.stages import objective_of
+    from slime.config.schema import AlgoConfig
+
+    return objective_of(AlgoConfig(name="opd", advantage="none", options=options))
+
+
+def test_who_makes_the_column() -> None:
+    served_by: dict[str, Any] = {"teacher_url": "http://teacher"}
+    for options, source, makes in (({}, Source.teacher, ()), (served_by, Source.rollout, (TEACHER_LOGPROBS,))):
+        objective = opd(**options)
+        assert isinstance(objective, Opd)
+        assert objective.needs[-1].source is source
+        assert made_by(objective) == makes
+    samples = recorded_samples(2, 96)
+    assert with_columns(opd(), samples) == samples
+
+
+def test_nobody_answers() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(SlimeError, match="no answer to /model_info") as error:
+        Server(url).require_tokens_of(TINY)
+    assert str(error.value).startswith(f"algo.options.teacher_url={url}: ")
+
+
+def test_a_connection_that_breaks_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a listener that hangs up: a server while it ends."""
+    monkeypatch.setattr(served, "PAUSE_S", 0.0)
+    calls = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            while len(calls) < served.TRIES:
+                connection, _ = listener.accept()
+                calls.append(connection.recv(1 << 16))
+                connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(SlimeError, match="no answer to /generate"):
+            Server(f"http://127.0.0.1:{listener.getsockname()[1]}").logprobs_of(recorded_samples(1, 96))
+        thread.join()
+    assert len(calls) == served.TRIES
+
+
+def said(*words: str) -> list[str]:
+    return [str(problem) for problem in examine([*LAPTOP, *words]).problems]
+
+
+def test_a_plan_takes_a_served_teacher_at_temperature_1_alone() -> None:
+    address = "algo.options.teacher_url=http://127.0.0.1:30000"
+    assert said(address) == []
+    [line] = said(address, "rollout.sampling.temperature=0.7")
+    assert "algo.options.teacher_url gives log-probs at temperature 1 alone" in line
+    assert "(it is 0.7)" in line
+    [line] = said("algo.options.teacher_url=127.0.0.1:30000")
+    assert "must begin with http:// or https://" in line
+    [line] = said("algo.options.teacher_key_env=KEY")
+    assert "teacher_key_env does nothing without teacher_url" in line
+    [line] = said(address, "algo.teacher.path=runs/teacher/export")
+    assert line.startswith("algo.teacher.path: does nothing without an objective that has a teacher")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_contract() -> None:
+    check_objective("opd", str(TINY), options={"teacher_url": "http://nobody-is-asked"})
