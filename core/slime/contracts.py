@@ -1,5 +1,4 @@
-"""What a plugin implements: small Protocols, without torch. A model family's are in `slime.models.bridge`,
-an estimator's in `slime.estimator`."""
+"""What a plugin implements, without torch. A model family: `slime.models.bridge`; an estimator: `slime.estimator`."""
 
 from __future__ import annotations
 
@@ -232,6 +231,8 @@ class Source(enum.Enum):
     """Log-probs of the model that is trained, under its weights before the first optimizer step of the samples."""
     reference = "reference"
     """Log-probs of the reference model, which is the one that the stage starts from."""
+    critic = "critic"
+    """What comes of a critic's values (`slime.estimator.VALUES`, `RETURNS`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +256,8 @@ class Metrics:
 
     Attributes:
         means, token_sums, maxima: as in `LossTerms`.
-        measured_on: of a token sum or a maximum, the token sum that counts the tokens it is about, where these are not
-            all loss tokens. Such a sum becomes a mean over them, and both are left out where there are none. The counts
-            themselves are no metrics.
+        measured_on: of a token sum or a maximum, the token sum that counts the tokens it is about, if not all loss
+            tokens. The sum becomes a mean over them; both are left out where there are none, and so are the counts.
     """
 
     means: Sequence[str]
@@ -346,5 +346,5 @@ class Objective(Protocol):
 
         Args:
             scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient; both
-                at the temperature that samples are drawn with.
+                at the temperature that samples are drawn with. Of a critic [1, t]: values.
         """

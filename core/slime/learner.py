@@ -123,9 +123,11 @@ class Learner:
         return Position(**found["position"])
 
     def prepare(self, stage: Stage) -> None:
-        """What the stage starts from becomes the reference model, if its objective asks for one."""
+        """What the stage starts from becomes the reference model, and the critic's first weights, if it has them."""
         if self.position.of(stage.name) == 0 and stage.needs(Source.reference):
             self._trainers.snapshot_reference()
+        if self.position.of(stage.name) == 0 and stage.estimator is not None:
+            self._trainers.begin_critic(stage.name)
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1, *, whole_attempts: bool = False) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps.

@@ -150,6 +150,9 @@ class TrainerActor(Actor):
     def snapshot_reference(self) -> None:
         self.trainer.snapshot_reference()
 
+    def begin_critic(self, stage: str) -> None:
+        self.trainer.begin_critic(stage)
+
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         return self.trainer.train(batches, step, stage)
 

@@ -49,6 +49,9 @@ class TrainerGroup:
     def snapshot_reference(self) -> None:
         self._all(TrainerActor.snapshot_reference)
 
+    def begin_critic(self, stage: str) -> None:
+        self._all(TrainerActor.begin_critic, stage)
+
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         """One step of a stage, an optimizer step a batch.
 
