@@ -6,6 +6,7 @@ import pytest
 
 from slime.algo.stages import run_stages
 from slime.compose.compose import compose, examine
+from slime.plan.report import report
 from slime.plugins import load
 from slime_plugin_ppo.gae import Gae
 
@@ -45,3 +46,25 @@ def test_what_would_do_nothing_or_the_wrong_thing_is_refused(words: list[str], w
 def test_the_critic_of_other_algorithms_is_not_there() -> None:
     assert not run_stages(compose([*LAPTOP, "algo=reinforce_pp", "rollout.samples_per_prompt=1"])).have_critic
     assert load().estimators.get("gae").distribution == "slime-plugin-ppo"
+
+
+def test_the_plan_shows_the_critic_and_what_it_takes() -> None:
+    def planned(*words: str) -> str:
+        composed = examine(["+model=glm4-9b-trial", "+cluster=h200x1", "model.num_layers=12", *words])
+        assert composed.problems == []
+        return report(composed, load())
+
+    beside, by_turns, without = planned("algo=ppo"), planned("algo=ppo", "algo.critic.offload=true"), planned()
+    assert "critic      a second model from the policy's weights, learning rate 1e-05, for gae; stays beside" in beside
+    assert all(f"critic's {item} " in beside for item in ("weights", "gradients", "optimizer"))
+    assert "takes turns with the policy on the devices" in by_turns
+    assert "critic's gradients" not in by_turns
+    assert "critic's way out" in by_turns
+    assert "a second model" not in without
+
+
+def test_a_device_that_is_too_small_for_both_is_told_of_turns() -> None:
+    composed = examine(["+model=glm4-9b", "+cluster=h200x8", "algo=ppo"])
+    [problem] = composed.problems
+    assert "memory a device" in problem.where
+    assert "algo.critic.offload=true" in problem.todo
