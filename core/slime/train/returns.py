@@ -6,6 +6,7 @@ Shape letters: r rows of a micro-batch, t of them on this context-parallel rank.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -62,7 +63,7 @@ def with_advantages(
     dist.all_reduce(sums)
     count, mean, square, mean_return, square_return = sums.tolist()
     mean, square, mean_return, square_return = (x / count for x in (mean, square, mean_return, square_return))
-    deviation, spread = np.sqrt(max(square - mean**2, 0.0)), square_return - mean_return**2
+    deviation, spread = math.sqrt(max(square - mean**2, 0.0)), square_return - mean_return**2
     shift, scale = (mean, deviation + EPSILON) if estimator.whitens else (0.0, 1.0)
 
     def completed(own: LocalMicroBatch, number: int, batch: int) -> LocalMicroBatch:
