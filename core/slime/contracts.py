@@ -232,6 +232,8 @@ class Source(enum.Enum):
     """Log-probs of the reference model, which is the one that the stage starts from."""
     teacher = "teacher"
     """Log-probs of the teacher (`algo.teacher`)."""
+    critic = "critic"
+    """What comes of a critic's values (`slime.estimator.VALUES`, `RETURNS`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +257,8 @@ class Metrics:
 
     Attributes:
         means, token_sums, maxima: as in `LossTerms`.
-        measured_on: of a token sum or a maximum, the token sum that counts the tokens it is about, where these are not
-            all loss tokens. Such a sum becomes a mean over them, and both are left out where there are none. The counts
-            themselves are no metrics.
+        measured_on: of a token sum or a maximum, the token sum that counts the tokens it is about, if not all loss
+            tokens. The sum becomes a mean over them; both are left out where there are none, and so are the counts.
     """
 
     means: Sequence[str]
@@ -346,5 +347,5 @@ class Objective(Protocol):
 
         Args:
             scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient; both
-                at the temperature that samples are drawn with.
+                at the temperature that samples are drawn with. Of a critic [1, t]: values.
         """

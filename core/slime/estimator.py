@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import numpy as np
 
+    from slime.contracts import Objective
+
+VALUES, RETURNS = "values", "returns"
+"""Columns of a critic: what it expects of a token's return, and what that turned out to be."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -16,10 +21,12 @@ class Attempt:
 
     Attributes:
         num_loss_tokens: of all its segments; at least 1.
+        segments: loss tokens of each segment that has any, in their order; empty: there is one segment.
     """
 
     reward: float
     num_loss_tokens: int
+    segments: Sequence[int] = ()
 
 
 @runtime_checkable
@@ -35,3 +42,28 @@ class Estimator(Protocol):
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float | np.ndarray]]:
         """Of each attempt in each group: a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
         order of its segments. They multiply the loss as they are, so they must be finite."""
+
+
+@runtime_checkable
+class CriticEstimator(Estimator, Protocol):
+    """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
+
+    What its `advantages` gives are the rewards of tokens. The ranks put advantages in their place, once the critic has
+    scored the tokens.
+    """
+
+    @property
+    def critic(self) -> Objective:
+        """What the critic learns: a loss of its values, with the columns `VALUES` and `RETURNS`."""
+
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages get mean 0 and deviation 1 over the loss tokens of the step, of which each counts once.
+        Returns are made before."""
+
+    def from_values(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """[n] advantages of the n loss tokens of one sequence; the return of a token is its advantage plus its value.
+
+        Args:
+            rewards, values: [n] float64.
+        """

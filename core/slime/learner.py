@@ -128,14 +128,17 @@ class Learner:
         return Position(**found["position"])
 
     def prepare(self, stage: Stage) -> None:
-        """What the stage starts from becomes the reference model, if its objective asks for one, and the trainers hold
-        its teacher, if it has one.
+        """What the stage starts from becomes the reference model and the critic's first weights, if it has them; and
+        the trainers hold its teacher, if it has one.
 
         Raises:
             SlimeError: the teacher's files are damaged, or not those that the resumed checkpoint was taken with.
         """
-        if self.position.of(stage.name) == 0 and stage.needs(Source.reference):
+        begins = self.position.of(stage.name) == 0
+        if begins and stage.needs(Source.reference):
             self._trainers.snapshot_reference()
+        if begins and stage.estimator is not None:
+            self._trainers.begin_critic(stage.name)
         if self._teacher and stage.needs(Source.teacher):
             self._teacher.examine(self._trainers.examine)
             self._trainers.hold_teacher()

@@ -79,3 +79,26 @@ def test_a_bucket_of_weights_waits_to_be_quantised() -> None:
 def test_micro_batches_in_flight() -> None:
     assert [in_flight(Grid(4, pp=4), stage) for stage in range(4)] == [4, 3, 2, 1]
     assert in_flight(Grid(2, pp=2, vpp=2), 0) == (2 + 2 + 1) / 2
+
+
+def test_a_critic_is_a_second_model_without_an_output_layer() -> None:
+    alone, both = (plan_of("+model=glm4-9b-trial", *CUT, f"algo={name}") for name in ("grpo", "ppo"))
+    hidden, vocabulary = both.model["hidden_size"], both.model["vocab_size"]
+    parameters = alone.trainers[0].held.all - hidden * vocabulary + hidden
+    before, after = (plan.trainers[0].on_device().rows for plan in (alone, both))
+    added = {item: row[Phase.train] for item, row in after.items() if item not in before}
+    wanted = {"critic's weights": 2, "critic's gradients": 4, "critic's optimizer": 12}
+    assert added == {item: size * parameters for item, size in wanted.items()}
+    assert {item: row for item, row in after.items() if item in before} == before
+
+
+def test_a_critic_that_takes_turns_is_on_the_device_for_checkpoints_alone() -> None:
+    options = ("+model=glm4-9b-trial", *CUT, "train.checkpoint.interval=5", "algo=ppo")
+    beside, by_turns = (plan_of(*options, f"algo.critic.offload={value}").trainers[0] for value in ("false", "true"))
+    held = beside.on_device().rows["critic's weights"][Phase.train]
+    assert by_turns.on_device().rows["critic's weights"] == {Phase.save: held}
+    assert "critic's gradients" not in by_turns.on_device().rows
+    host = by_turns.on_host(1).rows
+    assert host["critic's way out"][Phase.train] == sum(by_turns.of_critic.values()) - 2 * held
+    assert host["trainers' way out"][Phase.train] == by_turns.weights + by_turns.optimizer
+    assert beside.gathered(1) == by_turns.gathered(1)

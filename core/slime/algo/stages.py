@@ -14,11 +14,11 @@ from slime import plugins
 from slime.config.schema import AlgoConfig, SlimeConfig
 from slime.contracts import Objective, Source, TrainsOn
 from slime.errors import SlimeError
-from slime.estimator import Estimator
+from slime.estimator import CriticEstimator, Estimator
 from slime.registry import Contribution
 from slime.types import RL, SFT, TrainSample
 
-SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "teacher")
+SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "critic", "teacher")
 """Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
 them."""
 
@@ -56,17 +56,25 @@ class Stage:
         name: `SFT` or `RL`.
         num_steps: of the stage, from its beginning.
         optimizer_steps: of one step.
+        algo: what chooses its estimator, where it reinforces.
     """
 
     name: str
     objective: Objective
     num_steps: int
     optimizer_steps: int = 1
+    algo: AlgoConfig | None = None
 
     @property
     def reinforces(self) -> bool:
         """Whether it trains on what engines generate."""
         return self.objective.trains_on is TrainsOn.rollouts
+
+    @property
+    def estimator(self) -> CriticEstimator | None:
+        """Of its advantages, where that has a critic learn beside the policy."""
+        found = estimator_of(self.algo) if self.algo else None
+        return found if isinstance(found, CriticEstimator) else None
 
     @property
     def trains_on_pairs(self) -> bool:
@@ -111,6 +119,11 @@ class Stages:
         return any(stage.reinforces for stage in self.all)
 
     @property
+    def have_critic(self) -> bool:
+        """Whether some stage has a critic learn."""
+        return any(stage.estimator is not None for stage in self.all)
+
+    @property
     def num_passes(self) -> int:
         """Of the stage that has the most."""
         return max((stage.num_passes for stage in self.all), default=0)
@@ -133,7 +146,7 @@ def run_stages(cfg: SlimeConfig) -> Stages:
     if cfg.sft.num_steps or not reinforces:
         found.append(Stage(SFT, objective_of(AlgoConfig(name=SFT)) if reinforces else chosen, cfg.sft.num_steps))
     if reinforces:
-        found.append(Stage(RL, chosen, cfg.run.num_steps, cfg.train.steps_per_rollout))
+        found.append(Stage(RL, chosen, cfg.run.num_steps, cfg.train.steps_per_rollout, cfg.algo))
     return Stages(tuple(found))
 
 

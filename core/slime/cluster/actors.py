@@ -153,6 +153,9 @@ class TrainerActor(Actor):
     def hold_teacher(self) -> None:
         self.trainer.hold_teacher()
 
+    def begin_critic(self, stage: str) -> None:
+        self.trainer.begin_critic(stage)
+
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         return self.trainer.train(batches, step, stage)
 

@@ -52,6 +52,9 @@ class TrainerGroup:
     def hold_teacher(self) -> None:
         self._all(TrainerActor.hold_teacher)
 
+    def begin_critic(self, stage: str) -> None:
+        self._all(TrainerActor.begin_critic, stage)
+
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         """One step of a stage, an optimizer step a batch.
 

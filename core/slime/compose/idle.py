@@ -10,7 +10,9 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
+from slime import plugins
 from slime.algo.stages import keys_read, keys_with_readers, run_stages
+from slime.compose.objective import estimator_problems
 from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
 from slime.config.schema import OPTIMIZER_DEFAULTS, ImportanceTokens, KlIn, LrDecay, SlimeConfig
 from slime.contracts import Source
@@ -44,6 +46,11 @@ class Composition:
     @property
     def corrects(self) -> bool:
         return self.cfg.algo.importance_tokens is ImportanceTokens.all or self.cfg.rollout.continues
+
+    @property
+    def criticises(self) -> bool:
+        """Also of an estimator that cannot be made, of which others say so."""
+        return any(estimator_problems(self.cfg.algo, plugins.load())) or run_stages(self.cfg).have_critic
 
     @cached_property
     def idle(self) -> dict[str, Rule]:
@@ -113,8 +120,8 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "without algo=grpo",
-        "algo.advantage algo.advantage_options algo.normalize_std algo.clip_* algo.entropy_coef algo.kl_* "
-        "algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.teacher.* "
+        "algo.advantage algo.advantage_options algo.critic.* algo.normalize_std algo.clip_* algo.entropy_coef "
+        "algo.kl_* algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.teacher.* "
         "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
         f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.steps_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
@@ -125,6 +132,12 @@ RULES: Sequence[Rule] = (
         "with pairs of answers, of which each counts once (algo.name=dpo)",
         "algo.loss_mean",
         lambda run: not run_stages(run.cfg).all[0].trains_on_pairs,
+    ),
+    Rule("without an estimator that has a critic, as algo=ppo", "algo.critic.*", lambda run: run.criticises),
+    Rule(
+        "without GPUs, where both models stay in host memory",
+        "algo.critic.offload",
+        lambda run: run.cfg.cluster.on_gpus,
     ),
     Rule("without an estimator that reads it, as algo.advantage=grpo", "algo.normalize_std", _is_read("normalize_std")),
     *(

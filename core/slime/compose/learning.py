@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slime.algo.stages import estimator_of, run_stages
+from slime.config.paths import resolve
 from slime.config.schema import (
     AlgoConfig,
     CheckpointConfig,
@@ -15,8 +16,10 @@ from slime.config.schema import (
     LrDecay,
     SamplingConfig,
     SlimeConfig,
+    TrainConfig,
 )
 from slime.errors import SlimeError
+from slime.topology.adapters import adapters_of
 
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
@@ -64,7 +67,33 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
         what = f"algo.advantage={cfg.algo.advantage} compares at least {least} samples of a prompt"
         yield SlimeError(what, where="rollout.samples_per_prompt", todo=f"Set it to {least} or more.")
     yield from _losses(cfg.algo)
+    if run_stages(cfg).have_critic:
+        yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
     yield from _sampled_policy(cfg.rollout.sampling)
+
+
+def _critic(algo: AlgoConfig, num_steps: int, train: TrainConfig) -> Iterator[SlimeError]:
+    """Whether the critic can begin, and the policy ever learns."""
+    critic = algo.critic
+    if adapters_of(train):
+        what, todo = "the critic would need weights of its own beside adapters", "Train without one of them."
+        yield SlimeError(what, where=f"algo.advantage={algo.advantage}", todo=todo)
+    if num_steps and critic.only_steps >= num_steps:
+        what = f"is {critic.only_steps}, which leaves none of {num_steps} steps for the policy"
+        yield SlimeError(what, where="algo.critic.only_steps", todo=f"Lower it below {num_steps}.")
+    if critic.lr_warmup_steps >= (steps := num_steps * train.steps_per_rollout) > 0:
+        what = f"is {critic.lr_warmup_steps}, which leaves none of {steps} steps at the full learning rate"
+        yield SlimeError(what, where="algo.critic.lr_warmup_steps", todo=f"Lower it below {steps}.")
+    if critic.path is None:
+        return
+    try:
+        folder = resolve(critic.path)
+    except SlimeError as problem:
+        yield problem.under("algo.critic.path")
+        return
+    if not any(folder.glob("*.safetensors")):
+        todo = "Name an HF folder with weights, or leave it empty."
+        yield SlimeError(f"there are no *.safetensors files in {folder}", where="algo.critic.path", todo=todo)
 
 
 def _losses(algo: AlgoConfig) -> Iterator[SlimeError]:

@@ -6,7 +6,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator, KlIn, LossMean
-from slime.config.declare import RATE, SHARE, Bound, key
+from slime.config.declare import RATE, SHARE, STEPS, Bound, key
+
+
+@dataclass
+class CriticConfig:
+    """How the critic learns, beside what it shares with the policy: layout, precision, optimizer (`train.*`)."""
+
+    lr: float = key(1e-5, RATE, known_as="critic.optim.lr critic_lr")
+    """Learning rate of the critic, constant after its warm-up."""
+    lr_warmup_steps: int = key(0, STEPS, known_as="critic_lr_warmup_iters")
+    """Optimizer steps of linear warm-up of the critic's learning rate."""
+    clip_grad: float = key(1.0, Bound(0, 10**6))
+    """Bound of the norm of the critic's gradient; 0 clips nothing."""
+    path: str | None = key(None, known_as="critic.model.path critic_load")
+    """HF folder of the weights that the critic starts from, of the policy's architecture; empty: those that
+    reinforcement learning starts from. Its value head starts at zero either way."""
+    only_steps: int = key(0, STEPS, known_as="trainer.critic_warmup num_critic_only_steps")
+    """Steps, from the first, in which the critic alone learns. The policy is measured and stays as it is."""
+    offload: bool = False
+    """GPUs: the one of policy and critic that does not work is in host memory. It halves what both hold of the devices,
+    and takes two exchanges a step."""
 
 
 @dataclass
@@ -34,6 +54,7 @@ class AlgoConfig:
     of its group, see `normalize_std`."""
     advantage_options: dict[str, Any] = field(default_factory=dict)
     """The estimator's own keys, typed by the schema its plugin registers."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
     normalize_std: bool = key(
         True, known_as="algorithm.norm_adv_by_std_in_grpo scale_rewards disable_grpo_std_normalization"
     )

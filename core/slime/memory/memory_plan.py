@@ -33,6 +33,7 @@ from slime.memory.trainer import BF16, FP32, GIB, PROCESS, Table, TrainerRank, i
 from slime.models.blocks import BuildingBlock
 from slime.models.bridge import HfConfig, ModelBridge
 from slime.models.mapping import WeightMapping
+from slime.models.shapes import Block
 from slime.topology.adapters import adapters_of
 from slime.topology.engines import EngineGroup
 from slime.topology.topology import Topology
@@ -122,6 +123,7 @@ class MemoryPlan:
         longest = min(self.tokens, longest_sequence(cfg)[0]) if self.topology.generates else self.tokens
         activations = Activations(self.model, grid, self.tokens, longest)
         layers, last = self._layers(activations), grid.pp - 1
+        critic = self._critic_of(grid, self.model) if learning.have_critic else [None] * grid.pp
         shared = TrainerRank(
             held=held[0],
             grid=grid,
@@ -138,6 +140,7 @@ class MemoryPlan:
             saves=cfg.train.checkpoint.interval is not None,
             saves_meanwhile=cfg.train.checkpoint.async_save,
             trains_adapters=bool(self.adapters),
+            critic_takes_turns=cfg.algo.critic.offload,
             deepep=self.model.get("moe_flex_dispatcher_backend") == "deepep",
         )
         ranks = []
@@ -153,6 +156,7 @@ class MemoryPlan:
                 dataclasses.replace(
                     shared,
                     held=held[stage],
+                    critic=critic[stage],
                     stage=stage,
                     layers=tuple(mine),
                     head=head,
@@ -174,6 +178,16 @@ class MemoryPlan:
             in_force=in_force(self.cfg.train, self.weights),
             copies_embeddings=copies_embeddings(self.cfg.train, self.weights, self.model),
         )
+
+    @property
+    def critic_weights(self) -> list[Weight]:
+        """What a critic has of the model: all but its output layer and what drafts. The value head is one row."""
+        return [weight for weight in self.weights if weight.block is not Block.output and not weight.drafts]
+
+    def _critic_of(self, grid: Grid, model: Mapping[str, Any]) -> list[Held]:
+        keys = in_force(self.cfg.train, self.weights)
+        *others, last = held_by_stage(self.critic_weights, grid, model, in_force=keys)
+        return [*others, dataclasses.replace(last, dense=last.dense + model["hidden_size"])]
 
     def _layers(self, activations: Activations) -> list[Layer]:
         """By decoder layer; those of the same blocks are computed once."""

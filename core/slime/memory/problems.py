@@ -102,6 +102,8 @@ def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:
         tokens = int(plan.tokens * (1 - over / activations / (1 + GAPS))) // 1024 * 1024
         if tokens >= max(_longest_trained(plan), 1024):
             yield {"train.max_tokens_per_micro_batch": tokens}
+    if plan.trainers[0].critic and not cfg.algo.critic.offload:
+        yield {"algo.critic.offload": True}
     if not optimizer.get("optimizer_cpu_offload") and plan.model.get("bf16"):
         offload: dict[str, bool] = {"train.optimizer.optimizer_cpu_offload": True}
         if optimizer.get("use_precision_aware_optimizer") is False:

@@ -115,6 +115,8 @@ class TrainerRank:
         saves_meanwhile: from a copy on the host that stays while the run goes on.
         deepep: it exchanges the experts' tokens.
         trains_adapters: these learn and are saved, the model's own weights neither.
+        critic: parameters of a second model that learns.
+        critic_takes_turns: whichever of the two does not work is in host memory.
     """
 
     held: Held
@@ -137,11 +139,21 @@ class TrainerRank:
     saves_meanwhile: bool = False
     deepep: bool = False
     trains_adapters: bool = False
+    critic: Held | None = None
+    critic_takes_turns: bool = False
 
     @property
     def owned(self) -> float:
         """Parameters whose optimizer state is this rank's: dense / (dp x cp) + experts / edp."""
-        return self.held.dense / (self.grid.dp * self.grid.cp) + self.held.experts / self.grid.edp
+        return self._owned(self.held)
+
+    @property
+    def owned_of_critic(self) -> float:
+        """The same of the critic."""
+        return self._owned(self.critic or Held())
+
+    def _owned(self, held: Held) -> float:
+        return held.dense / (self.grid.dp * self.grid.cp) + held.experts / self.grid.edp
 
     @property
     def weights(self) -> float:
@@ -157,6 +169,20 @@ class TrainerRank:
     def optimizer(self) -> float:
         """12 bytes a parameter owned: fp32 master and two moments; nothing where Adam runs on the CPU."""
         return 0.0 if self.cpu_adam else self.precision.optimizer * self.owned
+
+    @property
+    def of_critic(self) -> dict[str, float]:
+        """Weights, gradients and optimizer state by item, as the policy's."""
+        held = self.critic or Held()
+        optimizer = 0.0 if self.cpu_adam else self.precision.optimizer * self.owned_of_critic
+        sizes = (self.precision.weight * held.all, self.precision.gradient * held.learning, optimizer)
+        return dict(zip(("critic's weights", "critic's gradients", "critic's optimizer"), sizes, strict=True))
+
+    @property
+    def critic_state(self) -> float:
+        """Of the critic, what must come back as it was: all but gradients."""
+        weights, _, optimizer = self.of_critic.values()
+        return weights + optimizer
 
     @property
     def forward(self) -> float:
@@ -200,6 +226,11 @@ class TrainerRank:
         with_gradients = [phase for phase in resident if not (self.takes_turns and phase in HANDOVER)]
         table.add("gradients", self.gradients, with_gradients)
         table.add("optimizer", self.optimizer, resident)
+        for item, num_bytes in self.of_critic.items():
+            needed = with_gradients if "gradients" in item else resident
+            # By turns the policy's peak is the higher one: its head is the larger. A checkpoint takes both at once.
+            needed = [phase for phase in needed if phase is Phase.save] if self.critic_takes_turns else needed
+            table.add(item, num_bytes, needed)
         table.add("activations", self.activations, [Phase.train])
         table.add("allocator's gaps", GAPS * self.activations, [Phase.train])
         if self.computes_logprobs:
@@ -222,9 +253,12 @@ class TrainerRank:
         """Of `num_ranks` such ranks, by phase; what is page-locked for a trainer's turn away stays."""
         table, phases = Table(), self.phases
         table.add("trainer processes", PROCESS * num_ranks, [Phase.start, *phases])
-        away = self.weights + self.optimizer if self.takes_turns else 0
+        away = self.weights + self.optimizer if self.takes_turns or self.critic_takes_turns else 0
         table.add("trainers' way out", away * num_ranks, phases)
-        table.add("Adam on the CPU", CPU_ADAM * self.owned * num_ranks if self.cpu_adam else 0, phases)
+        if self.takes_turns or self.critic_takes_turns:
+            table.add("critic's way out", self.critic_state * num_ranks, phases)
+        on_cpu = CPU_ADAM * (self.owned + self.owned_of_critic) * num_ranks
+        table.add("Adam on the CPU", on_cpu if self.cpu_adam else 0, phases)
         if self.has_reference:  # while it is asked, the policy's weights lie beside it
             copied = self.precision.weight * self.held.learning * num_ranks
             table.add("reference", copied, phases)
@@ -243,8 +277,10 @@ class TrainerRank:
         parameter held, on the first tp ranks of a stage, of experts on the first etp x ep; and copies of the weights.
         """
         dense, experts = min(num_ranks, self.grid.tp), min(num_ranks, self.grid.etp * self.grid.ep)
-        state = self.precision.optimizer * (self.held.dense * dense + self.held.experts * experts)
-        saved = self.held.learning if self.trains_adapters else self.held.all
+        critic = self.critic or Held()
+        num_dense, num_experts = self.held.dense + critic.dense, self.held.experts + critic.experts
+        state = self.precision.optimizer * (num_dense * dense + num_experts * experts)
+        saved = (self.held.learning if self.trains_adapters else self.held.all) + critic.all
         return state + self.precision.weight * saved * dense
 
 

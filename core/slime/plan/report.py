@@ -127,6 +127,8 @@ def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
     if run_stages(cfg).reinforces:
         samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
         yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
+        if run_stages(cfg).have_critic:
+            yield "critic", _critic(cfg.algo)
         for name, train_set in cfg.data.sets.items():
             taken = f"share {train_set.share:g} to {cfg.data.share:g}, prompts from {train_set.path}"
             yield f"set {name}", f"{taken}{_own(train_set)}"
@@ -142,6 +144,15 @@ def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
         for name, held_out in cfg.eval.sets.items():
             samples = f"{held_out.samples_per_prompt} samples a prompt of {held_out.path}"
             yield f"eval {name}", f"{samples} at temperature {held_out.sampling.temperature:g}{_own(held_out)}"
+
+
+def _critic(algo: AlgoConfig) -> str:
+    """What starts it, how it learns, and where it is."""
+    critic = algo.critic
+    begins = f"from {critic.path}" if critic.path else "from the policy's weights"
+    alone = f", alone for {critic.only_steps} steps" if critic.only_steps else ""
+    where = "takes turns with the policy on the devices" if critic.offload else "stays beside the policy"
+    return f"a second model {begins}, learning rate {critic.lr:g}{alone}, for {algo.advantage}; {where}"
 
 
 def _own(prompts: SetConfig) -> str:

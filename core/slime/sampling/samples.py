@@ -85,8 +85,8 @@ def _lag(span: WeightSpan, version: int) -> int:
 
 def _attempt(sample: Sample, version: int, max_weight_lag: int | None) -> Attempt:
     assert sample.reward is not None, "samples without a value are left out"
-    counts = [np.count_nonzero(_loss_mask(segment, version, max_weight_lag)) for segment in sample.segments]
-    return Attempt(sample.reward, int(sum(counts)))
+    counts = [int(np.count_nonzero(_loss_mask(segment, version, max_weight_lag))) for segment in sample.segments]
+    return Attempt(sample.reward, sum(counts), tuple(filter(None, counts)))
 
 
 def _advantages(estimator: Estimator, sizes: Sequence[int], attempts: Sequence[Attempt]) -> list[np.ndarray]:

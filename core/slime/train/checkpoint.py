@@ -7,15 +7,12 @@ and reads it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
@@ -25,22 +22,17 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 )
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-from torch.distributed.checkpoint.api import CheckpointException
 
-from slime import files
 from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.train import heap, reference
+from slime.train.checkpoint_errors import megatron_errors
+from slime.train.critic import Critic
 from slime.train.megatron import Base, Model
 from slime.train.optimizer import Optimizer, parts_of
 from slime.train.shards import ShardWriter, only_data
 
 _SHARDING = "fully_reshardable"
-
-_NO_PICKLE = (UnpicklingError, AttributeError, EOFError, UnicodeDecodeError)
-"""What bytes raise that are read as a pickle and are none."""
-_SHORT_WRITE = "unexpected pos"
-"""What torch's zip writer says when a file did not take all bytes; no OSError reaches us then."""
 
 
 class Saving:
@@ -61,11 +53,14 @@ class Saving:
         optimizer: Optimizer,
         ref: reference.Weights | None,
         group: dist.ProcessGroup | None = None,
+        critic: Critic | None = None,
     ) -> None:
         self._path, self._writer = path, ShardWriter(group)
         state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
-        state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": _facts(model, optimizer, ref)}
-        with _megatron_errors(path, "cannot be written"):
+        facts = _facts(model, optimizer, ref) | {"critic": critic and _progress(critic.optimizer)}
+        state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": facts}
+        state |= _critic_state(critic, is_loading=False) if critic else {}
+        with megatron_errors(path, "cannot be written"):
             dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(self._writer, _dp_cp_group()))
 
     @property
@@ -79,38 +74,56 @@ class Saving:
         Raises:
             SlimeError: the disk is full or refuses the write.
         """
-        with _megatron_errors(self._path, "cannot be written"):
+        with megatron_errors(self._path, "cannot be written"):
             self._writer.wait()
         heap.release()
         return self._writer.written
 
 
-def load(path: Path, model: Model, optimizer: Optimizer) -> reference.Weights | None:
+def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None = None) -> reference.Weights | None:
     """Collective: take up what `save` wrote, in any layout; returns the reference weights if there were any.
 
     Random state is taken up in the layout that it was saved in; another layout keeps its own.
 
+    Args:
+        critic: takes up its own; the checkpoint has one (`has_critic`).
+
     Raises:
         SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
-    with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
+    with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         facts = dist_checkpointing.load_common_state_dict(str(path))["slime"]
         _check_unfrozen(path, optimizer, facts)
         optimizer.set_schedule(facts["stage"])
         state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
         if facts["has_reference"]:
             state |= _reference_state(model, reference.copy_weights(model.modules, frozen=False))
+        if critic:
+            critic.optimizer.set_schedule(facts["critic"]["stage"])
+            state |= _critic_state(critic, is_loading=True)
         if facts["layout"] == _layout(model):
             state["rng"] = _rng_object()
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
         loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
     _take(model, loaded)
     _load_optimizer(optimizer, loaded["optimizer"], facts)
+    if critic:
+        _take(critic.model, loaded["critic"])
+        _load_optimizer(critic.optimizer, loaded["critic"]["optimizer"], facts["critic"])
     if "rng" in state:
         _set_rng(loaded["rng"])
     if not facts["has_reference"]:
         return None
     return [_tensors(loaded[f"reference.{name}"]) for name, _ in _named(model)]
+
+
+def has_critic(path: Path) -> bool:
+    """Whether a checkpoint holds a critic beside the policy.
+
+    Raises:
+        SlimeError: the folder holds no checkpoint of slime, or one whose pickles are more than data.
+    """
+    return bool(read_facts(path).get("critic"))
 
 
 def save_weights(path: Path, model: Model, writer: ShardWriter, facts: Mapping[str, Any]) -> None:
@@ -120,7 +133,7 @@ def save_weights(path: Path, model: Model, writer: ShardWriter, facts: Mapping[s
         SlimeError: the disk is full or refuses the write.
     """
     state = _model_state(model) | {"slime": dict(facts)}
-    with _megatron_errors(path, "cannot be written"):
+    with megatron_errors(path, "cannot be written"):
         dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
 
 
@@ -133,7 +146,7 @@ def load_weights(path: Path, model: Model) -> None:
         SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
     state = _model_state(model, learns=base_of(path) is not None)
-    with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
+    with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
         loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
     _take(model, loaded)
@@ -145,7 +158,7 @@ def base_of(path: Path) -> Base | None:
     Raises:
         SlimeError: the folder holds no checkpoint, or one whose pickles are more than data.
     """
-    with _megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
+    with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         found = dist_checkpointing.load_common_state_dict(str(path)).get("slime", {}).get("base")
     return Base(**found) if found else None
 
@@ -156,7 +169,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     Raises:
         SlimeError: the folder holds no checkpoint of slime, or one whose pickles are more than data.
     """
-    with _megatron_errors(path, "is not one of slime's"), only_data(path):
+    with megatron_errors(path, "is not one of slime's"), only_data(path):
         return dict(dist_checkpointing.load_common_state_dict(str(path))["slime"])
 
 
@@ -215,6 +228,14 @@ def _reference_state(model: Model, ref: reference.Weights | None) -> dict[str, A
     return state
 
 
+def _critic_state(critic: Critic, *, is_loading: bool) -> dict[str, Any]:
+    """Its model and optimizer under keys of their own."""
+    state = _model_state(critic.model)
+    state |= {"optimizer": _optimizer_state(critic.model, critic.optimizer, is_loading=is_loading)}
+    add_prefix_for_sharding(state, "critic.")
+    return {"critic": state}
+
+
 def _copied(entry: Any) -> Any:
     """The entry with a copy of its data: the modules' storage is about to hold the trained weights again."""
     if isinstance(entry, ShardedTensor | ShardedTensorFactory):
@@ -240,14 +261,20 @@ def _layout(model: Model) -> tuple[int, ...]:
 
 def _facts(model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, Any]:
     """What is the same on every rank."""
-    parts = [part.state_dict()["optimizer"] for part in parts_of(optimizer.megatron) if part.optimizer is not None]
-    steps = [group.get("step", 0) for part in parts for group in part["param_groups"]]
-    return {
+    return _progress(optimizer) | {
         "layout": _layout(model),
-        "stage": optimizer.stage,
         "has_reference": ref is not None,
         "unfrozen_by": optimizer.unfrozen_by,
         "base": model.base and model.base._asdict(),
+    }
+
+
+def _progress(optimizer: Optimizer) -> dict[str, Any]:
+    """How far an optimizer has come in which stage."""
+    parts = [part.state_dict()["optimizer"] for part in parts_of(optimizer.megatron) if part.optimizer is not None]
+    steps = [group.get("step", 0) for part in parts for group in part["param_groups"]]
+    return {
+        "stage": optimizer.stage,
         "adam_step": max(steps),
         "scheduler_steps": optimizer.scheduler.num_steps,
     }
@@ -297,28 +324,3 @@ def _set_rng(state: Mapping[str, Any]) -> None:
     get_cuda_rng_tracker().set_states(state["tracker"])
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-
-
-@contextmanager
-def _megatron_errors(path: Path, what: str) -> Iterator[None]:
-    """Megatron-core's complaints about a checkpoint, or the disk's, as one line that names the folder."""
-    try:
-        with files.disk_errors(path), _first_failure():
-            yield
-    except (CheckpointingException, KeyError, RuntimeError, *_NO_PICKLE) as error:
-        if _SHORT_WRITE in str(error):
-            raise files.disk_full(path) from error
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise SlimeError(
-            f"the trainer's checkpoint {what}: {reason[:300]}", where=str(path), todo="See the trainer's log for more."
-        ) from error
-
-
-@contextmanager
-def _first_failure() -> Iterator[None]:
-    """torch collects what went wrong by rank in an exception of its own: raise the first of these instead."""
-    try:
-        yield
-    except CheckpointException as error:
-        failure, _ = next(iter(error.failures.values()))
-        raise failure from error

@@ -17,10 +17,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
 from slime.config.paths import resolve
-from slime.config.schema import ModelConfig, SlimeConfig
+from slime.config.schema import AlgoConfig, ModelConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HfConfig, ModelBridge, traits_of
+from slime.models.critic import CriticModel, ValueHead
 from slime.models.packed.core import obstacle_to_sharing
 from slime.models.policy import PolicyModel
 from slime.models.traits import Traits
@@ -121,16 +122,19 @@ def _seed(base: int) -> None:
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
-def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
+def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, critic: bool = False) -> Model:
     """This rank's chunks of the model. Weights are random.
+
+    A critic has no adapters, and nothing of what blocks add behind the last layer.
 
     For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
-    traits, adapters = traits_of(bridge, hf), adapters_of(cfg.train)
+    traits, adapters = traits_of(bridge, hf), None if critic else adapters_of(cfg.train)
+    kind = CriticModel if critic else PolicyModel
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
-        modules = _modules(_head(cfg), bridge, hf, config, traits)
+        modules = _modules(kind, _head(cfg.train, cfg.algo), bridge, hf, config, () if critic else traits)
         if adapters:
             adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
         if cfg.cluster.on_gpus:
@@ -170,21 +174,26 @@ def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(_head(cfg), bridge, hf, config, traits), config, traits)
+        return Model([], _modules(PolicyModel, _head(cfg.train, cfg.algo), bridge, hf, config, traits), config, traits)
 
 
-def _head(cfg: SlimeConfig) -> dict[str, Any]:
+def _head(train: TrainConfig, algo: AlgoConfig) -> dict[str, Any]:
     """Keywords of `PolicyModel` that say how its last stage computes log-probs."""
-    return {"chunk_tokens": cfg.train.logprob_chunk_tokens, "entropy_gradient": cfg.algo.entropy_coef != 0}
+    return {"chunk_tokens": train.logprob_chunk_tokens, "entropy_gradient": algo.entropy_coef != 0}
 
 
 def _modules(
-    head: dict[str, Any], bridge: ModelBridge, hf: HfConfig, config: TransformerConfig, traits: Sequence[Traits]
+    kind: type[PolicyModel],
+    head: dict[str, Any],
+    bridge: ModelBridge,
+    hf: HfConfig,
+    config: TransformerConfig,
+    traits: Sequence[Traits],
 ) -> list[PolicyModel]:
     kwargs = head | _model_kwargs(bridge, hf, config)
     kwargs["heads"] = [trait.head(config) for trait in traits if trait.head is not None]
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
-    return [_chunk(bridge, config, kwargs, stage) for stage in stages]
+    return [_chunk(kind, bridge, config, kwargs, stage) for stage in stages]
 
 
 def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> dict[str, Any]:
@@ -199,10 +208,12 @@ def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) 
     return kwargs
 
 
-def _chunk(bridge: ModelBridge, config: TransformerConfig, kwargs: dict[str, Any], stage: int) -> PolicyModel:
+def _chunk(
+    kind: type[PolicyModel], bridge: ModelBridge, config: TransformerConfig, kwargs: dict[str, Any], stage: int
+) -> PolicyModel:
     vp_stage = stage if config.virtual_pipeline_model_parallel_size else None
     where = {"ignore_virtual": False, "vp_stage": vp_stage}
-    return PolicyModel(
+    return kind(
         config,
         bridge.block_spec(config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(**where),
@@ -217,6 +228,8 @@ def _wrap(
 ) -> DistributedDataParallel:
     """In the compute precision, with gradients reduced over data-parallel ranks."""
     inner = Float16Module(config, module) if config.bf16 or config.fp16 else module
+    for head in (each for each in module.modules() if isinstance(each, ValueHead)):
+        head.in_fp32()
     # Only the first chunk's gradients can overlap with computation: later chunks' reductions would delay the pipeline.
     chunk = DistributedDataParallel(config, ddp, inner, disable_bucketing=index > 0)
     chunk.broadcast_params()

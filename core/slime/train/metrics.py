@@ -21,7 +21,7 @@ def reduce_terms(
     layer_losses: Mapping[str, torch.Tensor],
     num_loss_tokens: int,
     gradients_are_finite: bool,
-    step: int,
+    where: str,
     device: torch.device,
 ) -> dict[str, float]:
     """Sum means, average token sums over the loss tokens, take maxima; over every rank, in float64.
@@ -32,6 +32,7 @@ def reduce_terms(
         terms: of this rank's micro-batches; none on a pipeline stage other than the last.
         names: what `terms` hold.
         layer_losses: this rank's parts of means, by name.
+        where: for the message.
 
     Raises:
         SlimeError: a metric or gradient is not finite, on every rank alike, naming the metrics and the rank.
@@ -53,7 +54,7 @@ def reduce_terms(
         broken = ", ".join(f"{name} = {value:g}" for name, value in values.items() if not math.isfinite(value))
         raise SlimeError(
             f"not finite: {broken or 'a gradient'}",
-            where=f"optimizer step {step}, trainer rank {int(culprit) - 1}",
+            where=f"{where}, trainer rank {int(culprit) - 1}",
             todo="The weights are untouched; lower the learning rate or look at that step's samples.",
         )
     return _over_their_tokens(values, names)

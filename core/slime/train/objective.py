@@ -13,11 +13,15 @@ from torch import Tensor
 
 from slime.contracts import Column, LossInputs, LossTerms, Metrics, Objective, Source
 from slime.errors import SlimeError
+from slime.models.packed.attention import PackedSequences
+from slime.models.traits import ExtraLoss
 from slime.train.local_batch import LocalMicroBatch
 from slime.train.sequence_sums import sum_by_sequence
 
 LossFunction = Callable[[Tensor, int], LossTerms]
 """From scores and the micro-batch's number to what it adds."""
+_WITH_THE_SAMPLES = (Source.rollout, Source.critic)
+"""Whose columns the micro-batches have; a critic's were put there before (`slime.train.critic`)."""
 NUM_SCORES = 2
 """Rows of the model's scores that belong to the objective: log-probs and entropies."""
 
@@ -46,7 +50,7 @@ class StepLoss:
         self.metrics: Metrics = objective.metrics([column.name for column in self._columns])
 
     def _comes(self, column: Column) -> bool:
-        if column.source is Source.rollout:
+        if column.source in _WITH_THE_SAMPLES:
             comes = column.name in self._micro_batches[0].columns
         else:
             comes = column.source in self._scored or (column.source is Source.policy and self._is_current)
@@ -67,7 +71,7 @@ class StepLoss:
         return terms
 
     def _column(self, column: Column, number: int, scores: Tensor, masked: Tensor) -> Tensor:
-        if column.source is Source.rollout:
+        if column.source in _WITH_THE_SAMPLES:
             return self._micro_batches[number].columns[column.name]
         if column.source in self._scored:
             return self._scored[column.source][number].masked_fill(masked, 0.0)
@@ -83,6 +87,25 @@ def _require_declared(objective: Objective, terms: LossTerms, metrics: Metrics) 
                 where=f"objective {type(objective).__name__}",
                 todo="Correct one of them: every rank must know the names beforehand.",
             )
+
+
+def with_extra_losses(
+    loss: LossFunction, extra_losses: Sequence[tuple[ExtraLoss, float]], packed: Sequence[PackedSequences]
+) -> LossFunction:
+    """`loss`, and the extra ones, each of one of the rows of scores behind the objective's.
+
+    Args:
+        extra_losses: with their weights.
+        packed: by micro-batch.
+    """
+
+    def both(scores: Tensor, number: int) -> LossTerms:
+        terms = loss(scores, number)
+        for row, (extra, scale) in zip(scores[NUM_SCORES:], extra_losses, strict=True):
+            terms = with_extra_loss(terms, extra.name, extra.of(row, packed[number]), scale)
+        return terms
+
+    return both
 
 
 def with_extra_loss(terms: LossTerms, name: str, loss: Tensor, scale: float) -> LossTerms:

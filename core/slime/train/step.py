@@ -36,6 +36,17 @@ def score(model: Model, micro_batches: Sequence[LocalMicroBatch], *, replays: bo
     return scores
 
 
+@torch.no_grad()
+def measure(model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction) -> list[LossTerms]:
+    """What `accumulate_gradients` returns, without gradients."""
+    for chunk in model.chunks:
+        chunk.eval()
+    terms: list[LossTerms] = _run(model, micro_batches, loss_function, forward_only=True)
+    for chunk in model.chunks:
+        chunk.train()
+    return terms
+
+
 class GradientCheck:
     """Sees whether this rank's own gradients are finite, before summing over ranks spreads them to all.
 
@@ -63,9 +74,12 @@ def update_expert_bias(model: Model) -> None:
 
 
 def accumulate_gradients(
-    model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction
+    model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction, *, replays: bool = True
 ) -> list[LossTerms]:
     """Forward and backward over all micro-batches; gradients then lie reduced in the DDP buffers.
+
+    Args:
+        replays: as of `score`.
 
     Returns:
         What this rank's micro-batches add, on the last pipeline stage, an empty list elsewhere.
@@ -73,7 +87,7 @@ def accumulate_gradients(
     for chunk in model.chunks:
         chunk.zero_grad_buffer()
     reset_model_temporary_tensors(model.config, model.chunks)  # the routers' counts
-    terms: list[LossTerms] = _run(model, micro_batches, loss_function, forward_only=False)
+    terms: list[LossTerms] = _run(model, micro_batches, loss_function, forward_only=False, replays=replays)
     return terms
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,17 +18,18 @@ from slime import plugins
 from slime.algo.stages import Stage, run_stages
 from slime.config.hf import read_hf_config
 from slime.config.schema import Init, SlimeConfig
-from slime.contracts import LossTerms, Source
+from slime.contracts import Source
 from slime.files import folder_aside
-from slime.models.layer_losses import LayerLosses
 from slime.models.traits import extra_losses
 from slime.train import checkpoint, megatron, metrics, reference
+from slime.train.critic import Critic
 from slime.train.first_weights import load_first, load_teacher
+from slime.train.learning import Learning
 from slime.train.local_batch import LocalMicroBatch, local_micro_batches
-from slime.train.objective import NUM_SCORES, LossFunction, StepLoss, with_extra_loss
-from slime.train.offload import Offload, residue
+from slime.train.objective import StepLoss
+from slime.train.offload import residue
 from slime.train.optimizer import Optimizer
-from slime.train.step import GradientCheck, accumulate_gradients, score, update_expert_bias
+from slime.train.step import score
 from slime.train.usage import timed
 from slime.types import Batch
 
@@ -57,19 +57,20 @@ class Trainer:
         self.cfg = cfg
         megatron.initialize(cfg, rank, world_size, master_addr, master_port)
         self.hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
-        bridge = plugins.load().models.create(cfg.model.family)
-        self.mapping = bridge.weight_mapping(self.hf)
+        self.bridge = plugins.load().models.create(cfg.model.family)
+        self.mapping = self.bridge.weight_mapping(self.hf)
         on_gpu = cfg.cluster.on_gpus
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        self.model = megatron.build(cfg, bridge, self.hf)
+        self.model = megatron.build(cfg, self.bridge, self.hf)
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
-        self.gradient_check = GradientCheck(self.model)
         self.extra_losses = extra_losses(cfg.train, self.model.traits)
-        self.layer_losses = LayerLosses(self.model.modules, self.model.traits, self.device)
-        self._offload = Offload(self.model, self.optimizer, self.device)
+        self._learning = Learning(self.model, self.optimizer, self.device)
+        self._offload = self._learning.offload
+        self._offloads = [self._offload]
         self.reference: reference.Weights | None = None
         self.teacher: reference.Weights | None = None
+        self.critic: Critic | None = None
         self._save_group: dist.ProcessGroup | None = None
 
     @property
@@ -121,6 +122,25 @@ class Trainer:
         assert self.cfg.algo.teacher.path, "compose() asks for it"
         self.teacher = load_teacher(self.model, self.mapping, self.cfg.algo.teacher.path)
 
+    def begin_critic(self, stage: str) -> None:
+        """Make the critic of a stage, from `algo.critic.path` or else the current weights; nothing if it has none.
+
+        Raises:
+            SlimeError: the weights of that folder are damaged or of another model.
+        """
+        if run_stages(self.cfg)[stage].estimator is None:
+            return
+        path, critic = self.cfg.algo.critic.path, self._make_critic()
+        with reference.restored(self.model.modules) if path else nullcontext():
+            if path:
+                load_first(self.model, self.mapping, path, None)
+            critic.begin(self.model.modules, stage)
+
+    def _make_critic(self) -> Critic:
+        self.critic = Critic(self.cfg, self.bridge, self.hf, self.device)
+        self._offloads = [self._offload, self.critic.offload]
+        return self.critic
+
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         """The passes that the stage's objective asks for, then one optimizer step a batch.
 
@@ -132,7 +152,8 @@ class Trainer:
             means; those measured on no token are left out); the losses that blocks of the model add, each under its own
             name (`slime.models.traits.ExtraLoss`, `slime.models.layer_losses`); grad_norm, lr, num_tokens (padding
             left out), seconds/train. Of an objective that needs scores of the policy or another model, also
-            seconds/logprobs. On GPUs memory/train_gib and memory/logprobs_gib, and the same with `_host`, of this rank.
+            seconds/logprobs; with a critic seconds/critic and its metrics, critic_... On GPUs memory/train_gib and
+            memory/logprobs_gib, and the same with `_host`, of this rank.
             Of the first batch, where it passes `observe.logprob_alarm`, what `explain` returns.
 
         Raises:
@@ -140,21 +161,38 @@ class Trainer:
         """
         chosen, seconds = run_stages(self.cfg)[stage], dict[str, float]()
         is_scored = any(chosen.needs(source) for source in (Source.policy, Source.reference, Source.teacher))
+        if self.critic and self.cfg.algo.critic.offload:
+            self.critic.offload.offload()
         with cpu_stands_in_for_cuda():
             self._enter(chosen)
             with timed("logprobs", self.device, seconds) if is_scored else nullcontext():
                 local = [self._local(batch) for batch in batches]
                 scored = self._score(chosen, local)
+            of_critic, learns, counts = dict[str, float](), True, [batch.num_loss_tokens for batch in batches]
+            if chosen.estimator is not None:
+                assert self.critic is not None, "begin_critic comes before the first step"
+                whole = [batch.micro_batches[self.data_parallel_rank] for batch in batches]
+                with timed("critic", self.device, seconds):
+                    local, of_critic = self.critic.learn(chosen.estimator, whole, local, counts, step, self._offload)
+                learns = step > self.cfg.algo.critic.only_steps
             with timed("train", self.device, seconds):
                 steps, maxima = [], set[str]()
-                for number, batch in enumerate(batches):
+                for number, count in enumerate(counts):
                     of_batch = {source: found[number] for source, found in scored.items()}
                     loss = StepLoss(chosen.objective, local[number], of_batch, is_first=number == 0)
-                    # Later the weights are no longer the engine's.
-                    alarm = self.cfg.observe.logprob_alarm if number == 0 else None
-                    steps.append(self._optimizer_step(batch, local[number], loss, step=step, alarm=alarm))
+                    values = self._learning.step(
+                        count,
+                        local[number],
+                        loss,
+                        step=step,
+                        extra_losses=self.extra_losses,
+                        learns=learns,
+                        # Later the weights are no longer the engine's.
+                        explain=None if number else partial(self._of_alarm, local[0]),
+                    )
+                    steps.append(values)
                     maxima |= {*loss.metrics.maxima}
-        return metrics.combine(steps, maxima) | seconds
+        return metrics.combine(steps, maxima) | of_critic | seconds
 
     def _enter(self, stage: Stage) -> None:
         """Reinforcement learning is about the distribution that the engines sample from: policy, old policy and
@@ -191,34 +229,10 @@ class Trainer:
         assert weights is not None, "hold_teacher and snapshot_reference come before the first step"
         return reference.swapped_in(weights, self.model.modules, frozen=is_teacher)
 
-    def _optimizer_step(
-        self,
-        batch: Batch,
-        micro_batches: Sequence[LocalMicroBatch],
-        loss: StepLoss,
-        *,
-        step: int,
-        alarm: float | None,
-    ) -> dict[str, float]:
-        """Gradients, metrics (which refuse what is not finite; above `alarm` explained), then the step itself."""
-        extra = tuple(extra.name for extra, _ in self.extra_losses)
-        names = dataclasses.replace(loss.metrics, means=(*loss.metrics.means, *extra))
-        terms = accumulate_gradients(self.model, micro_batches, self._with_extra_losses(loss, micro_batches))
-        num_step_tokens = micro_batches[0].num_step_tokens
-        values = metrics.reduce_terms(
-            terms,
-            names,
-            layer_losses=self.layer_losses.collect(num_step_tokens, self.device),
-            num_loss_tokens=batch.num_loss_tokens,
-            gradients_are_finite=self.gradient_check.is_finite,
-            step=step,
-            device=self.device,
-        )
-        if alarm and values.get("logprob_diff_mean", 0.0) > alarm:
-            values |= self.explain(micro_batches)
-        update_expert_bias(self.model)
-        grad_norm, lr = self.optimizer.step()
-        return values | {"grad_norm": grad_norm, "lr": lr, "num_tokens": float(num_step_tokens)}
+    def _of_alarm(self, micro_batches: Sequence[LocalMicroBatch], values: Mapping[str, float]) -> Mapping[str, float]:
+        """What is said of metrics that pass `observe.logprob_alarm`."""
+        alarm = self.cfg.observe.logprob_alarm
+        return self.explain(micro_batches) if alarm and values.get("logprob_diff_mean", 0.0) > alarm else {}
 
     def explain(self, micro_batches: Sequence[LocalMicroBatch]) -> dict[str, float]:
         """What the installed explanations say of engines that differ on these samples of the current weights: metrics
@@ -227,17 +241,6 @@ class Trainer:
         for chosen in plugins.load().explanations:
             found |= chosen.factory().measure(self, micro_batches)
         return found
-
-    def _with_extra_losses(self, loss: LossFunction, micro_batches: Sequence[LocalMicroBatch]) -> LossFunction:
-        """`loss`, and the extra ones, each of one of the rows of scores behind the objective's."""
-
-        def both(scores: Tensor, number: int) -> LossTerms:
-            terms, packed = loss(scores, number), micro_batches[number].packed
-            for row, (extra, scale) in zip(scores[NUM_SCORES:], self.extra_losses, strict=True):
-                terms = with_extra_loss(terms, extra.name, extra.of(row, packed), scale)
-            return terms
-
-        return both
 
     def export(
         self, bucket_bytes: int | None = None, *, everywhere: bool = False, quantizer: Quantizer | None = None
@@ -284,19 +287,23 @@ class Trainer:
 
     def trim(self) -> None:
         """Return the device memory of gradients, until the next step, and what torch keeps for the next activations."""
-        self._offload.drop_gradients()
+        for each in self._offloads:
+            each.drop_gradients()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def offload(self) -> dict[str, float]:
         """Free the device for engines that share it; returns what stays there, `residue/..._gib`. Nothing but `onload`
         may follow."""
-        self._offload.offload()
+        for each in self._offloads:
+            each.offload()
         return residue(self.device)
 
     def onload(self) -> None:
-        """Take the device back: weights and optimizer state as they were; gradients come with the next step."""
-        self._offload.onload()
+        """Take the device back: weights and optimizer state as they were; gradients come with the next step. A critic
+        that takes turns with the policy comes with its next turn."""
+        for each in self._offloads[: 1 if self.cfg.algo.critic.offload else None]:
+            each.onload()
 
     def save(self, path: Path) -> dict[str, FileFacts]:
         """Write model, optimizer, schedule, random state and reference into the existing folder `path`.
@@ -321,8 +328,10 @@ class Trainer:
         return self._save(path, self._save_group)
 
     def _save(self, path: Path, group: dist.ProcessGroup | None) -> checkpoint.Saving:
+        if self.critic:
+            self.critic.offload.onload()
         with cpu_stands_in_for_cuda():
-            return checkpoint.Saving(path, self.model, self.optimizer, self.reference, group)
+            return checkpoint.Saving(path, self.model, self.optimizer, self.reference, group, self.critic)
 
     def load(self, path: Path) -> None:
         """Take up what `save` wrote, also in another parallel layout.
@@ -332,5 +341,7 @@ class Trainer:
         """
         if self.model.adapters:
             self.init_weights()
+        if run_stages(self.cfg).have_critic and checkpoint.has_critic(path):
+            self._make_critic()
         with cpu_stands_in_for_cuda():
-            self.reference = checkpoint.load(path, self.model, self.optimizer)
+            self.reference = checkpoint.load(path, self.model, self.optimizer, self.critic)

@@ -127,10 +127,19 @@ def training_seconds(
     parts["pipeline sends"] = 2 * (batches + grid.pp - 1) * shard / NETWORK * (grid.pp > 1)
     parts["gradients"] = max(_gradients(layout, rank) for rank in ranks)
     parts["optimizer"] = max(_optimizer(layout, rank) for rank in ranks)
+    if ranks[0].critic:  # trained as the policy is, behind a pass for its values
+        again = sum(seconds for name, seconds in parts.items() if name != "log-probs")
+        parts["critic"] = again + batches * (forward + sum(exchanged.values()) / passes)
     parts = {name: seconds * work.optimizer_steps for name, seconds in parts.items()}
-    moved = max(rank.weights + rank.optimizer for rank in ranks) if ranks[0].takes_turns else 0.0
-    parts[MOVES] = 2 * moved / PCIE
+    parts[MOVES] = 2 * max(_moved(rank) for rank in ranks) / PCIE
     return {name: seconds for name, seconds in parts.items() if seconds}
+
+
+def _moved(rank: TrainerRank) -> float:
+    """Bytes that go to the host and come back: for the engines' turn, and for that of policy and critic."""
+    policy, critic = rank.weights + rank.optimizer, rank.critic_state
+    beside = policy + (0.0 if rank.critic_takes_turns else critic)
+    return (beside if rank.takes_turns else 0.0) + (policy + critic if rank.critic_takes_turns else 0.0)
 
 
 def _exchanges(

@@ -155,6 +155,8 @@ class FullStep:
             trainers.snapshot_reference()
         if self.stage.needs(Source.teacher):
             trainers.hold_teacher()
+        if self.stage.estimator is not None:
+            trainers.begin_critic(self.stage.name)
         yield Measured("start", time.perf_counter() - start)
         self._measure_out()
         layout = trainers.layouts[0]
@@ -181,7 +183,7 @@ class FullStep:
         num_steps = self.num_steps if num_sequences == self.num_sequences else 1
         batches = pack_for(self.cfg, trainers.layouts[0], samples, num_steps, whole_attempts=self.stage.trains_on_pairs)
         values = trainers.train(batches, step, self.stage.name)
-        return values["seconds/train"] + values.get("seconds/logprobs", 0.0)
+        return values["seconds/train"] + values.get("seconds/logprobs", 0.0) + values.get("seconds/critic", 0.0)
 
     def _sample(self, number: int) -> TrainSample:
         """Random tokens, of which the last three quarters are the response."""

@@ -144,3 +144,10 @@ def test_an_evaluation_counts_by_its_share_of_a_step() -> None:
     assert held_out_prompts(cfg, cfg.eval) == (len(rows), True)
     cfg.eval.path = None
     assert "evaluation" not in engine_seconds(cfg, work_of(cfg), [rank])
+
+
+def test_a_critic_is_trained_as_the_policy_is_behind_a_pass_for_its_values() -> None:
+    """Its optimizer has less to do, by the output layer: within the fifth that an estimate is good for."""
+    alone, both = seconds(CUT, ONE, 8192, 2048, 4), seconds([*CUT, "algo=ppo"], ONE, 8192, 2048, 4)
+    assert {name: both[name] for name in alone} == alone
+    assert both["critic"] == pytest.approx(sum(alone.values()) + alone["compute"] / 3)

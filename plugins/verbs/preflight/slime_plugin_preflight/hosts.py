@@ -197,8 +197,9 @@ def _disk(checkpoints: CheckpointConfig, stages: Stages, run: RunDir, plan: Memo
     """Bytes that the run will still write: checkpoints of weights, masters and moments, one more than are kept, and the
     exported weights."""
     precision, num_weights = plan.trainers[0].precision, sum(weight.numel for weight in plan.weights)
-    owned = sum(rank.owned for rank in plan.trainers) * plan.grid.world_size / plan.grid.pp
-    checkpoint = precision.weight * num_weights + precision.optimizer * owned
+    num_weights_saved = num_weights + (sum(each.numel for each in plan.critic_weights) if stages.have_critic else 0)
+    owned = sum(rank.owned + rank.owned_of_critic for rank in plan.trainers) * plan.grid.world_size / plan.grid.pp
+    checkpoint = precision.weight * num_weights_saved + precision.optimizer * owned
     saves = _num_saves(checkpoints.interval, stages)
     missing = max(0, min(checkpoints.keep + 1, saves) - len(published(run.checkpoints)))
     return float(checkpoint * missing) + (precision.weight * num_weights if checkpoints.export_hf else 0)

@@ -1,0 +1,101 @@
+"""Generalised advantage estimation over the loss tokens of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slime.contracts import Objective
+from slime.estimator import Attempt
+from slime_plugin_ppo.value_loss import ValueLoss
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CHUNK = 128
+"""Tokens whose sums are taken by one product of matrices."""
+
+
+@dataclass(frozen=True)
+class Gae:
+    """Advantages from a critic's values V (arXiv 1506.02438, equations 11, 12 and 16), over loss tokens alone.
+
+        delta_t = r_t + gamma V_t+1 - V_t        A_t = delta_t + gamma lambda A_t+1
+
+    t + 1 is the next loss token of the sequence, and behind the last one V and A are 0. What a program wrote between
+    them is no step of the policy. The reward stands at the last loss token. An attempt of several segments has it at
+    the last one of each, discounted by the loss tokens of the segments that follow.
+
+    Args:
+        gamma: discount of a loss token.
+        gae_lambda: how far a token answers for what later ones bring: 0 the next value alone, 1 the whole return.
+        value_clip: of `ValueLoss`.
+        whiten: advantages get mean 0 and deviation 1 over the loss tokens of the step.
+
+    Raises:
+        ValueError: gamma or gae_lambda is not from 0 to 1, or value_clip is not above 0.
+    """
+
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    value_clip: float | None = 0.2
+    whiten: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name):g}")
+        if self.value_clip is not None and self.value_clip <= 0:
+            raise ValueError(f"value_clip must be above 0, or null, got {self.value_clip:g}")
+
+    @property
+    def min_samples(self) -> int:
+        return 1
+
+    @property
+    def critic(self) -> Objective:
+        return ValueLoss(self.value_clip)
+
+    @property
+    def whitens(self) -> bool:
+        return self.whiten
+
+    def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[np.ndarray]]:
+        """The rewards of tokens."""
+        return [[self._rewards(attempt) for attempt in group] for group in groups]
+
+    def _rewards(self, attempt: Attempt) -> np.ndarray:
+        import numpy as np
+
+        lasts = np.cumsum(attempt.segments or [attempt.num_loss_tokens]) - 1
+        rewards: np.ndarray = np.zeros(attempt.num_loss_tokens)
+        rewards[lasts] = attempt.reward * np.power(self.gamma, attempt.num_loss_tokens - 1.0 - lasts)
+        return rewards
+
+    def from_values(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        deltas = rewards - values
+        deltas[:-1] += self.gamma * values[1:]
+        return discounted_sums(np.asarray(deltas), self.gamma * self.gae_lambda)
+
+
+def discounted_sums(terms: np.ndarray, factor: float) -> np.ndarray:
+    """[n] x_t + factor x_t+1 + factor^2 x_t+2 + ..., in float64.
+
+    The sums inside chunks are one product with a triangle of powers; a chunk then adds the first sum of the next one.
+    """
+    import numpy as np
+
+    count, steps = len(terms), np.arange(CHUNK)
+    padded = np.zeros(-(-count // CHUNK) * CHUNK)
+    padded[:count] = terms
+    ahead = steps[None, :] - steps[:, None]
+    triangle = np.where(ahead >= 0, np.power(factor, np.maximum(ahead, 0)), 0.0)
+    sums = padded.reshape(-1, CHUNK) @ triangle.T
+    to_next = np.power(factor, CHUNK - steps)
+    for chunk in range(len(sums) - 2, -1, -1):
+        sums[chunk] += to_next * sums[chunk + 1, 0]
+    found: np.ndarray = sums.reshape(-1)[:count]
+    return found
