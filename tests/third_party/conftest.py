@@ -80,9 +80,9 @@ class Environment:
         report = json.loads(pip("--python", self.python, *arguments, *dry, cwd=cwd))
         return [item["metadata"]["name"] for item in report["install"]]
 
-    def beside(self, folder: Path, name: str) -> Environment:
-        """This environment with one more distribution, which lies in `folder` and leaves the environment unchanged."""
-        pip("install", "--no-index", "--find-links", self.wheels, "--no-deps", "--target", folder, name)
+    def beside(self, folder: Path, *names: str) -> Environment:
+        """This environment with more distributions, which lie in `folder` and leave the environment unchanged."""
+        pip("install", "--no-index", "--find-links", self.wheels, "--no-deps", "--target", folder, *names)
         return Environment(self.folder, self.wheels, (*self.path, folder))
 
     def run(self, *arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,8 @@ from slime.config.changes import Changes, in_words
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.layout import Grid
-from slime.memory.memory_plan import MemoryPlan
 from slime.plan.publish_time import seconds_of_layout
+from slime_plugin_memory.memory_plan import MemoryPlan
 
 PUBLISH = "publish"
 

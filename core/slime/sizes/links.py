@@ -9,13 +9,24 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from slime.layout import Grid
-from slime.memory.engine import bytes_a_weight, is_quantized
-from slime.memory.parameters import Weight, copies_embeddings, stages_of
 from slime.models.shapes import Block, Cut, Model
+from slime.sizes.parameters import Weight, copies_embeddings, stages_of
 from slime.topology.links import Link, Medium, Verb, medium_between
+from slime.topology.quantization import WeightFormat
 from slime.topology.topology import Topology
 from slime.topology.transport import IPC
 from slime.weights.transports import transport_of
+
+
+def is_quantized(form: WeightFormat | None, weight: Weight) -> bool:
+    """Whether engines with this format quantise a weight: all matrices inside layers are, but the routers'."""
+    plain = weight.block in (Block.embedding, Block.output, Block.norm, Block.router) or len(weight.shape) == 1
+    return form is not None and not plain and not weight.stated.in_bf16
+
+
+def bytes_a_weight(form: WeightFormat | None, weight: Weight, trained: float) -> float:
+    """Of a weight in engines, an element; `trained`: as it is trained."""
+    return form.bytes_a_weight if form and is_quantized(form, weight) else trained
 
 
 def owned_bytes(

@@ -11,11 +11,11 @@ from slime.algo.stages import run_stages
 from slime.config.changes import Changes, changed, in_words
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
-from slime.memory.engine import EngineRank
-from slime.memory.memory_plan import MARGIN, MemoryPlan, Place, most
-from slime.memory.trainer import GAPS, GIB, Phase
 from slime.topology.placement import BY_TURNS, SAVER
 from slime.topology.topology import read_topology
+from slime_plugin_memory.engine import EngineRank
+from slime_plugin_memory.memory_plan import MARGIN, MemoryPlan, Place, most
+from slime_plugin_memory.trainer import GAPS, GIB, Phase
 
 DEVICE = "memory a device"
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from slime.memory.engine import EngineRank
-from slime.memory.trainer import GIB, Phase
-from tests.memory.test_trainer import plan_of
+from plugins.estimates.memory.tests.test_trainer import plan_of
+from slime_plugin_memory.engine import EngineRank
+from slime_plugin_memory.trainer import GIB, Phase
 
 
 def rank_of(recipe: str, group: str = "default", *more: str) -> EngineRank:

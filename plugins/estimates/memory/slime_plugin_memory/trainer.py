@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slime.layout import Grid
-from slime.memory.activations import Layer
-from slime.memory.parameters import Held
+from slime.sizes.parameters import Held
+from slime_plugin_memory.activations import Layer
 
 GIB = 2**30
 

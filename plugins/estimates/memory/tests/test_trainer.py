@@ -6,8 +6,9 @@ import pytest
 
 from slime.compose.compose import examine
 from slime.layout import Grid
-from slime.memory.memory_plan import MemoryPlan
-from slime.memory.trainer import GIB, Phase, in_flight
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.memory_plan import MemoryPlan
+from slime_plugin_memory.trainer import GIB, Phase, in_flight
 
 FULL = [
     "train.megatron.recompute_granularity=full",
@@ -29,8 +30,8 @@ TP2, PP2 = (
 def plan_of(*arguments: str) -> MemoryPlan:
     composed = examine(arguments)
     assert composed.problems == []
-    assert composed.memory is not None
-    return composed.memory
+    assert isinstance(composed.memory, GpuMemory)
+    return composed.memory.plan
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from slime.config.hf import read_hf_config
-from slime.memory.memory_plan import MemoryPlan, plan_memory
-from slime.memory.trainer import GIB, Phase
-from slime.plugins import Plugins
-from slime.topology.topology import Topology
-
-
-def planned_peaks(topology: Topology, plugins: Plugins) -> dict[str, float]:
-    """Of a run whose model is there; nothing on cpu, and where the model's sizes are not known."""
-    model = topology.config.model
-    hf = read_hf_config(model.path, model.num_layers)
-    plan = plan_memory(topology, plugins.models.create(model.family), hf)
-    return peaks_of(plan) if plan else {}
+from slime_plugin_memory.memory_plan import MemoryPlan
+from slime_plugin_memory.trainer import GIB, Phase
 
 
 def peaks_of(plan: MemoryPlan) -> dict[str, float]:

@@ -1,19 +1,13 @@
-"""What `slime plan` says of memory, and of the bytes that a published version moves."""
+"""What the plan says of memory: the sections of its text, and the fields of its document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
-from slime.config.keys import value_of
-from slime.memory.engine import EngineRank
-from slime.memory.links import busiest
-from slime.memory.memory_plan import MemoryPlan, Place, most
-from slime.memory.trainer import GIB, Table
-from slime.plan.publish_time import PublishSeconds
-from slime.topology.links import Link, Medium
-from slime.topology.topology import Topology
-from slime.topology.transport_protocol import StoringTransport
-from slime.weights.transports import transport_of
+from slime_plugin_memory.engine import EngineRank
+from slime_plugin_memory.memory_plan import MemoryPlan, Place, most
+from slime_plugin_memory.trainer import GIB, Table
 
 
 def memory_sections(plan: MemoryPlan) -> Iterator[tuple[str, list[str]]]:
@@ -56,20 +50,39 @@ def _pool(name: str, rank: EngineRank) -> str:
     )
 
 
-def publish_lines(topology: Topology, links: Sequence[Link], seconds: PublishSeconds | None) -> Iterator[str]:
-    """The busiest link of each kind, what a disk must hold, and an estimate of the time."""
-    for (verb, medium), num_bytes in busiest(links).items():
-        count = sum((link.verb, link.over) == (verb, medium) for link in links)
-        shown = f"{count} link{'s' if count > 1 else ''} over {medium.value}"
-        yield f"  {verb.value:<10} {shown:<30} {num_bytes / 1e9:>10,.3f} GB at most"
-    transport = transport_of(topology.transport)
-    written = next((link.num_bytes for link in links if link.over is Medium.disk), None)
-    if written and isinstance(transport, StoringTransport):
-        what, num_bytes = transport.stored(topology.weights, written)
-        yield f"  {'disk':<10} {what:<30} {num_bytes / 1e9:>10,.3f} GB at least"
-        yield f"  {'':<10} in {value_of(topology.config, transport.folder)}"
-    if seconds is not None:
-        parts = (
-            f"network {seconds.network:.1f}, copies inside hosts {seconds.copies:.1f}, tensors {seconds.tensors:.1f}"
-        )
-        yield f"  {'seconds':<10} {f'about {seconds.total:.1f}, by estimate: {parts}'}"
+def document(plan: MemoryPlan) -> dict[str, Any]:
+    """The fields of `slime plan --json` that are this estimate's: bytes by item and phase, and the engines' pools."""
+    return {"memory": _memory(plan), "pools": {name: _pool_fields(rank) for name, rank in plan.engines.items()}}
+
+
+def _memory(plan: MemoryPlan) -> dict[str, Any]:
+    return {
+        "device_bytes": plan.device_bytes,
+        "host_bytes": plan.host_bytes,
+        "devices": [_place(place) for place in plan.devices],
+        "hosts": [_place(place) for place in plan.hosts],
+    }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    table = place.table
+    return {
+        "name": place.name,
+        "stage": place.stage,
+        "group": place.group and place.group.name,
+        "peak": table.peak.name,
+        "totals": {phase.name: round(table.total(phase)) for phase in table.phases},
+        "items": {
+            item: {phase.name: round(num_bytes) for phase, num_bytes in row.items()} for item, row in table.rows.items()
+        },
+    }
+
+
+def _pool_fields(rank: EngineRank) -> dict[str, Any]:
+    tokens = rank.pool_tokens
+    return {
+        "tokens": tokens and tokens * rank.group.dp,
+        "data_parallel_ranks": rank.group.dp,
+        "longest": rank.longest,
+        "sequences": rank.sequences,
+    }

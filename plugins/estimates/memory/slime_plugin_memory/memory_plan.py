@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from slime.algo.stages import run_stages
 from slime.config.schema import SlimeConfig
 from slime.contracts import Source
 from slime.engines.limits import longest_sequence
 from slime.layout import Grid, split_layers
-from slime.memory.activations import Activations, Layer
-from slime.memory.engine import EngineRank
-from slime.memory.links import version_bytes
-from slime.memory.parameters import (
-    DRAFTING_LAYER,
-    Held,
-    Weight,
-    blocks_by_layer,
-    copies_embeddings,
-    held_by_stage,
-    in_force,
-    learns_to_draft,
-    unknown_parameter,
-    weights_of,
-)
-from slime.memory.trainer import BF16, FP32, GIB, PROCESS, Table, TrainerRank, in_flight
 from slime.models.blocks import BuildingBlock
-from slime.models.bridge import HfConfig, ModelBridge
-from slime.models.mapping import WeightMapping
-from slime.topology.adapters import adapters_of
+from slime.sizes.links import version_bytes
+from slime.sizes.model import ModelSizes
+from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
 from slime.topology.engines import EngineGroup
-from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
+from slime_plugin_memory.activations import Activations, Layer
+from slime_plugin_memory.engine import EngineRank
+from slime_plugin_memory.trainer import BF16, FP32, GIB, PROCESS, Table, TrainerRank, in_flight
 
 MIB = 2**20
 MARGIN = 0.075
@@ -62,21 +47,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(ModelSizes):
     """Of a run on GPUs.
 
     Attributes:
-        model: Megatron's keywords of the model and its layout, with `vocab_size`.
-        weights: every tensor of the model.
         held: of a rank of each stage, if that is known already.
-        adapters: the parameters of adapters, which learn in the place of the model's.
     """
 
-    topology: Topology
-    model: Mapping[str, Any]
-    weights: Sequence[Weight]
     held: Sequence[Held] | None = None
-    adapters: Sequence[Weight] = ()
+
+    @classmethod
+    def of(cls, sizes: ModelSizes) -> MemoryPlan:
+        return cls(sizes.topology, sizes.model, sizes.weights, sizes.adapters)
 
     @property
     def cfg(self) -> SlimeConfig:
@@ -162,17 +144,6 @@ class MemoryPlan:
                 )
             )
         return ranks
-
-    def held_of(self, grid: Grid, model: Mapping[str, Any]) -> list[Held]:
-        """What a rank of every stage of a layout holds."""
-        base = [dataclasses.replace(weight, is_frozen=bool(self.adapters)) for weight in self.weights]
-        return held_by_stage(
-            [*base, *self.adapters],
-            grid,
-            model,
-            in_force=in_force(self.cfg.train, self.weights),
-            copies_embeddings=copies_embeddings(self.cfg.train, self.weights, self.model),
-        )
 
     def _layers(self, activations: Activations) -> list[Layer]:
         """By decoder layer; those of the same blocks are computed once."""
@@ -271,33 +242,6 @@ class MemoryPlan:
 
 def _stage(stage: int, grid: Grid) -> str:
     return f"pipeline stage {stage + 1} of {grid.pp}" if grid.pp > 1 else "every trainer"
-
-
-def plan_memory(topology: Topology, bridge: ModelBridge, hf: HfConfig) -> MemoryPlan | None:
-    """None on cpu, and of a family with blocks of its own, whose sizes are not known."""
-    mapping = bridge.weight_mapping(hf)
-    if not topology.cluster.on_gpus or unknown_parameter(mapping):
-        return None
-    model = keywords_of(topology.config.train.megatron, bridge, hf)
-    return memory_of(topology, model, mapping)
-
-
-def memory_of(topology: Topology, model: Mapping[str, Any], mapping: WeightMapping) -> MemoryPlan:
-    """Of a model whose sizes are known.
-
-    Args:
-        model: as `keywords_of` returns it.
-        mapping: the family's table.
-    """
-    adapters = adapters_of(topology.config.train)
-    learning = weights_of(model, adapters.mapping(mapping)) if adapters else []
-    return MemoryPlan(topology, model, weights_of(model, mapping), adapters=learning)
-
-
-def keywords_of(megatron: Mapping[str, Any], bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:
-    """Megatron's keywords of the model and of its layout (`train.megatron`), with `vocab_size`."""
-    model = {**bridge.transformer_config(hf), **bridge.model_kwargs(hf), **megatron}
-    return {**model, "vocab_size": hf["vocab_size"]}
 
 
 def most(place: Place) -> float:

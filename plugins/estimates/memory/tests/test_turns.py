@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.estimates.memory.tests.test_trainer import plan_of
 from slime.compose.compose import examine
-from slime.memory.memory_plan import most
-from slime.memory.trainer import Phase
-from tests.memory.test_trainer import plan_of
+from slime_plugin_memory.memory_plan import most
+from slime_plugin_memory.trainer import Phase
 
 SMALL, LARGE = ("+model=glm4-tiny", "+cluster=h200x1"), ("+model=qwen3-4b", "+cluster=h200x1")
 SAVER = "rollout.sglang.enable_memory_saver"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slime.memory.trainer import GIB
-from tests.memory.test_trainer import plan_of
+from plugins.estimates.memory.tests.test_trainer import plan_of
+from slime_plugin_memory.trainer import GIB
 
 
 @pytest.mark.parametrize(

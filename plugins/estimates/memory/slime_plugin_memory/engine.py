@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from slime.config.schema import Role
-from slime.memory.parameters import DRAFTING_LAYER, Weight, blocks_by_layer
-from slime.memory.trainer import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
 from slime.models.blocks import BuildingBlock, Cache
 from slime.models.shapes import Block, Cut, Model
+from slime.sizes.links import bytes_a_weight
+from slime.sizes.parameters import DRAFTING_LAYER, Weight, blocks_by_layer
 from slime.topology.engines import EngineGroup
 from slime.topology.quantization import WeightFormat
 from slime.topology.server_fields import (
@@ -26,6 +26,7 @@ from slime.topology.server_fields import (
     requests_per_rank,
     uses_deepep,
 )
+from slime_plugin_memory.trainer import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
 
 CONTEXT = 0.9 * GIB
 """CUDA context and kernels of an engine rank, on an H200."""
@@ -36,17 +37,6 @@ GRAPH_BYTES = 2 * MIB
 """Of CUDA graphs, a request of the largest batch: what SGLang itself reserves, and what an H200 showed."""
 DEEPEP_BLOCK = 128
 """Elements of a hidden state that share an fp32 scale where DeepEP sends it in FP8."""
-
-
-def is_quantized(form: WeightFormat | None, weight: Weight) -> bool:
-    """Whether engines with this format quantise a weight: all matrices inside layers are, but the routers'."""
-    plain = weight.block in (Block.embedding, Block.output, Block.norm, Block.router) or len(weight.shape) == 1
-    return form is not None and not plain and not weight.stated.in_bf16
-
-
-def bytes_a_weight(form: WeightFormat | None, weight: Weight, trained: float) -> float:
-    """Of a weight in engines, an element; `trained`: as it is trained."""
-    return form.bytes_a_weight if form and is_quantized(form, weight) else trained
 
 
 @dataclass(frozen=True)

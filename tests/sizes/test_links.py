@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from slime.compose.compose import examine
-from slime.memory.links import busiest
 from slime.plan.model import read_model
 from slime.plugins import load
+from slime.sizes.links import busiest
 from slime.topology.links import Link, Medium, Verb
 
 

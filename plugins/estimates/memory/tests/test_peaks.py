@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from slime.compose.compose import examine
-from slime.memory.memory_plan import MemoryPlan
-from slime.memory.peaks import peaks_of
-from slime.memory.trainer import GIB, Phase
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.memory_plan import MemoryPlan
+from slime_plugin_memory.peaks import peaks_of
+from slime_plugin_memory.trainer import GIB, Phase
 
 SIZES = [f"train.megatron.{name}_model_parallel_size={size}" for name, size in (("tensor", 1), ("pipeline", 2))]
 TWO_STAGES = ["+cluster=h200x2", *SIZES]
 
 
 def plan_of(*arguments: str) -> MemoryPlan:
-    plan = examine(["+model=glm4-9b-trial", *TWO_STAGES, *arguments]).memory
-    assert plan is not None
-    return plan
+    memory = examine(["+model=glm4-9b-trial", *TWO_STAGES, *arguments]).memory
+    assert isinstance(memory, GpuMemory)
+    return memory.plan
 
 
 def test_the_fullest_stage_counts_and_all_ranks_of_its_host() -> None:
