@@ -3,7 +3,7 @@
     python benchmarks/dsa.py                        # sizes of a 744B-A40B model, 4k to 64k tokens, one GPU
     python benchmarks/dsa.py --device cpu --tiny    # a second, to see that it runs
 
-- dense: torch's causal attention with the heads' own keys and values, as `specs.mla` computes it;
+- dense: torch's causal attention with the heads' own keys and values, as latent attention to all keys computes it;
 - sparse: `sparse_attention` over latents, with keys that the indexer chose;
 - indexer: its scores of all causal keys and the choice of the best, forward alone; a layer in four does this.
 

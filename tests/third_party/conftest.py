@@ -28,12 +28,13 @@ LAPTOP_RUN = (
     "sglang-torch-cpu",
     "slime-plugin-sglang",
     "slime-plugin-glm4",
+    "slime-plugin-latent-attention",
     "slime-plugin-multi-token-prediction",
     "slime-plugin-math",
     "slime-plugin-dynamic-sampling",
 )
 """What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, the model, and what the model's own
-metadata asks for: its task, its multi-token prediction layer, and the filter of its larger recipes."""
+metadata asks for: its task, the blocks that not all families have, and the filter of its larger recipes."""
 collect_ignore = [
     "closeness",
     "int8",

@@ -55,10 +55,11 @@ class LatentBridge:
 
     def block_spec(self, config: Any, vp_stage: int | None) -> Any:
         from slime.models import specs
+        from slime_plugin_latent_attention.module import mla
 
         def layer(is_moe: bool) -> Any:
             mlp = specs.moe(config) if is_moe else specs.gated_mlp(config)
-            return specs.transformer_layer(config, attention=specs.mla(config), mlp=mlp)
+            return specs.transformer_layer(config, attention=mla(config), mlp=mlp)
 
         return specs.decoder_block(config, vp_stage, layer)
 
