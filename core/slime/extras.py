@@ -19,6 +19,7 @@ IN_A_CHECKOUT = {
 }
 
 APART: Mapping[str, tuple[str, Sequence[str]]] = {
+    "plugins/engines/sglang-rules": ("slime-plugin-sglang-rules", ("engine_check/sglang",)),
     "plugins/estimates/memory": ("slime-plugin-memory", ("memory_estimate/cuda",)),
     "plugins/transports/broadcast": ("slime-plugin-broadcast", ("transport/broadcast",)),
     "plugins/transports/disk": (

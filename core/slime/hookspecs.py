@@ -127,6 +127,11 @@ class SlimeHooks(Protocol):
         hosts, and takes it down with the driver. A factory returns a `slime.topology.launcher.Launcher`."""
 
     @hookspec
+    def slime_engine_checks(self) -> Mapping[str, Factory]:
+        """Rules of the engines' software: `{name: factory}`. Every installed one is asked of each layout, before
+        anything starts. A factory returns a `slime.topology.engine_checks.EngineCheck`."""
+
+    @hookspec
     def slime_memory_estimates(self) -> Mapping[str, Factory]:
         """Estimates of what devices and hosts will hold: `{device: factory}`, selected by `cluster.device`. The factory
         gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a

@@ -49,6 +49,7 @@ KINDS = (
     "quantization",
     "adapter",
     "launcher",
+    "engine_check",
     "memory_estimate",
     "preflight",
     "explanation",

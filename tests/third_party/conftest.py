@@ -27,6 +27,7 @@ LAPTOP_RUN = (
     "megatron-core-portable",
     "sglang-torch-cpu",
     "slime-plugin-sglang",
+    "slime-plugin-sglang-rules",
     "slime-plugin-glm4",
     "slime-plugin-latent-attention",
     "slime-plugin-multi-token-prediction",

@@ -31,6 +31,7 @@ from slime.models.mapping import WeightMapping
 from slime.plugins import Plugins
 from slime.sizes.estimate import MemoryEstimate, estimate_memory
 from slime.topology.adapters import adapters_of
+from slime.topology.engine_checks import unchecked
 from slime.topology.engines import generates, role_problems
 from slime.topology.placement import idle_devices, placement_problems, span_problems, turn_problems
 from slime.topology.topology import Topology, read_topology
@@ -94,7 +95,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     checked.problems += plugins.check(cfg)
     if not checked.problems:
         tight = checked.memory.warnings() if checked.memory else ()
-        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight]
+        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unchecked(topology)]
     return checked
 
 

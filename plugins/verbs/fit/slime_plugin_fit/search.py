@@ -30,8 +30,9 @@ from slime.plan.flops import ForwardFlops
 from slime.plugins import Plugins
 from slime.sizes.model import keywords_of, sizes_of
 from slime.sizes.parameters import Held, unknown_parameter
+from slime.topology.engine_checks import engine_check_problems
 from slime.topology.placement import BY_TURNS
-from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
+from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology, read_topology
 from slime_plugin_fit.candidate import Candidate, published
 from slime_plugin_fit.engines import engine_changes
@@ -335,7 +336,7 @@ class _Search:
             try:
                 memory = dataclasses.replace(self.memory, topology=read_topology(changed(self.cfg, changes)))
                 engines = [rank.on_device(bucket=0) for rank in memory.engines.values()]
-                wrong = any(True for _ in sglang_problems(memory.topology, self.model, memory.blocks))
+                wrong = any(True for _ in engine_check_problems(memory.topology, self.model, memory.blocks))
             except SlimeError:
                 continue
             if not wrong and all(table.total(table.peak) <= self._room for table in engines):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from slime.config.schema import Role, SlimeConfig
-from tests.topology.test_sglang_rules import ATTENTION, DEEPEP, DENSE, EAGLE, MOE, SPARSE, problems
-from tests.topology.test_sglang_rules import base as base
 
 from .real_server_args import server_args
+from .test_rules import ATTENTION, DEEPEP, DENSE, EAGLE, MOE, SPARSE, problems
+from .test_rules import base as base
 
 LATENT = {**MOE, "multi_latent_attention": True}
 WIDE = {"tp_size": 8, "dp_size": 8, **ATTENTION}

@@ -18,9 +18,9 @@ from slime.config.schema import EngineGroupConfig, Role, SlimeConfig
 from slime.models import gqa, mlp
 from slime.topology.environment import engine_environment
 from slime.topology.server_fields import dispatch_tokens
-from slime.topology.sglang_rules import sglang_problems
 from slime.topology.topology import read_topology
 from slime_plugin_fp8_block.config import Fp8Format
+from slime_plugin_sglang_rules.rules import sglang_problems
 
 from .real_server_args import server_args
 

@@ -1,6 +1,6 @@
 """What SGLang 0.5.16 refuses, or changes without a word, of how an engine batches, drafts and computes.
 
-As in `sglang_rules`: read in its sources, held against the real `ServerArgs` by a test.
+As in `rules`: read in its sources, held against the real `ServerArgs` by a test.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from slime.config.schema import Role
 from slime.errors import SlimeError
 from slime.topology.server_fields import draft_fields, graph_step
-from slime.topology.sglang_asked import Asked
+from slime_plugin_sglang_rules.asked import Asked
 
 CHUNK = 8192
 """`chunked_prefill_size` that SGLang takes on an H100 or H200."""

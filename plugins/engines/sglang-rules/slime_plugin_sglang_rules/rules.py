@@ -12,16 +12,14 @@ from typing import Any
 
 from slime.config.schema import Role
 from slime.errors import SlimeError
+from slime.layout import divisors, listed
 from slime.models.blocks import BuildingBlock
 from slime.topology.engines import EngineGroup
-from slime.topology.server_fields import DISPATCH_TOKENS, dispatch_tokens, transfer_backend
-from slime.topology.sglang_asked import Asked, divisors, listed
-from slime.topology.sglang_serving import serving_problems
+from slime.topology.server_fields import DEEPEP_RANKS, DISPATCH_TOKENS, dispatch_tokens, transfer_backend
 from slime.topology.topology import Topology
+from slime_plugin_sglang_rules.asked import Asked
+from slime_plugin_sglang_rules.serving import serving_problems
 
-DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
-"""Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
-build). Low-latency kernels take any size that divides the experts."""
 MOST_DISPATCH_TOKENS = 1024
 
 
