@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slime.algo.stages import run_stages
 from slime.config.keys import value_of
-from slime.sizes.links import busiest, num_tensors, publish_links, version_bytes
+from slime.sizes.links import busiest, num_tensors, version_bytes
 from slime.sizes.model import ModelSizes
 from slime.topology.links import Link, Medium, Verb
 from slime.topology.topology import Topology
@@ -53,13 +52,6 @@ def publish_seconds(sizes: ModelSizes, links: Sequence[Link]) -> PublishSeconds 
         copies=version_bytes(topology, sizes.weights, sizes.model) / rate,
         tensors=num_tensors(topology, sizes.weights) * TENSOR_S,
     )
-
-
-def seconds_of_layout(sizes: ModelSizes) -> PublishSeconds | None:
-    """As `publish_seconds`, of a config that has no problems; None of one that only learns from demonstrations."""
-    if not run_stages(sizes.topology.config).reinforces:
-        return None
-    return publish_seconds(sizes, publish_links(sizes.topology, sizes.weights, sizes.model))
 
 
 def publish_lines(topology: Topology, links: Sequence[Link], seconds: PublishSeconds | None) -> Iterator[str]:

@@ -141,13 +141,11 @@ class Held:
         dense: that learn; their optimizer state is shared out over data- and context-parallel ranks.
         experts: that learn; over expert-data-parallel ranks.
         frozen: that do not learn and have neither gradient nor optimizer state; buffers too.
-        largest_experts: of the experts of one layer.
     """
 
     dense: int = 0
     experts: int = 0
     frozen: int = 0
-    largest_experts: int = 0
 
     @property
     def learning(self) -> int:
@@ -198,8 +196,7 @@ def held_by_stage(
         counts[stage][kind] += count
         if weight.block is Block.embedding and last and copies_embeddings:
             counts[last][kind] += count
-    largest = _most_experts(weights, grid)
-    return [Held(**of_stage, largest_experts=largest) for of_stage in counts]
+    return [Held(**of_stage) for of_stage in counts]
 
 
 def stages_of(weights: Sequence[Weight], grid: Grid, megatron: Model) -> list[int]:
@@ -210,11 +207,3 @@ def stages_of(weights: Sequence[Weight], grid: Grid, megatron: Model) -> list[in
     return [
         outside.get(weight.block, grid.pp - 1) if weight.layer is None else by_layer[weight.layer] for weight in weights
     ]
-
-
-def _most_experts(weights: Sequence[Weight], grid: Grid) -> int:
-    by_layer: dict[int | None, int] = {}
-    for weight in weights:
-        if weight.block is Block.experts:
-            by_layer[weight.layer] = by_layer.get(weight.layer, 0) + weight.on_rank(grid)
-    return max(by_layer.values(), default=0)
