@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 3400,
     "weights": 2400,
-    ".": 4660,
+    ".": 4665,
     "cluster": 2760,
     "testing": 2950,
     "train": 2685,
