@@ -23,8 +23,9 @@ from train import Case as Packs
 
 from slime.compose.compose import compose, examine
 from slime.config.schema import LossMean
-from slime.memory.trainer import GIB, Phase
 from slime.testing.ranks import Rank, run_ranks
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.trainer import GIB, Phase
 
 TOLERANCE = 0.1
 RANDOM = ["recipe=none", "model.init=random", "eval.path=null", "rollout.max_prompt_tokens=32"]
@@ -111,9 +112,9 @@ CASES = {
 def predict(words: Sequence[str]) -> list[dict[str, float]]:
     """GiB by phase, of a rank of each pipeline stage."""
     memory = examine(words).memory
-    assert memory is not None, "a run on GPUs"
+    assert isinstance(memory, GpuMemory), "a run on GPUs"
     stages = []
-    for trainer in memory.trainers:
+    for trainer in memory.plan.trainers:
         whole = trainer.weights + trainer.optimizer + 3 * trainer.bucket
         stages.append({"train": trainer.allocated(Phase.train) / GIB, "publish": whole / GIB})
     return stages

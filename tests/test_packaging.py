@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from slime.compose.groups import scan
-from slime.extras import APART
+from slime.extras import APART, ASKED_BY
 from slime.plugins import load
 from slime.testing.patience import run_within
 
@@ -123,6 +123,16 @@ def test_what_comes_apart_is_brought_by_the_distribution_that_is_named() -> None
     assert {f"verb/{item.name}" for item in kinds["verb"] if item.distribution != CORE} <= brought.keys()
     for folder, (distribution, _) in APART.items():
         assert project(ROOT / folder / "pyproject.toml")["name"] == distribution
+
+
+def test_what_is_installed_alone_in_a_checkout_comes_with_what_it_needs_for_it() -> None:
+    """pip finds none of them on an index."""
+    named = {
+        project(ROOT / folder / "pyproject.toml")["name"]: folder for folder in (*APART, *sum(ASKED_BY.values(), ()))
+    }
+    for folder, others in ASKED_BY.items():
+        needs = {Requirement(line).name for line in project(ROOT / folder / "pyproject.toml")["dependencies"]} - {CORE}
+        assert {named[need] for need in needs} == set(others)
 
 
 def test_no_example_asks_for_the_name_of_somebody_else() -> None:

@@ -336,8 +336,7 @@ class Objective(Protocol):
 
     @property
     def needs(self) -> Sequence[Column]:
-        """The columns that `loss` reads. Each source beside the rollout costs the memory or the passes that `slime
-        plan` shows."""
+        """The columns that `loss` reads. Sources beside the rollout cost memory or passes: `slime plan` shows them."""
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         """The numbers that `loss` returns where these columns are there. They must be exactly those."""

@@ -13,12 +13,13 @@ DISTRIBUTION = "slime-rl"
 EXTRAS = {"cuda": "gpu", "cpu": "cpu"}
 """By `cluster.device`: the extra that brings all. Its metadata lists what the other extras have, too."""
 IN_A_CHECKOUT = {
-    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/engines/sglang, "
-    "or 'make setup' for a CPU",
+    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/engines/*, or 'make setup' for a CPU",
     "cpu": "'make setup'",
 }
 
 APART: Mapping[str, tuple[str, Sequence[str]]] = {
+    "plugins/engines/sglang-rules": ("slime-plugin-sglang-rules", ("engine_check/sglang",)),
+    "plugins/estimates/memory": ("slime-plugin-memory", ("memory_estimate/cuda",)),
     "plugins/transports/broadcast": ("slime-plugin-broadcast", ("transport/broadcast",)),
     "plugins/transports/disk": (
         "slime-plugin-disk",
@@ -45,6 +46,11 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/rewards/math": ("slime-plugin-math", ("reward/math", "reward/arithmetic")),
 }
 """Folder in a checkout -> the distribution, and the names and keys that it brings."""
+ASKED_BY: Mapping[str, Sequence[str]] = {
+    "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory"),
+    "plugins/verbs/preflight": ("plugins/estimates/memory",),
+}
+"""Folder -> others that it needs and that a plan does without."""
 
 
 def apart(kind: str) -> dict[str, str]:
@@ -66,7 +72,8 @@ def how_to_get(wanted: str) -> str:
     empty if none does."""
     for folder, (distribution, brought) in APART.items():
         if wanted in brought:
-            return f"Run: pip install {distribution}. In a checkout: pip install ./{folder}, or 'make setup'."
+            folders = " ".join(f"./{each}" for each in (*ASKED_BY.get(folder, ()), folder))
+            return f"Run: pip install {distribution}. In a checkout: pip install {folders}, or 'make setup'."
     return ""
 
 

@@ -127,6 +127,18 @@ class SlimeHooks(Protocol):
         hosts, and takes it down with the driver. A factory returns a `slime.topology.launcher.Launcher`."""
 
     @hookspec
+    def slime_engine_checks(self) -> Mapping[str, Factory]:
+        """Rules of the engines' software: `{name: factory}`. Every installed one is asked of each layout, before
+        anything starts. A factory returns a `slime.topology.engine_checks.EngineCheck`."""
+
+    @hookspec
+    def slime_memory_estimates(self) -> Mapping[str, Factory]:
+        """Estimates of what devices and hosts will hold: `{device: factory}`, selected by `cluster.device`. The factory
+        gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a
+        `slime.sizes.estimate.MemoryEstimate`. What does not fit is refused before anything starts; without an estimate
+        a plan says that memory is not known."""
+
+    @hookspec
     def slime_preflights(self) -> Mapping[str, Factory]:
         """Looks at the hosts of a run: `{name: factory}`. Every installed one is asked once Ray is up, before anything
         of the run starts. A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,3 +212,13 @@ def _expand(layout: str) -> list[str]:
             )
         text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
     return text.split("|")
+
+
+def divisors(number: int) -> list[int]:
+    """Sizes that share `number` out evenly, 1 and itself among them."""
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """For an error's sentence."""
+    return ", ".join(map(str, numbers))

@@ -18,11 +18,11 @@ from slime.cluster.trainers import TrainerGroup
 from slime.config.paths import resolve
 from slime.contracts import Source
 from slime.errors import SlimeError
-from slime.memory.peaks import planned_peaks
 from slime.net import Endpoint
 from slime.observe.metrics import SAVING
 from slime.observe.stopwatch import Stopwatch
 from slime.run_dir import RunDir
+from slime.sizes.estimate import planned_peaks
 from slime.topology.topology import Topology
 from slime.train.packing import pack_for
 from slime.types import RL, SFT, Batch, TrainSample

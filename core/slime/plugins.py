@@ -49,6 +49,8 @@ KINDS = (
     "quantization",
     "adapter",
     "launcher",
+    "engine_check",
+    "memory_estimate",
     "preflight",
     "explanation",
     "estimator",
@@ -84,10 +86,6 @@ class Plugin:
     def checks(self) -> bool:
         """Whether it implements `slime_check`."""
         return self.hooks is not None and bool(self.hooks.slime_check.get_hookimpls())
-
-    @property
-    def only_verbs(self) -> bool:
-        return self.brings().keys() == {VERB} and not self.config_paths
 
     def brings(self) -> dict[str, list[str]]:
         """Kind -> names of what it contributes, for a listing; a plugin that only checks says so."""
@@ -163,7 +161,7 @@ class Plugins:
                 "contributes": sorted(f"{item.kind}/{item.name}" for item in plugin.contributions if item.kind != VERB),
             }
             for plugin in self.installed
-            if not plugin.only_verbs
+            if plugin.brings().keys() != {VERB} or plugin.config_paths
         }
 
     def require_same(self, driver: Fingerprint, node: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from slime.compose.compose import examine
 from slime.config.paths import resolve
-from slime.memory.memory_plan import MemoryPlan
-from slime.memory.trainer import Phase
+from slime_plugin_memory.memory_plan import MemoryPlan
+from slime_plugin_memory.trainer import Phase
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 TINY = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.models import embeddings, mla, output, rules
+import slime_plugin_latent_attention as mla
+from slime.models import embeddings, output, rules
 from slime.models.mapping import Layout, Rule, Shard, WeightMapping
 
 GROUPS, HEAD = 4, 2

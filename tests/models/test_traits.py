@@ -10,9 +10,9 @@ import pytest
 
 from slime import plugins
 from slime.config.schema import SlimeConfig
-from slime.memory.parameters import in_force, weights_of
 from slime.models.bridge import traits_of
 from slime.models.traits import extra_losses
+from slime.sizes.parameters import in_force, weights_of
 
 CONFIGS = Path(__file__).parents[2] / "plugins/models"
 SCALE, COEFFICIENT = "train.mtp_loss_scale", "train.megatron.dsa_indexer_loss_coeff"

@@ -27,13 +27,15 @@ LAPTOP_RUN = (
     "megatron-core-portable",
     "sglang-torch-cpu",
     "slime-plugin-sglang",
+    "slime-plugin-sglang-rules",
     "slime-plugin-glm4",
+    "slime-plugin-latent-attention",
     "slime-plugin-multi-token-prediction",
     "slime-plugin-math",
     "slime-plugin-dynamic-sampling",
 )
 """What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, the model, and what the model's own
-metadata asks for: its task, its multi-token prediction layer, and the filter of its larger recipes."""
+metadata asks for: its task, the blocks that not all families have, and the filter of its larger recipes."""
 collect_ignore = [
     "closeness",
     "int8",
@@ -80,9 +82,9 @@ class Environment:
         report = json.loads(pip("--python", self.python, *arguments, *dry, cwd=cwd))
         return [item["metadata"]["name"] for item in report["install"]]
 
-    def beside(self, folder: Path, name: str) -> Environment:
-        """This environment with one more distribution, which lies in `folder` and leaves the environment unchanged."""
-        pip("install", "--no-index", "--find-links", self.wheels, "--no-deps", "--target", folder, name)
+    def beside(self, folder: Path, *names: str) -> Environment:
+        """This environment with more distributions, which lie in `folder` and leave the environment unchanged."""
+        pip("install", "--no-index", "--find-links", self.wheels, "--no-deps", "--target", folder, *names)
         return Environment(self.folder, self.wheels, (*self.path, folder))
 
     def run(self, *arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -27,12 +27,12 @@ from slime.config.paths import resolve
 from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig
 from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.errors import SlimeError
-from slime.memory.memory_plan import MemoryPlan, plan_memory
-from slime.memory.problems import memory_problems, memory_warnings
 from slime.models.bridge import EngineBridge, ModelBridge
 from slime.models.mapping import WeightMapping
 from slime.plugins import Plugins
+from slime.sizes.estimate import MemoryEstimate, estimate_memory
 from slime.topology.adapters import adapters_of
+from slime.topology.engine_checks import unchecked
 from slime.topology.engines import generates, role_problems
 from slime.topology.placement import idle_devices, placement_problems, span_problems, turn_problems
 from slime.topology.topology import Topology, read_topology
@@ -59,7 +59,7 @@ class Checked:
 
     problems: list[SlimeError]
     topology: Topology | None = None
-    memory: MemoryPlan | None = None
+    memory: MemoryEstimate | None = None
     warnings: list[SlimeError] = field(default_factory=list)
 
 
@@ -95,8 +95,8 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     _model(topology, plugins, checked, is_placed=not places)
     checked.problems += plugins.check(cfg)
     if not checked.problems:
-        tight = memory_warnings(checked.memory) if checked.memory else ()
-        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight]
+        tight = checked.memory.warnings() if checked.memory else ()
+        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unchecked(topology)]
     return checked
 
 
@@ -183,8 +183,8 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
             problems += [SlimeError(sentence.rstrip("."), where=where, todo=todo) for sentence in sentences]
     if layout or not is_placed:  # the others compute with the sizes
         return
-    checked.memory = plan_memory(topology, bridge, hf)
-    problems += memory_problems(checked.memory) if checked.memory else ()
+    checked.memory = estimate_memory(topology, bridge, hf, plugins)
+    problems += checked.memory.problems() if checked.memory else ()
     problems += family_problems(bridge, hf, cfg.train.megatron)
 
 

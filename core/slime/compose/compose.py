@@ -35,8 +35,7 @@ from slime.config.keys import default_config, own_keys, suggest, value_of
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
-from slime.memory.memory_plan import MemoryPlan
-from slime.memory.problems import fit_together
+from slime.sizes.estimate import MemoryEstimate
 from slime.topology.placement import SAVER
 from slime.topology.topology import Topology, read_topology
 
@@ -62,7 +61,7 @@ class Composed:
     needs: Sequence[SlimeError]
     choices: dict[str, str]
     topology: Topology | None = None
-    memory: MemoryPlan | None = None
+    memory: MemoryEstimate | None = None
     warnings: Sequence[SlimeError] = ()
 
     @property
@@ -188,10 +187,10 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
     if problems and not value_problems(cfg, plugins):
         problems = with_ways_out(problems, given, rules)
     elif found.topology and not problems:
-        if found.memory and fit_together(found.memory):
+        if found.memory and found.memory.fit_together():
             cfg.rollout.sglang[SAVER] = False
             found.topology = read_topology(cfg)
-            found.memory = dataclasses.replace(found.memory, topology=found.topology)
+            found.memory = found.memory.under(found.topology)
         missing = needs(found.topology)
     return Composed(cfg, problems, missing, line.choices, found.topology, found.memory, found.warnings)
 

@@ -10,9 +10,8 @@ from slime.config.changes import Changes, changed, in_words
 from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
 from slime.config.schema import RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
-from slime.layout import SIZE_KEYS, read_grid, split_layers
+from slime.layout import SIZE_KEYS, divisors, read_grid, split_layers
 from slime.topology.engines import DEFAULT
-from slime.topology.sglang_asked import divisors
 
 MEGATRON, ENGINES = "train.megatron", "rollout.engines."
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"

@@ -19,13 +19,12 @@ from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
 from slime.config.schema import RolloutConfig, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
-from slime.layout import Grid, split_layers, trains_experts
+from slime.layout import Grid, divisors, listed, split_layers, trains_experts
 from slime.models.bridge import HfConfig, ModelBridge, PlanBridge
 from slime.models.mapping import WeightMapping
+from slime.topology.engine_checks import engine_check_problems
 from slime.topology.engines import EngineGroup
-from slime.topology.server_fields import drafts_with_own_layer
-from slime.topology.sglang_asked import divisors, listed
-from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
+from slime.topology.server_fields import DEEPEP_RANKS, drafts_with_own_layer
 from slime.topology.topology import Topology
 
 MEGATRON = "train.megatron"
@@ -53,7 +52,7 @@ def layout_problems(
     yield from _speculation(topology.groups, cfg.model.path, drafts=drafts)
     yield from _expert_order(topology.groups)
     yield from _prediction(cfg.train.mtp_loss_scale, model, drafts=drafts)
-    yield from sglang_problems(topology, model, mapping.blocks)
+    yield from engine_check_problems(topology, model, mapping.blocks)
 
 
 def family_problems(bridge: ModelBridge, hf: HfConfig, megatron: Mapping[str, Any]) -> Iterator[SlimeError]:

@@ -1,7 +1,7 @@
 """What a building block states of itself: the shapes of its parameters, and what it costs. No torch.
 
 A block's rules carry it (`BuildingBlock.state`), so the weight mapping of a model says which blocks each layer has, and
-whoever sums over them (`slime.memory`, `slime.plan.flops`) names none. All activations are bf16.
+whoever sums over them (`slime.sizes`, `slime.plan.flops`) names none. All activations are bf16.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class PlanBridge(ModelBridge, Protocol):
 
 @runtime_checkable
 class EngineBridge(ModelBridge, Protocol):
-    """A family whose model in SGLang lacks something; what all models need is in `slime.topology.sglang_rules`."""
+    """A family whose model in SGLang lacks something; what all models need is in `slime.topology.engine_checks`."""
 
     def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
         """What an engine group's fields of `ServerArgs` ask of the model that it does not do, a sentence each."""

@@ -7,7 +7,6 @@ three. `post_norm` puts a norm behind the output projection as well (sandwich no
 
 from slime.models.decoder.module import decoder_block, dense_or_moe_layer, transformer_layer
 from slime.models.gqa.module import gqa
-from slime.models.mla.module import mla
 from slime.models.mlp.module import gated_mlp
 from slime.models.moe.module import moe
 
@@ -16,7 +15,6 @@ __all__ = [
     "dense_or_moe_layer",
     "gated_mlp",
     "gqa",
-    "mla",
     "moe",
     "transformer_layer",
 ]

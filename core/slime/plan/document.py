@@ -8,8 +8,6 @@ from enum import Enum
 from typing import Any
 
 from slime.compose.compose import Composed
-from slime.memory.engine import EngineRank
-from slime.memory.memory_plan import MemoryPlan, Place
 from slime.plan.commands import commands
 from slime.plan.model import PlannedModel, Stage, read_model
 from slime.plan.publish_time import PublishSeconds
@@ -44,8 +42,7 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         **_topology(model.topology, model),
         "publish": None if model.links is None else [_link(link) for link in model.links],
         "publish_seconds": _seconds(model.seconds) if model.seconds else None,
-        "memory": _memory(composed.memory) if composed.memory else None,
-        "pools": {name: _pool(rank) for name, rank in composed.memory.engines.items()} if composed.memory else {},
+        **(composed.memory.document() if composed.memory else {"memory": None, "pools": {}}),
         "commands": commands(composed.cfg.cluster),
     }
 
@@ -79,39 +76,6 @@ def _seconds(seconds: PublishSeconds) -> dict[str, float]:
 def _link(link: Link) -> dict[str, Any]:
     ends = {"from": link.source, "to": link.target}
     return {"does": link.verb.name, **ends, "over": link.over.name, "bytes": link.num_bytes}
-
-
-def _memory(plan: MemoryPlan) -> dict[str, Any]:
-    return {
-        "device_bytes": plan.device_bytes,
-        "host_bytes": plan.host_bytes,
-        "devices": [_place(place) for place in plan.devices],
-        "hosts": [_place(place) for place in plan.hosts],
-    }
-
-
-def _place(place: Place) -> dict[str, Any]:
-    table = place.table
-    return {
-        "name": place.name,
-        "stage": place.stage,
-        "group": place.group and place.group.name,
-        "peak": table.peak.name,
-        "totals": {phase.name: round(table.total(phase)) for phase in table.phases},
-        "items": {
-            item: {phase.name: round(num_bytes) for phase, num_bytes in row.items()} for item, row in table.rows.items()
-        },
-    }
-
-
-def _pool(rank: EngineRank) -> dict[str, Any]:
-    tokens = rank.pool_tokens
-    return {
-        "tokens": tokens and tokens * rank.group.dp,
-        "data_parallel_ranks": rank.group.dp,
-        "longest": rank.longest,
-        "sequences": rank.sequences,
-    }
 
 
 def _trainer(trainer: Trainer) -> dict[str, Any]:

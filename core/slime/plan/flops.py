@@ -10,11 +10,11 @@ from typing import Any
 
 from slime.config.hf import read_hf_config
 from slime.config.schema import SlimeConfig
-from slime.memory.memory_plan import keywords_of
-from slime.memory.parameters import Weight, blocks_by_layer, unknown_parameter, weights_of
 from slime.models.blocks import BuildingBlock
 from slime.models.shapes import Block
 from slime.plugins import Plugins
+from slime.sizes.model import keywords_of
+from slime.sizes.parameters import Weight, blocks_by_layer, unknown_parameter, weights_of
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 from slime.compose.compose import Composed
 from slime.config.hf import config_folder, read_hf_config
 from slime.layout import split_layers
-from slime.memory.links import publish_links
-from slime.memory.memory_plan import MemoryPlan, keywords_of, memory_of
-from slime.memory.parameters import stages_of, unknown_parameter
 from slime.plan.publish_time import PublishSeconds, publish_seconds
 from slime.plugins import Plugins
+from slime.sizes.links import publish_links
+from slime.sizes.model import ModelSizes, keywords_of, sizes_of
+from slime.sizes.parameters import stages_of, unknown_parameter
 from slime.topology.links import Link
 from slime.topology.topology import Topology
 
@@ -73,21 +73,21 @@ def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
     for number, chunks in enumerate(split_layers(hf["num_hidden_layers"], topology.grid, cfg.train.megatron)):
         stages.append(Stage(number, chunks, range(number * per_stage, (number + 1) * per_stage)))
     expert = ("etp", "ep", "edp") if architecture.get("num_moe_experts") else ()
-    unknown, links, learning = unknown_parameter(mapping), None, 0
+    unknown, links, seconds, learning = unknown_parameter(mapping), None, None, 0
     if unknown is None:
-        model = keywords_of(cfg.train.megatron, bridge, hf)
-        memory = composed.memory or memory_of(topology, model, mapping)
-        links = publish_links(topology, memory.weights, model)
-        stages = list(_with_parameters(stages, memory))
-        learning = sum(weight.numel for weight in memory.adapters)
-    seconds = publish_seconds(composed.memory, links) if composed.memory and links else None
+        sizes = sizes_of(topology, keywords_of(cfg.train.megatron, bridge, hf), mapping)
+        links = publish_links(topology, sizes.weights, sizes.model)
+        seconds = publish_seconds(sizes, links)
+        stages = list(_with_parameters(stages, sizes))
+        learning = sum(weight.numel for weight in sizes.adapters)
     dimensions = ("tp", "cp", "dp", "pp", *expert)
     return PlannedModel(hf, architecture, topology, stages, dimensions, links, unknown, seconds, learning)
 
 
-def _with_parameters(stages: Sequence[Stage], plan: MemoryPlan) -> Iterator[Stage]:
+def _with_parameters(stages: Sequence[Stage], sizes: ModelSizes) -> Iterator[Stage]:
     whole = Counter[int]()
-    for weight, number in zip(plan.weights, stages_of(plan.weights, plan.grid, plan.model), strict=True):
+    grid = sizes.topology.grid
+    for weight, number in zip(sizes.weights, stages_of(sizes.weights, grid, sizes.model), strict=True):
         whole[number] += weight.numel
-    for stage, held in zip(stages, plan.held_of(plan.grid, plan.model), strict=True):
+    for stage, held in zip(stages, sizes.held_of(grid, sizes.model), strict=True):
         yield replace(stage, parameters=whole[stage.number], of_rank=held.all)

@@ -1,15 +1,18 @@
-"""How long a version takes from the trainers to the engines: an estimate from bytes and measured rates. No torch."""
+"""What a version moves from the trainers to the engines, and how long that takes: an estimate from bytes and measured
+rates. No torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slime.algo.stages import run_stages
-from slime.memory.links import num_tensors, publish_links, version_bytes
-from slime.memory.memory_plan import MemoryPlan
+from slime.config.keys import value_of
+from slime.sizes.links import busiest, num_tensors, version_bytes
+from slime.sizes.model import ModelSizes
 from slime.topology.links import Link, Medium, Verb
+from slime.topology.topology import Topology
+from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
 
 NETWORK = 40e9
@@ -31,12 +34,12 @@ class PublishSeconds:
         return self.network + self.copies + self.tensors
 
 
-def publish_seconds(plan: MemoryPlan, links: Sequence[Link]) -> PublishSeconds | None:
+def publish_seconds(sizes: ModelSizes, links: Sequence[Link]) -> PublishSeconds | None:
     """Of a full version; None on cpu, over a transport whose rate is not known, and without engines.
 
     Between hosts every process receives over one link of 400 Gb/s; NCCL may use several.
     """
-    topology, rate = plan.topology, transport_of(plan.topology.transport).copy_rate
+    topology, rate = sizes.topology, transport_of(sizes.topology.transport).copy_rate
     if not topology.cluster.on_gpus or rate is None or not links:
         return None
     received: Counter[tuple[Verb, str]] = Counter()
@@ -46,13 +49,25 @@ def publish_seconds(plan: MemoryPlan, links: Sequence[Link]) -> PublishSeconds |
     busiest = (max((size for (verb, _), size in received.items() if verb is one), default=0) for one in Verb)
     return PublishSeconds(
         network=sum(busiest) / NETWORK,
-        copies=version_bytes(topology, plan.weights, plan.model) / rate,
-        tensors=num_tensors(topology, plan.weights) * TENSOR_S,
+        copies=version_bytes(topology, sizes.weights, sizes.model) / rate,
+        tensors=num_tensors(topology, sizes.weights) * TENSOR_S,
     )
 
 
-def seconds_of_layout(plan: MemoryPlan) -> PublishSeconds | None:
-    """As `publish_seconds`, of a config that has no problems; None of one that only learns from demonstrations."""
-    if not run_stages(plan.cfg).reinforces:
-        return None
-    return publish_seconds(plan, publish_links(plan.topology, plan.weights, plan.model))
+def publish_lines(topology: Topology, links: Sequence[Link], seconds: PublishSeconds | None) -> Iterator[str]:
+    """The busiest link of each kind, what a disk must hold, and an estimate of the time."""
+    for (verb, medium), num_bytes in busiest(links).items():
+        count = sum((link.verb, link.over) == (verb, medium) for link in links)
+        shown = f"{count} link{'s' if count > 1 else ''} over {medium.value}"
+        yield f"  {verb.value:<10} {shown:<30} {num_bytes / 1e9:>10,.3f} GB at most"
+    transport = transport_of(topology.transport)
+    written = next((link.num_bytes for link in links if link.over is Medium.disk), None)
+    if written and isinstance(transport, StoringTransport):
+        what, num_bytes = transport.stored(topology.weights, written)
+        yield f"  {'disk':<10} {what:<30} {num_bytes / 1e9:>10,.3f} GB at least"
+        yield f"  {'':<10} in {value_of(topology.config, transport.folder)}"
+    if seconds is not None:
+        parts = (
+            f"network {seconds.network:.1f}, copies inside hosts {seconds.copies:.1f}, tensors {seconds.tensors:.1f}"
+        )
+        yield f"  {'seconds':<10} {f'about {seconds.total:.1f}, by estimate: {parts}'}"

@@ -22,12 +22,14 @@ from slime.config.schema import (
     SlimeConfig,
     TrainConfig,
 )
+from slime.extras import how_to_get
 from slime.layout import Grid
 from slime.plan.commands import commands
-from slime.plan.memory_text import memory_sections, publish_lines
 from slime.plan.model import PlannedModel, read_model
+from slime.plan.publish_time import publish_lines
 from slime.plan.work import batch, batch_lines, learning, request_lines, requests
 from slime.plugins import Plugins
+from slime.sizes.estimate import KIND
 from slime.topology.adapters import adapters_of
 from slime.topology.launcher import launcher_name
 from slime.topology.placement import HostDevices
@@ -62,14 +64,20 @@ def report(composed: Composed, plugins: Plugins) -> str:
         sections.append(["", "requests of an engine", *request_lines(requests(model.topology))])
         sections += _told(model.topology)
     if composed.memory:
-        sections += [["", title, *lines] for title, lines in memory_sections(composed.memory)]
-    elif model.unknown and cfg.cluster.on_gpus:
-        sections.append(["", "memory a device", f"  not known: nobody told the size of '{model.unknown}'"])
+        sections += [["", title, *lines] for title, lines in composed.memory.sections()]
+    elif cfg.cluster.on_gpus:
+        sections.append(["", "memory a device", f"  not known: {_no_estimate(model, cfg.cluster.device.name)}"])
     if model.links:
         sections.append(["", "a published version", *publish_lines(model.topology, model.links, model.seconds)])
     if typed := commands(cfg.cluster):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)
+
+
+def _no_estimate(model: PlannedModel, device: str) -> str:
+    if model.unknown:
+        return f"nobody told the size of '{model.unknown}'"
+    return f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{device}')}".rstrip()
 
 
 def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[str, str]:

@@ -17,6 +17,9 @@ from slime.topology.recordings import recordings_of
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
+DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+"""Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
+build). Low-latency kernels take any size that divides the experts."""
 DISPATCH_TOKENS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
 

@@ -3,7 +3,7 @@
 import gc
 import os
 
-from slime.models import mla
+import slime_plugin_latent_attention as mla
 from slime.weights.shared.bucket import SharedBucket, in_buckets, loaded_together
 
 

@@ -18,7 +18,7 @@ from slime.weights.shared.receipt import NOTE_KEY, BucketNote
 from slime.weights.shared.views import BlockView, Named, copy_all, packed, views
 
 _DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
-"""Of latent attention. A weight mapping exports one straight after the other (`slime.models.mla.rules`)."""
+"""Of latent attention. Its weight mapping exports one straight after the other."""
 _PARTS = re.compile(r"(.+\.weight)_\w+")
 """What stands beside a quantised matrix, its scales for instance."""
 T = TypeVar("T")

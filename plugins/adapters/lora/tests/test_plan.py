@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from slime.compose.compose import examine
-from slime.memory.memory_plan import MARGIN, MemoryPlan, most
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.memory_plan import MARGIN, MemoryPlan, most
 
 RANK = "train.lora.rank=32"
 RECOMPUTED = (
@@ -44,8 +45,8 @@ ONE_H200 = ("+model=glm4.7-flash", "+cluster=h200x1")
 def planned(*words: str) -> MemoryPlan:
     composed = examine(words)
     assert composed.problems == []
-    assert composed.memory
-    return composed.memory
+    assert isinstance(composed.memory, GpuMemory)
+    return composed.memory.plan
 
 
 @pytest.mark.parametrize("words", [SIXTEEN_H200, SIXTY_FOUR_H100, ONE_H200])

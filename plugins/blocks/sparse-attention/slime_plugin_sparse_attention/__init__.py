@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import slime_plugin_latent_attention as mla
 from slime.errors import SlimeError
 from slime.layout import SIZE_KEYS, Grid, split_layers
-from slime.models import mla
 from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
@@ -24,7 +24,7 @@ from slime.models.traits import Traits
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:
-    """Indexer of sparse latent attention; to be merged with `slime.models.mla.keywords`."""
+    """Indexer of sparse latent attention; to be merged with `slime_plugin_latent_attention.keywords`."""
     return {
         "dsa_indexer_n_heads": reader.get("index_n_heads"),
         "dsa_indexer_head_dim": reader.get("index_head_dim"),

@@ -41,11 +41,11 @@ from torch import Tensor
 from slime.errors import SlimeError
 from slime.models.layer_losses import add_layer_loss
 from slime.models.linear import RMSNorm, device_of, whole_weight
-from slime.models.mla.module import ReplicatedDownMLA
 from slime.models.packed.attention import PackedSequences
 from slime.models.packed.causal_attention import causal_attention
 from slime.models.packed.context_parallel import slice_rows
 from slime.models.rotary.module import RotaryTable
+from slime_plugin_latent_attention.module import ReplicatedDownMLA
 from slime_plugin_sparse_attention import INDEXER_LOSS
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_keys

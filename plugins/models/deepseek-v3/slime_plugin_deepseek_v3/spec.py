@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.models import specs
+from slime_plugin_latent_attention.module import mla as latent_attention
 from slime_plugin_multi_token_prediction.module import mtp_layer
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
@@ -37,4 +38,4 @@ def sparse_prediction(config: SparseLatentConfig) -> ModuleSpec:
 
 
 def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    return specs.dense_or_moe_layer(config, moe, attention=specs.mla(cast(MLATransformerConfig, config)))
+    return specs.dense_or_moe_layer(config, moe, attention=latent_attention(cast(MLATransformerConfig, config)))

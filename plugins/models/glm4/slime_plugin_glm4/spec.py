@@ -10,6 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.models import specs
+from slime_plugin_latent_attention.module import mla as latent_attention
 from slime_plugin_multi_token_prediction.module import mtp_layer
 
 
@@ -48,4 +49,4 @@ def latent_moe_prediction(config: TransformerConfig) -> ModuleSpec:
 
 
 def _latent_moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    return specs.dense_or_moe_layer(config, moe, attention=specs.mla(cast(MLATransformerConfig, config)))
+    return specs.dense_or_moe_layer(config, moe, attention=latent_attention(cast(MLATransformerConfig, config)))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slime.errors import SlimeError
-from slime.memory.parameters import weights_of
 from slime.models.bridge import ModelBridge
+from slime.sizes.parameters import weights_of
 from slime_plugin_qwen2.bridge import Qwen2
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_qwen2/assets"

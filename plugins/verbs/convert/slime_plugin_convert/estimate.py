@@ -9,9 +9,9 @@ from pathlib import Path
 
 from slime.files import human_bytes
 from slime.layout import read_grid
-from slime.memory.memory_plan import keywords_of
-from slime.memory.parameters import Weight, unknown_parameter, weights_of
 from slime.models.shapes import Cut
+from slime.sizes.model import keywords_of
+from slime.sizes.parameters import Weight, unknown_parameter, weights_of
 from slime.weights.megatron.hf_files import HfFiles, HfTensors
 from slime_plugin_convert.expected import fp8_scheme, model_of, tensors_of
 from slime_plugin_convert.fp8 import bands, chosen_matrices, narrow_outputs, wide_outputs

@@ -8,10 +8,10 @@ from pathlib import Path
 from slime import plugins
 from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.errors import SlimeError
-from slime.memory.memory_plan import keywords_of
-from slime.memory.parameters import shape_of, unknown_parameter
 from slime.models.bridge import HfConfig, ModelBridge
 from slime.models.mapping import Shard
+from slime.sizes.model import keywords_of
+from slime.sizes.parameters import shape_of, unknown_parameter
 from slime.weights.megatron.hf_files import FileTensor, HfFiles, HfTensors, has_weights
 from slime_plugin_convert.fp8 import chosen_matrices, narrow_outputs
 from slime_plugin_convert.schemes import Scheme, scheme_of

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slime.algo.stages import run_stages
 from slime.config.changes import Changes, in_words
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.layout import Grid
-from slime.memory.memory_plan import MemoryPlan
-from slime.plan.publish_time import seconds_of_layout
+from slime.plan.publish_time import publish_seconds
+from slime.sizes.links import publish_links
+from slime_plugin_memory.memory_plan import MemoryPlan
 
 PUBLISH = "publish"
 
@@ -48,6 +50,9 @@ class Candidate:
 
 
 def published(one: Candidate) -> Candidate:
-    """With the seconds of a publish, where the layout can be."""
-    seconds = None if one.problems else seconds_of_layout(one.memory)
+    """With the seconds of a publish, where the layout can be and weights are published."""
+    plan = one.memory
+    if one.problems or not run_stages(plan.cfg).reinforces:
+        return one
+    seconds = publish_seconds(plan, publish_links(plan.topology, plan.weights, plan.model))
     return dataclasses.replace(one, seconds={**one.seconds, PUBLISH: seconds.total}) if seconds else one

@@ -14,11 +14,11 @@ from slime.algo.stages import run_stages
 from slime.config.schema import SlimeConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid, split_layers
-from slime.memory.trainer import TrainerRank
 from slime.models.moe import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
 from slime.plan.publish_time import NETWORK
 from slime.types import RL
+from slime_plugin_memory.trainer import TrainerRank
 
 MATMUL = 0.55 * 989e12
 """FLOP/s of a GPU's matrix products in bf16: 55 % of what the maker promises."""

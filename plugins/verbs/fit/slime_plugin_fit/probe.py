@@ -32,8 +32,6 @@ from slime.contracts import Source
 from slime.engine_client.client import EngineClient
 from slime.engine_client.pairs import Pairs
 from slime.engines.limits import longest_of
-from slime.memory.memory_plan import MemoryPlan
-from slime.memory.trainer import GIB, Phase
 from slime.observe import hang
 from slime.plan.flops import ForwardFlops
 from slime.run_dir import RunDir
@@ -41,6 +39,9 @@ from slime.topology.topology import read_topology
 from slime.train.packing import pack_for
 from slime.types import ADVANTAGES, PREFERENCE, ROLLOUT_LOGPROBS, TrainSample
 from slime_plugin_fit.estimate import MOVES, Layout, Work, training_seconds
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.memory_plan import MemoryPlan
+from slime_plugin_memory.trainer import GIB, Phase
 
 if TYPE_CHECKING:
     from slime.train.usage import Usage
@@ -250,7 +251,7 @@ def _head(cfg: SlimeConfig, step: FullStep) -> Iterator[str]:
 
 
 def _table(composed: Composed, step: FullStep, measured: Sequence[Measured]) -> Iterator[str]:
-    plan = composed.memory
+    plan = composed.memory.plan if isinstance(composed.memory, GpuMemory) else None
     estimated = _estimated(plan, step) if plan else {}
     heads = {"seconds": 10, "estimated": 11, "device, GiB": 13, "predicted": 11, "host, GiB": 11, "predicted ": 12}
     yield f"{'':<10}" + "".join(f"{head.rstrip():>{width}}" for head, width in heads.items())

@@ -25,20 +25,22 @@ from slime.config.schema import SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.layout import SIZE_KEYS, Grid, read_grid, split_layers
-from slime.memory.memory_plan import MemoryPlan, keywords_of, memory_of, most
-from slime.memory.parameters import Held, unknown_parameter
-from slime.memory.problems import memory_problems
-from slime.memory.trainer import BF16, Phase, TrainerRank
 from slime.models.bridge import HfConfig
 from slime.plan.flops import ForwardFlops
 from slime.plugins import Plugins
+from slime.sizes.model import keywords_of, sizes_of
+from slime.sizes.parameters import Held, unknown_parameter
+from slime.topology.engine_checks import engine_check_problems
 from slime.topology.placement import BY_TURNS
-from slime.topology.sglang_rules import DEEPEP_RANKS, sglang_problems
+from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology, read_topology
 from slime_plugin_fit.candidate import Candidate, published
 from slime_plugin_fit.engines import engine_changes
 from slime_plugin_fit.estimate import Layout, Work, training_seconds, work_of
 from slime_plugin_fit.generation import engine_seconds
+from slime_plugin_memory.memory_plan import MemoryPlan, most
+from slime_plugin_memory.problems import memory_problems
+from slime_plugin_memory.trainer import BF16, Phase, TrainerRank
 
 MEGATRON, OPTIMIZER, CAP = "train.megatron", "train.optimizer", "train.max_tokens_per_micro_batch"
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -155,7 +157,7 @@ class _Search:
             todo = "Try layouts with 'slime plan' and 'slime probe'."
             raise SlimeError(f"nobody told the size of '{name}'", where=f"model family {cfg.model.family}", todo=todo)
         model = keywords_of(cfg.train.megatron, bridge, hf)
-        memory = memory_of(composed.topology or Topology(cfg, ()), model, mapping)
+        memory = MemoryPlan.of(sizes_of(composed.topology or Topology(cfg, ()), model, mapping))
         return cls(cfg, plugins, hf, memory, work_of(cfg))
 
     @property
@@ -334,7 +336,7 @@ class _Search:
             try:
                 memory = dataclasses.replace(self.memory, topology=read_topology(changed(self.cfg, changes)))
                 engines = [rank.on_device(bucket=0) for rank in memory.engines.values()]
-                wrong = any(True for _ in sglang_problems(memory.topology, self.model, memory.blocks))
+                wrong = any(True for _ in engine_check_problems(memory.topology, self.model, memory.blocks))
             except SlimeError:
                 continue
             if not wrong and all(table.total(table.peak) <= self._room for table in engines):

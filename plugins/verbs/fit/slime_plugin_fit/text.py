@@ -8,13 +8,13 @@ from typing import Any
 
 from slime.compose.compose import Composed
 from slime.config.schema import SlimeConfig
-from slime.memory.memory_plan import MARGIN, most
-from slime.memory.trainer import GIB
 from slime.plan.document import SCHEMA
 from slime_plugin_fit.candidate import PUBLISH, Candidate
 from slime_plugin_fit.estimate import MOVES, work_of
 from slime_plugin_fit.generation import EVALUATION, GENERATION, held_out_prompts
 from slime_plugin_fit.search import Fitted
+from slime_plugin_memory.memory_plan import MARGIN, most
+from slime_plugin_memory.trainer import GIB
 
 EXCHANGES = ("tensor parallel", "context parallel", "expert parallel", "pipeline sends")
 COLUMNS = {

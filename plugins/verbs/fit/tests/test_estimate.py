@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from plugins.estimates.memory.tests.test_trainer import CPU_ADAM, CUT, FULL, PP2, TP2, plan_of
 from slime.config.paths import resolve
 from slime.layout import Grid
 from slime.plan.flops import ForwardFlops
 from slime.plan.publish_time import NETWORK
 from slime_plugin_fit.estimate import HBM, NVLINK, Layout, Work, training_seconds, work_of
 from slime_plugin_fit.generation import _exchange, engine_seconds, generation_seconds, held_out_prompts
-from tests.memory.test_trainer import CPU_ADAM, CUT, FULL, PP2, TP2, plan_of
 
 ONE, ALONE = Grid(1), {"num_layers": 12}
 

@@ -9,11 +9,12 @@ import pytest
 from slime.__main__ import main
 from slime.compose.compose import examine
 from slime.errors import SlimeError
-from slime.memory.memory_plan import most
 from slime.plugins import load
 from slime.testing.verbs import check_verb
 from slime_plugin_fit.engines import engine_changes
 from slime_plugin_fit.search import fit
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.memory_plan import most
 
 FIVE = ["glm5.2@h100x256", "deepseek-r1@h100x128", "glm4.5@h100x64", "glm4.7-flash@h100x8", "glm4-9b@h100x8"]
 
@@ -35,7 +36,8 @@ def test_the_first_choice_of_the_five_fits(recipe: str) -> None:
     assert 1 <= fitted.rank <= fitted.num_layouts
     assert [one.total for one in found] == sorted(one.total for one in found)
     [given] = [one for one in found if one.is_given]
-    assert given.grid == composed.memory.grid if composed.memory else False
+    assert isinstance(composed.memory, GpuMemory)
+    assert given.grid == composed.memory.plan.grid
     for candidate in found:
         assert {"generation", "publish"} <= candidate.seconds.keys()
         if not candidate.is_given:
@@ -43,10 +45,11 @@ def test_the_first_choice_of_the_five_fits(recipe: str) -> None:
             assert candidate.grid.ep == 1 or 2 * candidate.grid.ep <= candidate.memory.model["num_moe_experts"]
         typed = examine([*words, *candidate.words])
         assert typed.problems == []
-        assert typed.memory is not None
-        assert typed.memory.grid == candidate.grid
-        assert max(map(most, typed.memory.devices)) == max(map(most, candidate.memory.devices))
-        assert max(map(most, typed.memory.hosts)) == max(map(most, candidate.memory.hosts))
+        assert isinstance(typed.memory, GpuMemory)
+        plan = typed.memory.plan
+        assert plan.grid == candidate.grid
+        assert max(map(most, plan.devices)) == max(map(most, candidate.memory.devices))
+        assert max(map(most, plan.hosts)) == max(map(most, candidate.memory.hosts))
 
 
 def test_without_a_recipe_a_layout_is_found_for_a_config_that_cannot_be() -> None:
@@ -113,8 +116,8 @@ def test_the_users_layout_has_its_rank_and_experts_are_not_cut_into_slivers(caps
     fitted = fit(composed, load())
     sizes = {rank.group.devices_per_engine for one in fitted.candidates for rank in one.memory.engines.values()}
     assert 64 not in sizes
-    assert composed.memory is not None
-    changes = list(engine_changes(composed.topology.groups, composed.memory.model))
+    assert isinstance(composed.memory, GpuMemory)
+    changes = list(engine_changes(composed.topology.groups, composed.memory.plan.model))
     assert {one["rollout.engines.default.devices_per_engine"] for one in changes[1:]} <= {1, 2, 4, 8, 16, 32}
     assert main(["plan", *words_of("glm4-9b@h100x8"), "--fit"]) == 0
     shown = capsys.readouterr().out

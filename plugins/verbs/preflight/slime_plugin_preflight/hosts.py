@@ -20,11 +20,10 @@ from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
 from slime.config.schema import CheckpointConfig, ClusterConfig, ModelConfig, Role, RolloutConfig
 from slime.errors import SlimeError
-from slime.memory.links import version_bytes
-from slime.memory.memory_plan import MIB, MemoryPlan, plan_memory
-from slime.memory.trainer import GIB
 from slime.observe.startup import Startup
 from slime.run_dir import RunDir
+from slime.sizes.estimate import estimate_memory
+from slime.sizes.links import version_bytes
 from slime.topology.engines import EngineGroup
 from slime.topology.launcher import launcher_name
 from slime.topology.quantization import folders
@@ -32,6 +31,9 @@ from slime.topology.server_fields import transfer_backend, uses_deepep
 from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
+from slime_plugin_memory.estimate import GpuMemory
+from slime_plugin_memory.memory_plan import MIB, MemoryPlan
+from slime_plugin_memory.trainer import GIB
 from slime_plugin_preflight.host_checks import Devices, Fault, HostFacts, Wanted, check_host, read_software, sizes
 from slime_plugin_preflight.reach import unreached
 
@@ -136,8 +138,9 @@ def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
 def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Wanted:
     """What every host of a run must have."""
     cfg, cluster, backends = topology.config, topology.cluster, _transfer_backends(topology.groups)
-    bridge = plugins.load().models.create(cfg.model.family)
-    plan = plan_memory(topology, bridge, read_hf_config(config_folder(cfg.model), cfg.model.num_layers))
+    installed, hf = plugins.load(), read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    estimate = estimate_memory(topology, installed.models.create(cfg.model.family), hf, installed)
+    plan = estimate.plan if isinstance(estimate, GpuMemory) else None
     written = _disk(cfg.train.checkpoint, run_stages(cfg), run, plan) if plan and writes else 0.0
     space = {gettempdir(): TEMPORARY, str(run.path): written}
     taken = take_folders(topology, run)

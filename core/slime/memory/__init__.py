@@ -1,1 +1,0 @@
-"""What every device and host of a run holds, phase by phase: computed from the config, without torch."""

@@ -1,0 +1,48 @@
+"""What the rules about SGLang's fields look at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime.config.schema import ClusterConfig
+from slime.errors import SlimeError
+from slime.models.blocks import BuildingBlock
+from slime.topology.engines import EngineGroup
+from slime.topology.quantization import choices
+from slime.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the rules look at: one group's fields, the model's sizes by Megatron's names, and its building blocks."""
+
+    topology: Topology
+    group: EngineGroup
+    model: Mapping[str, Any]
+    blocks: Collection[BuildingBlock] = ()
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        return self.topology.cluster
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether engines hold weights in fewer bits than they are trained in."""
+        return bool(choices(self.topology.config.rollout))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.group.sglang.get(key, default)
+
+    @property
+    def page(self) -> int:
+        """Tokens of a page that the model's blocks need; 1: any number."""
+        return max((block.page for block in self.blocks), default=1)
+
+    def is_own(self, key: str) -> bool:
+        """Whether the group itself sets a field, or is the only one for which it is set."""
+        return key in (self.group.own_fields if len(self.topology.groups) > 1 else self.group.sglang)
+
+    def problem(self, key: str, what: str, todo: str) -> SlimeError:
+        return SlimeError(what, where=self.group.home_of(key), todo=todo)
