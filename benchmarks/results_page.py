@@ -26,9 +26,10 @@ COLUMNS = {
     "step_seconds": ("seconds/step", 2),
 }
 """Column -> metric and digits behind the point."""
-FILES = ("smollm2-h200",)
 WARM = 50
-"""Steps after which seconds are counted."""
+"""Steps after which seconds are counted, where a run has many."""
+FILES = {"smollm2-h200": WARM, "smollm2-h100": WARM, "tool-h100": 5}
+"""The same by file."""
 PANELS = (
     ("held_out", "held-out reward"),
     ("length", "tokens of a response"),
@@ -63,11 +64,15 @@ def add(run: str, name: str, metrics: Path) -> None:
             writer.writerow([run, row["step"], f"{row['time'] - rows[0]['time']:.1f}", *values])
 
 
-def table_row(run: str, steps: Steps) -> str:
-    """A run as a row of the page; its columns have their titles there."""
+def table_row(run: str, steps: Steps, warm: int = WARM) -> str:
+    """A run as a row of the page; its columns have their titles there.
+
+    Args:
+        warm: steps after which seconds are counted.
+    """
     held_out = [row["held_out"] for row in steps if "held_out" in row]
     trained = [row for row in steps if "entropy" in row]
-    median = statistics.median(row["step_seconds"] for row in trained if row["step"] > WARM and "held_out" not in row)
+    median = statistics.median(row["step_seconds"] for row in trained if row["step"] > warm and "held_out" not in row)
     first, last = trained[0], trained[-1]
     return (
         f"| {run} | {held_out[0]:.3f} | {max(held_out):.3f} | {held_out[-1]:.3f} | {len(trained)} "
@@ -101,10 +106,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.add:
         add(args.add[0], args.add[1], Path(args.add[2]))
-    for name in FILES:
+    for name, warm in FILES.items():
         runs = read(name)
         draw(runs, IMAGES / f"results-{name}.png")
-        print("\n".join(table_row(run, steps) for run, steps in runs.items()))
+        print("\n".join(table_row(run, steps, warm) for run, steps in runs.items()))
 
 
 if __name__ == "__main__":

@@ -62,6 +62,13 @@ def test_a_model_that_is_published_in_fp8_is_cast_by_the_command_that_does_it(
     assert "'slime convert fp8-to-bf16 deepseek-ai/DeepSeek-R1 " in need.todo
 
 
+def test_a_model_is_fetched_into_the_folder_that_is_named() -> None:
+    words = ["+model=qwen2.5-coder-0.5b", "+cluster=h100x1", "model.path=models/Coder"]
+    [need] = [need for need in examine(words).needs if need.where == "model.path"]
+    source = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+    assert need.todo.startswith(f"Run 'hf download {source} --local-dir models/Coder', or ")
+
+
 @pytest.mark.parametrize("path", ["someone/problems/main/train.jsonl", "someone/problems/train.jsonl"])
 def test_a_data_set_is_fetched_into_the_folder_of_its_name(path: str) -> None:
     """Also where its files lie in subfolders, which the download keeps."""

