@@ -12,6 +12,7 @@ import pytest
 
 from slime.compose.compose import examine
 from slime.config.paths import resolve
+from slime_plugin_memory.estimate import GpuMemory
 from slime_plugin_memory.memory_plan import MemoryPlan
 from slime_plugin_memory.trainer import Phase
 
@@ -118,8 +119,8 @@ def memory_of(*words: str) -> MemoryPlan:
         ["+model=glm4-9b-trial", "+cluster=h200x2", "train.megatron.tensor_model_parallel_size=2", *words]
     )
     assert composed.problems == []
-    assert composed.memory is not None
-    return composed.memory
+    assert isinstance(composed.memory, GpuMemory)
+    return composed.memory.plan
 
 
 def test_the_plan_counts_its_memory_as_the_reference_s(tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ def slime_config_paths() -> Sequence[str]:
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime_plugin_dynamic_sampling import filter, overlong, staleness
+    from slime_plugin_dynamic_sampling import filter, overlong, staleness_options
 
     return {
         "filter/dynamic-sampling": filter.Options,
         "filter/overlong": overlong.Options,
-        "buffer/staleness": staleness.Options,
+        "buffer/staleness": staleness_options.Options,
     }
 
 
@@ -49,6 +49,7 @@ def _overlong(**options: Any) -> SampleFilter:
 
 
 def _staleness(**options: Any) -> BufferPolicy:
-    from slime_plugin_dynamic_sampling.staleness import Options, Staleness
+    from slime_plugin_dynamic_sampling.staleness import Staleness
+    from slime_plugin_dynamic_sampling.staleness_options import Options
 
     return Staleness(Options(**options))

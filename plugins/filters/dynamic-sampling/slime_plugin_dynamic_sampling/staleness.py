@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from slime.sampling.attempts import begin_again
 from slime.sampling.buffer import group_of, state_of
 from slime.types import Decision, Group, Sample
-
-
-class WhenOld(enum.StrEnum):
-    """What becomes of a group that is too old."""
-
-    drop = "drop"
-    """It is not trained on."""
-    refresh = "refresh"
-    """Its samples that are too old are generated again."""
-    keep = "keep"
-    """It goes on."""
-
-
-@dataclass
-class Options:
-    """The policy's options (`buffer.options`)."""
-
-    max_lag: int = 1
-    """Weight versions that the oldest token of a group may be behind the version that goes on with it."""
-    when_old: WhenOld = WhenOld.refresh
-    """Of a group that is behind further: drop it, refresh its old samples, or keep it as it is."""
-    max_groups: int | None = None
-    """Groups held at most; null holds all."""
+from slime_plugin_dynamic_sampling.staleness_options import Options, WhenOld
 
 
 class Staleness:

@@ -1,4 +1,4 @@
-"""The buffer policy `staleness`: order, age and what becomes of old groups, also in a sampling loop."""
+"""The buffer policy `staleness`: order, age and what becomes of old groups."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from slime.plugins import load
 from slime.segments import Segment, WeightSpan
 from slime.testing.buffers import check_buffer
 from slime.types import Group, Prompt, Sample, Status, Verdict
-from tests.engine_client.scripted_engine import ScriptedEngine
-from tests.sampling.scripted_rollout import VERSION, run
 
 
 def group(name: str, *versions: int | None) -> Group:
@@ -80,29 +78,6 @@ def test_what_is_kept_goes_on_however_old() -> None:
     given = group("a", 1)
     buffer.put(given, 6)
     assert buffer.take(1, 9) == [copy.deepcopy(given)]
-
-
-LONG = dict.fromkeys(range(1, 99, 2), 0.05)
-"""Seconds a token of odd prompts, which end too late for the step that begins them."""
-
-
-@pytest.mark.parametrize("when_old", ["refresh", "drop", "keep"])
-def test_a_loop_has_no_group_that_is_older_than_it_may_be(when_old: str) -> None:
-    """With a bound of 0 no token of an earlier version is trained on, unless old groups are kept."""
-    engine = ScriptedEngine(token_s=LONG)
-    changes = {"prompts_per_step": 2, "over_sampling": 2.0}
-    collected = run(engine, 3, buffer=policy(max_lag=0, when_old=when_old), **changes)
-    ages = [
-        VERSION + step - span.version
-        for step, each in enumerate(collected)
-        for kept in each.groups
-        for sample in kept.samples
-        for span in sample.spans
-    ]
-    assert (max(ages) > 0) is (when_old == "keep")
-    dropped = sum(each.stats.get("buffer/drop/too_old", 0.0) for each in collected)
-    assert (dropped > 0) is (when_old == "drop")
-    assert all(sample.num_sampled == 4 for each in collected for kept in each.groups for sample in kept.samples)
 
 
 def test_a_run_names_it() -> None:
