@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slime.algo.stages import run_stages
-from slime.config.paths import resolve
-from slime.config.schema import SlimeConfig
 from slime.contracts import Objective
 from slime.estimator import Estimator
 from slime.hookspecs import hookimpl
@@ -16,6 +13,7 @@ from slime_plugin_distillation.opd import Opd
 
 if TYPE_CHECKING:
     from slime.cluster.preflight import Preflight
+    from slime.config.schema import SlimeConfig
     from slime.run_dir import RunDir
     from slime.topology.topology import Topology
 
@@ -24,6 +22,8 @@ class TeacherAnswers:
     """Before anything of a run that trains starts: its teacher is served, and has the model's tokens."""
 
     def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
+        from slime.algo.stages import run_stages
+        from slime.config.paths import resolve
         from slime_plugin_distillation.served import Server
 
         model, objective = topology.config.model, run_stages(topology.config).all[-1].objective
@@ -54,6 +54,8 @@ def slime_preflights() -> Mapping[str, Callable[[], Preflight]]:
 
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+    from slime.algo.stages import run_stages
+
     chosen, temperature = run_stages(cfg).all[-1], cfg.rollout.sampling.temperature
     if cfg.algo.advantage == "none" and chosen.reinforces and not isinstance(chosen.objective, Opd):
         return [f"algo.advantage=none leaves algo={cfg.algo.name} nothing to learn from, as it has no teacher"]
