@@ -44,9 +44,8 @@ OF_DATA = ("data.", "filter.", "buffer.")
 def learning(topology: Topology) -> dict[str, Any]:
     """Dotted key -> value of what decides learning: data, samples, rewards, loss, optimizer, evaluation, checkpoints.
 
-    Keys outside `algo` that are empty are left out, and those of `algo` that neither objective nor estimator
-    reads. What
-    `train.optimizer` does not say is Megatron-core's own default.
+    Keys outside `algo` that are empty are left out, and those of `algo` that neither objective nor estimator reads, or
+    that are for a critic that there is not. What `train.optimizer` does not say is Megatron-core's own default.
     """
     cfg = topology.config
     reinforcing = (*OF_REINFORCEMENT, *choices(cfg.rollout), *OF_DATA)
@@ -62,6 +61,7 @@ def learning(topology: Topology) -> dict[str, Any]:
     found = {key: value_of(cfg, key) for key in keys} | {f"train.optimizer.{key}": optimizer[key] for key in optimizer}
     unread = {f"algo.{key}" for key in {*keys_with_readers()} - keys_read(cfg.algo)}
     unread |= set() if cfg.data.sets else {"data.share"}
+    unread |= set() if run_stages(cfg).have_critic else {key for key in keys if key.startswith("algo.critic.")}
     return {
         key: _plain(value)
         for key, value in found.items()
