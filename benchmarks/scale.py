@@ -90,7 +90,7 @@ class Setting:
         )
 
     def begin(self, attempts: int) -> Any:
-        """A pipeline that has begun so many attempts, 8 of a prompt."""
+        """A pipeline that has begun this number of attempts, 8 of a prompt."""
         from slime.types import Group, Prompt, Sample
 
         pipeline = self.sampler.begin(self.sampling, 1, attempts)

@@ -47,21 +47,21 @@ def learning(topology: Topology) -> dict[str, Any]:
     Keys outside `algo` that are empty are left out, and those of `algo` that neither objective nor estimator reads, or
     that are for a critic that there is not. What `train.optimizer` does not say is Megatron-core's own default.
     """
-    cfg = topology.config
+    cfg, stages = topology.config, run_stages(topology.config)
     reinforcing = (*OF_REINFORCEMENT, *choices(cfg.rollout), *OF_DATA)
-    begin = ["run.seed", *(reinforcing if run_stages(cfg).reinforces else ())]
+    begin = ["run.seed", *(reinforcing if stages.reinforces else ())]
     begin += ["sft."] if cfg.sft.num_steps else []
     begin += ["reward."] if topology.generates else []
     begin += ["eval."] if cfg.eval.path else []
     begin += ["train.checkpoint."]
     keys = [key for start in begin for key in own_keys() if _is_shown(key, start)]
     optimizer = dict(cfg.train.optimizer)
-    if not run_stages(cfg).reinforces:
+    if not stages.reinforces:
         optimizer = {key: value for key, value in optimizer.items() if key not in ("lr", "min_lr")}
     found = {key: value_of(cfg, key) for key in keys} | {f"train.optimizer.{key}": optimizer[key] for key in optimizer}
     unread = {f"algo.{key}" for key in {*keys_with_readers()} - keys_read(cfg.algo)}
     unread |= set() if cfg.data.sets else {"data.share"}
-    unread |= set() if run_stages(cfg).have_critic else {key for key in keys if key.startswith("algo.critic.")}
+    unread |= set() if stages.have_critic else {key for key in keys if key.startswith("algo.critic.")}
     return {
         key: _plain(value)
         for key, value in found.items()

@@ -16,7 +16,7 @@ from slime_plugin_verifiers import interpreter
 SCHEME = "verifiers://"
 HELD_OUT = "heldout"
 EVERY = 8
-"""One task of so many is held out."""
+"""One task of this number is held out."""
 TIMEOUT_S = 600.0
 
 

@@ -13,12 +13,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-from pathlib import Path
 
 from slime_plugin_tools.calculator import calculator
+from slime_plugin_tools.data.writing import main
 
 SEED = 0
 NUM_HELDOUT, NUM_TRAIN, NUM_CALLS = 128, 2048, 128
@@ -73,14 +72,5 @@ def rows() -> dict[str, list[Row]]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the prompt set large-numbers.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    folder = parser.parse_args().out
-    for name, found in rows().items():
-        text = "".join(json.dumps(row) + "\n" for row in found)
-        (folder / f"large-numbers-{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("large-numbers", rows())

@@ -12,11 +12,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from itertools import combinations_with_replacement
-from pathlib import Path
+
+from slime_plugin_tools.data.writing import main
 
 SEED = 0
 NUM_HELDOUT, NUM_TRAIN, NUM_SFT = 256, 1500, 4000
@@ -62,14 +62,5 @@ def rows() -> dict[str, list[Row]]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the prompt set multiplication.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    folder = parser.parse_args().out
-    for name, found in rows().items():
-        text = "".join(json.dumps(row) + "\n" for row in found)
-        (folder / f"multiplication-{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("multiplication", rows())
