@@ -28,7 +28,7 @@ KNOW_BLOCKS = {
 """Files of core that name a special block, and why they must. All others learn of blocks by what these state:
 `slime.models.blocks`, `slime.models.traits`, the rules of the weight mapping."""
 BUDGETS = {
-    "models": 3575,
+    "models": 3090,
     "weights": 2415,
     ".": 4718,
     "cluster": 2710,

@@ -30,6 +30,7 @@ LAPTOP_RUN = (
     "slime-plugin-sglang-rules",
     "slime-plugin-glm4",
     "slime-plugin-latent-attention",
+    "slime-plugin-mixture-of-experts",
     "slime-plugin-multi-token-prediction",
     "slime-plugin-math",
     "slime-plugin-dynamic-sampling",

@@ -15,6 +15,8 @@ from slime.layout import Grid
 from slime.models.shapes import Model, Shape
 
 BF16 = 2
+UNEVEN_EXPERTS = 1.25
+"""Tokens of the busiest expert-parallel rank relative to the mean."""
 
 
 class Saved(NamedTuple):

@@ -23,8 +23,6 @@ from torch import Tensor, nn
 
 from slime.models.traits import Traits
 
-LOAD_BALANCING_LOSS, Z_LOSS = "load_balancing_loss", "z_loss"
-
 
 @runtime_checkable
 class HasLosses(Protocol):
@@ -46,11 +44,11 @@ class LayerLosses:
     Collective over all ranks, as is `collect`'s reader.
 
     Args:
-        traits: of the model's blocks, which name the losses beside the routers' own.
+        traits: of the model's blocks, which name the losses.
     """
 
     def __init__(self, modules: Sequence[nn.Module], traits: Sequence[Traits], device: torch.device) -> None:
-        names = [*(name for trait in traits for name in trait.layer_losses), LOAD_BALANCING_LOSS, Z_LOSS]
+        names = [name for trait in traits for name in trait.layer_losses]
         scales = torch.zeros(len(names), dtype=torch.float64, device=device)
         for module in chain.from_iterable(chunk.modules() for chunk in modules):
             if isinstance(module, HasLosses) and any(parameter.requires_grad for parameter in module.parameters()):

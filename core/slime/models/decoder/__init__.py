@@ -1,14 +1,11 @@
-"""Pre-norm decoder layers: keywords, the norms, and the whole table of a common kind of decoder. No torch."""
+"""Pre-norm decoder layers: keywords and the norms. No torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from slime.models import embeddings, mlp, moe, output
 from slime.models.blocks import BF16, BuildingBlock, RankTokens, Saved
-from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
-from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import HIDDEN_NORM
 
@@ -45,26 +42,6 @@ def post_norm_rules(attention: str = "post_self_attn_layernorm", mlp: str = "pos
         layer_rule("self_attention.linear_proj.post_layernorm.weight", f"{attention}.weight"),
         layer_rule("mlp.linear_fc2.post_layernorm.weight", f"{mlp}.weight"),
     )
-
-
-def moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
-    """The whole table of a decoder with `first_k_dense_replace` dense layers, then experts with a correction bias.
-
-    Args:
-        hf: sizes, and whether there are a shared expert and tied embeddings.
-        attention: of every layer.
-    """
-    num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
-    dense, experts = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
-    rules = (
-        *embeddings.rules(hf["vocab_size"]),
-        *norm_rules(),
-        *attention,
-        *mlp.rules(dense),
-        *moe.rules(experts, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
-        *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
-    )
-    return WeightMapping(rules, num_layers, hf["n_routed_experts"])
 
 
 class _PostNorms(BuildingBlock):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -17,15 +16,26 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from slime.models.linear import RMSNorm
-from slime.models.mlp.module import gated_mlp
-from slime.models.moe.module import moe
 from slime.models.packed.attention import PackedSequences
 
 
+@runtime_checkable
+class ReadsPack(Protocol):
+    """An MLP that is told of the pack before each of its passes."""
+
+    def begin_pass(self, packed: PackedSequences, shard: ProcessGroup | None) -> None:
+        """The pass of `packed` begins.
+
+        Args:
+            shard: of sequence parallelism; None: this rank has all tokens of the pack.
+        """
+
+
 class PackedTransformerLayer(TransformerLayer):  # type: ignore[misc]
-    """Megatron-core's layer, whose router is told which tokens of the pack are padding.
+    """Megatron-core's layer, whose MLP is told of the pack, and which of its tokens are padding.
 
     Upstream hands that down from the first pipeline stage alone, and never to a layer behind the last.
     """
@@ -36,8 +46,8 @@ class PackedTransformerLayer(TransformerLayer):  # type: ignore[misc]
         """As upstream."""
         shard = self.pg_collection.tp if self.config.sequence_parallel else None
         padding = packed_seq_params.padding_of(shard)
-        if isinstance(self.mlp, MoELayer):
-            self.mlp.router.replay(packed_seq_params, shard)
+        if isinstance(self.mlp, ReadsPack):
+            self.mlp.begin_pass(packed_seq_params, shard)
         result: tuple[Tensor, Tensor | None] = super().forward(
             *args, packed_seq_params=packed_seq_params, padding_mask=padding, **kwargs
         )
@@ -63,11 +73,6 @@ def transformer_layer(
         mlp_bda=get_bias_dropout_add,
     )
     return ModuleSpec(module=PackedTransformerLayer, submodules=submodules)
-
-
-def dense_or_moe_layer(config: TransformerConfig, is_moe: bool, *, attention: ModuleSpec) -> ModuleSpec:
-    """A pre-norm layer whose MLP is gated and dense, or a mixture of experts."""
-    return transformer_layer(config, attention=attention, mlp=moe(config) if is_moe else gated_mlp(config))
 
 
 def decoder_block(

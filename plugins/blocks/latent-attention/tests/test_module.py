@@ -56,9 +56,10 @@ class LatentBridge:
     def block_spec(self, config: Any, vp_stage: int | None) -> Any:
         from slime.models import specs
         from slime_plugin_latent_attention.module import mla
+        from slime_plugin_mixture_of_experts.module import moe
 
         def layer(is_moe: bool) -> Any:
-            mlp = specs.moe(config) if is_moe else specs.gated_mlp(config)
+            mlp = moe(config) if is_moe else specs.gated_mlp(config)
             return specs.transformer_layer(config, attention=mla(config), mlp=mlp)
 
         return specs.decoder_block(config, vp_stage, layer)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from slime.models import decoder, moe
+import slime_plugin_mixture_of_experts as moe
+from slime.models import decoder
 from slime.models.blocks import BuildingBlock
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
@@ -71,13 +72,14 @@ def _moved(rule: Rule, hf: str) -> Rule:
 
 
 def moe_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
-    """`slime.models.decoder.moe_mapping`, and the prediction layer if the model has one: with experts, numbered behind
-    the last layer.
+    """`slime_plugin_mixture_of_experts.decoder_mapping`, and the prediction layer if the model has one.
+
+    That layer has experts and is numbered behind the last one.
 
     Args:
         attention: of every layer; what it gives only some layers, the prediction layer has as well.
     """
-    mapping = decoder.moe_mapping(hf, attention)
+    mapping = moe.decoder_mapping(hf, attention)
     if not hf.get("num_nextn_predict_layers"):
         return mapping
     prefix = HF.format(layer=mapping.num_layers)

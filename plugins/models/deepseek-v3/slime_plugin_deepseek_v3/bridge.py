@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import slime_plugin_latent_attention as mla
+import slime_plugin_mixture_of_experts as moe
 import slime_plugin_multi_token_prediction as mtp
 import slime_plugin_sparse_attention as dsa
-from slime.models import decoder, embeddings, moe
+from slime.models import decoder, embeddings
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from slime.models import specs
 from slime_plugin_latent_attention.module import mla as latent_attention
+from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
 from slime_plugin_multi_token_prediction.module import mtp_layer
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
@@ -28,14 +29,14 @@ def prediction(config: TransformerConfig) -> ModuleSpec:
 
 def sparse_block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """As `block`, with sparse attention."""
-    layer = partial(specs.dense_or_moe_layer, config, attention=dsa(config, vp_stage))
+    layer = partial(dense_or_moe_layer, config, attention=dsa(config, vp_stage))
     return specs.decoder_block(config, vp_stage, layer)
 
 
 def sparse_prediction(config: SparseLatentConfig) -> ModuleSpec:
     """As `prediction`, with sparse attention and an indexer of its own."""
-    return mtp_layer(config, specs.dense_or_moe_layer(config, True, attention=sparse_latent_attention()))
+    return mtp_layer(config, dense_or_moe_layer(config, True, attention=sparse_latent_attention()))
 
 
 def _layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    return specs.dense_or_moe_layer(config, moe, attention=latent_attention(cast(MLATransformerConfig, config)))
+    return dense_or_moe_layer(config, moe, attention=latent_attention(cast(MLATransformerConfig, config)))

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from slime.models import specs
 from slime_plugin_latent_attention.module import mla as latent_attention
+from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
 from slime_plugin_multi_token_prediction.module import mtp_layer
 
 
@@ -35,7 +36,7 @@ def moe_prediction(config: TransformerConfig) -> ModuleSpec:
 
 
 def _moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    return specs.dense_or_moe_layer(config, moe, attention=specs.gqa(config))
+    return dense_or_moe_layer(config, moe, attention=specs.gqa(config))
 
 
 def latent_moe_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -49,4 +50,4 @@ def latent_moe_prediction(config: TransformerConfig) -> ModuleSpec:
 
 
 def _latent_moe_layer(config: TransformerConfig, moe: bool) -> ModuleSpec:
-    return specs.dense_or_moe_layer(config, moe, attention=latent_attention(cast(MLATransformerConfig, config)))
+    return dense_or_moe_layer(config, moe, attention=latent_attention(cast(MLATransformerConfig, config)))

@@ -8,6 +8,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from slime.models import specs
+from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
 from slime_plugin_multi_token_prediction.module import mtp_layer
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
@@ -15,11 +16,11 @@ from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
 
 def block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Sparse attention everywhere; dense or expert layers, as `moe_layer_freq` says."""
-    layer = partial(specs.dense_or_moe_layer, config, attention=dsa(config, vp_stage))
+    layer = partial(dense_or_moe_layer, config, attention=dsa(config, vp_stage))
     return specs.decoder_block(config, vp_stage, layer)
 
 
 def prediction(config: SparseLatentConfig) -> ModuleSpec:
     """The multi-token prediction layer, with experts and an indexer of its own."""
-    layer = specs.dense_or_moe_layer(config, True, attention=sparse_latent_attention())
+    layer = dense_or_moe_layer(config, True, attention=sparse_latent_attention())
     return mtp_layer(config, layer)

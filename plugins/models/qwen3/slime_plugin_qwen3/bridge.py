@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime.models import decoder, embeddings, gqa, mlp, moe, output, rotary
+import slime_plugin_mixture_of_experts as moe
+from slime.models import decoder, embeddings, gqa, mlp, output, rotary
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping

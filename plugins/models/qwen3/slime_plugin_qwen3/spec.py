@@ -7,12 +7,13 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.models import specs
+from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Dense layers, or experts in all of them."""
 
     def layer(moe: bool) -> ModuleSpec:
-        return specs.dense_or_moe_layer(config, moe, attention=specs.gqa(config))
+        return dense_or_moe_layer(config, moe, attention=specs.gqa(config))
 
     return specs.decoder_block(config, vp_stage, layer)

@@ -14,7 +14,7 @@ from slime.algo.stages import run_stages
 from slime.config.schema import SlimeConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid, split_layers
-from slime.models.moe import UNEVEN_EXPERTS
+from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
 from slime.plan.publish_time import NETWORK
 from slime.types import RL

@@ -13,13 +13,13 @@ from slime.compose.compose import compose
 from slime.config.schema import LossMean
 from slime.engine_client.batched_requests import _parts, _Waiting
 from slime.errors import SlimeError
-from slime.models.moe.replay import ROUTED_EXPERTS, RoutedExperts
 from slime.reward.judge import lean
 from slime.sampling.buffer import group_of, state_of
 from slime.sampling.samples import missing_shares
 from slime.segments import Rows, Segment, WeightSpan
 from slime.train.packing import pack
 from slime.types import Group, Prompt, Sample, TrainSample
+from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
 
 OF_FEW = RoutedExperts(layers=(1, 2, 3), num_layers=4, num_experts=8, topk=2)
 TOKENS = list(range(20, 32))

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime.models.moe.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS
 from slime.models.traits import Traits
 from slime.testing.contract import Contract
 from slime.testing.ranks import run_ranks
 from slime.testing.recorded import recorded_samples
 from slime.testing.training import NUM_SAMPLES, Trained, compare, train_layouts
 from slime.types import TrainSample
-from tests.models.moe.replayed import TOLERANCE, by_transformers, largest_difference, record, recording_of, scored
+from slime_plugin_mixture_of_experts.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS
 
-FAMILIES = Path(__file__).parents[3] / "plugins/models"
+from .replayed import TOLERANCE, by_transformers, largest_difference, record, recording_of, scored
+
+FAMILIES = Path(__file__).parents[3] / "models"
 CONFIGS = {
     "sigmoid": FAMILIES / "glm4/tests/configs/moe.json",  # with a multi-token prediction layer, which replays nothing
     "softmax": FAMILIES / "qwen3/tests/configs/moe.json",

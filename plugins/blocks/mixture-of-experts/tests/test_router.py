@@ -24,7 +24,7 @@ from slime.testing.training import GRADIENT_TOLERANCE, TOLERANCES, another_port,
 
 pytestmark = pytest.mark.slow
 
-CONFIGS = Path(__file__).parents[3] / "plugins/models"
+CONFIGS = Path(__file__).parents[3] / "models"
 TP, PP, CP, EP = (f"{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context", "expert_model"))
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 PART = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}

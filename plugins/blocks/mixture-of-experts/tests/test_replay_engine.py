@@ -16,7 +16,6 @@ from slime.config.schema import SamplingConfig
 from slime.data.tokenize import load_tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
-from slime.models.moe.replay import ROUTED_EXPERTS
 from slime.net import Endpoint
 from slime.sampling.generate import Generator
 from slime.segments import Segment
@@ -25,7 +24,9 @@ from slime.testing.engines import as_exported, running_engine
 from slime.testing.publishing import publish
 from slime.testing.ranks import run_ranks
 from slime.types import Status, TrainSample
-from tests.models.moe.replayed import TOLERANCE, by_transformers, chosen_by, largest_difference, recording_of, scored
+from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS
+
+from .replayed import TOLERANCE, by_transformers, chosen_by, largest_difference, recording_of, scored
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 MODELS = {

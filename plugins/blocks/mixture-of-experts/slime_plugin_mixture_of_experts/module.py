@@ -1,4 +1,4 @@
-"""Mixture of experts."""
+"""The layers of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,26 @@ from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.distributed import ProcessGroup
 
+from slime.models import specs
 from slime.models.mlp.activation import SwiGlu
-from slime.models.moe.router import Router
+from slime.models.packed.attention import PackedSequences
+from slime_plugin_mixture_of_experts.router import Router
+
+
+class PackedMoELayer(MoELayer):  # type: ignore[misc]
+    """Megatron-core's, whose router is told of the pack (`slime.models.decoder.module.ReadsPack`)."""
+
+    def begin_pass(self, packed: PackedSequences, shard: ProcessGroup | None) -> None:
+        """See `Router.replay`."""
+        self.router.replay(packed, shard)
+
+
+def dense_or_moe_layer(config: TransformerConfig, is_moe: bool, *, attention: ModuleSpec) -> ModuleSpec:
+    """A pre-norm layer whose MLP is gated and dense, or a mixture of experts."""
+    mlp = moe(config) if is_moe else specs.gated_mlp(config)
+    return specs.transformer_layer(config, attention=attention, mlp=mlp)
 
 
 def moe(config: TransformerConfig) -> ModuleSpec:
@@ -23,4 +40,4 @@ def moe(config: TransformerConfig) -> ModuleSpec:
         experts = ModuleSpec(module=SequentialMLP, submodules=linears)
     shared = ModuleSpec(module=SharedExpertMLP, submodules=linears)
     submodules = MoESubmodules(experts=experts, shared_experts=shared, router=Router)
-    return ModuleSpec(module=MoELayer, submodules=submodules)
+    return ModuleSpec(module=PackedMoELayer, submodules=submodules)

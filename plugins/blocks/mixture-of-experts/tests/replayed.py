@@ -15,11 +15,11 @@ import torch
 from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.models.bridge import traits_of
-from slime.models.moe.replay import ROUTED_EXPERTS, RoutedExperts
 from slime.models.traits import Traits
 from slime.testing import models
 from slime.testing.ranks import Rank
 from slime.types import TrainSample
+from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
 
 TOLERANCE = 1e-5
 """Nats, fp32: the sums run in another order. Another expert costs more than 1e-2."""

@@ -1,4 +1,7 @@
-"""Mixture of experts: keywords, names, shapes and costs. No torch."""
+"""Mixture of experts: keywords, names, shapes and costs. No torch.
+
+The layers are in `.module` and `.router`, what engines record of them in `.replay` and `.routes`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime.errors import SlimeError
-from slime.models import mlp
-from slime.models.blocks import BF16, BuildingBlock, RankTokens, Saved
+from slime.models import decoder, embeddings, mlp, output
+from slime.models.blocks import BF16, UNEVEN_EXPERTS, BuildingBlock, RankTokens, Saved
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
+from slime.models.mapping import WeightMapping
 from slime.models.rules import Layers, Rules, layer_rule
 from slime.models.shapes import Block, Cut, Shape, gated
 from slime.models.traits import Traits
 
-UNEVEN_EXPERTS = 1.25
-"""Tokens of the busiest expert-parallel rank relative to the mean."""
+LOAD_BALANCING_LOSS, Z_LOSS = "load_balancing_loss", "z_loss"
+"""Metrics: the losses that keep the experts busy alike and the router's logits small."""
 
 
 def softmax_keywords(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
@@ -83,10 +88,11 @@ def _expert_groups(reader: ConfigReader, topk: int) -> dict[str, Any]:
 
 def traits(keywords: Mapping[str, Any]) -> tuple[Traits, ...]:
     """Of a mixture of experts, by its keywords of Megatron's config."""
-    from slime.models.moe.replay import DIFFERS, REPLAYED, RoutedExperts
+    from slime_plugin_mixture_of_experts.replay import DIFFERS, REPLAYED, RoutedExperts
 
     recording = RoutedExperts.of(keywords)
-    return (Traits(name="a mixture of experts", layer_losses=(REPLAYED, DIFFERS), recording=recording),)
+    losses = (REPLAYED, DIFFERS, LOAD_BALANCING_LOSS, Z_LOSS)
+    return (Traits(name="a mixture of experts", layer_losses=losses, recording=recording),)
 
 
 def rules(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) -> Rules:
@@ -99,6 +105,26 @@ def rules(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) 
         *(shared if shared_expert else ()),
         *mlp.rules(layers, megatron="mlp.experts.local_experts.{expert}.", hf="mlp.experts.{expert}."),
     )
+
+
+def decoder_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
+    """The whole table of a decoder with `first_k_dense_replace` dense layers, then experts with a correction bias.
+
+    Args:
+        hf: sizes, and whether there are a shared expert and tied embeddings.
+        attention: of every layer.
+    """
+    num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
+    dense, experts = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
+    table = (
+        *embeddings.rules(hf["vocab_size"]),
+        *decoder.norm_rules(),
+        *attention,
+        *mlp.rules(dense),
+        *rules(experts, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
+        *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+    )
+    return WeightMapping(table, num_layers, hf["n_routed_experts"])
 
 
 _SHARED = gated("moe_shared_expert_intermediate_size", Cut.tensor, Block.shared)
