@@ -5,8 +5,8 @@
 
 Each row is a pack of sequences of one length, or of mixed ones (600 to 2,600 tokens). Flash attention takes a pack in
 one call. cuDNN takes one sequence after the other, or all that are equal in one call, or what trainers make of the
-pack: `causal_attention.Segments.calls`, the rest by flash attention. Before these calls trainers took flash attention
-below `causal_attention.LONG` tokens a sequence and cuDNN, one after the other, from there on.
+pack: `Segments.calls`, the rest by flash attention. Before these calls trainers took flash attention
+below `causal.LONG` tokens a sequence and cuDNN, one after the other, from there on.
 
 The first pass over a pack is not in the medians; its seconds are in the last column, cuDNN's plans among them. The
 rate counts half of the full square, and the backward pass as two and a half forward passes.
@@ -23,7 +23,7 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime.models.packed.causal_attention import Attend, Segments, causal_attention, cudnn, flash
+from slime_plugin_transformer.attention.causal import Attend, Segments, causal_attention, cudnn, flash
 
 LENGTHS = (1024, 2048, 4096, 8192)
 HEADS = ((32, 2, 128, 128), (20, 20, 256, 256), (64, 64, 256, 256), (16, 16, 192, 128))

@@ -32,10 +32,10 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime.models.packed.causal_attention import Segments, causal_attention
 from slime.models.packed.context_parallel import runs_of_rank
 from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
 from slime_plugin_sparse_attention.sparse_attention import PlainSparseAttention
+from slime_plugin_transformer.attention.causal import Segments, causal_attention
 
 NUM_MEASURED = 3
 

@@ -71,7 +71,7 @@ for part in "${parts[@]}"; do
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 "$card" ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py --longest 32768 ;;
-    sparse-tests) pytest sparse-tests 240 -m gpu tests/models/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \
+    sparse-tests) pytest sparse-tests 240 -m gpu plugins/blocks/transformer/tests/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \
                     plugins/blocks/sparse-attention/tests/test_stock.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
     disk)

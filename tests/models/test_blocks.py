@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from slime.layout import Grid
-from slime.models import decoder, gqa, mlp
 from slime.models.blocks import BuildingBlock, RankTokens, Saved
 from slime.models.mapping import WeightMapping
 from slime.models.rules import layer_rule
@@ -13,6 +12,7 @@ from slime.models.shapes import Block, Cut, Model, Shape
 from slime.plan.flops import ForwardFlops
 from slime.sizes.parameters import blocks_by_layer, unknown_parameter, weights_of
 from slime_plugin_memory.activations import Activations
+from slime_plugin_transformer import decoder, gqa, mlp
 
 MODEL: dict[str, Any] = {
     "num_layers": 3,

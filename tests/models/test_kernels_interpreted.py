@@ -17,7 +17,7 @@ from slime.testing.patience import run_within
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     tests = Path(__file__).parents[1]
-    of_plugins = sorted(tests.parent.glob("plugins/*/*/tests/test_kernel*.py"))
+    of_plugins = sorted(tests.parent.glob("plugins/*/*/tests/**/test_kernel*.py"))
     assert len(of_plugins) > 1
     of_core = [tests / "weights/shared/test_kernels.py", *sorted((tests / "models").rglob("test_kernels.py"))]
     files = [str(path) for path in (*of_core, *of_plugins)]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import slime_plugin_latent_attention as mla
-from slime.models import embeddings, output, rules
+from slime.models import rules
 from slime.models.mapping import Layout, Rule, Shard, WeightMapping
+from slime_plugin_transformer import embeddings, output
 
 GROUPS, HEAD = 4, 2
 

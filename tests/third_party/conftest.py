@@ -32,6 +32,7 @@ LAPTOP_RUN = (
     "slime-plugin-latent-attention",
     "slime-plugin-mixture-of-experts",
     "slime-plugin-multi-token-prediction",
+    "slime-plugin-transformer",
     "slime-plugin-math",
     "slime-plugin-dynamic-sampling",
 )

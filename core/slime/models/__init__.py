@@ -1,7 +1,7 @@
-"""The building blocks that model families share, a folder or file each, and the policy that is assembled of them.
+"""What a model family is made of, and the policy that is assembled of it.
 
-`slime.models.<block>` reads a HF config.json into Megatron-core's keywords (`keywords`), maps the checkpoint's tensor
-names (`rules`), states the shapes of its parameters and what it costs (`slime.models.blocks`), and says what it asks of
-the trainer (`slime.models.traits`); `slime plan` needs all that, so it imports no torch. The modules are in
-`slime.models.<block>.module`, their specs gathered in `slime.models.specs`; Triton kernels lie beside them.
+A bridge (`.bridge`) reads a HF config.json (`.config_reader`) into Megatron-core's keywords, maps the checkpoint's
+tensors (`.mapping`, `.rules`), and gives the specs of its layers. Its building blocks state the shapes of their
+parameters and what they cost (`.blocks`, `.shapes`), and what they ask of the trainer (`.traits`); `slime plan` needs
+all that, so it imports no torch. Layers read their packs in `.packed`. The blocks themselves are distributions.
 """

@@ -36,7 +36,7 @@ class ModelBridge(Protocol):
         """Keywords of Megatron's `GPTModel` beside the config: rotary_percent, rotary_base, tied embeddings."""
 
     def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-        """Layer specs of this pipeline stage, assembled from `slime.models.specs`."""
+        """Layer specs of this pipeline stage, assembled of building blocks."""
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         """The declarative HF <-> Megatron table."""

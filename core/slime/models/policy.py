@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime.models.linear import device_of
 from slime.models.output.logprob import logprobs_and_entropy, vocabulary_kernels
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 
 
 class ExtraHead(Protocol):

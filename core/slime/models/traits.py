@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slime.config.schema import TrainConfig
-    from slime.models.packed.attention import PackedSequences
+    from slime.models.packed.sequences import PackedSequences
     from slime.models.policy import ExtraHead
     from slime.segments import Rows
     from slime.types import MicroBatch, TrainSample

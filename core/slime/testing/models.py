@@ -246,7 +246,7 @@ def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Ten
 
 
 def _packed_logits(module: torch.nn.Module, tokens: Sequence[Tensor]) -> Tensor:
-    from slime.models.packed.attention import PackedSequences
+    from slime.models.packed.sequences import PackedSequences
 
     pack = torch.cat(list(tokens))[None]
     borders = [0, *accumulate(len(sequence) for sequence in tokens)]

@@ -5,7 +5,6 @@ from slime.imports import importing
 with importing():
     import transformers  # noqa: F401
 
-    import slime.models.specs
     import slime.testing.models
     import slime.testing.training
     import slime.train.packing

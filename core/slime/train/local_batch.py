@@ -13,8 +13,8 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.models.packed.attention import PackedSequences
 from slime.models.packed.context_parallel import row_index, runs_of_rank
+from slime.models.packed.sequences import PackedSequences
 from slime.models.traits import ExtraLoss
 from slime.types import Batch, MicroBatch
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -22,7 +23,7 @@ from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HfConfig, ModelBridge, traits_of
 from slime.models.critic import CriticModel, ValueHead
-from slime.models.packed.core import obstacle_to_sharing
+from slime.models.packed.sequences import TakesPrefixes
 from slime.models.policy import PolicyModel
 from slime.models.traits import Traits
 from slime.net import file_store, join_store, serve_store
@@ -159,13 +160,26 @@ def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
     Raises:
         SlimeError: `train.share_prompts` wants what the model cannot.
     """
-    found = obstacle_to_sharing(model.config, [trait.name for trait in model.traits])
+    found = _obstacle_to_sharing(model)
     if cfg.train.share_prompts and found:
         todo = "Leave it empty, or set it to false."
         raise SlimeError(f"{found} needs every sequence whole", where="train.share_prompts", todo=todo)
     if cfg.train.share_prompts is None:
         return not cfg.cluster.on_gpus and not found
     return cfg.train.share_prompts
+
+
+def _obstacle_to_sharing(model: Model) -> str | None:
+    """What of a model keeps samples from sharing their prompt's rows in a pack, in words; None if nothing does."""
+    layers = [layer for module in model.modules for layer in module.modules() if isinstance(layer, Attention)]
+    cores = [layer.core_attention for layer in layers]
+    obstacles = {
+        "context parallelism": model.config.context_parallel_size > 1,
+        **dict.fromkeys((trait.name for trait in model.traits), True),
+        "a mixture of experts, whose router counts tokens,": bool(model.config.num_moe_experts),
+        **{type(core).__name__: not isinstance(core, TakesPrefixes) for core in cores},
+    }
+    return next((name for name, is_there in obstacles.items() if is_there), None)
 
 
 def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:

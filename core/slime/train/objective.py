@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slime.contracts import Column, LossInputs, LossTerms, Metrics, Objective, Source
 from slime.errors import SlimeError
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 from slime.models.traits import ExtraLoss
 from slime.train.local_batch import LocalMicroBatch
 from slime.train.sequence_sums import sum_by_sequence

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from slime.errors import SlimeError
-from slime.models import mlp
 from slime.models.mapping import Rule, Shard, WeightMapping
 from slime.weights.megatron.export import assemble, read_blocks
 from slime.weights.megatron.export_plan import Holding, PlannedBucket, Planner, holders
 from slime.weights.megatron.local import LocalTensor
 from slime.weights.megatron.quantized import quantized, quantizer_of
 from slime_plugin_fp8_block.config import Fp8Format
+from slime_plugin_transformer import mlp
 
 NAMES = {0: "decoder.layers.0.mlp.linear_fc1.weight", 1: "decoder.layers.0.mlp.linear_fc2.weight"}
 NORM = "decoder.final_layernorm.weight"

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 import slime_plugin_multi_token_prediction as mtp
 from slime.errors import SlimeError
-from slime.models import decoder, embeddings, output
 from slime.models.mapping import WeightMapping
 from slime.weights.megatron.hf_files import INDEX, SINGLE, HfFiles
 from slime.weights.megatron.load import load_hf
+from slime_plugin_transformer import decoder, embeddings, output
 
 VOCAB, HIDDEN = 8, 4
 

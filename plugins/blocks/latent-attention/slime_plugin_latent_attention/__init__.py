@@ -7,9 +7,9 @@ from typing import Any
 from slime.errors import SlimeError
 from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
-from slime.models.rotary import rope_parameters
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import Block, Cut, Model, Shape
+from slime_plugin_transformer.rotary import rope_parameters
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 
 from slime.models.linear import ReplicatedLinear, RMSNorm, device_of
-from slime.models.packed.attention import PackedSequences
-from slime.models.packed.core import CAUSAL, attended, core_attention
-from slime.models.rotary.module import RotaryTable, rotary
+from slime.models.packed.sequences import PackedSequences
+from slime_plugin_transformer.attention.core import CAUSAL, attended, core_attention
+from slime_plugin_transformer.rotary.module import RotaryTable, RotaryTables, rotary
 
 
 def mla(config: MLATransformerConfig) -> ModuleSpec:
@@ -61,7 +61,7 @@ class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]
         """Of the pack's tokens on this context-parallel rank, for neighbours as pairs."""
         found = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
         angles, scale = found if isinstance(found, tuple) else (found, 1.0)  # YaRN has a factor for both tables
-        return packed.rotary_table(angles, interleaved=False, scale=scale)
+        return packed.derived(RotaryTables).of(angles, interleaved=False, scale=scale)
 
     def up_queries(self, latent: Tensor, table: RotaryTable) -> tuple[Tensor, Tensor]:
         """The parts of every head that are not turned, [t, h, qk_head_dim], and that are, turned.

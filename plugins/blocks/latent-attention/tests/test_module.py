@@ -54,9 +54,9 @@ class LatentBridge:
         return {}
 
     def block_spec(self, config: Any, vp_stage: int | None) -> Any:
-        from slime.models import specs
         from slime_plugin_latent_attention.module import mla
         from slime_plugin_mixture_of_experts.module import moe
+        from slime_plugin_transformer import specs
 
         def layer(is_moe: bool) -> Any:
             mlp = moe(config) if is_moe else specs.gated_mlp(config)
@@ -143,7 +143,7 @@ def bytes_kept(rank: Rank) -> tuple[dict[str, list[int]], dict[str, torch.Tensor
     """By what is computed again: of queries, keys and values of 64 tokens, and the gradient of what one layer got."""
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.config.schema import Init, SlimeConfig
-    from slime.models.packed.attention import PackedSequences
+    from slime.models.packed.sequences import PackedSequences
     from slime.train import megatron
 
     cfg, sizes, gradient = SlimeConfig(), {}, {}

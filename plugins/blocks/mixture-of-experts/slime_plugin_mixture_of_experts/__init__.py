@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime.errors import SlimeError
-from slime.models import decoder, embeddings, mlp, output
 from slime.models.blocks import BF16, UNEVEN_EXPERTS, BuildingBlock, RankTokens, Saved
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
@@ -17,6 +16,7 @@ from slime.models.mapping import WeightMapping
 from slime.models.rules import Layers, Rules, layer_rule
 from slime.models.shapes import Block, Cut, Shape, gated
 from slime.models.traits import Traits
+from slime_plugin_transformer import decoder, embeddings, mlp, output
 
 LOAD_BALANCING_LOSS, Z_LOSS = "load_balancing_loss", "z_loss"
 """Metrics: the losses that keep the experts busy alike and the router's logits small."""

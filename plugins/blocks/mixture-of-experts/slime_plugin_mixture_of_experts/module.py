@@ -11,14 +11,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.distributed import ProcessGroup
 
-from slime.models import specs
-from slime.models.mlp.activation import SwiGlu
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 from slime_plugin_mixture_of_experts.router import Router
+from slime_plugin_transformer import specs
+from slime_plugin_transformer.mlp.activation import SwiGlu
 
 
 class PackedMoELayer(MoELayer):  # type: ignore[misc]
-    """Megatron-core's, whose router is told of the pack (`slime.models.decoder.module.ReadsPack`)."""
+    """Megatron-core's, whose router is told of the pack (`slime_plugin_transformer.decoder.module.ReadsPack`)."""
 
     def begin_pass(self, packed: PackedSequences, shard: ProcessGroup | None) -> None:
         """See `Router.replay`."""

@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from slime.models.layer_losses import add_layer_loss
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 from slime_plugin_mixture_of_experts import LOAD_BALANCING_LOSS, Z_LOSS
 from slime_plugin_mixture_of_experts.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS, RoutedExperts
 from slime_plugin_mixture_of_experts.routes import Routes

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import slime_plugin_mixture_of_experts as moe
-from slime.models import decoder
 from slime.models.blocks import BuildingBlock
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
@@ -19,6 +18,7 @@ from slime.models.mapping import HF, MEGATRON, Rule, WeightMapping
 from slime.models.rules import Rules
 from slime.models.shapes import HIDDEN_NORM, Block, Cut, Shape
 from slime.models.traits import Traits
+from slime_plugin_transformer import decoder
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec

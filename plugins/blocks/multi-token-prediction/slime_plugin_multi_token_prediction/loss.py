@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 from slime.types import MicroBatch
 
 

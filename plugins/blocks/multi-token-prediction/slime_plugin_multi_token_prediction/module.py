@@ -36,7 +36,7 @@ from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
 from slime.models.linear import RMSNorm
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 from slime.models.policy import PolicyModel
 from slime_plugin_multi_token_prediction.loss import TokensAhead
 

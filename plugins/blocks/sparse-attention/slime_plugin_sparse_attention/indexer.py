@@ -20,8 +20,8 @@ from torch.nn.parameter import Parameter
 
 from slime.models.linear import ReplicatedLinear, device_of
 from slime.models.packed.context_parallel import RowRange
-from slime.models.rotary.module import RotaryTable, rotary
 from slime_plugin_sparse_attention.config import SparseLatentConfig
+from slime_plugin_transformer.rotary.module import RotaryTable, rotary
 
 _BLOCK_SCORES = {"cpu": 2**24, "cuda": 2**26}
 """fp32 numbers that are alive at once while scores are made: for every head on CPU, their sums alone on CUDA."""

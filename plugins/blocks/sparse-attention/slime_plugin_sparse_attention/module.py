@@ -41,10 +41,8 @@ from torch import Tensor
 from slime.errors import SlimeError
 from slime.models.layer_losses import add_layer_loss
 from slime.models.linear import RMSNorm, device_of, whole_weight
-from slime.models.packed.attention import PackedSequences
-from slime.models.packed.causal_attention import causal_attention
 from slime.models.packed.context_parallel import slice_rows
-from slime.models.rotary.module import RotaryTable
+from slime.models.packed.sequences import PackedSequences
 from slime_plugin_latent_attention.module import ReplicatedDownMLA
 from slime_plugin_sparse_attention import INDEXER_LOSS
 from slime_plugin_sparse_attention.config import SparseLatentConfig
@@ -52,6 +50,8 @@ from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_
 from slime_plugin_sparse_attention.indexer_loss import AttentionTarget, IndexerLoss, add_indexer_loss
 from slime_plugin_sparse_attention.sparse_attention import sparse_attention
 from slime_plugin_sparse_attention.split import Split
+from slime_plugin_transformer.attention.causal import causal_attention
+from slime_plugin_transformer.rotary.module import RotaryTable
 
 
 @dataclass

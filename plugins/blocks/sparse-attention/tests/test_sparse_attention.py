@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from slime.models.packed.context_parallel import RowRange, row_index, runs_of_rank, slice_rows
-from slime.models.rotary.module import RotaryTable
 from slime_plugin_sparse_attention import sparse_attention as module
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_keys
 from slime_plugin_sparse_attention.indexer_loss import AttentionTarget, indexer_loss
 from slime_plugin_sparse_attention.sparse_attention import sparse_attention
+from slime_plugin_transformer.rotary.module import RotaryTable
 
 SCALE, VALUE_SIZE = 0.4, 6
 LENGTHS = [12, 4, 20]

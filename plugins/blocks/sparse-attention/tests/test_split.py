@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.packed.causal_attention import by_sequence
 from slime.models.packed.context_parallel import runs_of_rank
 from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
 from slime_plugin_sparse_attention.sparse_attention import sparse_attention
 from slime_plugin_sparse_attention.split import Split
+from slime_plugin_transformer.attention.causal import by_sequence
 
 LENGTHS = [12, 4, 20, 8, 16]
 BORDERS = [0, *accumulate(LENGTHS)]

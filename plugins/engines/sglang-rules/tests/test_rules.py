@@ -15,12 +15,12 @@ from slime.compose.compose import examine
 from slime.config.hf import config_folder
 from slime.config.paths import resolve
 from slime.config.schema import EngineGroupConfig, Role, SlimeConfig
-from slime.models import gqa, mlp
 from slime.topology.environment import engine_environment
 from slime.topology.server_fields import dispatch_tokens
 from slime.topology.topology import read_topology
 from slime_plugin_fp8_block.config import Fp8Format
 from slime_plugin_sglang_rules.rules import sglang_problems
+from slime_plugin_transformer import gqa, mlp
 
 from .real_server_args import server_args
 

@@ -9,11 +9,11 @@ import slime_plugin_latent_attention as mla
 import slime_plugin_mixture_of_experts as moe
 import slime_plugin_multi_token_prediction as mtp
 import slime_plugin_sparse_attention as dsa
-from slime.models import decoder, embeddings
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_plugin_transformer import decoder, embeddings
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec

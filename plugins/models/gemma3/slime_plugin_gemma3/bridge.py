@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
-from slime.models import decoder, embeddings, gqa, mlp, output
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slime.models import decoder, embeddings, gqa, mlp, output, rotary
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules

@@ -1,8 +1,8 @@
 """EXAONE 4.0 without windows: norms behind attention and MLP and none before, rotary scaling of Llama 3.1."""
 
-from slime.models import decoder, embeddings, gqa, mlp, output, rotary
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 
 class Exaone4:
@@ -15,7 +15,7 @@ class Exaone4:
         return _read(hf)[1]
 
     def block_spec(self, config, vp_stage):
-        from slime.models import specs
+        from slime_plugin_transformer import specs
 
         attention, mlp = specs.gqa(config, post_norm=True), specs.gated_mlp(config, post_norm=True)
         layer = specs.transformer_layer(config, attention=attention, mlp=mlp, pre_norm=False)

@@ -1,11 +1,11 @@
 """OLMo 2: a norm over all query heads together and one over all key heads, which is a block of this package's own."""
 
-from slime.models import decoder, embeddings, gqa, mlp, output, rotary
 from slime.models.blocks import BF16, BuildingBlock, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import layer_rule
 from slime.models.shapes import Block, Cut, Shape
+from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 
 class Olmo2:
@@ -18,8 +18,8 @@ class Olmo2:
         return _read(hf)[1]
 
     def block_spec(self, config, vp_stage):
-        from slime.models import specs
         from slime_families.wide_norm import with_wide_norms
+        from slime_plugin_transformer import specs
 
         attention, mlp = with_wide_norms(specs.gqa(config, post_norm=True)), specs.gated_mlp(config, post_norm=True)
         layer = specs.transformer_layer(config, attention=attention, mlp=mlp, pre_norm=False)

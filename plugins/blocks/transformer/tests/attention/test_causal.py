@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.packed import causal_attention
-from slime.models.packed.attention import ContextParallelLayout, PackedSequences
-from slime.models.packed.causal_attention import Segments, by_sequence
 from slime.models.packed.context_parallel import row_index, runs_of_rank
+from slime_plugin_transformer.attention import causal
+from slime_plugin_transformer.attention.causal import Segments, by_sequence
+from slime_plugin_transformer.attention.packed import ContextParallelLayout
 
 LENGTHS = [16, 16, 8, 32, 4, 4, 4]
 BORDERS = [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
@@ -54,15 +54,15 @@ def test_equals_dense_attention(groups: int, value_size: int) -> None:
 @pytest.mark.parametrize("window", [1, 5, 16, 100])
 def test_a_window_hides_the_keys_before_it(window: int) -> None:
     """Its last key is the query's own: 1 leaves that alone, and one as long as the sequence hides nothing."""
-    attend = causal_attention.causal_attention(torch.device("cpu"), torch.float64, window)
+    attend = causal.causal_attention(torch.device("cpu"), torch.float64, window)
     got = with_gradients(lambda q, k, v: attend(q, k, v, SEGMENTS, SCALE), inputs())
     wanted = with_gradients(lambda q, k, v: dense(q, k, v, window), inputs())
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_long_sequences_are_those_that_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal_attention, "LONG", 16)
-    monkeypatch.setattr(causal_attention, "SHORT", 16)
+    monkeypatch.setattr(causal, "LONG", 16)
+    monkeypatch.setattr(causal, "SHORT", 16)
     segments = Segments.of([*LENGTHS, 16], [*LENGTHS, 24], torch.device("cpu"))
     *long, others = segments.calls
     assert [call.sequences for call in long] == [(0,), (1,), (3,)]
@@ -87,8 +87,3 @@ def test_context_parallel_ranks_together_equal_one_rank(cp_size: int) -> None:
 
     got, wanted = with_gradients(ranks, inputs()), with_gradients(dense, inputs())
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_sequences_that_context_parallel_ranks_cannot_halve_are_refused() -> None:
-    with pytest.raises(AssertionError, match="multiples of 2"):
-        PackedSequences.of([0, 8, 14], 2, 0, torch.device("cpu"))

@@ -18,10 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime.models.packed.causal_attention import Attend, Segments, by_sequence
-
-Prefix = tuple[int, int]
-"""The row of the pack where the tokens begin that a sequence shares, and their number: those before its own ones."""
+from slime.models.packed.sequences import PackedSequences, Prefix
+from slime_plugin_transformer.attention.causal import Attend, Segments, by_sequence
 
 Rows = np.ndarray
 """int64, rows of a pack."""
@@ -52,11 +50,11 @@ class SharedPrompts:
     def __init__(self, lengths: Sequence[int], prefixes: Sequence[Prefix], device: torch.device) -> None:
         self.lengths, self.prefixes, self.device = lengths, prefixes, device
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """[t] int64, of each token in its sequence, the shared ones counted."""
-        pairs = zip(self.lengths, self.prefixes, strict=True)
-        return self._tensor(np.concatenate([np.arange(shared, shared + length) for length, (_, shared) in pairs]))
+    @classmethod
+    def of(cls, packed: PackedSequences) -> SharedPrompts:
+        """From a pack that has prefixes."""
+        assert packed.prefixes is not None
+        return cls(packed.lengths, packed.prefixes, packed.cu_seqlens_q.device)
 
     def attend(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [t, h, d], key [t, g, d], value [t, g, e] -> [t, h, e], by a kernel for sequences of any lengths or,

@@ -18,7 +18,7 @@ class SwiGlu(MegatronModule):  # type: ignore[misc]
         super().__init__(config=config)
         self.swiglu = plain_swiglu
         if device_of(config).type == "cuda":
-            from slime.models.mlp.kernels import swiglu
+            from slime_plugin_transformer.mlp.kernels import swiglu
 
             self.swiglu = swiglu
 

@@ -14,10 +14,11 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from slime.models.linear import PostNormRowParallelLinear, RMSNorm, device_of
-from slime.models.packed.attention import PackedSequences
-from slime.models.packed.core import CAUSAL, attended, core_attention
-from slime.models.rotary.module import rotary, split
+from slime.models.linear import RMSNorm, device_of
+from slime.models.packed.sequences import PackedSequences
+from slime_plugin_transformer.attention.core import CAUSAL, attended, core_attention
+from slime_plugin_transformer.post_norm import PostNormRowParallelLinear
+from slime_plugin_transformer.rotary.module import RotaryTables, rotary, split
 
 
 def gqa(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
@@ -73,7 +74,7 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         qkv = mixed.view(len(mixed), self.num_query_groups_per_partition, -1, self.hidden_size_per_attention_head)
         interleaved, table = self.config.rotary_interleaved, None
         if angles is not None and self.rotary_scale is not None:
-            table = packed.rotary_table(angles, interleaved, self.rotary_scale)
+            table = packed.derived(RotaryTables).of(angles, interleaved, self.rotary_scale)
         if table is not None and not self.config.qk_layernorm:
             return self.split_and_rotate(qkv, *table, interleaved)
         query, key, value = split(qkv)

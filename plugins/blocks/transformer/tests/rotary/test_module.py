@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.rotary.module import RotaryTable, plain_rotate
+from slime_plugin_transformer.rotary.module import RotaryTable, plain_rotate
 
 
 def random(*shape: int, seed: int) -> Tensor:

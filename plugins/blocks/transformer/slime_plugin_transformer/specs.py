@@ -5,9 +5,9 @@ needs Transformer Engine. These fill the slots of its own layers with norms, lin
 three. `post_norm` puts a norm behind the output projection as well (sandwich norms).
 """
 
-from slime.models.decoder.module import decoder_block, transformer_layer
-from slime.models.gqa.module import gqa
-from slime.models.mlp.module import gated_mlp
+from slime_plugin_transformer.decoder.module import decoder_block, transformer_layer
+from slime_plugin_transformer.gqa.module import gqa
+from slime_plugin_transformer.mlp.module import gated_mlp
 
 __all__ = [
     "decoder_block",

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from slime.models.linear import RMSNorm
-from slime.models.packed.attention import PackedSequences
+from slime.models.packed.sequences import PackedSequences
 
 
 @runtime_checkable

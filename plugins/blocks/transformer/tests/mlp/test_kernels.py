@@ -11,7 +11,7 @@ TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rto
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 8), (2, 1, 2050), (5, 1, 2 * 1024)])
 def test_equals_float64(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    from slime.models.mlp.kernels import swiglu
+    from slime_plugin_transformer.mlp.kernels import swiglu
 
     generator = torch.Generator().manual_seed(0)
     gate_up = (3 * torch.randn(shape, generator=generator)).to(device, dtype).requires_grad_()

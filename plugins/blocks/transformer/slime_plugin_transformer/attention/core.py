@@ -12,7 +12,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime.models.linear import device_of
-from slime.models.packed.attention import PackedAttention, PackedSequences
+from slime.models.packed.sequences import PackedSequences
+from slime_plugin_transformer.attention.packed import PackedAttention
 
 CAUSAL = {"attn_mask_type": AttnMaskType.causal}
 
@@ -24,21 +25,6 @@ def core_attention(config: TransformerConfig) -> type:
     """
     on_gpu = device_of(config).type == "cuda"
     return TEDotProductAttention if HAVE_TE and on_gpu and config.params_dtype is torch.bfloat16 else PackedAttention
-
-
-def obstacle_to_sharing(config: TransformerConfig, blocks: Sequence[str]) -> str | None:
-    """What of a model keeps samples from sharing their prompt's rows in a pack, in words; None if nothing does.
-
-    Args:
-        blocks: names of the model's blocks that ask something of the code around it (`slime.models.traits`).
-    """
-    obstacles = {
-        "context parallelism": config.context_parallel_size > 1,
-        **dict.fromkeys(blocks, True),
-        "a mixture of experts, whose router counts tokens,": bool(config.num_moe_experts),
-        "Transformer Engine's attention": core_attention(config) is not PackedAttention,
-    }
-    return next((name for name, is_there in obstacles.items() if is_there), None)
 
 
 def attended(

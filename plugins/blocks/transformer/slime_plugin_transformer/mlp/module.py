@@ -7,8 +7,8 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.models.linear import PostNormRowParallelLinear
-from slime.models.mlp.activation import SwiGlu
+from slime_plugin_transformer.mlp.activation import SwiGlu
+from slime_plugin_transformer.post_norm import PostNormRowParallelLinear
 
 
 def gated_mlp(config: TransformerConfig, *, post_norm: bool = False, activation: type = SwiGlu) -> ModuleSpec:

@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from slime.errors import SlimeError
-from slime.models import rotary
 from slime.models.config_reader import ConfigReader
+from slime_plugin_transformer import rotary
 
 LLAMA_3_1: dict[str, Any] = {
     "factor": 8.0,

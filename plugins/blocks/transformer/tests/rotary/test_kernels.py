@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.rotary.module import RotaryTable, plain_rotate, plain_split_and_rotate
+from slime_plugin_transformer.rotary.module import RotaryTable, plain_rotate, plain_split_and_rotate
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
 NUM_TOKENS = 7
@@ -33,7 +33,7 @@ def gradients(outputs: tuple[Tensor, ...], source: Tensor) -> tuple[Tensor, ...]
 def test_split_and_rotate(
     shape: tuple[int, int, int, int], interleaved: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    from slime.models.rotary.kernels import split_and_rotate
+    from slime_plugin_transformer.rotary.kernels import split_and_rotate
 
     num_groups, num_heads, size, num_pairs = shape
     angles = table(num_pairs, device)
@@ -53,7 +53,7 @@ def test_split_and_rotate(
 @pytest.mark.gpu
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rotate(interleaved: bool, device: torch.device) -> None:
-    from slime.models.rotary.kernels import rotate
+    from slime_plugin_transformer.rotary.kernels import rotate
 
     angles = table(4, device)
     generator = torch.Generator().manual_seed(0)

@@ -1,15 +1,15 @@
 """Attention of responses that share a prompt, against each of them behind a prompt of its own, in float64."""
 
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import pytest
 import torch
 from torch import Tensor
 
-from slime.models.packed.attention import PackedSequences
-from slime.models.packed.causal_attention import Attend, Segments, by_sequence, causal_attention
-from slime.models.packed.shared_prompts import SharedPrompts
-from tests.models.packed.test_attention import SCALE, inputs, with_gradients
+from slime_plugin_transformer.attention.causal import Attend, Segments, by_sequence, causal_attention
+from slime_plugin_transformer.attention.shared_prompts import SharedPrompts
+
+from .test_causal import SCALE, inputs, with_gradients
 
 LENGTHS = [9, 5, 1, 12, 20, 4, 25]
 PREFIXES = [(0, 0), (0, 6), (0, 6), (0, 6), (0, 0), (27, 17), (0, 0)]
@@ -53,17 +53,3 @@ def test_a_window_reaches_back_into_the_shared_prompt() -> None:
     got = with_gradients(lambda q, k, v: shared.attend(windowed, q, k, v, SCALE), tensors)
     wanted = with_gradients(lambda q, k, v: whole(q, k, v, windowed), tensors)
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_positions_and_the_longest_sequence_count_what_is_shared() -> None:
-    packed = PackedSequences.of(BORDERS, 1, 0, CPU, prefixes=PREFIXES)
-    starts = [shared for _, shared in PREFIXES]
-    wanted = [torch.arange(end - begin) + start for (begin, end), start in zip(pairwise(BORDERS), starts, strict=True)]
-    assert packed.positions.tolist() == torch.cat(wanted).tolist()
-    assert (packed.max_seqlen_q, packed.max_seqlen_kv) == (25, 25)
-    assert PackedSequences.of([0, 5, 9], 1, 0, CPU, prefixes=[(0, 0), (0, 3)]).max_seqlen_kv == 7
-
-
-def test_ranks_that_share_a_pack_cannot_share_prompts() -> None:
-    with pytest.raises(AssertionError, match="on one rank"):
-        PackedSequences.of([0, 8, 16], 2, 0, CPU, prefixes=[(0, 0), (0, 4)])

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_core_portable.fixups import grouped_matmul
-from slime.models.packed import causal_attention
-from slime.models.packed.causal_attention import Segments, by_sequence
-from slime.models.packed.shared_prompts import SharedPrompts
+from slime_plugin_transformer.attention import causal
+from slime_plugin_transformer.attention.causal import Segments, by_sequence
+from slime_plugin_transformer.attention.shared_prompts import SharedPrompts
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +50,7 @@ def check(function: Callable[..., Tensor], exact: Callable[..., Tensor], inputs:
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_packed_attention(size: int, value_size: int, groups: int) -> None:
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16)
     assert attend is not by_sequence
     segments = Segments.of(LENGTHS, LENGTHS, torch.device("cuda"))
     inputs = [
@@ -65,12 +65,12 @@ def test_packed_attention(size: int, value_size: int, groups: int) -> None:
 @pytest.mark.parametrize("lengths", [LENGTHS, [1000], [1024, 600]], ids=["some", "padded", "all"])
 @pytest.mark.parametrize(("size", "value_size"), [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_long_sequences(monkeypatch: pytest.MonkeyPatch, lengths: list[int], size: int, value_size: int) -> None:
-    monkeypatch.setattr(causal_attention, "LONG", 500)
-    monkeypatch.setattr(causal_attention, "SHORT", 500)
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(causal, "LONG", 500)
+    monkeypatch.setattr(causal, "SHORT", 500)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16)
     segments = Segments.of(lengths, lengths, torch.device("cuda"))
     inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
-    assert causal_attention.cudnn_knows(*inputs)
+    assert causal.cudnn_knows(*inputs)
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
 
 
@@ -85,17 +85,17 @@ BATCHES = {
 @pytest.mark.parametrize("lengths", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize(("size", "value_size"), [(128, 128), (192, 128), (256, 256)])
 def test_batches_of_short_sequences(lengths: list[int], size: int, value_size: int) -> None:
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16)
     segments = Segments.of(lengths, lengths, torch.device("cuda"))
     assert max(len(call.sequences) for call in segments.calls if call.length) > 1
     inputs = [normal(sum(lengths), 4, size), normal(sum(lengths), 2, size), normal(sum(lengths), 2, value_size)]
-    assert causal_attention.cudnn_knows(*inputs)
+    assert causal.cudnn_knows(*inputs)
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: by_sequence(*qkv, segments, 0.1), inputs)
 
 
 def test_batches_of_shared_prompts() -> None:
     """Prompts are whole sequences and make a batch; the responses that share them go to flash attention."""
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16)
     lengths, prompts = [1024, 50, 60, 1024, 30, 1024, 1024], {1: (0, 1000), 2: (0, 1000), 4: (1134, 900)}
     prefixes = [prompts.get(number, (0, 0)) for number in range(len(lengths))]
     shared = SharedPrompts(lengths, prefixes, torch.device("cuda"))
@@ -104,7 +104,7 @@ def test_batches_of_shared_prompts() -> None:
 
 
 def test_queries_are_the_last_tokens_of_their_keys() -> None:
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16)
     queries, keys = [64, 128, 32], [256, 128, 96]
     segments = Segments.of(queries, keys, torch.device("cuda"))
     inputs = [normal(sum(queries), 4, 128), normal(sum(keys), 2, 128), normal(sum(keys), 2, 128)]
@@ -113,15 +113,15 @@ def test_queries_are_the_last_tokens_of_their_keys() -> None:
 
 @pytest.mark.parametrize("window", [1, 100, 512])
 def test_a_window(window: int) -> None:
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16, window)
-    exact = causal_attention.causal_attention(torch.device("cuda"), torch.float64, window)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16, window)
+    exact = causal.causal_attention(torch.device("cuda"), torch.float64, window)
     segments = Segments.of(LENGTHS, LENGTHS, torch.device("cuda"))
     inputs = [normal(sum(LENGTHS), 4, 256), normal(sum(LENGTHS), 1, 256), normal(sum(LENGTHS), 1, 256)]
     check(lambda *qkv: attend(*qkv, segments, 0.1), lambda *qkv: exact(*qkv, segments, 0.1), inputs)
 
 
 def test_values_may_be_a_strided_part_of_the_projection() -> None:
-    attend = causal_attention.causal_attention(torch.device("cuda"), torch.bfloat16)
+    attend = causal.causal_attention(torch.device("cuda"), torch.bfloat16)
     segments = Segments.of(LENGTHS, LENGTHS, torch.device("cuda"))
 
     def split(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:

@@ -16,13 +16,13 @@ _BLOCK_HEADS = 16
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """`slime.models.rotary.module.Rotate` in one pass."""
+    """`.module.Rotate` in one pass."""
     result: Tensor = _Rotate.apply(heads, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return result
 
 
 def split_and_rotate(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """`slime.models.rotary.module.SplitAndRotate` in one pass; what it returns does not keep `qkv` alive."""
+    """`.module.SplitAndRotate` in one pass; what it returns does not keep `qkv` alive."""
     query, key, value = _SplitAndRotate.apply(qkv, cos, sin, interleaved)  # type: ignore[no-untyped-call]
     return query, key, value
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from slime.models.packed.sequences import PackedSequences
+
 
 class RotaryTable(NamedTuple):
     """[t, r] fp32 each, of every token's angles."""
@@ -35,6 +37,22 @@ class RotaryTable(NamedTuple):
     def part(self, begin: int, end: int) -> RotaryTable:
         """Of the tokens `begin` to `end`."""
         return RotaryTable(self.cos[begin:end], self.sin[begin:end])
+
+
+class RotaryTables:
+    """Those of a pack (`PackedSequences.derived`): each made for the first layer with its angles, kept for the others
+    with the angles, so that no others come to lie where they are."""
+
+    def __init__(self, packed: PackedSequences) -> None:
+        self._positions = packed.positions
+        self._made: dict[int, tuple[Tensor, RotaryTable]] = {}
+
+    def of(self, angles: Tensor, interleaved: bool, scale: float) -> RotaryTable:
+        """See `RotaryTable.of`."""
+        if angles.data_ptr() not in self._made:
+            table = RotaryTable.of(angles, self._positions, interleaved, scale)
+            self._made[angles.data_ptr()] = (angles, table)
+        return self._made[angles.data_ptr()][1]
 
 
 Rotate = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
@@ -74,6 +92,6 @@ def rotary(device: torch.device) -> tuple[Rotate, SplitAndRotate]:
     """The best forms for a device."""
     if device.type == "cpu":
         return plain_rotate, plain_split_and_rotate
-    from slime.models.rotary.kernels import rotate, split_and_rotate
+    from slime_plugin_transformer.rotary.kernels import rotate, split_and_rotate
 
     return rotate, split_and_rotate

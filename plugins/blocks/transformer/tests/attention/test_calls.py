@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from slime.models.packed import causal_attention
-from slime.models.packed.causal_attention import Segments, by_sequence, in_calls
-from slime.models.packed.shared_prompts import SharedPrompts
+from slime_plugin_transformer.attention import causal
+from slime_plugin_transformer.attention.causal import Segments, by_sequence, in_calls
+from slime_plugin_transformer.attention.shared_prompts import SharedPrompts
 
 SCALE = 0.3
 PACKS = {
@@ -32,7 +32,7 @@ PACKS = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of the real lengths, so that float64 attention on CPU is quick."""
     for name, value in {"LONG": 96, "SHORT": 32, "_STEP": 16, "_LONG_STEP": 64}.items():
-        monkeypatch.setattr(causal_attention, name, value)
+        monkeypatch.setattr(causal, name, value)
 
 
 def segments_of(lengths: Sequence[int], keys: Sequence[int] | None = None) -> Segments:

@@ -1,0 +1,27 @@
+"""The end of the model: final norm and output layer, and the log-probs and entropies made of it."""
+
+from __future__ import annotations
+
+from slime.models.blocks import BuildingBlock
+from slime.models.mapping import Layout, Rule
+from slime.models.rules import Rules
+from slime.models.shapes import HIDDEN_NORM, Block, Cut, Shape
+
+
+def rules(vocab_size: int, *, tied: bool) -> Rules:
+    """Final norm and output layer [vocab_size, hidden].
+
+    With tied embeddings Megatron's last pipeline stage holds its own copy of the embeddings as output layer.
+    """
+    hf = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    return BLOCK.state(
+        Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
+        Rule("output_layer.weight", (hf,), Layout(num_rows=vocab_size), exported=not tied),
+    )
+
+
+SHAPES = {
+    "decoder.final_layernorm.weight": HIDDEN_NORM,
+    "output_layer.weight": Shape(lambda m: (m["vocab_size"], m["hidden_size"]), Cut.tensor, Block.output),
+}
+BLOCK = BuildingBlock(SHAPES)
