@@ -80,7 +80,7 @@ class Processes:
     KINDS = {
         "sglang::scheduler": "scheduler",
         "slime_plugin_sglang.launcher": "server",
-        "slime.workers.worker": "reward workers",
+        "guarded_workers.worker": "reward workers",
         "ray::": "trainer and actors",
         "/ray/": "Ray",
     }

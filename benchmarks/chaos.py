@@ -88,8 +88,8 @@ SERVER = Victim("SGLang's server", ("slime_plugin_sglang.launcher",), ("engine-0
 TRAINER = Victim("trainer", ("ray::TrainerActor",), ("trainer",))
 RAYLET = Victim("raylet", ("raylet/raylet",), ("raylet",))
 GCS = Victim("GCS", ("gcs_server",), ("gcs_server",))
-GUARD = Victim("the reward's guard", ("slime.workers.worker",))
-SCORER = Victim("the reward's scorer", ("slime.workers.worker",))
+GUARD = Victim("the reward's guard", ("guarded_workers.worker",))
+SCORER = Victim("the reward's scorer", ("guarded_workers.worker",))
 
 DEADLY = ((SCHEDULER, "collect"), (SERVER, "train_rl"), (TRAINER, "collect"), (RAYLET, "collect"), (GCS, "train_rl"))
 HANGING = ((SCHEDULER, "collect"), (SCHEDULER, "publish"), (TRAINER, "train_rl"))

@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 1630,
     "weights": 2415,
-    ".": 4718,
+    ".": 4785,
     "cluster": 2710,
     "testing": 2910,
     "train": 3180,
@@ -39,8 +39,7 @@ BUDGETS = {
     "observe": 1605,
     "topology": 1380,
     "sizes": 470,
-    "workers": 1520,
-    "reward": 130,
+    "reward": 188,
     "data": 1516,
     "sampling": 2980,
     "plan": 900,

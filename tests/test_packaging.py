@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 CORE = "slime-rl"
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 DISTRIBUTIONS = sorted(ROOT.glob("plugins/*/*/pyproject.toml"))
-PORTS = [file for file in DISTRIBUTIONS if file.parents[1].name == "cpu"]
-"""They run SGLang and Megatron-core on a CPU and know nothing of slime; all others are plugins of it."""
-PLUGINS = [file for file in DISTRIBUTIONS if file not in PORTS]
+LIBRARIES = [file for file in DISTRIBUTIONS if file.parents[1].name in ("cpu", "libraries")]
+"""They know nothing of slime; all others are plugins of it."""
+PLUGINS = [file for file in DISTRIBUTIONS if file not in LIBRARIES]
 
 
 def project(pyproject: Path) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_metadata_is_complete(pyproject: Path) -> None:
     for field in ("license", "license-files", "requires-python", "authors"):
         assert ours[field] == core[field], field
     for_gpus = {line for line in core["classifiers"] if line.startswith("Environment :: GPU")}
-    assert set(ours["classifiers"]) == set(core["classifiers"]) - (for_gpus if pyproject in PORTS else set())
+    assert set(ours["classifiers"]) == set(core["classifiers"]) - (for_gpus if pyproject in LIBRARIES else set())
     assert set(ours["classifiers"]) <= classifiers
     assert all(url.startswith(REPOSITORY) for url in ours["urls"].values())
     packages = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]["wheel"][
@@ -90,13 +90,13 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     """GPUs need no distribution that runs SGLang on a CPU; Megatron-core runs without Transformer Engine on both."""
     extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
     named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
-    assert "megatron-core-portable" in named["train"]
+    assert {"megatron-core-portable", "guarded-workers"} <= named["train"]
     assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
     assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}
 
 
-@pytest.mark.parametrize("pyproject", PORTS, ids=lambda path: path.parent.name)
-def test_what_runs_others_on_a_cpu_knows_nothing_of_slime(pyproject: Path) -> None:
+@pytest.mark.parametrize("pyproject", LIBRARIES, ids=lambda path: path.parent.name)
+def test_a_library_knows_nothing_of_slime(pyproject: Path) -> None:
     """Imports are held by import-linter; here its tests too, and what it asks for and registers."""
     about = project(pyproject)
     assert not [line for line in about["dependencies"] if "slime" in line]
@@ -186,9 +186,9 @@ def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin_that_needs_n
     [line] = INSTALLS.findall(GUIDE)
     ours, *plugins = shlex.split(line)
     found = sorted(path for pattern in plugins for path in ROOT.glob(pattern))
-    without_te = ROOT / "plugins/cpu/megatron-core-portable"
+    libraries = [ROOT / "plugins/cpu/megatron-core-portable", ROOT / "plugins/libraries/guarded-workers"]
     without_account = [file.parent for file in PLUGINS if file.parent.name not in ("wandb", "mlflow")]
-    assert found == sorted([without_te, *without_account]), "wandb and mlflow bring many packages"
+    assert found == sorted([*libraries, *without_account]), "wandb and mlflow bring many packages"
     dry = ("--dry-run", "--report", "-", "--no-index", "--no-deps", "--no-build-isolation")
     [found] = json.loads(pip("install", *dry, ours))["install"]
     assert found["metadata"]["name"] == CORE

@@ -13,7 +13,8 @@ DISTRIBUTION = "slime-rl"
 EXTRAS = {"cuda": "gpu", "cpu": "cpu"}
 """By `cluster.device`: the extra that brings all. Its metadata lists what the other extras have, too."""
 IN_A_CHECKOUT = {
-    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/engines/*, or 'make setup' for a CPU",
+    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/libraries/* ./plugins/engines/*,"
+    " or 'make setup' for a CPU",
     "cpu": "'make setup'",
 }
 
@@ -47,6 +48,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 """Folder in a checkout -> the distribution, and the names and keys that it brings."""
 ASKED_BY: Mapping[str, Sequence[str]] = {
+    "plugins/verbs/check-reward": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory"),
     "plugins/verbs/preflight": ("plugins/estimates/memory",),
 }

@@ -6,7 +6,7 @@ who the parent is, again and again: right for servers, which a thread of a Ray a
 a scratch folder. A pipe would do for neither: forked siblings keep it open.
 
 What is left after that is the business of `slime.cluster.reaper` (all of a run, from outside) and of
-`slime.workers.guard` (all that a sample has started).
+`guarded_workers.guard` (all that a sample has started).
 """
 
 from __future__ import annotations

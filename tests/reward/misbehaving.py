@@ -17,11 +17,11 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
+from guarded_workers import wire
+from guarded_workers.guard import ZOMBIE, children, state
 from slime.hookspecs import hookimpl
+from slime.reward.verdicts import fields
 from slime.types import Prompt, Sample, Verdict, VerdictKind
-from slime.workers import wire
-from slime.workers.guard import ZOMBIE, children, state
-from slime.workers.verdicts import fields
 
 CHILD = "import os, time; os.setsid() if {daemon} else None; time.sleep(1000)"
 METADATA = "Metadata-Version: 2.1\nName: reward-zoo\nVersion: 1.2\n"

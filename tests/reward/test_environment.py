@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from guarded_workers import environment
 from slime.errors import SlimeError
 from slime.types import Verdict
-from slime.workers import environment
 from tests.reward.asking import rewards, score
 
 SECRETS = [

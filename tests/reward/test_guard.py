@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from guarded_workers import guard
 from slime.types import Verdict, VerdictKind
-from slime.workers import guard
 from tests.reward.asking import GONE_WITHIN_S, rewards, score
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -29,7 +29,7 @@ def test_what_a_sample_leaves_behind_is_dead_when_its_verdict_comes(tmp_path: Pa
         assert len(left) == 4
         assert not [pid for pid in left if alive(pid)]
         assert score(service, "process_id") == worker
-    assert "killed 4 processes that a sample left behind" in log.read_text()
+    assert "killed 4 processes that a request left behind" in log.read_text()
 
 
 def test_the_dead_are_buried() -> None:
@@ -136,8 +136,8 @@ def test_the_log_takes_so_much_of_a_worker_and_says_what_was_cut(tmp_path: Path)
         assert score(service, "chatter").kind is VerdictKind.VALUE
     text = log.read_text()
     assert len(text) < guard.MAX_LOG_BYTES_A_WORKER + 1000
-    assert "[slime] cut here; kept: 1 MiB a worker, 64 MiB of all" in text
-    assert f"[slime] {2 * 2**20 + 16} bytes that this worker printed were cut" in text
+    assert "[guard] cut here; kept: 1 MiB a worker, 64 MiB of all" in text
+    assert f"[guard] {2 * 2**20 + 16} bytes that this worker printed were cut" in text
 
 
 def test_a_full_log_takes_no_more_of_any_worker(tmp_path: Path) -> None:

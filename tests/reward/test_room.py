@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from guarded_workers import guard
 from slime.types import Verdict, VerdictKind
-from slime.workers import guard
 from tests.reward.asking import rewards, score
 
 pytestmark = pytest.mark.usefixtures("installed")

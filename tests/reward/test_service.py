@@ -172,7 +172,7 @@ def test_a_sample_that_cannot_be_sent_is_an_error(service: RewardService) -> Non
     odd.metadata["callback"] = lambda: None
     verdict = asyncio.run(service.score(odd))
     assert verdict.kind is VerdictKind.ERROR
-    assert "the sample cannot be sent to the reward" in verdict.reason
+    assert "the request cannot be sent to the reward" in verdict.reason
 
 
 def test_a_sample_that_cannot_be_read_is_an_error_and_the_worker_lives_on(

@@ -39,7 +39,7 @@ def program(tmp_path, monkeypatch):
     for each in open_now:
         each.__exit__(None, None, None)
     plugins.load.cache_clear()
-    left = [each for each in psutil.Process().children(recursive=True) if "slime.workers" in " ".join(each.cmdline())]
+    left = [each for each in psutil.Process().children(recursive=True) if "guarded_workers" in " ".join(each.cmdline())]
     assert left == []
 
 

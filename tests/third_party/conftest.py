@@ -25,6 +25,7 @@ LIMIT_S = 300
 LAPTOP_RUN = (
     "slime-rl",
     "megatron-core-portable",
+    "guarded-workers",
     "sglang-torch-cpu",
     "slime-plugin-sglang",
     "slime-plugin-sglang-rules",
@@ -160,7 +161,7 @@ def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
     """The wheels of `LAPTOP_RUN` and nothing else of this repository."""
     folder = tmp_path_factory.mktemp("smallest") / "env"
     venv.create(folder)
-    ports = [path.name.replace("-", "_") for path in FIRST_PARTY if path.parent.name == "cpu"]
+    ports = [path.name.replace("-", "_") for path in FIRST_PARTY if path.parent.name in ("cpu", "libraries")]
     borrow_packages(folder, all_but("slime", *ports))
     environment = Environment(folder, bare.wheels)
     environment.install("--no-deps", *LAPTOP_RUN)  # what makes SGLang's metadata whole are CUDA packages
@@ -175,7 +176,7 @@ def environment(bare: Environment) -> Environment:
     plugins = ("slime-plugin-sglang", "slime-plugin-glm4", "slime-plugin-math", "slime-plugin-dynamic-sampling")
     bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
-    bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable")
+    bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable", "guarded-workers")
     return bare
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from guarded_workers.worker import Line
 from slime import plugins
+from slime.reward.verdicts import checked, fields
 from slime.types import Sample
-from slime.workers.verdicts import checked, fields
-from slime.workers.worker import Line
 
 
 class Judge:
-    """A `slime.workers.worker.Servant`.
+    """A `guarded_workers.worker.Servant`.
 
     Args:
         name, options: of the reward.

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from guarded_workers.process import LostWorkerError
+from guarded_workers.wire import FaultError
 from slime import plugins
 from slime.config.schema import RewardConfig
 from slime.reward.judge import lean
+from slime.reward.verdicts import verdict
 from slime.types import Sample, Verdict
-from slime.workers.pool import Pool
-from slime.workers.process import LostWorkerError
-from slime.workers.verdicts import verdict
-from slime.workers.wire import FaultError, Setup
+from slime.workers import WorkerPool, pool_of
 
 _CLOSED = Verdict.error("the reward service was closed")
 
@@ -34,8 +34,8 @@ class RewardService:
 
     def __init__(self, cfg: RewardConfig, log: Path | None = None, hidden: Sequence[Path] = ()) -> None:
         assert cfg.num_workers > 0, "compose() refuses a service without workers"
-        self._cfg, self._log, self._hidden = cfg, log, [str(path) for path in hidden]
-        self._pool: Pool | None = None
+        self._cfg, self._log, self._hidden = cfg, log, hidden
+        self._pool: WorkerPool | None = None
 
     def start(self) -> None:
         """Start the workers and wait until each has its reward.
@@ -45,17 +45,8 @@ class RewardService:
         """
         cfg = self._cfg
         chosen = plugins.load().rewards.get(cfg.name)
-        setup = Setup(
-            kind="reward",
-            name=cfg.name,
-            options=cfg.options,
-            where=f"plugin {chosen.distribution} {chosen.version}",
-            key="reward",
-            servant="slime.reward.judge:Judge",
-            memory_mb=cfg.memory_mb,
-            hidden=self._hidden,
-        )
-        self._pool = Pool(setup, cfg.num_workers, cfg.num_workers, cfg.environment, self._log)
+        servant, first = "slime.reward.judge:Judge", cfg.num_workers
+        self._pool = pool_of(chosen, cfg, "reward", servant, first=first, log=self._log, hidden=self._hidden)
         self._pool.start()
 
     async def score(self, sample: Sample) -> Verdict:

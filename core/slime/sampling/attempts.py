@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from guarded_workers.process import LostWorkerError
+from guarded_workers.wire import FaultError
+from guarded_workers.worker import describe
 from slime.config.rollout import ProgramConfig
 from slime.contracts import Program
 from slime.errors import SlimeError
@@ -15,9 +18,6 @@ from slime.sampling.requests import Requests
 from slime.sampling.suspended import Suspended
 from slime.time_limit import FAILURES
 from slime.types import Sample, Status, Task, Verdict
-from slime.workers.process import LostWorkerError
-from slime.workers.wire import FaultError
-from slime.workers.worker import describe
 
 MAX_LOSSES = 3
 """Workers that an attempt may lose through no fault of its own; then it fails."""

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from guarded_workers.worker import describe
 from slime.config.schema import FilterConfig
 from slime.errors import SlimeError
 from slime.registry import Registry
 from slime.time_limit import DidNotReturnError, within
 from slime.types import Decision, Group
-from slime.workers.worker import describe
 
 REASON = re.compile(r"[a-z0-9_]+")
 """What a reason may look like: it becomes part of a metric's name."""

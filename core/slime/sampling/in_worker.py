@@ -7,18 +7,18 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from guarded_workers.wire import FaultError
+from guarded_workers.worker import Line, describe
 from slime import plugins
 from slime.contracts import Program
+from slime.reward.verdicts import checked, fields
 from slime.sampling.suspended import Suspended
 from slime.time_limit import FAILURES
 from slime.types import Message, Task, Turn, Verdict
-from slime.workers.verdicts import checked, fields
-from slime.workers.wire import FaultError
-from slime.workers.worker import Line, describe
 
 
 class Runner:
-    """A `slime.workers.worker.Servant`. Its answers are `{"ended": ..., "verdict": ...}`.
+    """A `guarded_workers.worker.Servant`. Its answers are `{"ended": ..., "verdict": ...}`.
 
     Args:
         name, options: of the program.

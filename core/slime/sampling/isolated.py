@@ -9,16 +9,16 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
+from guarded_workers.wire import FaultError
 from slime import plugins
 from slime.config.rollout import ProgramConfig
 from slime.contracts import Program, Responder
 from slime.conversation import Conversation
+from slime.reward.verdicts import verdict
 from slime.sampling.conversation import Model
 from slime.sampling.suspended import Suspended
 from slime.types import Task, Verdict
-from slime.workers.pool import Pool
-from slime.workers.verdicts import verdict
-from slime.workers.wire import FaultError, Setup
+from slime.workers import WorkerPool, pool_of
 
 _OF_MODEL = ("respond", "conversation", "rendered", "note")
 _OF_CONVERSATION = ("turn", "branch", "take_back")
@@ -45,18 +45,8 @@ def opened(cfg: ProgramConfig, log: Path | None = None, hidden: Sequence[Path] =
             if close:
                 close()
         return
-    chosen = registry.get(cfg.name)
-    setup = Setup(
-        kind="program",
-        name=cfg.name,
-        options=cfg.options,
-        where=f"plugin {chosen.distribution} {chosen.version}",
-        key="rollout.program",
-        servant="slime.sampling.in_worker:Runner",
-        memory_mb=cfg.memory_mb,
-        hidden=[str(path) for path in hidden],
-    )
-    pool = Pool(setup, 1, cfg.num_workers, cfg.environment, log)
+    servant = "slime.sampling.in_worker:Runner"
+    pool = pool_of(registry.get(cfg.name), cfg, "rollout.program", servant, first=1, log=log, hidden=hidden)
     pool.start()
     try:
         yield Isolated(pool)
@@ -73,7 +63,7 @@ class Isolated:
 
     in_driver = True
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     async def run(self, task: Task, model: Responder) -> Verdict | None:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from guarded_workers.worker import describe
 from slime.errors import SlimeError
 from slime.estimator import Attempt, Estimator
 from slime.segments import Rows, Segment, WeightSpan
 from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS, Group, Sample, TrainSample
-from slime.workers.worker import describe
 
 MOST_MISSING = 0.01
 """Of the tokens that are trained on, those without what engines were to record of them."""

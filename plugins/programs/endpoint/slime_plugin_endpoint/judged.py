@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
+from guarded_workers.wire import MALFORMED
+from slime.reward.verdicts import MAX_PART, MAX_VALUE, verdict
 from slime.types import Verdict, VerdictKind
-from slime.workers.verdicts import MAX_PART, MAX_VALUE, verdict
-from slime.workers.wire import MALFORMED
 from slime_plugin_endpoint.said import RefusedRequestError
 
 

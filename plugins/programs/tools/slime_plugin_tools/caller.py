@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from guarded_workers.worker import Line
 from slime.time_limit import FAILURES, failure
-from slime.workers.worker import Line
 from slime_plugin_tools.named import named
 
 
 class Caller:
-    """A `slime.workers.worker.Servant`, whose answers are texts for the model.
+    """A `guarded_workers.worker.Servant`, whose answers are texts for the model.
 
     Args:
         options: `functions`, as `ToolsOptions` has them.

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from guarded_workers.wire import FaultError, Setup
 from slime.contracts import Responder
 from slime.errors import SlimeError
 from slime.time_limit import failure
 from slime.types import Task, Verdict
-from slime.workers.pool import Pool
-from slime.workers.wire import FaultError, Setup
+from slime.workers import WorkerPool
 from slime_plugin_tools.calls import Call, IllFormedError, Reader, reader_for
 from slime_plugin_tools.named import named
 from slime_plugin_tools.options import FunctionOptions, ToolsOptions
@@ -41,7 +41,7 @@ class Tools:
             servant="slime_plugin_tools.caller:Caller",
             memory_mb=options.memory_mb,
         )
-        self._pool = Pool(setup, 1, options.num_workers, options.environment)
+        self._pool = WorkerPool(setup, 1, options.num_workers, options.environment)
 
     @cached_property
     def _schemas(self) -> list[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import subprocess
 from collections import deque
@@ -12,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from slime.errors import SlimeError, did_you_mean
-from slime.workers import environment
-from slime.workers.process import WorkerProcess
-from slime.workers.wire import FaultError, Setup
+from guarded_workers import environment
+from guarded_workers.process import WorkerProcess
+from guarded_workers.wire import FaultError, Setup, StartError
 
 _UNBOUNDED = 10**9
 
@@ -55,7 +55,7 @@ class Pool:
         """Start the first workers and wait until each has created what it runs.
 
         Raises:
-            SlimeError: it cannot be created; names the distribution it comes from.
+            StartError: it cannot be created; says where it comes from.
         """
         self._require_wanted()
         self.has_started = True
@@ -68,14 +68,14 @@ class Pool:
                 self._idle.append(self._spawn(tells=index == 0))
             for worker in self._idle:
                 worker.wait_until_ready()
-        except SlimeError as error:
+        except StartError as error:
             self.close()
-            raise SlimeError(self.explained(error.what), where=error.where, todo=error.todo) from error
+            raise StartError(self.explained(error.what), where=error.where, todo=error.todo) from error
         except OSError as error:
             self.close()
             todo = "Let the machine have more processes and open files (ulimit -u, ulimit -n), or lower it."
             where = f"{self._setup.key}.num_workers"
-            raise SlimeError(f"a worker cannot be started: {error}", where=where, todo=todo) from error
+            raise StartError(f"a worker cannot be started: {error}", where=where, todo=todo) from error
 
     @asynccontextmanager
     async def worker(self, *, fresh: bool = False) -> AsyncIterator[WorkerProcess]:
@@ -119,16 +119,18 @@ class Pool:
         return reason
 
     def note(self, text: str) -> None:
-        """Write a line of slime's into the log."""
+        """Write a line of this library into the log."""
         if self._log is not None:
             with suppress(OSError):  # a full disk must not cost answers
-                os.write(self._log.fileno(), f"[slime] {text}\n".encode())
+                os.write(self._log.fileno(), f"[guard] {text}\n".encode())
 
     def _require_wanted(self) -> None:
         for name in self._wanted:
             if name not in os.environ:
-                todo = f"Set it before the run starts, or take it out. {did_you_mean(name, [*os.environ])}"
-                raise SlimeError(f"the variable {name} is not set", where=f"{self._setup.key}.environment", todo=todo)
+                near = difflib.get_close_matches(name, os.environ, 1, 0.75)
+                meant = f" Did you mean '{near[0]}'?" if near else ""
+                todo = f"Set it before this starts, or take it out.{meant}"
+                raise StartError(f"the variable {name} is not set", where=f"{self._setup.key}.environment", todo=todo)
 
     def _slots(self) -> asyncio.Semaphore:
         """One slot a worker; an asyncio semaphore belongs to one event loop, so a new loop gets a new one."""

@@ -1,9 +1,9 @@
-"""The guard of a worker: watches over the scorer, the process that runs a plugin's code.
+"""The guard of a worker: watches over the scorer, the process that runs somebody's code.
 
-It runs no plugin's code itself, so it always acts. As the adopter of every orphan below it, it keeps them in bounds:
-what a sample started ends with its verdict, all processes together keep to `memory_mb` and `MAX_PROCESSES`, and what
+It runs none of that code itself, so it always acts. As the adopter of every orphan below it, it keeps them in bounds:
+what a request started ends with its answer, all processes together keep to `memory_mb` and `MAX_PROCESSES`, and what
 they print goes to the log up to a limit. Each start of a process waits until the guard allows it, so nothing begins
-while it kills. When the service hangs up (also by dying) or the scorer dies, the guard kills all below it, says why,
+while it kills. When the driver hangs up (also by dying) or the scorer dies, the guard kills all below it, says why,
 and ends. Requests and answers do not pass through it.
 """
 
@@ -19,21 +19,21 @@ from contextlib import suppress
 from itertools import islice
 from typing import NoReturn
 
-from slime.workers import room
-from slime.workers.starts import Starts
-from slime.workers.wire import Setup
+from guarded_workers import room
+from guarded_workers.starts import Starts
+from guarded_workers.wire import Setup
 
 MAX_PROCESSES = 100
-"""Processes that a sample may have at a time. (RLIMIT_NPROC counts all processes of the user, and none of root's.)"""
+"""Processes that a request may have at a time. (RLIMIT_NPROC counts all processes of the user, and none of root's.)"""
 MAX_HELPERS = 1000
-"""Processes that the plugin's factory may have at a time; those of samples come on top of what it keeps."""
+"""Processes that the servant's factory may have at a time; those of requests come on top of what it keeps."""
 MAX_LOG_BYTES_A_WORKER, MAX_LOG_BYTES = 1 << 20, 64 << 20
 """What the log takes of one worker's output, and how large the output of all may make it."""
 
 _TICK_S = 0.05
 """How often the guard looks at the processes below it: so long they may be beyond their limits."""
 _KILL_WITHIN_S = 2.0
-"""Seconds that what a sample left behind may take to die; then the whole worker goes."""
+"""Seconds that what a request left behind may take to die; then the whole worker goes."""
 ZOMBIE, STOPPED = "Z", "T"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _CHUNK, _PAGE = 1 << 16, os.sysconf("SC_PAGESIZE")
@@ -44,9 +44,9 @@ class Guard:
     """The guard of one worker.
 
     Args:
-        service: its end is the guard's; at its own end the guard says why, unless the service hung up.
-        scorer: on it the scorer asks for order: first when its servant exists, then after samples that leave something
-            behind. The plugin can write to it, and gains nothing by it.
+        driver: its end is the guard's; at its own end the guard says why, unless the driver hung up.
+        scorer: on it the scorer asks for order: first when its servant exists, then after requests that leave something
+            behind. The servant can write to it, and gains nothing by it.
         pid: the scorer's.
         output: read end of the pipe that is the scorer's standard output and error.
         setup: what the scorer runs, and by how much it and all below it may grow together once that exists.
@@ -56,7 +56,7 @@ class Guard:
 
     def __init__(
         self,
-        service: socket.socket,
+        driver: socket.socket,
         scorer: socket.socket,
         pid: int,
         output: int,
@@ -65,17 +65,17 @@ class Guard:
         starts: Starts | None,
         has_room: bool,
     ) -> None:
-        self._service, self._scorer, self._pid, self._output, self._setup = service, scorer, pid, output, setup
+        self._driver, self._scorer, self._pid, self._output, self._setup = driver, scorer, pid, output, setup
         self._starts, self._has_room = starts, has_room
         scorer.setblocking(False)
         self._death = os.pidfd_open(pid)
         self._poller = select.poll()
-        self._poller.register(service, select.POLLRDHUP)
+        self._poller.register(driver, select.POLLRDHUP)
         for descriptor in (scorer.fileno(), self._death, output):
             self._poller.register(descriptor, select.POLLIN)
         if starts:
             self._poller.register(starts.fileno(), select.POLLIN)
-        self._helpers: set[tuple[int, str]] | None = None  # what the plugin's factory started
+        self._helpers: set[tuple[int, str]] | None = None  # what the servant's factory started
         self._max_bytes = self._may_start = 0
         self._next_look = 0.0
         self._num_logged = self._num_cut = 0
@@ -85,7 +85,7 @@ class Guard:
         """Keep order until either side ends."""
         while True:
             ready = dict(self._poller.poll(1000 * _TICK_S))
-            if ready.get(self._service.fileno(), 0) & _HUNG_UP:
+            if ready.get(self._driver.fileno(), 0) & _HUNG_UP:
                 self._end()
             if self._output in ready and not self._copy_output():
                 self._poller.unregister(self._output)
@@ -110,7 +110,7 @@ class Guard:
             else:
                 self._kill_leftovers()
             self._scorer.send(b".")
-        except ConnectionError:  # the scorer is dying, or the plugin has closed what it did not open
+        except ConnectionError:  # the scorer is dying, or the servant has closed what it did not open
             self._poller.unregister(self._scorer)
 
     def _let_start(self, starts: Starts) -> None:
@@ -157,12 +157,12 @@ class Guard:
         return room.num_bytes_held() if self._has_room else 0
 
     def _kill_leftovers(self) -> None:
-        """Kill what samples have started and left behind."""
+        """Kill what requests have started and left behind."""
         give_up = time.monotonic() + _KILL_WITHIN_S
         while left := [pid for pid in self._below() if _identity(pid) not in (self._helpers or ())]:
             if not self._has_noted_leftovers:
                 self._has_noted_leftovers = True
-                note(f"killed {len(left)} processes that a sample left behind (said once a worker)")
+                note(f"killed {len(left)} processes that a request left behind (said once a worker)")
             if time.monotonic() > give_up:
                 self._end(f"{len(left)} processes that the {self._setup.kind} left behind did not die")
             _kill(left)
@@ -190,7 +190,7 @@ class Guard:
         return bool(data)
 
     def _end(self, why: str = "") -> NoReturn:
-        """Leave nothing below, tell the service why, and exit."""
+        """Leave nothing below, tell the driver why, and exit."""
         _kill_all_below()
         os.set_blocking(self._output, False)
         with suppress(BlockingIOError):
@@ -198,8 +198,8 @@ class Guard:
                 pass
         if self._num_cut:
             note(f"{self._num_cut} bytes that this worker printed were cut")
-        with suppress(ConnectionError):  # the service hung up meanwhile
-            self._service.sendall(why.encode())
+        with suppress(ConnectionError):  # the driver hung up meanwhile
+            self._driver.sendall(why.encode())
         os._exit(0)
 
 
@@ -295,10 +295,10 @@ def cause(code: int) -> str:
 
 
 def note(text: str) -> None:
-    """Write a line of slime's into the log."""
-    _log(f"\n[slime] {text}\n".encode())
+    """Write a line of this library into the log."""
+    _log(f"\n[guard] {text}\n".encode())
 
 
 def _log(data: bytes) -> None:
-    with suppress(OSError):  # a full disk must not cost verdicts
+    with suppress(OSError):  # a full disk must not cost answers
         os.write(2, data)

@@ -16,18 +16,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, TypeVar
 
-from slime.errors import SlimeError
-from slime.workers import wire
-from slime.workers.guard import STOPPED, cause, state
-from slime.workers.worker import describe
+from guarded_workers import wire
+from guarded_workers.guard import STOPPED, cause, state
+from guarded_workers.worker import describe
 
 START_TIMEOUT_S = 120.0
-"""Seconds a worker may take to import the plugins and create what it runs."""
+"""Seconds a worker may take to import and create what it runs."""
 END_TIMEOUT_S = 5.0
 """Seconds a guard may take to kill what is below it; only a process stuck in the kernel takes longer than 0.1."""
 
 # A fresh interpreter with this one's import path: neither forked (this process has threads) nor running its `__main__`.
-_BOOT = "import sys; sys.path[:] = {path!r}; from slime.workers.worker import main; main(*{fds})"
+_BOOT = "import sys; sys.path[:] = {path!r}; from guarded_workers.worker import main; main(*{fds})"
 T = TypeVar("T")
 Serve = Callable[[Any], Awaitable[Any]]
 """Answers a question of a worker."""
@@ -36,7 +35,7 @@ _START_FAILURES = (TimeoutError, EOFError, ConnectionError, wire.BrokenWireError
 
 
 class LostWorkerError(Exception):
-    """The worker did not take the sample, or another one had spoiled it; says how."""
+    """The worker did not take the request, or another one had spoiled it; says how."""
 
 
 class WorkerProcess:
@@ -73,7 +72,7 @@ class WorkerProcess:
         """Block until the worker has created what it runs.
 
         Raises:
-            SlimeError: it cannot be created, or the worker died or hung meanwhile.
+            wire.StartError: it cannot be created, or the worker died or hung meanwhile.
         """
         self._scorer.settimeout(START_TIMEOUT_S)
         try:
@@ -97,7 +96,7 @@ class WorkerProcess:
                 told to the worker, which may still answer; None: the first one ends this.
 
         Raises:
-            FaultError: the plugin's code did something else.
+            FaultError: the servant did something else.
             TimeoutError: it took too long.
             LostWorkerError: there is no answer, through no fault of the message that can be seen.
         """
@@ -106,15 +105,15 @@ class WorkerProcess:
         try:
             request = wire.request(number, message)
         except Exception as error:
-            # A row may hold anything, and pickling it may raise anything.
-            raise wire.FaultError(f"the sample cannot be sent to the {self._setup.kind}: {describe(error)}") from error
+            # It may hold anything, and pickling it may raise anything.
+            raise wire.FaultError(f"the request cannot be sent to the {self._setup.kind}: {describe(error)}") from error
         self.reusable = False
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ask(number, request, read, serve)
         except TimeoutError:
             if self.has_answered and (self._is_unread() or state(self._process.pid) == STOPPED):
-                raise LostWorkerError("it was busy with something else than its sample") from None
+                raise LostWorkerError("it was busy with something else than its request") from None
             raise
 
     async def _ask(self, number: int, request: bytes, read: Callable[[Any], T], serve: Serve | None) -> T:
@@ -172,11 +171,11 @@ class WorkerProcess:
                     await asyncio.get_running_loop().sock_sendall(self._scorer, wire.request(number, message))
 
     def _check_is_quiet(self) -> None:
-        """An idle worker has nothing to say: what it says was meant for the next sample, or is its end."""
+        """An idle worker has nothing to say: what it says was meant for the next request, or is its end."""
         with suppress(BlockingIOError):
             if not self._scorer.recv(1, socket.MSG_PEEK):
                 raise ConnectionResetError("closed before the request")
-            raise LostWorkerError("it wrote to its socket between two samples")
+            raise LostWorkerError("it wrote to its socket between two requests")
 
     async def ready(self) -> None:
         """Return when the worker has created what it runs.
@@ -189,9 +188,9 @@ class WorkerProcess:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 self._started(await self._body())
-        except (*_START_FAILURES, SlimeError) as error:
+        except (*_START_FAILURES, wire.StartError) as error:
             self.reusable = False
-            why = error if isinstance(error, SlimeError) else await asyncio.to_thread(self._not_started, error)
+            why = error if isinstance(error, wire.StartError) else await asyncio.to_thread(self._not_started, error)
             raise wire.FaultError(f"the {self._setup.kind} could not be created again: {why}") from error
 
     async def _body(self) -> bytes:
@@ -221,7 +220,7 @@ class WorkerProcess:
             raise error
         self._is_ready = True
 
-    def _not_started(self, error: Exception) -> SlimeError:
+    def _not_started(self, error: Exception) -> wire.StartError:
         if isinstance(error, TimeoutError):
             reason = f"its process took longer than {START_TIMEOUT_S:g} s"
         elif isinstance(error, wire.BrokenWireError):
@@ -229,14 +228,14 @@ class WorkerProcess:
         else:
             reason = self._why_it_ended()
         kind, name = self._setup.kind, self._setup.name
-        todo = f"Run slime.plugins.load().{kind}s.create('{name}') in a Python shell to see why."
-        return SlimeError(f"{kind} '{name}' cannot be created: {reason}", where=self._setup.where, todo=todo)
+        todo = f"Make it in a Python shell to see why: {self._setup.servant}, of {name!r} and its options."
+        return wire.StartError(f"{kind} '{name}' cannot be created: {reason}", where=self._setup.where, todo=todo)
 
     def hang_up(self) -> None:
         """Tell the guard to kill everything below it; whoever waits for an answer gets EOFError."""
         for sock in (self._scorer, self._guard):
             sock.shutdown(socket.SHUT_RDWR)
-        self._process.send_signal(signal.SIGCONT)  # the plugin may have stopped it
+        self._process.send_signal(signal.SIGCONT)  # the servant may have stopped it
 
     def retire(self) -> None:
         """Kill the worker without waiting; nobody may be waiting for its answer."""
@@ -268,7 +267,7 @@ class WorkerProcess:
         return waiting[0] > 0
 
     def _last_words(self) -> str:
-        """Why the worker ended, when its guard has said so; empty if the guard was killed, or the service hung up."""
+        """Why the worker ended, when its guard has said so; empty if the guard was killed, or the driver hung up."""
         words = bytearray()
         with suppress(OSError):  # closed here meanwhile
             while chunk := self._guard.recv(wire.CHUNK):

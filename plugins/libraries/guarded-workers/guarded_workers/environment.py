@@ -17,12 +17,12 @@ _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 def split(environment: Mapping[str, str], wanted: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """What a worker gets, and the names of what is withheld from it.
 
-    A list of what is allowed would have to name each proxy, library path and cache that some plugin needs. So a
+    A list of what is allowed would have to name each proxy, library path and cache that some code needs. So a
     variable is withheld if it looks like a secret: by a word of its name, or by a password in an address.
 
     Args:
         environment: name -> value.
-        wanted: names that it gets in any case (`reward.environment`, `rollout.program.environment`).
+        wanted: names that it gets in any case (`Pool`'s `wanted`).
     """
     withheld = [name for name, value in environment.items() if name not in wanted and _looks_secret(name, value)]
     return {name: value for name, value in environment.items() if name not in withheld}, sorted(withheld)

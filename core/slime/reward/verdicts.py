@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from guarded_workers.wire import one_line, text
 from slime.types import Verdict, VerdictKind
-from slime.workers.wire import one_line, text
 
 MAX_VALUE, MAX_PART = 1e12, 1e30
 """Beyond these a number is refused. A larger value could take the gradient out of the range of float32, in which its

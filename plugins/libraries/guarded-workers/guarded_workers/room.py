@@ -18,7 +18,7 @@ SHARED_MEMORY = "/dev/shm"
 _NEW_USER_AND_MOUNTS = 0x10000000 | 0x00020000
 _NO_SET_USER_ID, _NO_DEVICES, _BIND = 2, 4, 4096
 _PR_CAPBSET_DROP, _CAPABILITY_VERSION_3 = 24, 0x20080522
-_NOT_FOR_REWARDS = (19, 27, 29)  # SYS_PTRACE; MKNOD and AUDIT_WRITE, so that other processes of root have more
+_NOT_FOR_WORKERS = (19, 27, 29)  # SYS_PTRACE; MKNOD and AUDIT_WRITE, so that other processes of root have more
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -106,11 +106,11 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 def _drop_capabilities() -> None:
     """For good: no program that is started here has them either."""
     header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    for each in _NOT_FOR_REWARDS:
+    for each in _NOT_FOR_WORKERS:
         _libc.prctl(_PR_CAPBSET_DROP, each, 0, 0, 0)
     _require(_libc.capget(header, data))
     for index in range(3):  # effective, permitted, inheritable: their first 32
-        data[index] &= ~sum(1 << each for each in _NOT_FOR_REWARDS)
+        data[index] &= ~sum(1 << each for each in _NOT_FOR_WORKERS)
     _require(_libc.capset(header, data))
 
 

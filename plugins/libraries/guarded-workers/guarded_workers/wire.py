@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.errors import SlimeError
-
 START = 0
 """The number of the first request, which creates what the worker runs; all others are drawn at random."""
 MAX_ANSWER_BYTES = 1 << 20
@@ -35,8 +33,22 @@ class BrokenWireError(Exception):
     """What came is not the answer to the request."""
 
 
+class StartError(Exception):
+    """What a worker runs cannot be created.
+
+    Args:
+        what: the fact, without a final full stop.
+        where: what it concerns.
+        todo: what to do next.
+    """
+
+    def __init__(self, what: str, *, where: str = "", todo: str) -> None:
+        self.what, self.where, self.todo = what, where, todo
+        super().__init__(" ".join(f"{f'{where}: ' if where else ''}{what}. {todo}".split()))
+
+
 class FaultError(Exception):
-    """The plugin's code did something else than answering; says what."""
+    """The servant did something else than answering; says what."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +56,15 @@ class Setup:
     """The first request to a worker.
 
     Attributes:
-        kind, name: of what the worker runs: reward, math.
+        kind, name: of what the worker runs, for messages.
         options: of its factory.
-        where: which plugin it comes from.
-        key: the section of the config with its options and limits.
+        where: what it comes from, for messages.
+        key: under which its `options`, `memory_mb`, `num_workers` and `environment` were set, for
+            messages.
         servant: `module:function` that makes it of `name` and `options`.
         memory_mb: MiB by which it and what it starts may grow.
         hidden: files that it may not read.
+        own_frames: of the servant, above the code that the words of a fault name.
         tells: whether the log gets a line on what holds it on this machine.
     """
 
@@ -62,6 +76,7 @@ class Setup:
     servant: str
     memory_mb: int
     hidden: Sequence[str] = ()
+    own_frames: int = 0
     tells: bool = False
 
 
@@ -71,7 +86,7 @@ class Answer:
 
     Attributes:
         value: JSON.
-        fault: what the plugin's code did instead of answering.
+        fault: what the servant did instead of answering.
         error: on the start: why it cannot be created.
         question: a number where the worker asks the driver something by `value`, and its answer is still to come.
         last: the worker can answer no more.
@@ -80,7 +95,7 @@ class Answer:
     number: int
     value: Any = None
     fault: str = ""
-    error: SlimeError | None = None
+    error: StartError | None = None
     question: int | None = None
     last: bool = False
 
@@ -186,7 +201,7 @@ def text(value: Any) -> str:
     return value.encode(errors="replace").decode()
 
 
-def _error(what: Any, where: Any, todo: Any) -> SlimeError:
+def _error(what: Any, where: Any, todo: Any) -> StartError:
     if not what or not todo:
-        raise ValueError("a SlimeError says what happened and what to do")
-    return SlimeError(text(what), where=text(where), todo=text(todo))
+        raise ValueError("it says what happened and what to do")
+    return StartError(text(what), where=text(where), todo=text(todo))

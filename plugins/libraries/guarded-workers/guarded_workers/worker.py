@@ -1,4 +1,4 @@
-"""What runs in a worker: below its guard, the scorer, which runs a plugin's code: a reward, a program, tools."""
+"""What runs in a worker: below its guard, the scorer, which runs somebody's code."""
 
 from __future__ import annotations
 
@@ -12,42 +12,47 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from slime.errors import SlimeError
-from slime.lifetime import end_with_parent
-from slime.workers import room, wire
-from slime.workers.guard import MAX_PROCESSES, Guard, children, note
-from slime.workers.starts import Starts, listener
-from slime.workers.wire import Setup
+from guarded_workers import room, wire
+from guarded_workers.guard import MAX_PROCESSES, Guard, children, note
+from guarded_workers.starts import Starts, listener
+from guarded_workers.wire import Setup, StartError
 
-PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class Servant(Protocol):
-    """What a worker runs."""
+    """What a worker runs: made of a name and options in the worker, and asked for one answer after the other."""
 
     def answer(self, message: Any, line: Line, /) -> Any:
         """JSON. May raise, a `wire.FaultError` where the words are its own."""
 
 
-def main(service_fd: int, guard_fd: int) -> None:
-    """Become the guard, over the socket `guard_fd`; returns only in the scorer, which serves `service_fd`."""
-    service, guard = socket.socket(fileno=service_fd), socket.socket(fileno=guard_fd)
-    setup: Setup = wire.message(wire.Requests(service).receive()[1])
-    has_room, driver = room.enter(setup.hidden), os.getppid()
+@runtime_checkable
+class _Explained(Protocol):
+    what: str
+    where: str
+    todo: str
+
+
+def main(driver_fd: int, guard_fd: int) -> None:
+    """Become the guard, over the socket `guard_fd`; returns only in the scorer, which serves `driver_fd`."""
+    driver, guard = socket.socket(fileno=driver_fd), socket.socket(fileno=guard_fd)
+    setup: Setup = wire.message(wire.Requests(driver).receive()[1])
+    has_room, driver_pid = room.enter(setup.hidden), os.getppid()
     _adopt_orphans()
     parent, (above, below), (read_end, write_end) = os.getpid(), socket.socketpair(), os.pipe()
     scorer = os.fork()
     if scorer:
-        service.close()
+        driver.close()
         below.close()
         os.close(write_end)
         starts = _starts_of(above)
         if setup.tells:
-            note(_holds(setup, starts is not None, has_room, room.sees(driver)))
+            note(_holds(setup, starts is not None, has_room, room.sees(driver_pid)))
         Guard(guard, above, scorer, read_end, setup, starts=starts, has_room=has_room).run()
-    end_with_parent(parent)
+    _end_with(parent)
     _ask_for_starts(below)
     guard.close()
     above.close()
@@ -55,7 +60,7 @@ def main(service_fd: int, guard_fd: int) -> None:
     os.dup2(write_end, 1)
     os.dup2(write_end, 2)
     os.close(write_end)
-    serve(service, below, setup)
+    serve(driver, below, setup)
 
 
 def _ask_for_starts(guard: socket.socket) -> None:
@@ -71,7 +76,7 @@ def _starts_of(scorer: socket.socket) -> Starts | None:
 
 
 def _holds(setup: Setup, counts_starts: bool, has_room: bool, sees_others: bool) -> str:
-    """What is in force here, and what is not (docs/writing-a-reward-plugin.md)."""
+    """What is in force here, and what is not (README.md)."""
     facts = {
         f"no more than {MAX_PROCESSES} processes at a time, however fast they start (seccomp)": counts_starts,
         f"/dev/shm and TMPDIR of its own, counted in {setup.key}.memory_mb (namespaces)": has_room,
@@ -83,27 +88,34 @@ def _holds(setup: Setup, counts_starts: bool, has_room: bool, sees_others: bool)
 
 
 def _adopt_orphans() -> None:
-    result = ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    result = ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     assert result == 0, os.strerror(ctypes.get_errno())
 
 
-def serve(service: socket.socket, guard: socket.socket, setup: Setup) -> None:
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, which may have happened by now."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve(driver: socket.socket, guard: socket.socket, setup: Setup) -> None:
     """Create what the worker runs and say so, or why not; then answer requests until the guard ends this process."""
     try:
         servant = create(setup)
-    except SlimeError as error:
-        service.sendall(wire.encode(wire.Answer(wire.START, error=error, last=True)))
+    except StartError as error:
+        driver.sendall(wire.encode(wire.Answer(wire.START, error=error, last=True)))
         signal.pause()
     _limit_memory(setup.memory_mb)
     order = _Order(guard)
-    service.sendall(wire.encode(wire.Answer(wire.START)))
-    _answer(service, order, servant, setup)
+    driver.sendall(wire.encode(wire.Answer(wire.START)))
+    _answer(driver, order, servant, setup)
 
 
 class _Order:
-    """What the scorer does so that nothing a sample started outlives its verdict: asks the guard to kill it.
+    """What the scorer does so that nothing a request started outlives its answer: asks the guard to kill it.
 
-    Most samples start nothing. Their check costs two system calls, no message.
+    Most requests start nothing. Their check costs two system calls, no message.
     """
 
     def __init__(self, guard: socket.socket) -> None:
@@ -114,7 +126,7 @@ class _Order:
         self._ask()
 
     def restore(self) -> None:
-        """Return when nothing is left of what the sample started."""
+        """Return when nothing is left of what the request started."""
         if not self._is_kept():
             self._ask()
             self._bury()
@@ -131,7 +143,7 @@ class _Order:
         self._guard.recv(1)
 
     def _bury(self) -> None:
-        """Ask the killed children how they ended, else they stay as zombies; helpers are the plugin's to ask."""
+        """Ask the killed children how they ended, else they stay as zombies; helpers are the servant's to ask."""
         with suppress(ChildProcessError):
             ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
             while (dead := os.waitid(os.P_ALL, 0, ended)) and dead.si_pid not in self._helpers:
@@ -142,19 +154,20 @@ def create(setup: Setup) -> Servant:
     """What the worker runs.
 
     Raises:
-        SlimeError: there is none of that name, or its factory raised (a failed late import, a wrong option).
+        StartError: there is none of that name, or its factory raised (a failed late import, a wrong option). An error
+            that says `what`, `where` and `todo`, as this one does, comes through in its own words.
     """
     module, _, function = setup.servant.partition(":")
     try:
         servant: Servant = getattr(importlib.import_module(module), function)(setup.name, setup.options)
-    except SlimeError:
-        raise
     except Exception as error:
+        if isinstance(error, _Explained):
+            raise StartError(error.what, where=error.where, todo=error.todo) from error
         traceback.print_exc()
-        raise SlimeError(
+        raise StartError(
             f"{setup.kind} '{setup.name}' cannot be created: {describe(error)}",
             where=setup.where,
-            todo=f"Check {setup.key}.options against the plugin's README, or report it to the plugin's author.",
+            todo=f"Check {setup.key}.options against its documentation, or report it to its author.",
         ) from error
     return servant
 
@@ -166,23 +179,23 @@ def _limit_memory(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _answer(service: socket.socket, order: _Order, servant: Servant, setup: Setup) -> None:
-    process, line = os.getpid(), Line(service)
+def _answer(driver: socket.socket, order: _Order, servant: Servant, setup: Setup) -> None:
+    process, line = os.getpid(), Line(driver)
     while (request := line.next_request()) is not None:
         value, fault, last = None, "", False
         try:
             value = servant.answer(wire.message(request), line)
         except MemoryError:
-            # What the plugin holds may be half built, so this worker is replaced after saying why.
+            # What the servant holds may be half built, so this worker is replaced after saying why.
             fault = f"MemoryError: the {setup.kind} grew by more than {setup.key}.memory_mb={setup.memory_mb} MiB"
             last = True
         except wire.FaultError as error:
             fault = str(error)
-        except Exception as error:  # noqa: BLE001  (a plugin's code: whatever it raises is counted)
+        except Exception as error:  # noqa: BLE001  (somebody's code: whatever it raises is the answer)
             traceback.print_exc()
-            fault = describe(error, own_frames=2)
+            fault = describe(error, own_frames=1 + setup.own_frames)
         if os.getpid() != process:
-            os._exit(0)  # a child that the plugin forked and forgot to end must not answer too
+            os._exit(0)  # a child that the servant forked and forgot to end must not answer too
         order.restore()
         line.answer(value, fault, last=last)
 
@@ -191,11 +204,11 @@ class Line:
     """A worker's connection with the driver.
 
     Args:
-        service: its socket, which blocks.
+        driver: its socket, which blocks.
     """
 
-    def __init__(self, service: socket.socket) -> None:
-        self._service, self._requests = service, wire.Requests(service)
+    def __init__(self, driver: socket.socket) -> None:
+        self._driver, self._requests = driver, wire.Requests(driver)
         self._number, self._num_questions = wire.START, 0
 
     def next_request(self) -> bytes | None:
@@ -222,7 +235,7 @@ class Line:
         return self._num_questions
 
     def fileno(self) -> int:
-        return self._service.fileno()
+        return self._driver.fileno()
 
     def receive(self) -> list[Any]:
         """Wait for the next message; empty if it belongs to an earlier request.
@@ -245,14 +258,14 @@ class Line:
             raise wire.FaultError(f"{error}: what it says must be JSON") from error
         if len(frame) > wire.MAX_ANSWER_BYTES:
             raise wire.FaultError(f"what it says has {len(frame)} bytes; at most {wire.MAX_ANSWER_BYTES}")
-        self._service.sendall(frame)
+        self._driver.sendall(frame)
 
 
 def describe(error: BaseException, own_frames: int = 1) -> str:
-    """Type, message, the line of the plugin's function that was called, and the line that raised if it is another.
+    """Type, message, the line of the function that was called, and the line that raised if it is another.
 
     Args:
-        own_frames: of slime, above the plugin's function.
+        own_frames: of the caller, above that function.
     """
     frames = _lines(error.__traceback__)[own_frames:] or _lines(error.__traceback__)
     where = " <- ".join(dict.fromkeys([frames[-1], frames[0]]))
