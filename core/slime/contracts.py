@@ -233,7 +233,7 @@ class Source(enum.Enum):
     teacher = "teacher"
     """Log-probs of the teacher (`algo.teacher`)."""
     critic = "critic"
-    """What comes of a critic's values (`slime.estimator.VALUES`, `RETURNS`), before its first optimizer step."""
+    """What comes of a critic (`slime.train.critic.Critic.learn`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)

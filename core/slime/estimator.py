@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from slime.contracts import Objective
-
-VALUES, RETURNS = "values", "returns"
-"""Columns of a critic: what it expects of a token's return, and what that turned out to be."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +43,13 @@ class Estimator(Protocol):
 class CriticEstimator(Estimator, Protocol):
     """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
 
-    What its `advantages` gives are the rewards of tokens. The ranks put advantages in their place, once the critic has
-    scored the tokens.
+    What its `advantages` gives are the rewards of tokens. The critic puts advantages in their place on the ranks, once
+    it has scored the tokens. `slime_plugin_ppo.estimator` has one that leaves nothing but formulas to write.
     """
 
-    @property
-    def critic(self) -> Objective:
-        """What the critic learns: a loss of its values, with the columns `VALUES` and `RETURNS`."""
-
-    @property
-    def whitens(self) -> bool:
-        """Whether advantages get mean 0 and deviation 1 over the loss tokens of the step, of which each counts once.
-        Returns are made before."""
-
-    def from_values(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """[n] advantages of the n loss tokens of one sequence; the return of a token is its advantage plus its value.
+    def make_critic(self, trainer: Any) -> Any:
+        """A `slime.train.critic.Critic`.
 
         Args:
-            rewards, values: [n] float64.
+            trainer: this rank's `slime.train.trainer.Trainer`.
         """

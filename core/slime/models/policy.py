@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -34,6 +34,14 @@ class ExtraHead(Protocol):
             hidden: [s, 1, hidden_size] the model's output behind its final norm.
             rotary: as the model's layers get it.
         """
+
+
+@runtime_checkable
+class KeepsFp32(Protocol):
+    """A module whose parameters stay in fp32 where the model computes in another precision."""
+
+    def in_fp32(self) -> None:
+        """Again, where the whole model was cast to its compute precision."""
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The critic of a trainer rank: a second model in the policy's layout, with an optimizer of its own.
+"""The contract of a critic: a second model of a trainer rank, in the policy's layout, with an optimizer of its own.
 
 It says of each token what return it expects. It is never published nor exported.
 """
@@ -6,80 +6,45 @@ It says of each token what return it expects. It is never published nor exported
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-import torch
-
-from megatron_core_portable import cpu_stands_in_for_cuda
-from slime.config.changes import changed
-from slime.config.schema import LrDecay, SlimeConfig
-from slime.estimator import CriticEstimator
-from slime.models.bridge import HfConfig, ModelBridge, traits_of
 from slime.models.policy import PolicyModel
-from slime.train import megatron, metrics
-from slime.train.learning import Learning
 from slime.train.local_batch import LocalMicroBatch
-from slime.train.objective import StepLoss
+from slime.train.megatron import Model
 from slime.train.offload import Offload
 from slime.train.optimizer import Optimizer
-from slime.train.reference import tensors_of
-from slime.train.returns import with_advantages
-from slime.train.step import score
 from slime.types import MicroBatch
 
-HEAD = "output_layer."
-PREFIX = "critic_"
-"""Of its metrics."""
 
+class Critic(Protocol):
+    """What `slime.estimator.CriticEstimator.make_critic` makes. Every method is collective.
 
-class Critic:
-    """Every method is collective. Its weights are random, until `begin` or a checkpoint."""
+    Attributes:
+        model, optimizer: which checkpoints hold, too. Weights are random, until `begin` or a checkpoint.
+        offload: takes the device from them, and gives it back.
+    """
 
-    def __init__(self, cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, device: torch.device) -> None:
-        changes = {
-            "train.optimizer.lr": cfg.algo.critic.lr,
-            "train.optimizer.min_lr": 0.0,
-            "train.optimizer.clip_grad": cfg.algo.critic.clip_grad,
-            "train.lr_warmup_steps": cfg.algo.critic.lr_warmup_steps,
-            "train.lr_decay": LrDecay.constant,
-            "train.lr_decay_steps": None,
-            "train.routing_replay": False,  # its routers choose for themselves
-        }
-        # What learns by a loss of its own behind the last layer is not there.
-        own = changed(cfg, changes | {trait.learns_by: None for trait in traits_of(bridge, hf) if trait.extra_loss})
-        self.model = megatron.build(own, bridge, hf, critic=True)
-        with cpu_stands_in_for_cuda():
-            self.optimizer = Optimizer(own, self.model)
-        self._learning, self._device = Learning(self.model, self.optimizer, device, "the critic's "), device
-        self._takes_turns = cfg.algo.critic.offload
-        self.offload = self._learning.offload
+    model: Model
+    optimizer: Optimizer
+    offload: Offload
 
-    @torch.no_grad()
     def begin(self, policy: Sequence[PolicyModel], stage: str) -> None:
-        """Take the weights of a policy, all but its output layer; the value head stays at zero.
+        """Take first weights of a policy.
 
         Args:
             policy: this rank's modules, of the same layout.
             stage: whose learning-rate schedule begins.
         """
-        for module, other in zip(self.model.modules, policy, strict=True):
-            given = tensors_of(other)
-            for name, tensor in tensors_of(module).items():
-                if not name.startswith(HEAD):
-                    tensor.copy_(given[name])
-        with cpu_stands_in_for_cuda():
-            self.optimizer.after_load_of_model()
-            self.optimizer.enter(stage)
 
     def learn(
         self,
-        estimator: CriticEstimator,
         whole: Sequence[Sequence[MicroBatch]],
         local: Sequence[Sequence[LocalMicroBatch]],
         num_loss_tokens: Sequence[int],
         step: int,
         policy: Offload,
     ) -> tuple[list[list[LocalMicroBatch]], dict[str, float]]:
-        """Score the tokens, make advantages of rewards and values, and take an optimizer step a batch. With
+        """Score the tokens, put advantages in the place of rewards, and take an optimizer step a batch. With
         `algo.critic.offload` the policy is in host memory meanwhile, and the critic from then on.
 
         Args:
@@ -89,28 +54,9 @@ class Critic:
             policy: gives its device up, and has it again.
 
         Returns:
-            The micro-batches with the columns `ADVANTAGES`, `VALUES` and `RETURNS`, and metrics `critic_...`.
+            The micro-batches with advantages and what else the policy's objective reads of `Source.critic`, and
+            metrics `critic_...`.
 
         Raises:
             SlimeError: a metric or gradient is not finite.
         """
-        if self._takes_turns:
-            policy.offload()
-            self.offload.onload()
-        self.offload.take_gradients()
-        scored = [score(self.model, micro_batches, replays=False) for micro_batches in local]
-        contiguous = any(trait.contiguous for trait in self.model.traits)
-        valued, found = with_advantages(estimator, whole, local, scored, self._device, contiguous=contiguous)
-        steps, maxima = [], set[str]()
-        for count, micro_batches in zip(num_loss_tokens, valued, strict=True):
-            loss = StepLoss(estimator.critic, micro_batches, {}, is_first=False)
-            values = self._learning.step(count, micro_batches, loss, step=step, replays=False)
-            del values["num_tokens"]
-            steps.append(values)
-            maxima |= {*loss.metrics.maxima}
-        if self._takes_turns:
-            self.offload.offload()
-            policy.onload()
-            policy.take_gradients()
-        found |= metrics.combine(steps, maxima)
-        return valued, {f"{PREFIX}{name}": value for name, value in found.items()}

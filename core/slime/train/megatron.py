@@ -22,9 +22,8 @@ from slime.config.schema import AlgoConfig, ModelConfig, SlimeConfig, TrainConfi
 from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HfConfig, ModelBridge, traits_of
-from slime.models.critic import CriticModel, ValueHead
 from slime.models.packed.sequences import TakesPrefixes
-from slime.models.policy import PolicyModel
+from slime.models.policy import KeepsFp32, PolicyModel
 from slime.models.traits import Traits
 from slime.net import file_store, join_store, serve_store
 from slime.topology.adapters import Adapters, adapters_of
@@ -123,19 +122,19 @@ def _seed(base: int) -> None:
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
-def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, critic: bool = False) -> Model:
+def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[PolicyModel] = PolicyModel) -> Model:
     """This rank's chunks of the model. Weights are random.
 
-    A critic has no adapters, and nothing of what blocks add behind the last layer.
+    Another kind than the policy has no adapters, and nothing of what blocks add behind the last layer.
 
     For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
-    traits, adapters = traits_of(bridge, hf), None if critic else adapters_of(cfg.train)
-    kind = CriticModel if critic else PolicyModel
+    is_policy, traits = kind is PolicyModel, traits_of(bridge, hf)
+    adapters = adapters_of(cfg.train) if is_policy else None
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
-        modules = _modules(kind, _head(cfg.train, cfg.algo), bridge, hf, config, () if critic else traits)
+        modules = _modules(kind, _head(cfg.train, cfg.algo), bridge, hf, config, traits if is_policy else ())
         if adapters:
             adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
         if cfg.cluster.on_gpus:
@@ -242,7 +241,7 @@ def _wrap(
 ) -> DistributedDataParallel:
     """In the compute precision, with gradients reduced over data-parallel ranks."""
     inner = Float16Module(config, module) if config.bf16 or config.fp16 else module
-    for head in (each for each in module.modules() if isinstance(each, ValueHead)):
+    for head in (each for each in module.modules() if isinstance(each, KeepsFp32)):
         head.in_fp32()
     # Only the first chunk's gradients can overlap with computation: later chunks' reductions would delay the pipeline.
     chunk = DistributedDataParallel(config, ddp, inner, disable_bucketing=index > 0)

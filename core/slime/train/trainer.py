@@ -19,6 +19,7 @@ from slime.algo.stages import Stage, run_stages
 from slime.config.hf import read_hf_config
 from slime.config.schema import Init, SlimeConfig
 from slime.contracts import Source
+from slime.estimator import CriticEstimator
 from slime.files import folder_aside
 from slime.models.traits import extra_losses
 from slime.train import checkpoint, megatron, metrics, reference
@@ -128,18 +129,18 @@ class Trainer:
         Raises:
             SlimeError: the weights of that folder are damaged or of another model.
         """
-        if run_stages(self.cfg)[stage].estimator is None:
+        if (estimator := run_stages(self.cfg)[stage].estimator) is None:
             return
-        path, critic = self.cfg.algo.critic.path, self._make_critic()
+        path, critic = self.cfg.algo.critic.path, self._make_critic(estimator)
         with reference.restored(self.model.modules) if path else nullcontext():
             if path:
                 load_first(self.model, self.mapping, path, None)
             critic.begin(self.model.modules, stage)
 
-    def _make_critic(self) -> Critic:
-        self.critic = Critic(self.cfg, self.bridge, self.hf, self.device)
-        self._offloads = [self._offload, self.critic.offload]
-        return self.critic
+    def _make_critic(self, estimator: CriticEstimator) -> Critic:
+        critic: Critic = estimator.make_critic(self)
+        self.critic, self._offloads = critic, [self._offload, critic.offload]
+        return critic
 
     def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
         """The passes that the stage's objective asks for, then one optimizer step a batch.
@@ -173,7 +174,7 @@ class Trainer:
                 assert self.critic is not None, "begin_critic comes before the first step"
                 whole = [batch.micro_batches[self.data_parallel_rank] for batch in batches]
                 with timed("critic", self.device, seconds):
-                    local, of_critic = self.critic.learn(chosen.estimator, whole, local, counts, step, self._offload)
+                    local, of_critic = self.critic.learn(whole, local, counts, step, self._offload)
                 learns = step > self.cfg.algo.critic.only_steps
             with timed("train", self.device, seconds):
                 steps, maxima = [], set[str]()
@@ -341,7 +342,8 @@ class Trainer:
         """
         if self.model.adapters:
             self.init_weights()
-        if run_stages(self.cfg).have_critic and checkpoint.has_critic(path):
-            self._make_critic()
+        for stage in run_stages(self.cfg):
+            if stage.estimator and checkpoint.has_critic(path):
+                self._make_critic(stage.estimator)
         with cpu_stands_in_for_cuda():
             self.reference = checkpoint.load(path, self.model, self.optimizer, self.critic)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from slime.contracts import Objective
 from slime.estimator import Attempt
+from slime_plugin_ppo.estimator import ValueEstimator
 from slime_plugin_ppo.value_loss import ValueLoss
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ CHUNK = 128
 
 
 @dataclass(frozen=True)
-class Gae:
+class Gae(ValueEstimator):
     """Advantages from a critic's values V (arXiv 1506.02438, equations 11, 12 and 16), over loss tokens alone.
 
         delta_t = r_t + gamma V_t+1 - V_t        A_t = delta_t + gamma lambda A_t+1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.contracts import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
-from slime.estimator import RETURNS, VALUES
+from slime_plugin_ppo.estimator import RETURNS, VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slime.contracts import LossInputs
-from slime.estimator import RETURNS, VALUES
+from slime_plugin_ppo.estimator import RETURNS, VALUES
 from slime_plugin_ppo.value_loss import ValueLoss
 
 NUM_TOKENS = 40

@@ -16,17 +16,17 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.estimator import RETURNS, VALUES, CriticEstimator
 from slime.models.packed.context_parallel import row_index, runs_of_rank
 from slime.train.local_batch import LocalMicroBatch
 from slime.types import ADVANTAGES, MicroBatch
+from slime_plugin_ppo.estimator import RETURNS, VALUES, ValueEstimator
 
 EPSILON = 1e-8
 """Added to the deviation that advantages are divided by."""
 
 
 def with_advantages(
-    estimator: CriticEstimator,
+    estimator: ValueEstimator,
     whole: Sequence[Sequence[MicroBatch]],
     local: Sequence[Sequence[LocalMicroBatch]],
     values: Sequence[Sequence[Tensor]],
@@ -82,7 +82,7 @@ def with_advantages(
     return valued, {"explained_variance": 1 - deviation**2 / spread} if spread > 0 else {}
 
 
-def advantages_of(estimator: CriticEstimator, micro: MicroBatch, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def advantages_of(estimator: ValueEstimator, micro: MicroBatch, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[r] float64 advantages and returns of the loss tokens of each sequence, 0 elsewhere.
 
     Args:

@@ -13,8 +13,8 @@ import torch
 from slime.algo.stages import run_stages
 from slime.testing.ranks import Rank, run_ranks
 
-from .one_rank import write_model
 from .test_critic import batches_of, start
+from .tiny import write_model
 
 GAMMA, LAMBDA = 0.99, 0.95
 
@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(rank: Rank, model: Path, spoil: float) -> list[dict[str, np.ndarray]]:
     """By micro-batch: columns, mask, borders and rewards, where masked tokens have `spoil` as their value."""
-    from slime.train.returns import with_advantages
+    from slime_plugin_ppo.returns import with_advantages
 
     trainer = start(rank, model)
     batches, estimator = batches_of(trainer, 1, max_tokens=100), run_stages(trainer.cfg)["rl"].estimator

@@ -1,4 +1,4 @@
-"""The critic: the policy's layers with one number a token behind them, in the place of the output layer."""
+"""The model of a critic: the policy's layers with one number a token behind them, in the place of the output layer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ValueHead(torch.nn.Module):
         return sharded
 
 
-class CriticModel(PolicyModel):
+class ValueModel(PolicyModel):
     """The last pipeline stage returns [1, tokens]: the value of each token's place, before the token is known. Other
     parameter names than `output_layer.weight` are the policy's."""
 

@@ -15,7 +15,7 @@ from slime.testing.ranks import Rank, run_ranks
 from slime.testing.recorded import recorded_samples
 from slime.testing.training import Gradients, another_port, gather_shards, record_gradients
 
-from .one_rank import HF, write_model
+from .tiny import HF, write_model
 
 NUM_STEPS = 2
 OPTIMIZER_STEPS = 2

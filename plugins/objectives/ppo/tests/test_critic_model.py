@@ -11,9 +11,8 @@ import torch
 
 from slime.testing.ranks import Rank, run_ranks
 
-from .one_rank import HF, write_model
-from .test_checkpoint import moe_config
 from .test_critic import batches_of, numbers, start
+from .tiny import EXPERTS, HF, write_model
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +76,8 @@ def train_layout(rank: Rank, model: Path, megatron: Mapping[str, Any]) -> list[d
 @pytest.mark.parametrize(
     ("changes", "megatron"),
     [
-        (moe_config(), {"expert_model_parallel_size": 2}),
-        (moe_config(), {"pipeline_model_parallel_size": 2}),
+        (EXPERTS, {"expert_model_parallel_size": 2}),
+        (EXPERTS, {"pipeline_model_parallel_size": 2}),
         ({"tie_word_embeddings": True}, {"pipeline_model_parallel_size": 2}),
         ({"num_hidden_layers": 4}, {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}),
     ],
