@@ -1,4 +1,8 @@
-"""Linear layers with adapters: y = W x + scale B A x, where W is frozen and its gradient is never computed.
+"""Linear layers with adapters: y = (W + scale B A) x, where W is frozen and its gradient is never computed.
+
+The sum is rounded to the precision of W, as engines get it (`slime.models.linear.whole_weight`), so that both compute
+with the same weights. Rounding has no gradient of its own: A and B get those of the sum that is not rounded. The sum is
+made for each product, forward and backward, and never kept.
 
 A layer gets another class in place, so that the names of its own parameters, and all code that holds it, stay.
 
@@ -9,7 +13,8 @@ input) sees this rank's tokens alone, and carries the mark by which Megatron-cor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -30,7 +35,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter, ParameterDict
 
-from slime.models.linear import ReplicatedLinear
+from slime.models.linear import ReplicatedLinear, whole_weight
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,21 @@ class Part:
     first: Tensor
     device: torch.device
     halves: bool
+
+
+class _Learn(torch.autograd.Function):
+    """Its first argument, and the gradients that the others would have if their product were added to it."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor) -> Tensor:
+        """[s, ..., output], [s, ..., r], [output, r] -> the first."""
+        ctx.save_for_backward(low, up)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low, up = ctx.saved_tensors
+        return gradient, gradient @ up, gradient.flatten(0, -2).t() @ low.flatten(0, -2)
 
 
 class Lora(torch.nn.Module):
@@ -86,6 +106,36 @@ class Lora(torch.nn.Module):
         """See `slime.models.linear.Adapted`."""
         return self.lora_scale * (self.up().float() @ self.down().float())
 
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """Inside, `weight` is the rounded sum. What autograd would keep of it is made again when it is asked for."""
+        with torch.no_grad():
+            whole = whole_weight(self)
+
+        def pack(saved: Tensor) -> Any:
+            if saved.untyped_storage().data_ptr() != whole_ptr:
+                return saved
+            return saved.size(), saved.stride()
+
+        def unpack(kept: Any) -> Tensor:
+            if isinstance(kept, Tensor):
+                return kept
+            with torch.no_grad():
+                return whole_weight(self).as_strided(*kept)
+
+        whole_ptr = whole.untyped_storage().data_ptr()
+        vars(self)["weight"] = whole  # is found before the parameter, which stays
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                yield
+        finally:
+            del vars(self)["weight"]
+
+    def learning(self, output: Tensor, low: Tensor) -> Tensor:
+        """The output as it is, from which A and B learn: `low` is A x."""
+        result: Tensor = _Learn.apply(output, low * self.lora_scale, self.up())  # type: ignore[no-untyped-call]
+        return result
+
     def shard_axes(self) -> dict[str, int]:
         """The dimension over which tensor parallelism divides A or B."""
         return {}
@@ -115,11 +165,12 @@ class LoraColumnParallelLinear(Divided, ColumnParallelLinear):  # type: ignore[m
 
     def forward(self, input_: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """[s, ..., input] -> [t, ..., output / tp]."""
-        output, bias = ColumnParallelLinear.forward(self, input_, *args, **kwargs)
-        low = F.linear(input_, self.down())
+        with self.merged():
+            output, bias = ColumnParallelLinear.forward(self, input_, *args, **kwargs)
+        low = F.linear(input_.detach(), self.down())
         if self.sequence_parallel:
             low = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True, group=self.tp_group)
-        return output + F.linear(low * self.lora_scale, self.up()), bias
+        return self.learning(output, low), bias
 
     def shard_axes(self) -> dict[str, int]:
         return {"lora_B": 0}
@@ -130,11 +181,12 @@ class LoraRowParallelLinear(Divided, RowParallelLinear):  # type: ignore[misc]
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         """[t, ..., input / tp] -> [s, ..., output]."""
-        output, bias = RowParallelLinear.forward(self, input_)
-        low = F.linear(input_, self.down())
+        with self.merged():
+            output, bias = RowParallelLinear.forward(self, input_)
+        low = F.linear(input_.detach(), self.down())
         if self.sequence_parallel:
             low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
-        return output + F.linear(low * self.lora_scale, self.up()), bias
+        return self.learning(output, low), bias
 
     def shard_axes(self) -> dict[str, int]:
         return {"lora_A": 1}
@@ -145,8 +197,9 @@ class LoraReplicatedLinear(Lora, ReplicatedLinear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """[s, ..., input] -> [s, ..., output]."""
-        output, _ = ReplicatedLinear.forward(self, x)
-        return output + F.linear(F.linear(x, self.down()) * self.lora_scale, self.up()), None
+        with self.merged():
+            output, _ = ReplicatedLinear.forward(self, x)
+        return self.learning(output, F.linear(x.detach(), self.down())), None
 
 
 _KINDS: dict[type, type[Lora]] = {
