@@ -125,6 +125,11 @@ class TrainerActor(Actor):
         """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
+    def prepare(self) -> None:
+        """Import what `start` needs. Takes no device memory, so that an engine may measure meanwhile what is free."""
+        with importing():
+            import slime.train.trainer  # noqa: F401
+
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
         with importing():

@@ -43,12 +43,13 @@ class Cluster:
         """Bring trainers up, and let engines start meanwhile, which `engines.finish` waits for; they hold no weights
         until the first publish.
 
-        Colocated engines come first, because they measure the free memory of their devices; where both take turns,
-        they release it again.
+        Colocated engines come first, because they measure the free memory of their devices, while trainers take none:
+        they import their libraries. Where both take turns, engines release it again.
         """
         self.calls.check_in(self.topology.cluster.start_timeout_s)
         self.engines.begin(self.trainers.devices() if self.topology.shares_gpus else ())
         if self.topology.cluster.colocated:
+            self.trainers.prepare()
             self.engines.finish()
         if self.topology.takes_turns:
             self.engines.memory("release", KV_CACHE, WEIGHTS)

@@ -37,6 +37,10 @@ class TrainerGroup:
         """The CUDA device of each rank, as CUDA_VISIBLE_DEVICES names it."""
         return self._calls.all(self._calls.trainers, "starting", self._limits.start_timeout_s, TrainerActor.device)
 
+    def prepare(self) -> None:
+        """Have ranks import what `start` needs, and do not wait for them."""
+        self._calls.watch_beside({rank.call(TrainerActor.prepare): rank for rank in self._calls.trainers}, "starting")
+
     def start(self) -> None:
         """Join all ranks and build the model on them."""
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s

@@ -1,0 +1,27 @@
+"""What an actor does in its own process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PREPARED = """
+import sys
+from slime.cluster.actors import TrainerActor
+assert "torch" not in sys.modules
+object.__new__(TrainerActor).prepare()
+import torch
+before = set(sys.modules)
+from slime.train.trainer import Trainer
+print(torch.cuda.is_initialized(), len(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.gpu(0)
+def test_a_trainer_prepares_without_a_device() -> None:
+    """On GPUs too, where an engine measures meanwhile what is free."""
+    found = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "0"]
