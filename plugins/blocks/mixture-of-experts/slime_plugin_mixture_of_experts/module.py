@@ -5,24 +5,16 @@ from __future__ import annotations
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
-from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch.distributed import ProcessGroup
 
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_mixture_of_experts.grouped import GroupedExperts
+from slime_plugin_mixture_of_experts.layer import ExpertLayer, PackedMoELayer
 from slime_plugin_mixture_of_experts.router import Router
 from slime_plugin_transformer import specs
 from slime_plugin_transformer.mlp.activation import SwiGlu
-
-
-class PackedMoELayer(MoELayer):  # type: ignore[misc]
-    """Megatron-core's, whose router is told of the pack (`slime_plugin_transformer.decoder.module.ReadsPack`)."""
-
-    def begin_pass(self, packed: PackedSequences, shard: ProcessGroup | None) -> None:
-        """See `Router.replay`."""
-        self.router.replay(packed, shard)
 
 
 def dense_or_moe_layer(config: TransformerConfig, is_moe: bool, *, attention: ModuleSpec) -> ModuleSpec:
@@ -34,10 +26,12 @@ def dense_or_moe_layer(config: TransformerConfig, is_moe: bool, *, attention: Mo
 def moe(config: TransformerConfig) -> ModuleSpec:
     """Mixture of experts; with shared experts where `config.moe_shared_expert_intermediate_size` is set."""
     linears = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear, activation_func=SwiGlu)
+    # Experts that are cut, and DeepEP, stay Megatron-core's.
+    is_ours = config.expert_tensor_parallel_size == 1 and config.moe_token_dispatcher_type != "flex"
     if config.moe_grouped_gemm:
-        experts = ModuleSpec(module=GroupedMLP)
+        experts = ModuleSpec(module=GroupedExperts if is_ours else GroupedMLP)
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linears)
     shared = ModuleSpec(module=SharedExpertMLP, submodules=linears)
     submodules = MoESubmodules(experts=experts, shared_experts=shared, router=Router)
-    return ModuleSpec(module=PackedMoELayer, submodules=submodules)
+    return ModuleSpec(module=ExpertLayer if is_ours else PackedMoELayer, submodules=submodules)

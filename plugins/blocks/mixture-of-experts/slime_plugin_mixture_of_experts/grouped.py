@@ -1,0 +1,117 @@
+"""The products of a rank's experts in one call, whose weight gradients are summed in fp32 as they are computed.
+
+Shape letters: r rows, g experts of this rank, h hidden size, f size of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.experts import GroupedMLP
+from torch import Tensor
+
+from megatron_core_portable import add_product
+from slime_plugin_mixture_of_experts.exchange import OnHost
+
+
+class Groups:
+    """How many rows each expert of this rank has.
+
+    Args:
+        counts: [ranks, g] on the device, of the rows from each rank.
+        on_host: their way to the host.
+    """
+
+    def __init__(self, counts: Tensor, on_host: OnHost) -> None:
+        self._counts, self._on_host = counts, on_host
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """[g] int32 on the device: where the rows of each expert end."""
+        return self._counts.sum(dim=0).cumsum(0).to(torch.int32)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """[g] on the host, which waits for them."""
+        return self._on_host.values.sum(dim=0)
+
+    def split(self, rows: Tensor) -> Sequence[Tensor]:
+        """[r, ...] into those of each expert."""
+        return rows.split(self.sizes.tolist())
+
+
+class GroupedExperts(GroupedMLP):  # type: ignore[misc]
+    """Megatron-core's experts with the parameters it gives them."""
+
+    def forward(self, rows: Tensor, groups: Groups, probabilities: Tensor) -> tuple[Tensor, None]:
+        """[r, h], by expert, and the weight of each row [r] -> [r, h], and no bias."""
+        num_experts, hidden_size = self.num_local_experts, rows.size(-1)
+        fused = self.config.gradient_accumulation_fusion
+        gate_up = product(rows, self.weight1, (num_experts, hidden_size, -1), groups, fused=fused)
+        inner = self.activation_func_with_probs(gate_up, probabilities[:, None])
+        return product(inner, self.weight2, (num_experts, -1, hidden_size), groups, fused=fused), None
+
+
+def product(rows: Tensor, weight: Tensor, shape: Sequence[int], groups: Groups, *, fused: bool) -> Tensor:
+    """[r, k] times the matrix [k, n] of each row's expert -> [r, n].
+
+    Args:
+        weight: of `shape` [g, k, n], as one parameter of another shape.
+        fused: its gradient is added to `weight.main_grad`, where Megatron-core sums gradients in fp32.
+    """
+    result: Tensor = _Product.apply(rows, weight, tuple(shape), groups, fused)
+    return result
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, shape: Sequence[int], groups: Groups, fused: bool) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.weight = weight  # the parameter itself, which has `main_grad`
+        ctx.shape, ctx.groups, ctx.fused = shape, groups, fused
+        return _multiplied(rows, weight.view(shape), groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (rows,), weight, groups = ctx.saved_tensors, ctx.weight, ctx.groups
+        gradient = gradient.contiguous()
+        of_rows = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_rows = _multiplied(gradient, weight.view(ctx.shape).transpose(1, 2), groups)
+        if ctx.needs_input_grad[1] and ctx.fused:
+            of_weight = _add_weight_gradient(rows, gradient, weight, ctx.shape, groups)
+        elif ctx.needs_input_grad[1]:
+            of_weight = _weight_gradient(rows, gradient, groups).view_as(weight)
+        return of_rows, of_weight, None, None, None
+
+
+def _multiplied(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+    """[r, k], [g, k, n] -> [r, n]."""
+    if len(rows) and _in_one_call(rows):
+        return torch._grouped_mm(rows, matrices, offs=groups.ends)
+    return torch.cat([part @ matrix for part, matrix in zip(groups.split(rows), matrices, strict=True)])
+
+
+def _weight_gradient(rows: Tensor, gradient: Tensor, groups: Groups) -> Tensor:
+    """[g, k, n], of rows [r, k] and the gradient [r, n] of their product."""
+    if len(rows) and _in_one_call(rows):
+        return torch._grouped_mm(rows.t(), gradient, offs=groups.ends)
+    pairs = zip(groups.split(rows), groups.split(gradient), strict=True)
+    return torch.stack([of_rows.t() @ of_result for of_rows, of_result in pairs])
+
+
+def _add_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any, shape: Sequence[int], groups: Groups) -> Tensor:
+    """The same, into `weight.main_grad`. What is returned only tells Megatron-core that it is there."""
+    totals = weight.main_grad.view(shape)
+    for total, of_rows, of_result in zip(totals, groups.split(rows), groups.split(gradient), strict=True):
+        if len(of_rows):
+            add_product(total, of_rows.t(), of_result)
+    weight.grad_added_to_main_grad = True
+    return torch.empty_like(weight)
+
+
+def _in_one_call(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype == torch.bfloat16
