@@ -3,27 +3,37 @@
     python benchmarks/packing.py                       # attention as much work as the rest at 24,576 tokens
     python benchmarks/packing.py --attention 53581     # GLM-4-9B: slime.plan.flops.attention_length
 
-`bound` is the fewest micro-batches that could hold the tokens, a multiple of the ranks. `work` is that of the busiest
-rank over the mean; `waiting` the same where ranks wait for the slowest of them at every micro-batch, as those do that
-share experts or are stages of pipelines. Work is n + n^2 / attention tokens for a sequence of n.
+`bound` is a number of micro-batches that no packing can go below, a multiple of the ranks. `work` is that of the
+busiest rank over the mean; `waiting` the same where ranks wait for the slowest of them at every micro-batch, as those
+do that share experts. `least`: no packing can have less waiting, because of the largest sequences. `ms` is of the
+processor. Work is n + n^2 / attention tokens for a sequence of n.
+
+Beside it, from the same lengths, what other trainers' packers do, written anew from their descriptions: first fit in
+the order of arrival (slime, miles), best fit decreasing (TRL), and Karmarkar and Karp's differencing over as many
+micro-batches as the tokens need (verl; 2,048 sequences only). Their micro-batches are dealt to ranks in turn; `over`
+counts those above the cap.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import math
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from machine import conditions
 
 from slime.train.bins import Shape, Unit, share_out
+from slime.train.fill import fewest
 from slime.types import TrainSample
 
 LONGEST, SEED = 32768, 7
 SIZES = ((2048, 32768, 1), (2048, 32768, 8), (2048, 32768, 64), (8192, 32768, 64), (8192, 65536, 64))
-COLUMNS = " micro-batches | bound | work | waiting | ms |\n" + 7 * "|---" + "|"
+COLUMNS = " micro-batches | bound | work | waiting | least | ms |"
+OTHERS = " first fit: micro-batches, waiting | best fit decreasing | differencing: micro-batches, over, waiting |"
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 LENGTHS: dict[str, Lengths] = {
     "equal": lambda generator, count: np.full(count, 5000),
@@ -52,11 +62,85 @@ def packed(samples: Sequence[TrainSample], shape: Shape) -> tuple[list[list[list
 def row(samples: Sequence[TrainSample], shape: Shape) -> str:
     by_rank, milliseconds = packed(samples, shape)
     count = sum(map(len, by_rank))
-    rows = sum(shape.num_rows(samples, unit) for of_rank in by_rank for units in of_rank for unit in units)
-    bound = math.ceil(rows / shape.max_tokens / shape.num_dp) * shape.num_dp
-    work = np.asarray([[sum(shape.work(samples, unit) for unit in units) for units in of] for of in by_rank])
+    units = [unit for of_rank in by_rank for units in of_rank for unit in units]
+    sizes = shape.sizes(samples, units)
+    bound = fewest(sizes.rows, shape.max_tokens, shape.num_dp)
+    work = np.asarray([[shape.sizes(samples, units).work.sum() for units in of] for of in by_rank])
     busiest, waiting = work.sum(1).max() / work.sum(1).mean(), work.max(0).sum() / work.sum(1).mean()
-    return f"{count:,} | {bound:,} | {busiest:.3f} | {waiting:.3f} | {milliseconds:.0f} |"
+    least = least_waiting(sizes.rows, sizes.work, shape)
+    return f"{count:,} | {bound:,} | {busiest:.3f} | {waiting:.3f} | {least:.3f} | {milliseconds:.0f} |"
+
+
+def least_waiting(rows: np.ndarray, work: np.ndarray, shape: Shape) -> float:
+    """Below which no packing comes: no two units above half of the cap stand together, so the largest of every `num_dp`
+    of them set the length of a round, under which so much of all else finds room as the cap and that length leave."""
+    order = np.argsort(-work, kind="stable")
+    rows, work = rows[order], work[order]
+    mean = found = work.sum() / shape.num_dp
+    num_large = int((2 * rows[: np.argmax(2 * rows <= shape.max_tokens) or None] > shape.max_tokens).sum())
+    for large in range(shape.num_dp, num_large + shape.num_dp, shape.num_dp):
+        count = min(large, num_large)
+        heights = work[:count][:: shape.num_dp]
+        there = np.zeros((2, len(heights) * shape.num_dp))
+        there[:, :count] = rows[:count], work[:count]
+        densest = (work[count:] / rows[count:]).max(initial=1)
+        beside = np.minimum(np.repeat(heights, shape.num_dp) - there[1], (shape.max_tokens - there[0]) * densest).sum()
+        found = max(found, heights.sum() + max(0.0, work[count:].sum() - beside) / shape.num_dp)
+    return float(found / mean)
+
+
+def others(lengths: Sequence[int], shape: Shape) -> str:
+    cells = []
+    for pack in (first_fit, best_fit_decreasing, differencing):
+        if pack is differencing and len(lengths) > 2048:
+            cells.append("-")
+            continue
+        bins = pack(lengths, shape.max_tokens)
+        filled = np.asarray([sum(lengths[i] for i in content) for content in bins])
+        work = [sum(lengths[i] + lengths[i] ** 2 / shape.attention_length for i in content) for content in bins]
+        work += [0.0] * (-len(bins) % shape.num_dp)
+        table = np.asarray(work).reshape(-1, shape.num_dp)
+        over = f"{int((filled > shape.max_tokens).sum())}, " if pack is differencing else ""
+        cells.append(f"{len(work):,}, {over}{table.max(1).sum() * shape.num_dp / table.sum():.3f}")
+    return f" {' | '.join(cells)} |"
+
+
+def first_fit(lengths: Sequence[int], cap: int) -> list[list[int]]:
+    bins, room = list[list[int]](), np.zeros(0, np.int64)
+    for i, length in enumerate(lengths):
+        fits = np.flatnonzero(room >= length)
+        if not len(fits):
+            bins.append([])
+            room, fits = np.append(room, cap), np.asarray([len(bins) - 1])
+        bins[fits[0]].append(i)
+        room[fits[0]] -= length
+    return bins
+
+
+def best_fit_decreasing(lengths: Sequence[int], cap: int) -> list[list[int]]:
+    bins, rooms = list[list[int]](), list[tuple[int, int]]()
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        place = bisect_left(rooms, (lengths[i], -1))
+        if place == len(rooms):
+            bins.append([])
+            rooms.append((cap, len(bins) - 1))
+        room, number = rooms.pop(place)
+        bins[number].append(i)
+        insort(rooms, (room - lengths[i], number))
+    return bins
+
+
+def differencing(lengths: Sequence[int], cap: int) -> list[list[int]]:
+    """Partitions with the largest differences between their parts are joined, the largest part to the smallest."""
+    num_bins = math.ceil(sum(lengths) / cap)
+    waiting = [(-n, i, [(n, [i])] + [(0, list[int]()) for _ in range(num_bins - 1)]) for i, n in enumerate(lengths)]
+    heapq.heapify(waiting)
+    while len(waiting) > 1:
+        (_, number, one), (_, _, other) = heapq.heappop(waiting), heapq.heappop(waiting)
+        parts = [(a + b, left + right) for (a, left), (b, right) in zip(one, reversed(other), strict=True)]
+        parts.sort(key=lambda part: -part[0])
+        heapq.heappush(waiting, (parts[-1][0] - parts[0][0], number, parts))
+    return [content for _, content in waiting[0][2]]
 
 
 def main() -> None:
@@ -64,15 +148,14 @@ def main() -> None:
     parser.add_argument("--attention", type=float, default=24576, help="tokens at which attention is half of the work")
     attention = parser.parse_args().attention
     print(f"{conditions()}, attention {attention:g}\n")
-    print(f"| lengths | sequences, cap, ranks |{COLUMNS}")
+    print(f"| lengths | sequences, cap, ranks |{COLUMNS}{OTHERS}\n{11 * '|---'}|")
     for name, draw in LENGTHS.items():
         for count, cap, num_dp in SIZES:
             lengths = np.clip(draw(np.random.default_rng(SEED), count), 220, LONGEST).astype(int).tolist()
             shape = Shape(num_dp, 1, 1, cap, False, attention)
-            print(
-                f"| {name} | {count:,}, {cap:,}, {num_dp} | {row(samples_of(lengths, [0] * count), shape)}", flush=True
-            )
-    print(f"\n| groups of 16, prompt 200 | prompts |{COLUMNS}")
+            ours = row(samples_of(lengths, [0] * count), shape)
+            print(f"| {name} | {count:,}, {cap:,}, {num_dp} | {ours}{others(lengths, shape)}", flush=True)
+    print(f"\n| groups of 16, prompt 200 | prompts |{COLUMNS}\n{8 * '|---'}|")
     lengths = np.clip(LENGTHS["lognormal"](np.random.default_rng(SEED), 8192), 220, LONGEST).astype(int).tolist()
     samples = samples_of(lengths, [number // 16 for number in range(8192)])
     for num_dp in (1, 8, 64):

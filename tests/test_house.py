@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 4772,
     "cluster": 2720,
     "testing": 2910,
-    "train": 3010,
+    "train": 3180,
     "compose": 2465,
     "config": 1925,
     "observe": 1605,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from slime.train.fill import Bins, Sizes, deal, fewest, fill
 from slime.types import TrainSample
-
-Bins = list[list[int]]
-"""Numbers of units by micro-batch."""
 
 Unit = list[int]
 """Samples that stay together: segments of an attempt, or samples that lack the tokens they share with the first; or
@@ -55,6 +51,16 @@ class Shape:
         own = sum(padded(samples[i].num_tokens - shared, self.align) for i in others)
         return padded(samples[first].num_tokens, self.align) + own
 
+    def sizes(self, samples: Sequence[TrainSample], units: Sequence[Unit]) -> Sizes:
+        """Of all units."""
+        if all(len(unit) == 1 for unit in units):
+            tokens = np.asarray([samples[unit[0]].num_tokens for unit in units], dtype=np.int64)
+            return Sizes(
+                -(-tokens // self.align) * self.align, tokens + tokens**2 / self.attention_length, self.max_tokens
+            )
+        rows, work = ([of(samples, unit) for unit in units] for of in (self.num_rows, self.work))
+        return Sizes(np.asarray(rows), np.asarray(work), self.max_tokens)
+
 
 def padded(num_tokens: int, align: int) -> int:
     return -(-num_tokens // align) * align
@@ -63,14 +69,27 @@ def padded(num_tokens: int, align: int) -> int:
 def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> list[list[list[Unit]]]:
     """The units of each micro-batch of each rank; every rank has the same number of micro-batches."""
     if shape.whole_attempts:
-        units, bins = _bins(samples, attempts(samples, members), shape)
+        packed = _Packed.of(samples, attempts(samples, members), shape)
     elif shape.share_prompts:
-        units, bins = _shared_bins(samples, members, shape)
+        packed = _with_shared_prompts(samples, members, shape)
     else:
-        units, bins = _bins_apart(samples, members, shape)
-    work = [shape.work(samples, unit) for unit in units]
-    by_rank = _deal(bins, [sum(work[i] for i in content) for content in bins], shape.num_dp)
-    return [[[units[i] for i in content] for content in of_rank] for of_rank in by_rank]
+        packed = _Packed.of(samples, [[i] for i in members], shape)
+    by_rank = deal(packed.bins, packed.sizes, shape.num_dp)
+    return [[[packed.units[i] for i in content] for content in of_rank] for of_rank in by_rank]
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Units, their sizes, and the micro-batches that they are in."""
+
+    units: list[Unit]
+    sizes: Sizes
+    bins: Bins
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainSample], units: list[Unit], shape: Shape) -> _Packed:
+        sizes = shape.sizes(samples, units)
+        return cls(units, sizes, fill(sizes, shape.num_dp, shape.num_dp * shape.multiple))
 
 
 def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[Unit]:
@@ -84,27 +103,18 @@ def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[Uni
     return found
 
 
-def _bins_apart(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> tuple[list[Unit], Bins]:
-    return _bins(samples, [[i] for i in members], shape)
-
-
-def _bins(samples: Sequence[TrainSample], units: list[Unit], shape: Shape) -> tuple[list[Unit], Bins]:
-    lengths = [shape.num_rows(samples, unit) for unit in units]
-    return units, _fill(lengths, shape.max_tokens, shape.num_dp * shape.multiple)
-
-
-def _shared_bins(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> tuple[list[Unit], Bins]:
+def _with_shared_prompts(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> _Packed:
     """The fewest micro-batches over units of several sizes: large ones have fewer rows, small ones leave less room."""
     groups = [list(group) for _, group in groupby(members, lambda i: _prompt(samples[i]).tobytes())]
-    rows, multiple = sum(shape.num_rows(samples, group) for group in groups), shape.num_dp * shape.multiple
+    rows, multiple = int(shape.sizes(samples, groups).rows.sum()), shape.num_dp * shape.multiple
     most, tried = min(shape.max_tokens, rows / multiple), []
     for halved in range(HALVINGS):
-        tried.append(_bins(samples, _parts(samples, groups, shape, most / 2**halved), shape))
-        if len(tried[-1][1]) == _fewest(rows, shape.max_tokens, multiple):
+        tried.append(_Packed.of(samples, _parts(samples, groups, shape, most / 2**halved), shape))
+        if len(tried[-1].bins) == fewest(np.asarray([rows]), shape.max_tokens, multiple):
             break
     else:
-        tried.append(_bins_apart(samples, members, shape))
-    return min(tried, key=lambda found: len(found[1]))
+        tried.append(_Packed.of(samples, [[i] for i in members], shape))
+    return min(tried, key=lambda found: len(found.bins))
 
 
 def _parts(samples: Sequence[TrainSample], groups: Sequence[Unit], shape: Shape, most: float) -> list[Unit]:
@@ -119,60 +129,5 @@ def _parts(samples: Sequence[TrainSample], groups: Sequence[Unit], shape: Shape,
     return units
 
 
-def _deal(bins: Bins, work: Sequence[float], num_dp: int) -> list[Bins]:
-    """The micro-batches of each rank. Those of like work are done at one time, because ranks that share experts or
-    pipelines wait for the slowest; the largest of them goes to the rank that has least so far."""
-    order = sorted(range(len(bins)), key=lambda number: -work[number])
-    ranks: list[Bins] = [[] for _ in range(num_dp)]
-    held = [0.0] * num_dp
-    for first in range(0, len(order), num_dp):
-        emptiest_first = sorted(range(num_dp), key=lambda rank: held[rank])
-        for rank, number in zip(emptiest_first, order[first : first + num_dp], strict=True):
-            ranks[rank].append(bins[number])
-            held[rank] += work[number]
-    return ranks
-
-
 def _prompt(sample: TrainSample) -> np.ndarray:
     return sample.tokens[: sample.num_tokens - sample.num_response_tokens]
-
-
-def _fewest(rows: int, max_tokens: int, multiple: int) -> int:
-    return math.ceil(max(1, rows / max_tokens) / multiple) * multiple
-
-
-def _fill(lengths: Sequence[int], max_tokens: int, multiple: int) -> Bins:
-    """The fewest micro-batches, a multiple of `multiple`, that hold everything, evenly filled."""
-    num_bins = _fewest(sum(lengths), max_tokens, multiple)
-    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    while True:
-        for strategy in (_into_emptiest, _into_first_that_fits):
-            if bins := strategy(longest_first, lengths, max_tokens, num_bins):
-                return bins
-        num_bins += multiple
-
-
-def _into_emptiest(order: list[int], lengths: Sequence[int], max_tokens: int, num_bins: int) -> Bins | None:
-    """Longest processing time first (Graham 1969): the most even filling; None if something does not fit."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    heap = [(0, number) for number in range(num_bins)]
-    for i in order:
-        filled, number = heap[0]
-        if filled + lengths[i] > max_tokens:
-            return None
-        heapq.heapreplace(heap, (filled + lengths[i], number))
-        bins[number].append(i)
-    return bins
-
-
-def _into_first_that_fits(order: list[int], lengths: Sequence[int], max_tokens: int, num_bins: int) -> Bins | None:
-    """First fit decreasing: fills tightly where even filling runs over; None if something does not fit."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    room = np.full(num_bins, max_tokens)
-    for i in order:
-        fits = np.flatnonzero(room >= lengths[i])
-        if not len(fits):
-            return None
-        room[fits[0]] -= lengths[i]
-        bins[fits[0]].append(i)
-    return bins
