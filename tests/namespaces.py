@@ -22,6 +22,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime.testing.patience import Patience, family
+
 TOOLS = ("ip", "unshare", "nsenter", "mount", "hostname")
 BARE = ("env", "-i", f"HOME={Path.home()}", "PATH=/usr/bin:/bin")
 STAND_IN = """#!/bin/sh
@@ -34,7 +36,7 @@ exec {ssh} -i '{folder}/key' -o StrictHostKeyChecking=no -o UserKnownHostsFile=/
 SERVER = (
     "-D -e -f /dev/null -h '{folder}/key' -o AuthorizedKeysFile='{folder}/key.pub' -o StrictModes=no -o PidFile=none"
 )
-UP_S = 10.0
+UP_S = 30.0
 
 
 @dataclass
@@ -123,10 +125,10 @@ def _second(name: str, folder: Path) -> Iterator[psutil.Process]:
     with (folder / "second.log").open("wb") as log:
         process = psutil.Popen(outer, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + UP_S
+        patience = Patience(UP_S, lambda: family(process.pid))
         while not (found := process.children()) or not _serves(found[0], ssh=bool(server)):
-            up = process.poll() is None and time.monotonic() < deadline
-            assert up, (folder / "second.log").read_text()
+            assert process.poll() is None, (folder / "second.log").read_text()
+            assert not patience.is_over(), (folder / "second.log").read_text()
             time.sleep(0.05)
         yield found[0]
     finally:

@@ -23,8 +23,8 @@ from slime.testing.patience import Patience
 
 SILENCE_S = 60.0
 """A run that writes nothing anywhere for this long hangs, unless others keep the cores."""
-GONE_S = 20.0
-"""Every process of a run that ended is gone after this long; the kernel and Ray need a moment."""
+GONE_S = 60.0
+"""Every process of a run that ended is gone after this long. On an idle machine it takes a moment."""
 
 HELD_OUT = "heldout.jsonl"
 """In the folder of a run: the first of the recipe's held-out prompts."""
@@ -151,7 +151,7 @@ class Run:
         self.remember()
         self.process.send_signal(how)
         self.process.send_signal(signal.SIGCONT)
-        self.process.wait(timeout=SILENCE_S)
+        assert Patience(self.silence_s, self._pids).wait_for(lambda: self.process.poll() is not None), self.text()
 
     def strays(self) -> list[str]:
         """What is left of the processes that lived at `remember`, after the time they get to go."""

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from slime.cluster.stacks import apart, suspects
 from slime.observe.hang import StackDump, look
 from tests.observe.test_hang import REGISTERED, start
+from tests.waiting import until
 
 __all__ = ["start"]
 
@@ -23,7 +23,6 @@ ASLEEP, WAITING = (
     f"in {function} (<string>:{1 + max(n for n, text in enumerate(REGISTERED.splitlines()) if text.strip() == last)})"
     for function, last in (("sleeps", "time.sleep(600)"), ("waits_for_a_lock", "lock.acquire()"))
 )
-LIMIT_S = 60.0
 
 
 def rank(start: Start, folder: Path, name: str, stands: str) -> int:
@@ -32,11 +31,8 @@ def rank(start: Start, folder: Path, name: str, stands: str) -> int:
 
 def settled(folder: Path) -> list[StackDump]:
     """What is seen once everybody stands where it will stay: a child says that it is ready a moment before."""
-    deadline, seen = time.monotonic() + LIMIT_S, look([], folder)
-    while not all(each.innermost in (ASLEEP, WAITING) for each in seen):
-        assert time.monotonic() < deadline, [str(each) for each in seen]
-        seen = look([], folder)
-    return seen
+    until(lambda: all(each.innermost in (ASLEEP, WAITING) for each in look([], folder)), told=lambda: look([], folder))
+    return look([], folder)
 
 
 def test_a_rank_that_stands_elsewhere_is_named_with_its_host(start: Start, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_the_death_of_one_side_ends_the_wait_of_the_other_and_is_what_is_told(de
     waiting = use(*([[die], [after_abort]] if dead == "prefill" else [[after_abort], [die]]), work)
     assert waiting.aborts == [{"rid": waiting.requests[0]["rid"]}]
     assert waiting.num_open == 0
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60
 
 
 def test_a_side_that_hangs_does_not_hide_the_death_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from slime.net import LOOPBACK
 from slime.observe.hang import look
 from slime.testing.engines import cpu_config, running_engine, topology_at
 from slime_plugin_sglang.launcher import parse
+from tests.waiting import until
 
 
 def test_arguments_survive_the_command_line():
@@ -139,10 +139,7 @@ def test_nothing_outlives_a_killed_parent(tiny_model, tmp_path, monkeypatch):
         assert named_like(scratch, shared_memory(engine))
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    deadline = time.monotonic() + 10
-    while group(engine) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert group(engine) == []
+    until(lambda: group(engine) == [], told=lambda: group(engine))
     assert not scratch.exists()
     assert not list(Path("/dev/shm").glob(f"{scratch.name}*"))
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from slime.cluster.reaper import wait_until_gone
 from slime.cluster.stacks import suspects
 from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
@@ -23,6 +24,7 @@ from slime.observe.hang import look
 from slime.testing.engines import as_exported, engine_over_hosts
 from slime.testing.models import random_model
 from slime.testing.publishing import publish
+from tests.running import GONE_S
 from tests.transports import BUCKET, broadcast, joined, publish_by_rank
 
 pytestmark = pytest.mark.slow
@@ -148,5 +150,4 @@ def test_a_rank_that_is_killed_is_named_with_its_host_and_ends_all(processes):
     assert f"process {scheduler} was killed by SIGKILL" in said
     with pytest.raises(SlimeError, match=str(first.endpoint)):
         greedy(first.endpoint)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
+    assert wait_until_gone(set(family), GONE_S) == set()

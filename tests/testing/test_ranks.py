@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from slime.testing.ranks import Rank, run_ranks
+from tests.waiting import until
 
 
 def where(rank: Rank, word: str) -> tuple[Rank, str, str]:
@@ -16,7 +17,7 @@ def where(rank: Rank, word: str) -> tuple[Rank, str, str]:
 def fail_on_one(rank: Rank) -> None:
     if rank.rank == 1:
         raise ValueError("the reason")
-    time.sleep(60)
+    time.sleep(600)  # longer than it would be waited for
 
 
 def wait_for_ever(rank: Rank) -> None:
@@ -35,10 +36,8 @@ def test_results_come_by_rank() -> None:
 
 
 def test_an_exception_ends_all_ranks_at_once_and_shows_its_traceback() -> None:
-    start = time.monotonic()
     with pytest.raises(AssertionError, match=r"rank 1 ended with 1[\s\S]*ValueError: the reason"):
         run_ranks(fail_on_one, 2)
-    assert time.monotonic() - start < 30
 
 
 def test_a_hang_shows_where_every_rank_stands() -> None:
@@ -48,7 +47,4 @@ def test_a_hang_shows_where_every_rank_stands() -> None:
 
 def test_helper_processes_go_with_their_rank() -> None:
     (pid,) = run_ranks(leave_a_helper, 1)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the helper outlived its rank"
-        time.sleep(0.05)
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)

@@ -4,7 +4,6 @@ published, and what is asked of an engine reaches all of its ranks."""
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,8 @@ from slime.errors import SlimeError
 from slime.testing import models
 from slime.testing.engines import as_exported, running_engine
 from slime.testing.publishing import publish
-from tests.transports import BUCKET, publish_by_rank
+from tests.transports import BUCKET, LIMIT_S, publish_by_rank
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -138,7 +138,7 @@ def check_control(it: Served) -> None:
     others = [it.requests.submit(it.generate, rank, 400) for rank in (0, 0, 1)]
     wait_for(it, [2, 2])
     it.ask("/pause_generation", {"mode": "abort"})
-    ends = [request.result(20)["finish_reason"]["type"] for request in (long, *others)]
+    ends = [request.result(LIMIT_S)["finish_reason"]["type"] for request in (long, *others)]
     assert ends == ["abort"] * 4
     it.publish()
     it.ask("/continue_generation", {})
@@ -150,10 +150,11 @@ def check_control(it: Served) -> None:
 
 def wait_for(it: Served, running: list[int]) -> None:
     """Until each data-parallel rank has so many requests."""
-    deadline = time.monotonic() + 20
-    while (now := [rank["num_running_reqs"] for rank in it.ask("/v1/loads?include=core")["loads"]]) != running:
-        assert time.monotonic() < deadline, now
-        time.sleep(0.05)
+
+    def now() -> list[int]:
+        return [rank["num_running_reqs"] for rank in it.ask("/v1/loads?include=core")["loads"]]
+
+    until(lambda: now() == running, told=now)
 
 
 def test_expert_parallelism(tmp_path: Path) -> None:

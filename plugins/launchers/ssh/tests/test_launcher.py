@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from slime.cluster.remote_hosts import RemoteHosts
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
+from slime.testing.patience import Patience, family
 from slime.topology.launcher import Order, ThisHost
 from slime_plugin_ssh.session import sessions
 from slime_plugin_ssh.this_host import find_this_host
@@ -61,9 +62,9 @@ def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
         "ssh://127.0.0.1:9",
     )
     with sessions({name: order}, tmp_path) as processes:
-        deadline = time.monotonic() + 30
-        while not (fault := RemoteHosts(processes).fault("starting")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        patience = Patience(30, lambda: family(os.getpid()))
+        assert patience.wait_for(lambda: RemoteHosts(processes).fault("starting") is not None)
+        fault = RemoteHosts(processes).fault("starting")
     lost = (
         f"host {name}: the host was lost while starting: its session of ssh ended with exit code 255 (ssh: connect to"
     )

@@ -115,13 +115,13 @@ def test_branches_sub_agents_and_compaction_are_segments(tmp_path):
 
 
 def test_a_retry_gets_the_answer_that_it_missed(tmp_path):
-    stage = Stage(tmp_path, counting(), delay_s=0.3)
+    stage = Stage(tmp_path, counting(), delay_s=1.2)
 
     async def agent(task, endpoint):
-        slow = openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key, timeout=0.2, max_retries=3)
+        slow = openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key, timeout=1.0, max_retries=10)
         async with slow as chat:
             first = await ask(chat, [user("x")])
-        async with httpx.AsyncClient(timeout=10) as raw:
+        async with httpx.AsyncClient(timeout=100) as raw:
             headers = {"Authorization": f"Bearer {endpoint.key}"}
             body = {"messages": [user("x")]}
             for _ in range(2):  # who says nothing of repeating is taken to repeat

@@ -211,10 +211,10 @@ HOSTILE = [
 def test_an_answer_of_any_shape_is_compared_in_time(piece: str, times: int) -> None:
     """A power of powers, or a list of lists, would keep a computer algebra system busy for ever."""
     answer = (piece * times)[:2000]
-    began = time.perf_counter()
+    began = time.process_time()
     for label in ("5", f" {answer} ", f"x<{answer}", "".join(reversed(answer))):
         same(answer, label)
-    assert time.perf_counter() - began < 5.0
+    assert time.process_time() - began < 5.0
     assert same(answer, f" {answer} ")
 
 

@@ -136,7 +136,7 @@ def test_no_response_whatever_raises(form: AnswerForm) -> None:
 def test_a_long_response_is_judged_in_time(piece: str) -> None:
     """100,000 characters take well under a second; a regular expression that backtracks would take hours."""
     response: Any = piece * (100_000 // len(piece))
-    began = time.perf_counter()
+    began = time.process_time()
     MathReward(MathOptions()).score(sample(response, "5"))
     MathReward(MathOptions()).score(sample(f"\\boxed{{{response}}}", "5"))
-    assert time.perf_counter() - began < 5.0
+    assert time.process_time() - began < 5.0

@@ -105,6 +105,6 @@ def test_no_formula_takes_long(piece: str) -> None:
     for times in (1, 5, 12, 40):
         text = (piece * times)[:2000]
         for closing in ("", "}" * 24, ")" * 24, "1" + ")" * times, "1" + "}" * times):
-            began = time.perf_counter()
+            began = time.process_time()
             same(text + closing, text + closing + "+0.1")
-            assert time.perf_counter() - began < 5.0
+            assert time.process_time() - began < 5.0

@@ -179,7 +179,7 @@ def test_what_fails_on_one_rank_fails_on_all(folder: VersionFolder) -> None:
     names = stored(folder.path)
     num_buckets = len(read_manifest(folder.path, names[0]).buckets)
     offers: list[Any] = [None, None]
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=200)
 
     def gather_of(rank: int, offer: Any) -> list[Any]:
         offers[rank] = offer
