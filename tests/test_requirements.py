@@ -106,8 +106,8 @@ def test_the_gpu_extra_resolves_to_the_torch_that_the_guide_names() -> None:
 
 
 def test_pre_commit_has_the_ruff_of_the_checks() -> None:
-    [hooks] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert f"ruff=={hooks['rev'].removeprefix('v')}" in (REQUIREMENTS / "dev.txt").read_text().split()
+    [ruff, _] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert f"ruff=={ruff['rev'].removeprefix('v')}" in (REQUIREMENTS / "dev.txt").read_text().split()
 
 
 def pinned(name: str, by: str) -> str:
