@@ -34,7 +34,7 @@ BUDGETS = {
     "cluster": 2720,
     "testing": 2910,
     "train": 3180,
-    "compose": 2465,
+    "compose": 2470,
     "config": 1925,
     "observe": 1605,
     "topology": 1380,

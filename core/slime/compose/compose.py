@@ -31,6 +31,7 @@ from slime.compose.nearest import with_ways_out
 from slime.compose.needs import needs
 from slime.compose.objective import objective_problems
 from slime.compose.overrides import CommandLine, add_choices_of_model, read_command_line
+from slime.config.extended import SECTIONS, extended
 from slime.config.keys import default_config, own_keys, suggest, value_of
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError, did_you_mean
@@ -198,6 +199,12 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
 def _introduce() -> None:
     """Make slime's schema and the plugins' folders known to Hydra."""
     HydraPlugins.instance().register(PluginSearchPath)
+    _store_schema(tuple(extended(base) for _, base in SECTIONS.values()))
+
+
+@functools.lru_cache(maxsize=1)
+def _store_schema(sections: tuple[type, ...]) -> None:
+    """The one with these sections; once for all compositions of a process, for it takes as long as an eighth of one."""
     ConfigStore.instance().store(name="schema", node=default_config())
 
 
