@@ -54,6 +54,9 @@ class Says:
 
 
 class Scorer:
+    def judges_groups(self, prompt: Any) -> bool:
+        return False
+
     async def score(self, sample: Any) -> Any:
         from slime.types import Verdict
 

@@ -103,7 +103,8 @@ def planned() -> list[str]:
 def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The lines of guides that make a plugin are run in tests/third_party."""
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
-    (tmp_path / "my_file.py").write_text("def score(response, label):\n    return response.strip() == label\n")
+    functions = "def score(response, label): ...\ndef score_group(responses, label): ...\n"
+    (tmp_path / "my_file.py").write_text(functions)
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
     (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')
     shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "runs/teacher/export")

@@ -28,10 +28,21 @@ class RewardModel(Protocol):
     """Scores one sample. Runs in a worker process that may be killed at its time or memory limit."""
 
     def score(self, sample: Sample) -> Verdict:
-        """Judge `sample.response` against `sample.prompt.label`. May raise: that becomes an ERROR verdict.
+        """Judge `sample.response` against `sample.prompt.label`. May raise: that becomes an ERROR verdict. `sample`
+        comes without log-probs, loss mask and weight spans. What `score` starts is killed when it returns."""
 
-        `sample` comes without log-probs, loss mask and weight spans. What `score` starts is killed when it returns.
-        """
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """Judges the samples of a prompt together, as one that ranks or compares them does. It has this method in the place
+    of `RewardModel.score`, and all else is as there; time and memory are limited for the group."""
+
+    def score_group(self, samples: Sequence[Sample]) -> Sequence[Verdict]:
+        """A verdict for each, in their order. They are all samples of one prompt that have a response, one at least.
+        Those that have a verdict already, of their program, keep it."""
+
+
+Reward = RewardModel | GroupReward
 
 
 class Responder(Protocol):
@@ -40,11 +51,9 @@ class Responder(Protocol):
 
     async def respond(self) -> Turn:
         """Sample a response to the task's prompt, to its end. Asked again, it samples another one, and the sample is
-        that one: the one before is neither trained on nor judged. One at a time.
-
-        Where the engines are told to abort, this raises what no `except Exception` catches, and a later step runs the
-        program again; then a first response goes on where it stopped.
-        """
+        that one: the one before is neither trained on nor judged. One at a time. Where the engines are told to abort,
+        this raises what no `except Exception` catches, and a later step runs the program again; then a first response
+        goes on where it stopped."""
 
     def conversation(self, messages: Sequence[Message] | None = None, tools: Sequence[Any] = ()) -> Conversation:
         """A conversation of several turns. All those of an attempt are trained on, each as a sequence of its own.
@@ -69,10 +78,8 @@ class Program(Protocol):
     thousands of others: it awaits and never blocks, and a crash of its own is one of the run."""
 
     async def run(self, task: Task, model: Responder) -> Verdict | None:
-        """Make one attempt, with one response at least. None: the run's reward judges it.
-
-        May raise: that becomes an ERROR verdict, and the sample is left out of its group's statistics.
-        """
+        """Make one attempt, with one response at least. None: the run's reward judges it. May raise: that becomes an
+        ERROR verdict, and the sample is left out of its group's statistics."""
 
 
 @runtime_checkable
@@ -115,19 +122,15 @@ class Tracker(Protocol):
     """Shows a run's metrics somewhere else than in metrics.jsonl. Lives in the driver, and is called between steps."""
 
     def start(self, run: TrackedRun) -> None:
-        """Connect, before anything expensive starts. Raising stops the run: nobody wants to miss its metrics.
-
-        A run that continues starts again with the same `run.folder`, where the tracker finds what it left there.
-        """
+        """Connect, before anything expensive starts. Raising stops the run: nobody wants to miss its metrics. A run
+        that continues starts again with the same `run.folder`, where the tracker finds what it left there."""
 
     def resume(self, stage: str, step: int) -> None:
         """The run continues after this step. Later ones that were logged run again, and come again."""
 
     def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
-        """All metrics of a step, which may be not finite; `time` is in Unix seconds.
-
-        Raising is told in a line, once, and the run goes on: the same row comes again with a later one.
-        """
+        """All metrics of a step, which may be not finite; `time` is in Unix seconds. Raising is told in a line, once,
+        and the run goes on: the same row comes again with a later one."""
 
     def finish(self, status: RunStatus) -> None:
         """The last call; nobody waits for the devices any more."""
@@ -139,10 +142,7 @@ class SampleTracker(Tracker, Protocol):
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
         """The same that `samples/` keeps, after `log` of the step. `slime.observe.samples` has functions that choose
-        among the rows, and that make a table of them.
-
-        Raising is told in a line, once, and these samples do not come again.
-        """
+        among the rows, and that make a table of them. Raising is told in a line, once; they do not come again."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         Explanation,
         Objective,
         Program,
-        RewardModel,
+        Reward,
         SampleFilter,
         Tracker,
         VerbFactory,
@@ -42,8 +42,9 @@ class SlimeHooks(Protocol):
         """Model families: `{HF model_type: factory of a ModelBridge}`."""
 
     @hookspec
-    def slime_rewards(self) -> Mapping[str, Callable[..., RewardModel]]:
-        """Rewards: `{name: factory}`, selected by `reward=<name>`; `reward.options` become the factory's keywords."""
+    def slime_rewards(self) -> Mapping[str, Callable[..., Reward]]:
+        """Rewards: `{name: factory}`, selected by `reward=<name>`; `reward.options` become the factory's keywords. One
+        with `score_group` judges the samples of a prompt together."""
 
     @hookspec
     def slime_programs(self) -> Mapping[str, Callable[..., Program]]:

@@ -27,7 +27,7 @@ from slime.versions import other_versions
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import BufferPolicy, Explanation, Objective, Program, RewardModel, SampleFilter, Tracker, Verb
+    from slime.contracts import BufferPolicy, Explanation, Objective, Program, Reward, SampleFilter, Tracker, Verb
     from slime.estimator import Estimator
     from slime.events import Subscriber
     from slime.models.bridge import ModelBridge
@@ -112,7 +112,7 @@ class Plugins:
         contributions = [item for plugin in self.sound for item in plugin.contributions]
         self.registries: Mapping[str, Registry[Any]] = {kind: Registry(kind, contributions) for kind in HOOK_OF_KIND}
         self.models: Registry[ModelBridge] = self.registries["model"]
-        self.rewards: Registry[RewardModel] = self.registries["reward"]
+        self.rewards: Registry[Reward] = self.registries["reward"]
         self.programs: Registry[Program] = self.registries["program"]
         self.filters: Registry[SampleFilter] = self.registries["filter"]
         self.buffers: Registry[BufferPolicy] = self.registries["buffer"]

@@ -15,9 +15,9 @@ from slime.registry import Contribution
 class WorkerPool(Pool):
     """A pool whose start raises a `SlimeError`."""
 
-    def start(self) -> None:
+    def start(self) -> Any:
         try:
-            super().start()
+            return super().start()
         except StartError as error:
             raise SlimeError(error.what, where=error.where, todo=error.todo) from error
 

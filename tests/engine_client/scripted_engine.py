@@ -172,10 +172,19 @@ class Letters:
 
 
 class Scorer:
-    """Rewards 1 and 0 by the sample's index; `verdicts` overrides it by (prompt token, sample index)."""
+    """Rewards 1 and 0 by the sample's index; `verdicts` overrides it by (prompt token, sample index). `together`: it
+    judges groups, whose samples it then counts as one."""
 
-    def __init__(self, verdicts=None, seconds=0.0):
-        self.verdicts, self.seconds, self.scored = verdicts or {}, seconds, []
+    def __init__(self, verdicts=None, seconds=0.0, *, together=False):
+        self.verdicts, self.seconds, self.scored, self.together = verdicts or {}, seconds, [], together
+
+    def judges_groups(self, prompt):
+        return self.together
+
+    async def score_group(self, samples):
+        await asyncio.sleep(self.seconds)
+        self.scored.append((samples[0].prompt.id, tuple(sample.index for sample in samples)))
+        return [self.verdicts.get((each.prompt.label, each.index), Verdict.of(each.index % 2)) for each in samples]
 
     async def score(self, sample):
         await asyncio.sleep(self.seconds)

@@ -308,6 +308,13 @@ class Misbehaving:
         return Verdict(VerdictKind.INVALID, reason="word \n" * 10_000)
 
 
+class Together:
+    def score_group(self, samples: list[Sample]) -> Any:
+        if samples[0].response:
+            return getattr(Misbehaving(), samples[0].response)(samples[0].prompt.label)
+        return [Verdict.of(each.index, size=len(samples)) for each in samples]
+
+
 def _add_byte(path: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")
@@ -336,6 +343,7 @@ def dies_at_birth() -> Any:
 def slime_rewards() -> Any:
     return {
         "misbehaving": Misbehaving,
+        "together": Together,
         "unimportable": needs_a_missing_package,
         "stillborn": dies_at_birth,
         "breeder": breeds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -192,6 +193,33 @@ def test_what_a_filter_drops_is_made_up_for_and_counted():
     judged = [group.id for step in bench.steps for group, _ in step.judged]
     assert len(judged) == len(set(judged)) == STEPS * A_STEP + len(dropped)
     assert max(step.stats["rollout/staleness_max"] for step in bench.steps) == 1
+
+
+class Sets(Prompts):
+    """Every third prompt is of the set `code`."""
+
+    def take(self, count):
+        return [replace(each, set="" if each.label % 3 else "code") for each in super().take(count)]
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+def test_each_prompt_set_has_metrics_of_its_own(bound: int):
+    bench = Bench(bound)
+    bench.prompts = Sets()
+
+    async def steps() -> list[Collected]:
+        if bound:
+            await bench.train(STEPS)
+            return bench.steps
+        rollout = bench.rollout()
+        return [await rollout.collect(0) for _ in range(3)]
+
+    found = run(steps())
+    for number, step in enumerate(found):
+        of_code = sum(label % 3 == 0 for label in range(number * A_STEP, (number + 1) * A_STEP))
+        counts = [step.stats[f"rollout/{name}/groups"] for name in ("code", "main")]
+        assert counts == [of_code, A_STEP - of_code]
+        assert step.stats["rollout/code/reward_mean"] == 0.5
 
 
 def test_a_filter_that_keeps_nothing_ends_the_run():

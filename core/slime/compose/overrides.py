@@ -19,7 +19,6 @@ from slime.extras import how_to_get
 
 TYPED = ("rollout.engines", "data.sets", "eval.sets")
 """Dictionaries of sections, whose names are the user's."""
-"""A dictionary whose values have a schema."""
 FUNCTION = "reward.path"
 """Short for `reward=function reward.options.path=...`."""
 MAX_NUMBER = 10**100

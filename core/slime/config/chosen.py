@@ -19,7 +19,8 @@ class RewardConfig:
     num_workers: int = key(1, Bound(1, 4096), may_change=True)
     """Worker processes that score samples."""
     timeout_s: float = key(10.0, Bound(0.001, 10**7), may_change=True)
-    """Wall-clock seconds a sample may take; then its worker is killed and the verdict is `timeout`."""
+    """Wall-clock seconds a sample may take, or a group that is judged together; then its worker is killed and the
+    verdict is `timeout`."""
     memory_mb: int = key(2048, Bound(16, 10**7), may_change=True)
     """MiB by which a worker, all it starts and its files in /dev/shm and TMPDIR may grow; beyond: `error`."""
     environment: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ from slime.config.declare import BATCH, DEVICES, RATE, SAMPLES, SECONDS, STEPS, 
 
 @dataclass
 class ProgramConfig:
-    name: str = "single"
+    name: str = key("single", known_as="custom_generate_function_path environment_factory")
     """Installed program (`slime plugins`): what the model is asked for one sample. single: one response."""
     options: dict[str, Any] = field(default_factory=dict)
     """The program's own keys, typed by the schema its plugin registers."""

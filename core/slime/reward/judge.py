@@ -1,4 +1,4 @@
-"""What runs in a reward's workers: the reward, asked for a verdict on one sample after the other."""
+"""What runs in a reward's workers: the reward, asked for verdicts on one sample, or one group, after the other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from guarded_workers.wire import FaultError
 from guarded_workers.worker import Line
 from slime import plugins
+from slime.contracts import GroupReward
 from slime.reward.verdicts import checked, fields
 from slime.types import Sample
 
@@ -17,13 +19,22 @@ class Judge:
 
     Args:
         name, options: of the reward.
+
+    Attributes:
+        told: whether it judges groups; the driver learns so what to ask.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._reward = plugins.load().rewards.get(name).factory(**options)
+        self.told = isinstance(self._reward, GroupReward)
 
-    def answer(self, message: Sample, _: Line) -> dict[str, Any]:
-        return fields(checked(self._reward.score(message), "score"))
+    def answer(self, message: Sample | list[Sample], _: Line) -> Any:
+        if isinstance(message, Sample):
+            return fields(checked(self._reward.score(message), "score"))
+        said = self._reward.score_group(message)
+        if not isinstance(said, list | tuple) or len(said) != len(message):
+            raise FaultError(f"score_group returned {said!r:.80}, not a list of {len(message)} Verdicts")
+        return [fields(checked(each, "score_group")) for each in said]
 
 
 def lean(sample: Sample) -> Sample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from slime import plugins
 from slime.config.schema import RewardConfig
 from slime.reward.judge import lean
 from slime.reward.verdicts import verdict
-from slime.types import Sample, Verdict
+from slime.types import Prompt, Sample, Verdict
 from slime.workers import WorkerPool, pool_of
 
 _CLOSED = Verdict.error("the reward service was closed")
 
 
 class RewardService:
-    """`cfg.num_workers` workers, each with its own reward object; a sample occupies one of them.
+    """`cfg.num_workers` workers, each with its own reward object; a sample occupies one of them, or a group.
 
     A worker that exceeds `cfg.timeout_s` or dies is replaced, with everything it started killed. Samples are served
     in the order they came; a slow one delays only those that need its worker. May be used from one event loop after
@@ -36,6 +37,7 @@ class RewardService:
         assert cfg.num_workers > 0, "compose() refuses a service without workers"
         self._cfg, self._log, self._hidden = cfg, log, hidden
         self._pool: WorkerPool | None = None
+        self._judges_groups = False
 
     def start(self) -> None:
         """Start the workers and wait until each has its reward.
@@ -47,28 +49,44 @@ class RewardService:
         chosen = plugins.load().rewards.get(cfg.name)
         servant, first = "slime.reward.judge:Judge", cfg.num_workers
         self._pool = pool_of(chosen, cfg, "reward", servant, first=first, log=self._log, hidden=self._hidden)
-        self._pool.start()
+        self._judges_groups = self._pool.start() is True
+
+    def judges_groups(self, prompt: Prompt) -> bool:
+        """Whether the samples of `prompt` are judged together, by `score_group`; known once it has started."""
+        return self._judges_groups
 
     async def score(self, sample: Sample) -> Verdict:
         """The verdict on one sample; never raises, whatever the reward or the sample is."""
+        [judged] = await self._asked(lean(sample), 1)
+        return judged
+
+    async def score_group(self, samples: Sequence[Sample]) -> list[Verdict]:
+        """The verdicts on the samples of a prompt, in their order; never raises."""
+        return await self._asked([lean(sample) for sample in samples], len(samples))
+
+    async def _asked(self, message: Sample | list[Sample], count: int) -> list[Verdict]:
+        """So many verdicts of a worker; all of them the same one without a value where it gives no answer."""
         assert self._pool, "start() comes first"
         lost: list[str] = []
         while not self._pool.is_closed and len(lost) < 2:
             try:
                 async with self._pool.worker(fresh=bool(lost)) as worker:
-                    judged = await worker.ask(lean(sample), _verdict, self._cfg.timeout_s)
-                return _CLOSED if self._pool.is_closed else replace(judged, reason=self._pool.explained(judged.reason))
+                    judged = await worker.ask(message, partial(_verdicts, count), self._cfg.timeout_s)
+                explained = [replace(each, reason=self._pool.explained(each.reason)) for each in judged]
+                return [_CLOSED] * count if self._pool.is_closed else explained
             except FaultError as fault:
-                return _CLOSED if self._pool.is_closed else Verdict.error(self._pool.explained(str(fault)))
+                said = _CLOSED if self._pool.is_closed else Verdict.error(self._pool.explained(str(fault)))
+                return [said] * count
             except TimeoutError:
-                return Verdict.timeout(f"no verdict within reward.timeout_s={self._cfg.timeout_s:g} s")
+                said = Verdict.timeout(f"no verdict within reward.timeout_s={self._cfg.timeout_s:g} s")
+                return [said] * count
             except LostWorkerError as error:
                 lost.append(str(error))
                 if not self._pool.is_closed:
                     self._pool.note(f"a worker was lost: {error}. Its sample goes to a new one")
         if self._pool.is_closed:
-            return _CLOSED
-        return Verdict.error(f"two workers of the reward were lost, the second one new: {'; '.join(lost)}")
+            return [_CLOSED] * count
+        return [Verdict.error(f"two workers of the reward were lost, the second one new: {'; '.join(lost)}")] * count
 
     def close(self) -> None:
         """Kill the workers and all they started, and return when they are gone. Scores in flight become errors."""
@@ -83,5 +101,9 @@ class RewardService:
         self.close()
 
 
-def _verdict(fields: Any) -> Verdict:
-    return verdict(**fields)
+def _verdicts(count: int, answer: Any) -> list[Verdict]:
+    """Of a sample's fields, or of as many as a group has samples; raises one of `wire.MALFORMED`."""
+    several = answer if isinstance(answer, list) else [answer]
+    if len(several) != count:
+        raise ValueError("a verdict for each sample")
+    return [verdict(**fields) for fields in several]

@@ -14,7 +14,15 @@ from slime.sampling.begun import Begun
 from slime.sampling.loop import Collected, Judge, Progress, PromptStream, new_group
 from slime.sampling.pipeline import Pipeline
 from slime.sampling.sampler import Sampler
-from slime.sampling.stats import engine_stats, group_stats, lag_stats, shaping_stats, staleness_stats, zero_variance
+from slime.sampling.stats import (
+    engine_stats,
+    group_stats,
+    lag_stats,
+    set_stats,
+    shaping_stats,
+    staleness_stats,
+    zero_variance,
+)
 from slime.types import Group
 
 
@@ -183,6 +191,7 @@ class AheadRollout:
             counts["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
         found = {
             **group_stats(settled),
+            **set_stats(settled),
             **zero_variance(groups),
             **lag_stats(groups, version, bound),
             **staleness_stats(ages),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime.config.schema import DataConfig, EvalConfig
 from slime.contracts import Program, Responder
 from slime.sampling.pipeline import Scorer
-from slime.types import Sample, Task, Verdict
+from slime.types import Prompt, Sample, Task, Verdict
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,16 @@ class ScorerBySet:
     own: Mapping[str, Scorer]
 
     async def score(self, sample: Sample) -> Verdict:
-        return await self.own.get(sample.prompt.set, self.usual).score(sample)
+        return await self._of(sample.prompt).score(sample)
+
+    def judges_groups(self, prompt: Prompt) -> bool:
+        return self._of(prompt).judges_groups(prompt)
+
+    async def score_group(self, samples: Sequence[Sample]) -> list[Verdict]:
+        return await self._of(samples[0].prompt).score_group(samples)
+
+    def _of(self, prompt: Prompt) -> Scorer:
+        return self.own.get(prompt.set, self.usual)
 
 
 def own_of_sets(kind: str, data: DataConfig, evaluation: EvalConfig) -> dict[str, tuple[str, dict[str, Any]]]:

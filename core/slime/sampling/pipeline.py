@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from slime.config.schema import RewardConfig
@@ -13,7 +13,7 @@ from slime.engine_client.engine_set import Engine, EngineSet
 from slime.errors import NoAnswer, SlimeError
 from slime.sampling.attempts import Attempts
 from slime.sampling.held import GRACE_S
-from slime.types import UNFINISHED, Group, Sample, Verdict, VerdictKind
+from slime.types import UNFINISHED, Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 ABORT_AGAIN_S = 0.5
 """A request on its way while the engine aborts is missed by that abort; so abort again until all have answered."""
@@ -25,6 +25,10 @@ class Scorer(Protocol):
     """What the pipeline asks of the reward; `RewardService` is one."""
 
     async def score(self, sample: Sample) -> Verdict: ...
+
+    def judges_groups(self, prompt: Prompt) -> bool: ...
+
+    async def score_group(self, samples: Sequence[Sample]) -> list[Verdict]: ...
 
 
 class FailureBudget:
@@ -76,7 +80,7 @@ class Pipeline:
 
     At most `max_in_flight` attempts are being made; the others wait in the order they were submitted. As many more may
     be away, in the midst of a conversation that waits for a tool. Rewards run while other samples are still being
-    generated.
+    generated; those that judge a group, once all of its samples have ended.
 
     However long responses take, the pipeline waits, as long as the engines generate.
 
@@ -105,6 +109,7 @@ class Pipeline:
         self._ended: deque[tuple[_Task, Group, Sample]] = deque()
         self._wake: asyncio.Future[bool] | None = None
         self._finished: dict[str, Group] = {}
+        self._judged_together: set[str] = set()  # groups, now
         self._aborting = False
         self.active: dict[str, Group] = {}
         attempts.when_away = self._wake_up
@@ -182,10 +187,15 @@ class Pipeline:
         """
         if sample.status in UNFINISHED:
             self._waiting.append((group, sample))
-        elif sample.verdict is None:
+        elif sample.verdict is None and not self._scorer.judges_groups(group.prompt):
             self._start(self._score(sample), self._scoring, group, sample)
-        elif group.id in self.active and all(other.verdict is not None for other in group.samples):
+        elif group.id not in self.active or any(other.status in UNFINISHED for other in group.samples):
+            return
+        elif all(other.verdict is not None for other in group.samples):
             self._finished[group.id] = group
+        elif self._scorer.judges_groups(group.prompt) and group.id not in self._judged_together:
+            self._judged_together.add(group.id)
+            self._start(self._score_group(group), self._scoring, group, sample)
 
     def _fill(self) -> None:
         while self._waiting and self._num_in_flight < self._max_in_flight:
@@ -277,6 +287,18 @@ class Pipeline:
     async def _score(self, sample: Sample) -> None:
         sample.verdict = await self._scorer.score(sample)
         self.failures.add(sample, sample.verdict)
+
+    async def _score_group(self, group: Group) -> None:
+        """Judge what has no verdict yet. The reward sees all responses, also those that their program has judged."""
+        responses = [sample for sample in group.samples if sample.status is not Status.FAILED]
+        try:
+            verdicts = await self._scorer.score_group(responses)
+        finally:
+            self._judged_together.remove(group.id)
+        for sample, verdict in zip(responses, verdicts, strict=True):
+            if sample.verdict is None:
+                sample.verdict = verdict
+                self.failures.add(sample, verdict)
 
 
 def _set(wake: asyncio.Future[bool], value: bool) -> None:

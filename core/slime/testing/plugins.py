@@ -16,7 +16,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,16 @@ class RewardCase:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class GroupCase:
+    """The responses to one prompt, and the verdict that each must get of a reward that judges them together."""
+
+    responses: Sequence[str]
+    label: Any
+    expected: Sequence[Verdict | float]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
 def sample(response: str, label: Any = None, metadata: Mapping[str, Any] | None = None) -> Sample:
     """A sample that has only what most rewards read."""
     return Sample(Prompt("0/0", (), (), label, metadata or {}), index=0, response=response)
@@ -86,13 +96,13 @@ def group(rewards: Sequence[float | None], lengths: Sequence[int] = ()) -> Group
     return Group(prompt, samples)
 
 
-def check_reward(name: str, cases: Sequence[RewardCase], options: Options | None = None) -> None:
+def check_reward(name: str, cases: Sequence[RewardCase | GroupCase], options: Options | None = None) -> None:
     """Assert that reward `name` is well installed and gives the expected verdicts in real worker processes.
 
     Every case is judged twice, by two workers with a reward object each: the verdicts must be equal.
 
     Args:
-        cases: at least one.
+        cases: at least one; of a reward with `score_group` in the place of `score`, all are `GroupCase`.
         options: `reward.options` of the run; the plugin's schema must know and type them.
 
     Raises:
@@ -103,10 +113,15 @@ def check_reward(name: str, cases: Sequence[RewardCase], options: Options | None
     check_contribution(plugins.load().rewards, name, options or {})
     cfg = RewardConfig(name=name, options=typed_options(f"reward/{name}", options or {}), num_workers=2)
     with RewardService(cfg) as service:
+        kind = GroupCase if service.judges_groups(sample("").prompt) else RewardCase
+        assert all(isinstance(case, kind) for case in cases), f"reward '{name}' is tested by {kind.__name__}s"
         once, again = (asyncio.run(_verdicts(service, cases)) for _ in range(2))
-    for case, first, second in zip(cases, once, again, strict=True):
-        assert _like(first, case.expected), f"{case.response!r} with label {case.label!r}: {first}, not {case.expected}"
-        assert first == second, f"{case.response!r} is judged differently the second time: {first}, then {second}"
+    for case, firsts, seconds in zip(cases, once, again, strict=True):
+        texts = case.responses if isinstance(case, GroupCase) else [case.response]
+        wanted = case.expected if isinstance(case, GroupCase) else [case.expected]
+        for text, want, first, second in zip(texts, wanted, firsts, seconds, strict=True):
+            assert _like(first, want), f"{text!r} with label {case.label!r}: {first}, not {want}"
+            assert first == second, f"{text!r} is judged differently the second time: {first}, then {second}"
 
 
 def check_filter(
@@ -306,9 +321,14 @@ def typed_options(key: str, options: Options) -> dict[str, Any]:
     return chosen
 
 
-async def _verdicts(service: RewardService, cases: Sequence[RewardCase]) -> list[Verdict]:
-    samples = [sample(case.response, case.label, case.metadata) for case in cases]
-    return list(await asyncio.gather(*(service.score(each) for each in samples)))
+async def _verdicts(service: RewardService, cases: Sequence[RewardCase | GroupCase]) -> list[list[Verdict]]:
+    async def of(case: RewardCase | GroupCase) -> list[Verdict]:
+        if isinstance(case, RewardCase):
+            return [await service.score(sample(case.response, case.label, case.metadata))]
+        samples = [sample(text, case.label, case.metadata) for text in case.responses]
+        return await service.score_group([replace(each, index=index) for index, each in enumerate(samples)])
+
+    return list(await asyncio.gather(*map(of, cases)))
 
 
 def _like(verdict: Verdict, expected: Verdict | float) -> bool:

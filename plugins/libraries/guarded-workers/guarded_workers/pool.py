@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from guarded_workers import environment
 from guarded_workers.process import WorkerProcess
@@ -51,8 +51,8 @@ class Pool:
         self._free = asyncio.Semaphore(self._most)
         self.is_closed = self.has_started = False
 
-    def start(self) -> None:
-        """Start the first workers and wait until each has created what it runs.
+    def start(self) -> Any:
+        """Start the first workers and wait until each has created what it runs; what the last of them told of it.
 
         Raises:
             StartError: it cannot be created; says where it comes from.
@@ -76,6 +76,7 @@ class Pool:
             todo = "Let the machine have more processes and open files (ulimit -u, ulimit -n), or lower it."
             where = f"{self._setup.key}.num_workers"
             raise StartError(f"a worker cannot be started: {error}", where=where, todo=todo) from error
+        return self._idle[-1].told if self._idle else None
 
     @asynccontextmanager
     async def worker(self, *, fresh: bool = False) -> AsyncIterator[WorkerProcess]:

@@ -44,6 +44,7 @@ class WorkerProcess:
     Attributes:
         reusable: it neither died nor owes an answer.
         has_answered: a request, not only the start.
+        told: what it said of itself as it started (`guarded_workers.worker.Servant`).
     """
 
     def __init__(self, setup: wire.Setup, log: IO[bytes] | int, environment: Mapping[str, str]) -> None:
@@ -67,6 +68,7 @@ class WorkerProcess:
         self._replies: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
         self._is_ready, self.has_answered, self.reusable = False, False, True
+        self.told: Any = None
 
     def wait_until_ready(self) -> None:
         """Block until the worker has created what it runs.
@@ -216,9 +218,10 @@ class WorkerProcess:
         self._data += chunk
 
     def _started(self, body: bytes) -> None:
-        if error := wire.decode(body, wire.START).error:
-            raise error
-        self._is_ready = True
+        answer = wire.decode(body, wire.START)
+        if answer.error:
+            raise answer.error
+        self._is_ready, self.told = True, answer.value
 
     def _not_started(self, error: Exception) -> wire.StartError:
         if isinstance(error, TimeoutError):

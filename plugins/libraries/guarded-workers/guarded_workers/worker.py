@@ -23,7 +23,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class Servant(Protocol):
-    """What a worker runs: made of a name and options in the worker, and asked for one answer after the other."""
+    """What a worker runs: made of a name and options in the worker, and asked for one answer after the other. An
+    attribute `told`, JSON, is what the driver learns of it as it starts."""
 
     def answer(self, message: Any, line: Line, /) -> Any:
         """JSON. May raise, a `wire.FaultError` where the words are its own."""
@@ -108,7 +109,7 @@ def serve(driver: socket.socket, guard: socket.socket, setup: Setup) -> None:
         signal.pause()
     _limit_memory(setup.memory_mb)
     order = _Order(guard)
-    driver.sendall(wire.encode(wire.Answer(wire.START)))
+    driver.sendall(wire.encode(wire.Answer(wire.START, getattr(servant, "told", None))))
     _answer(driver, order, servant, setup)
 
 

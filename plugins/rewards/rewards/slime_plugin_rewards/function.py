@@ -1,7 +1,8 @@
 """Reward `function`: a plain function of a file or a module, `reward.path=my_file.py:score`.
 
 The function takes what it names: `response` (text), `label`, `messages` (of the prompt), `metadata` (the row's other
-columns) or `sample` (all of it). It returns a number, true or false, or a `Verdict`.
+columns) or `sample` (all of it). It returns a number, true or false, or a `Verdict`. One that names `responses` or
+`samples` judges all samples of a prompt together, and returns as many.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib
 import inspect
 import numbers
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,16 @@ GIVEN: Mapping[str, Callable[[Sample], Any]] = {
     "metadata": lambda sample: sample.prompt.metadata,
 }
 """What a function may ask for, by the names of its parameters."""
+TOGETHER: Mapping[str, Callable[[Sequence[Sample]], Any]] = {
+    "samples": list,
+    "responses": lambda samples: [sample.response for sample in samples],
+    "label": lambda samples: samples[0].prompt.label,
+    "messages": lambda samples: samples[0].prompt.messages,
+    "metadata": lambda samples: samples[0].prompt.metadata,
+}
+"""The same for a function that judges the samples of a prompt together: it names one of the first two."""
+_PLURALS = ("samples", "responses")
+_NAMES = dict.fromkeys([*GIVEN, *TOGETHER])
 KEY = "reward.path"
 
 
@@ -50,13 +61,28 @@ class FunctionReward:
             raise SlimeError(f"'{name}' in {file} is no function", where=KEY, todo="Name a function.")
         self._function: Callable[..., Any] = found
         self._given = _parameters(found, self.path, self.arguments)
+        if any(name in _PLURALS for name in self._given):
+            self.score_group = self._score_group  # only then is it a `slime.contracts.GroupReward`
 
     def score(self, sample: Sample) -> Verdict:
-        answer = self._function(**{name: GIVEN[name](sample) for name in self._given}, **self.arguments)
+        return self._verdict(self._answer({name: GIVEN[name](sample) for name in self._given}))
+
+    def _score_group(self, samples: Sequence[Sample]) -> list[Verdict]:
+        answers = self._answer({name: TOGETHER[name](samples) for name in self._given})
+        if isinstance(answers, str | Mapping) or not hasattr(answers, "__len__") or len(answers) != len(samples):
+            said = f"{self.path} returned {answers!r:.80}, not a list of {len(samples)}, one for each response"
+            return [Verdict.error(said)] * len(samples)
+        return [self._verdict(answer) for answer in answers]
+
+    def _answer(self, given: Mapping[str, Any]) -> Any:
+        answer = self._function(**given, **self.arguments)
         if inspect.iscoroutine(answer):
             import asyncio  # here, because importing a plugin is to be quick
 
             answer = asyncio.run(answer)
+        return answer
+
+    def _verdict(self, answer: Any) -> Verdict:
         if isinstance(answer, Verdict):
             return answer
         if isinstance(answer, numbers.Real) or hasattr(answer, "__float__"):
@@ -139,24 +165,28 @@ def _check_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, path: str, a
 
 
 def _parameters(function: Callable[..., Any], path: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The names of `GIVEN` that the function takes."""
+    """The names of `GIVEN`, or of `TOGETHER`, that the function takes."""
     parameters = inspect.signature(function).parameters.values()
     named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     any_name = any(each.kind is each.VAR_KEYWORD for each in parameters)
     required = [each.name for each in named if each.default is each.empty]
     _require([each.name for each in named], required, path, arguments, any_name=any_name)
-    return [each.name for each in named if each.name in GIVEN and each.name not in arguments]
+    return [each.name for each in named if each.name in _NAMES and each.name not in arguments]
 
 
 def _require(names: list[str], required: list[str], path: str, arguments: Mapping[str, Any], *, any_name: bool) -> None:
+    alone = [name for name in names if name in GIVEN and name not in TOGETHER and name not in arguments]
+    if alone and any(name in _PLURALS and name not in arguments for name in names):
+        what = f"{path} takes '{alone[0]}' of one sample, and all samples of a prompt"
+        raise SlimeError(what, where=KEY, todo=f"Leave out {alone[0]}, or {' and '.join(_PLURALS)}.")
     for name in required:
-        if name not in GIVEN and name not in arguments:
-            todo = f"It gets what it names of {', '.join(GIVEN)}. {did_you_mean(name, GIVEN)}"
+        if name not in _NAMES and name not in arguments:
+            todo = f"It gets what it names of {', '.join(_NAMES)}. {did_you_mean(name, _NAMES)}"
             what = f"{path} takes '{name}', which nobody gives it"
             raise SlimeError(what, where=KEY, todo=f"{todo} Or set reward.options.arguments.{name}=...")
     for name in arguments:
         if name not in names and not any_name:
-            todo = did_you_mean(name, [each for each in names if each not in GIVEN])
+            todo = did_you_mean(name, [each for each in names if each not in _NAMES])
             raise SlimeError(f"{path} takes no '{name}'", where="reward.options.arguments", todo=todo)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from guarded_workers.worker import describe
+from slime.contracts import GroupReward, Reward, RewardModel
 from slime.errors import SlimeError
 from slime.types import Sample, Verdict
 
@@ -38,8 +40,22 @@ class RouteReward:
         self._rewards = {
             value: plugins.load().rewards.create(each.name, **each.options) for value, each in chosen.items()
         }
+        if any(isinstance(reward, GroupReward) for reward in self._rewards.values()):
+            self.score_group = self._score_group  # only then is it one of them
 
     def score(self, sample: Sample) -> Verdict:
+        reward = self._chosen(sample)
+        assert not isinstance(reward, GroupReward), "then samples are judged together"
+        return reward if isinstance(reward, Verdict) else reward.score(sample)
+
+    def _score_group(self, samples: Sequence[Sample]) -> Sequence[Verdict]:
+        reward = self._chosen(samples[0])
+        if isinstance(reward, GroupReward):
+            return reward.score_group(samples)
+        return [reward if isinstance(reward, Verdict) else _scored(reward, sample) for sample in samples]
+
+    def _chosen(self, sample: Sample) -> Reward | Verdict:
+        """The reward of a row, or the verdict on one that has none."""
         value: Any = sample.prompt.metadata
         for part in self.column.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -49,7 +65,15 @@ class RouteReward:
             return Verdict.invalid(
                 f"row {sample.prompt.id}: no reward for {self.column}={value!r:.80}, only for {known}"
             )
+        return reward
+
+
+def _scored(reward: RewardModel, sample: Sample) -> Verdict:
+    """What it raises costs this sample alone."""
+    try:
         return reward.score(sample)
+    except Exception as error:  # noqa: BLE001  (a plugin's code)
+        return Verdict.error(describe(error))
 
 
 def choices(options: Mapping[str, Any]) -> dict[str, Choice]:

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
-from slime.testing.plugins import RewardCase, check_reward, sample
+from slime.testing.plugins import GroupCase, RewardCase, check_reward, sample
 from slime.types import Verdict
 from slime_plugin_rewards.function import FunctionReward
 
 RUN = ["+model=glm4-tiny", "+cluster=local"]
+PAGE = Path(__file__).parents[4] / "docs/rewards.md"
 FILE = """
 import helper
 from slime.types import Verdict
@@ -21,6 +23,19 @@ def score(response, label, scale=1.0):
 
 def whole(sample):
     return Verdict.of(len(sample.response), label=float(sample.prompt.label))
+
+def shortest(responses, label):
+    right = [len(each) for each in responses if label in each]
+    return [float(label in each and len(each) == min(right)) for each in responses]
+
+def count(samples):
+    return len(samples)
+
+async def compared(samples, metadata, scale=1.0):
+    return [Verdict.of(scale * each.index, rows=metadata["rows"]) for each in samples]
+
+def mixed(response, responses):
+    return 1.0
 
 async def later(response, metadata):
     return response in metadata["wanted"]
@@ -53,11 +68,35 @@ def test_a_function_of_a_file_is_a_reward(file: Path) -> None:
     check_reward("function", [RewardCase("a", None, 1.0, {"wanted": ["a"]})], options={"path": f"{file}:later"})
 
 
+def test_a_function_that_names_responses_or_samples_judges_a_group(file: Path) -> None:
+    cases = [GroupCase(["so 5", "5", "6"], "5", [0.0, 1.0, 0.0]), GroupCase(["7"], "7", [1.0])]
+    check_reward("function", cases, options={"path": f"{file}:shortest"})
+    expected = [Verdict.of(0.0, rows=3.0), Verdict.of(0.5, rows=3.0)]
+    options = {"path": f"{file}:compared", "arguments": {"scale": 0.5}}
+    check_reward("function", [GroupCase(["a", "b"], None, expected, {"rows": 3})], options=options)
+    said = Verdict.error(f"{file}:count returned 2, not a list of 2, one for each response")
+    check_reward("function", [GroupCase(["a", "b"], None, [said, said])], options={"path": f"{file}:count"})
+
+
 def test_a_function_of_a_module_is_a_reward(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(file.parent))
     assert FunctionReward("my_file:score").score(sample("5", "5")).value == 1.0
     with pytest.raises(SlimeError, match="there is no module 'no_such_module'"):
         FunctionReward("no_such_module:score")
+
+
+def test_the_page_s_functions_are_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/rewards.md, and its commands that name them."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    (tmp_path / "my_file.py").write_text("\n".join(blocks))
+    monkeypatch.chdir(tmp_path)
+    check_reward("function", [RewardCase(" 5\n", "5", 1.0), RewardCase("55", "5", 0.0)], {"path": "my_file.py:score"})
+    group = GroupCase(["it is 5", "5", "6"], "5", [1 / 7, 1.0, 0.0])
+    check_reward("function", [group, GroupCase(["6"], "5", [0.0])], {"path": "my_file.py:score_group"})
+    lines = re.findall(r"^    slime (\+model.*)$", PAGE.read_text(), re.M)
+    assert len(lines) == len(blocks) == 2
+    for line in lines:
+        assert examine(line.split()).problems == []
 
 
 def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
@@ -78,6 +117,7 @@ def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
             [],
             r"takes 'completion', which nobody gives it \(It gets what it names of sample, resp",
         ),
+        ("my_file.py:mixed", [], r"takes 'response' of one sample, and all samples of a prompt \(Leave out response"),
         ("my_file.py:score", ["scal=2"], r"takes no 'scal' \(Did you mean 'scale'"),
     ],
 )

@@ -4,12 +4,13 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime.errors import SlimeError
-from slime.testing.plugins import RewardCase, check_reward, sample
+from slime.testing.plugins import GroupCase, RewardCase, check_reward, sample
 from slime.types import Verdict, VerdictKind
 from slime_plugin_rewards.constraints import CHECKS
 from slime_plugin_rewards.http import ServerError, post
@@ -112,6 +113,20 @@ def test_route_keeps_the_contract() -> None:
             RewardCase("B", "B", invalid, {"data_source": "gpqa"}),
         ],
         options={"rewards": {"sums": "math", "squad": {"name": "f1", "options": {}}}},
+    )
+
+
+def test_a_route_to_a_reward_of_groups_judges_groups(tmp_path: Path) -> None:
+    file = tmp_path / "ranks.py"
+    file.write_text("def rank(responses):\n    return [sorted(responses).index(each) for each in responses]\n")
+    squad = {"data_source": "squad"}
+    check_reward(
+        "route",
+        [
+            GroupCase(["b", "c", "a"], None, [1.0, 2.0, 0.0], {"data_source": "ranked"}),
+            GroupCase(["Rome", "in Paris"], "Paris", [Verdict.of(0.0, exact=0.0), Verdict.of(2 / 3, exact=0.0)], squad),
+        ],
+        options={"rewards": {"ranked": {"name": "function", "options": {"path": f"{file}:rank"}}, "squad": "f1"}},
     )
 
 

@@ -1,10 +1,12 @@
-"""Scores the responses in a reward's own worker processes, and counts."""
+"""Scores the responses in a reward's own worker processes, and counts. A reward that judges groups gets right and wrong
+ones together."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -103,11 +105,12 @@ async def _tried(service: RewardService, prompts: Sequence[Prompt], template: st
     attacks = [
         Case(prompts[0], text) for each in HOSTILE for text in dict.fromkeys((each, template.replace("{label}", each)))
     ]
+    rights = _right(prompts, template)
     return Trial(
         template,
-        await _scored(service, _right(prompts, template), pays, is_right=True),
-        await _scored(service, slips, pays, is_right=False),
-        await _scored(service, attacks, pays, is_right=False),
+        await _scored(service, rights, pays, is_right=True, beside=slips),
+        await _scored(service, slips, pays, is_right=False, beside=rights),
+        await _scored(service, attacks, pays, is_right=False, beside=rights),
     )
 
 
@@ -119,12 +122,25 @@ def _right(prompts: Sequence[Prompt], template: str) -> list[Case]:
     return [Case(prompt, stated(template, label_text(prompt))) for prompt in prompts]
 
 
-async def _scored(service: RewardService, cases: Sequence[Case], pays: float, *, is_right: bool) -> Outcome:
+def _sample(case: Case, index: int = 0) -> Sample:
+    return Sample(case.prompt, index, response=case.response, status=Status.COMPLETED)
+
+
+async def _scored(
+    service: RewardService, cases: Sequence[Case], pays: float, *, is_right: bool, beside: Sequence[Case] = ()
+) -> Outcome:
+    """What becomes of `cases`, each the last in a group with those `beside` of its prompt, where groups are judged."""
     outcome, began, slots = Outcome(num=len(cases)), time.monotonic(), asyncio.Semaphore(_AT_ONCE)
+    others = defaultdict[str, list[Case]](list)
+    for each in beside:
+        others[each.prompt.id].append(each)
 
     async def verdict(case: Case) -> Verdict:
         async with slots:
-            return await service.score(Sample(case.prompt, index=0, response=case.response, status=Status.COMPLETED))
+            if not service.judges_groups(case.prompt):
+                return await service.score(_sample(case))
+            group = [*others[case.prompt.id], case]
+            return (await service.score_group([_sample(each, index) for index, each in enumerate(group)]))[-1]
 
     for case, said in zip(cases, await asyncio.gather(*map(verdict, cases)), strict=True):
         is_paid = said.value is not None and said.value >= pays

@@ -28,6 +28,12 @@ def hangs(response, label):
         time.sleep(1)
     return response == label
 
+def best(responses, label):
+    return [float(len(responses) > 1 and each == label) for each in responses]
+
+def equal(responses, label):
+    return [float(label in responses)] * len(responses)
+
 def breaks(response, label):
     return float(response == label) / len(response.strip())
 """
@@ -48,7 +54,7 @@ def test_contract() -> None:
     check_verb("check-reward")
 
 
-@pytest.mark.parametrize("reward", ["math", "deepscaler", "dapo", "rewards.py:exact"])
+@pytest.mark.parametrize("reward", ["math", "deepscaler", "dapo", "rewards.py:exact", "rewards.py:best"])
 def test_rewards_that_are_fit(data: str, reward: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-reward", reward, data]) == 0, capsys.readouterr().out
     assert capsys.readouterr().out.splitlines()[-1] == "fit"
@@ -58,6 +64,7 @@ def test_rewards_that_are_fit(data: str, reward: str, capsys: pytest.CaptureFixt
     ("reward", "fault"),
     [
         ("lenient", "wrong answers are paid"),
+        ("equal", "wrong answers are paid"),
         ("strict", "87.5% of right answers are paid, at least 98.0% should be"),
         ("hangs", "hostile responses end in timeout"),
         ("breaks", "hostile responses end in error"),
