@@ -24,15 +24,16 @@ import psutil
 from machine import conditions
 
 from slime.cluster.group import open_cluster
-from slime.cluster.launch import make_token, ray_cluster, ray_here
 from slime.cluster.placement import HOST_LABEL, Slots, reserve
+from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import examine
 from slime.compose.groups import scan
 from slime.config.schema import ClusterConfig, Device, SlimeConfig
-from slime.observe.startup import Startup
 from slime.plugins import load
 from slime.topology.placement import HostDevices
 from slime.topology.topology import Topology, read_topology
+from slime_plugin_console.startup import Startup
+from slime_plugin_ray.starter import make_token, ray_cluster
 
 FOUR = ["+model=glm4-9b", "+cluster=h100x8", "cluster.num_nodes=4", "cluster.device_memory_mb=null"]
 SIZES = [

@@ -35,7 +35,7 @@ from machine import conditions
 
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
-from slime.cluster.launch import ray_here
+from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import compose
 from slime.config.schema import Device, SlimeConfig
 from slime.net import free_port

@@ -72,7 +72,7 @@ KINDS = {
     "ray::TrainerActor": "trainer",
     "ray::EngineActor": "engine's keeper",
     "-m slime +model": "driver",
-    "slime.cluster.reaper": "reaper",
+    "slime_plugin_ray.reaper": "reaper",
     "ray": "Ray",
 }
 """A part of a command line -> whose process it is; the first that fits."""

@@ -66,9 +66,32 @@ def told(factory: Callable[..., Any], folder: Path) -> Iterator[Events]:
     """The bus of a run beside which a plugin with this subscriber is installed."""
     brought = Contribution("subscriber", "acme", factory, "slime-acme", "1.2")
     installed = Plugins([Plugin("acme", "slime-acme", "1.2", [brought])])
-    events = Events(*subscribers(installed, TrackedRun("it", folder, {})))
+    events = Events()
+    events.subscribe(*subscribers(installed, TrackedRun("it", folder, {}), events))
     with events.until_ended():
         yield events
+
+
+def test_one_of_every_session_is_told_from_the_first_event_and_may_publish_more(tmp_path: Path) -> None:
+    class Counts:
+        every_session = True
+
+        def __init__(self, run: TrackedRun, events: Events) -> None:
+            self._events = events
+
+        def __call__(self, event: Event) -> None:
+            if isinstance(event, StageBegan):
+                self._events.phase("generate", event.done, event.total)
+
+    brought = Contribution("subscriber", "acme", Counts, "slime-acme", "1.2")
+    installed, run = Plugins([Plugin("acme", "slime-acme", "1.2", [brought])]), TrackedRun("it", tmp_path, {})
+    seen: list[Event] = []
+    events = Events(seen.append)
+    assert subscribers(installed, run, events) == []
+    events.subscribe(*subscribers(installed, run, events, every_session=True))
+    events.subscribe(lambda event: seen.append(Complete()), first=True)
+    events.publish(StageBegan("rl", 3, 1))
+    assert seen == [Complete(), StageBegan("rl", 3, 1), Complete(), Phase("generate", 1, 3)]
 
 
 class Failing:

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from slime.cluster.gpus import MIB, read_gpus
-from slime.cluster.launch import make_token
 from slime.net import free_port
+from slime_plugin_ray.starter import make_token
 from tests.running import NO_CHECKPOINTS, SPREAD, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

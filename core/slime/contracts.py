@@ -141,8 +141,8 @@ class SampleTracker(Tracker, Protocol):
     """A tracker that shows what the model answered, too."""
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
-        """The same that `samples/` keeps, after `log` of the step. `slime.observe.samples` has functions that choose
-        among the rows, and that make a table of them. Raising is told in a line, once; they do not come again."""
+        """The same that `samples/` keeps, after `log` of the step. `slime_plugin_samples.rows` has functions that
+        choose among the rows, and that make a table of them. Raising is told in a line, once; they do not come again."""
 
 
 @dataclass(frozen=True)

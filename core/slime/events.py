@@ -1,7 +1,7 @@
 """What a run tells while it lasts: typed events, and the bus that brings each one to every subscriber.
 
-The loop publishes events and knows no subscriber. Start-up lines, progress line, metrics.jsonl, trackers, `samples/`,
-status.json and the subscribers of plugins (hook `slime_subscribers`) each take the events that they need.
+The loop publishes events and knows no subscriber. metrics.jsonl, trackers, status.json and the subscribers of plugins
+(hook `slime_subscribers`: start-up lines, progress line, `samples/`) each take the events that they need.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime.types import Decision, Group, RunStatus
@@ -127,6 +127,17 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class SampleRows:
+    """Samples that are kept, as trackers show them; whoever keeps them publishes this.
+
+    Attributes:
+        tables: name, such as `rollout/samples` -> rows.
+    """
+
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The held-out prompts are scored.
 
@@ -159,8 +170,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Complete:
-    """Every step is done and the model is exported. The run directory still lacks `summary.txt`, which names the files
-    that a subscriber writes now."""
+    """Every step is done and the model is exported. A subscriber writes its files now: a summary at `Ended` names
+    them."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +197,7 @@ Event = (
     | EngineLost
     | EngineBack
     | Samples
+    | SampleRows
     | Evaluation
     | Step
     | Complete
@@ -201,9 +213,9 @@ class Events:
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers, self._lock = list(subscribers), threading.RLock()
 
-    def subscribe(self, *subscribers: Subscriber) -> None:
-        """Tell `subscribers` of every event from now on, after those who subscribed before them."""
-        self._subscribers += subscribers
+    def subscribe(self, *subscribers: Subscriber, first: bool = False) -> None:
+        """Tell `subscribers` of every event from now on, after (`first`: before) those who subscribed before them."""
+        self._subscribers[:] = [*subscribers, *self._subscribers] if first else [*self._subscribers, *subscribers]
 
     def publish(self, event: Event) -> None:
         """Tell every subscriber. What one of slime's own raises (a full disk) goes to the caller, and ends the run; the

@@ -13,13 +13,14 @@ DISTRIBUTION = "slime-rl"
 EXTRAS = {"cuda": "gpu", "cpu": "cpu"}
 """By `cluster.device`: the extra that brings all. Its metadata lists what the other extras have, too."""
 IN_A_CHECKOUT = {
-    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/libraries/* ./plugins/engines/*,"
-    " or 'make setup' for a CPU",
+    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/libraries/* ./plugins/engines/* "
+    "./plugins/launchers/ray ./plugins/formats/* ./plugins/observers/*, or 'make setup' for a CPU",
     "cpu": "'make setup'",
 }
 
 APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/engines/sglang-rules": ("slime-plugin-sglang-rules", ("engine_check/sglang",)),
+    "plugins/engines/returning": ("slime-plugin-returning", ("engine_return/restart",)),
     "plugins/estimates/memory": ("slime-plugin-memory", ("memory_estimate/cuda",)),
     "plugins/transports/broadcast": ("slime-plugin-broadcast", ("transport/broadcast",)),
     "plugins/transports/disk": (
@@ -31,7 +32,11 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
         "slime-plugin-lora",
         ("adapter/lora", "train.lora.rank", "train.lora.alpha", "train.lora.targets"),
     ),
+    "plugins/formats/parquet": ("slime-plugin-parquet", ("row_format/.parquet",)),
+    "plugins/launchers/ray": ("slime-plugin-ray", ("ray_starter/ray",)),
     "plugins/launchers/ssh": ("slime-plugin-ssh", ("launcher/ssh",)),
+    "plugins/observers/console": ("slime-plugin-console", ("subscriber/console",)),
+    "plugins/observers/samples": ("slime-plugin-samples", ("subscriber/samples",)),
     "plugins/programs/endpoint": ("slime-plugin-endpoint", ("program/endpoint", "verb/check-chat")),
     "plugins/programs/gym": ("slime-plugin-gym", ("program/gym", "reward/reasoning-gym")),
     "plugins/programs/verifiers": ("slime-plugin-verifiers", ("program/verifiers",)),
@@ -48,9 +53,11 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
 }
 """Folder in a checkout -> the distribution, and the names and keys that it brings."""
 ASKED_BY: Mapping[str, Sequence[str]] = {
+    "plugins/launchers/ssh": ("plugins/launchers/ray",),
     "plugins/verbs/check-reward": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory"),
-    "plugins/verbs/preflight": ("plugins/estimates/memory",),
+    "plugins/verbs/preflight": ("plugins/observers/console", "plugins/estimates/memory"),
+    "plugins/verbs/watch": ("plugins/observers/console", "plugins/observers/samples"),
 }
 """Folder -> others that it needs and that a plan does without."""
 

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 from slime import plugins
 from slime.cluster.calls import Calls
 from slime.cluster.device_sharing import DeviceSharing
+from slime.cluster.engine_return import Publishes, Returning, engine_return
 from slime.cluster.engines import Engines
 from slime.cluster.group import Cluster
-from slime.cluster.launch import token_file
-from slime.cluster.restarts import Restarts, may_return
-from slime.cluster.returning import Publishes, Returning
+from slime.cluster.ray_starter import token_file
 from slime.config.schema import SlimeConfig
 from slime.contracts import BufferPolicy
 from slime.data.named import HeldOut
@@ -41,7 +40,6 @@ from slime.sampling.loop import Collected, Rollout
 from slime.sampling.pipeline import Scorer
 from slime.sampling.sampler import Sampler
 from slime.topology.recordings import recordings_of
-from slime.topology.transport import BROADCAST
 
 T = TypeVar("T")
 NOTICE_S = 20.0
@@ -160,15 +158,13 @@ def open_generation(
     for client in clients:
         stack.callback(close, client)
     runner.run(require_room(clients, cfg))
-    roles = [group.role for group in topology.group_of_engine]
+    returns, roles = engine_return(), [group.role for group in topology.group_of_engine]
     engines = EngineSet(
         [runner.run(Pairs.of(roles, clients))] if topology.works_in_pairs else clients,
-        notice_s=NOTICE_S if may_return(topology) else 0.0,
+        notice_s=NOTICE_S if returns.may_return(topology) else 0.0,
     )
-    restarts = Restarts(topology, cluster.calls, cluster.engines, events)
-    cluster.calls.restarts = restarts
-    can_repeat = topology.transport != BROADCAST or not topology.cluster.on_gpus
-    returning = Returning(cluster.calls, restarts, clients, engines, learner, can_repeat=can_repeat)
+    returning = returns.returning(topology, cluster.calls, cluster.engines, events, clients, engines, learner)
+    cluster.calls.restarts = returning.restarts
     program = stack.enter_context(opened(cfg.rollout.program, logs / "program.log", [token_file()]))
     programs = {}
     for of, (name, options) in own_of_sets("program", cfg.data, cfg.eval).items():

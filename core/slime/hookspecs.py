@@ -57,6 +57,11 @@ class SlimeHooks(Protocol):
         resumed run is refused. A `SlimeError` says what is wrong with an address."""
 
     @hookspec
+    def slime_row_formats(self) -> Mapping[str, Factory]:
+        """Formats of data sets beside jsonl: `{suffix: factory}`, such as `.parquet`. A factory returns a
+        `slime.data.rows.RowReader`."""
+
+    @hookspec
     def slime_filters(self) -> Mapping[str, Callable[..., SampleFilter]]:
         """Filters: `{name: factory}`, selected by `filter=<name>`; `filter.options` become the factory's keywords."""
 
@@ -92,7 +97,11 @@ class SlimeHooks(Protocol):
         """Subscribers: `{name: factory}`. Each installed one is told of every run that trains: its factory gets the
         keyword `run` (a `slime.types.TrackedRun`) once the run directory is open, and returns a function that is called
         with each event of `slime.events`, between steps and while samples are generated. What it raises is
-        logged in a line, and it is told nothing more; the run goes on. A factory that raises stops the start."""
+        logged in a line, and it is told nothing more; the run goes on. A factory that raises stops the start.
+
+        A factory with the attribute `every_session = True` is told of every session, `slime eval` too, from its first
+        event: it is called before anything has started and before the run directory is open. It gets the
+        keyword `events` as well (a `slime.events.Events`), to publish more."""
 
     @hookspec
     def slime_verbs(self) -> Mapping[str, VerbFactory]:
@@ -126,6 +135,17 @@ class SlimeHooks(Protocol):
     def slime_launchers(self) -> Mapping[str, Factory]:
         """Launchers: `{name: factory}`, selected by `cluster.launcher=<name>`: what brings Ray up on the run's other
         hosts, and takes it down with the driver. A factory returns a `slime.topology.launcher.Launcher`."""
+
+    @hookspec
+    def slime_ray_starters(self) -> Mapping[str, Factory]:
+        """What brings Ray up for a run, or joins it: `{name: factory}`. One is installed, and that is taken;
+        `slime-rl[gpu]` and `slime-rl[cpu]` bring it. A factory returns a `slime.cluster.ray_starter.RayStarter`."""
+
+    @hookspec
+    def slime_engine_returns(self) -> Mapping[str, Factory]:
+        """Ways for engines that died to come back: `{name: factory}`; the first by name is taken, and without one the
+        death of an engine ends the run. `slime-rl[gpu]` and `slime-rl[cpu]` bring one. A factory returns a
+        `slime.cluster.engine_return.EngineReturn`."""
 
     @hookspec
     def slime_engine_checks(self) -> Mapping[str, Factory]:

@@ -15,7 +15,7 @@ from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.gpus import require_gpus
 from slime.cluster.group import open_cluster
-from slime.cluster.launch import ray_here, token_file
+from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
 from slime.config.paths import resolve
 from slime.config.schema import RewardConfig, SlimeConfig
@@ -25,9 +25,6 @@ from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner, Stateful
 from slime.observe import hang
 from slime.observe.metrics import MetricsLog, read_rows
-from slime.observe.progress import ProgressLine
-from slime.observe.samples import SampleLog
-from slime.observe.startup import Startup
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
@@ -81,7 +78,9 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     cfg, topology = composed.cfg, composed.topology
     assert topology, "its config has no problems"
     require_gpus(cfg.cluster)
-    events = Events(Startup())
+    installed, path = plugins.load(), (Path(cfg.run.dir) / cfg.run.name).absolute()
+    tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
+    events.subscribe(*subscribers(installed, tracked, events, every_session=True))
     events.publish(Starting("starting Ray"))
     model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
     importing = threading.Thread(target=import_tokenizers, args=[named])
@@ -90,8 +89,8 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     importing.join()  # who imports transformers while another thread does may find it without its names
     events.publish(Starting("reading the data"))
     tokenizer = load_tokenizer(named)
-    data, installed = Data(cfg, tokenizer), plugins.load()
-    folder = stack.enter_context(RunDir.open(Path(cfg.run.dir) / cfg.run.name, cfg.run.resume))
+    data = Data(cfg, tokenizer)
+    folder = stack.enter_context(RunDir.open(path, cfg.run.resume))
     events.publish(Starting(f"{data}; run directory {folder.path}"))
     hang.register(folder.logs / "driver.stack")
     read_rows(folder.metrics)  # a damaged line is found before the cluster starts
@@ -107,7 +106,11 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     for of, (name, options) in (own_of_sets("reward", cfg.data, cfg.eval) if rewards else {}).items():
         own = dataclasses.replace(cfg.reward, name=name, options=options)
         of_sets[of] = stack.enter_context(_reward_of(of, own, folder.logs))
-    _subscribe(cfg, stack, events, installed, folder, log_metrics=log_metrics)
+    if log_metrics:
+        metrics = stack.enter_context(MetricsLog(folder))
+        chosen = {name: installed.trackers.create(name, **options) for name, options in cfg.observe.trackers.items()}
+        events.subscribe(metrics, first=True)
+        events.subscribe(Trackers(chosen).start(tracked), *subscribers(installed, tracked, events))
     stack.enter_context(with_resume_hint(folder, cfg.sft.num_steps))
     events.publish(Starting(f"starting {_processes(topology)}"))
     require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics)
@@ -151,28 +154,6 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
 def _reward_of(prompts: str, cfg: RewardConfig, logs: Path) -> RewardService:
     """The reward of one prompt set."""
     return RewardService(cfg, logs / f"reward-{prompts.replace('/', '-')}.log", [token_file()])
-
-
-def _subscribe(
-    cfg: SlimeConfig,
-    stack: ExitStack,
-    events: Events,
-    installed: plugins.Plugins,
-    folder: RunDir,
-    *,
-    log_metrics: bool,
-) -> None:
-    """Everybody who is told what the run does, but those who were from the beginning."""
-    tracked = TrackedRun(cfg.run.name, folder.path, shown_config(container(cfg)))
-    samples = SampleLog(folder.samples, cfg.observe.samples_mb)
-    events.subscribe(samples)
-    if log_metrics:
-        metrics = stack.enter_context(MetricsLog(folder))
-        chosen = {name: installed.trackers.create(name, **options) for name, options in cfg.observe.trackers.items()}
-        events.subscribe(metrics, Trackers(chosen, samples.newest).start(tracked))
-    events.subscribe(ProgressLine(live=cfg.run.progress))
-    if log_metrics:
-        events.subscribe(*subscribers(installed, tracked))
 
 
 def _processes(topology: Topology) -> str:

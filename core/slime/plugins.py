@@ -36,27 +36,14 @@ ENTRY_POINT_GROUP = "slime"
 BUILTIN = "slime-rl"
 """slime's own distribution, whose built-ins are contributed like a plugin's."""
 VERB = "verb"
-KINDS = (
-    "model",
-    "reward",
-    "program",
-    "prompt_set",
-    "filter",
-    "buffer",
-    "tracker",
-    "subscriber",
-    "transport",
-    "quantization",
-    "adapter",
-    "launcher",
-    "engine_check",
-    "memory_estimate",
-    "preflight",
-    "explanation",
-    "estimator",
-    VERB,
-)
-HOOK_OF_KIND = {"algo": "slime_objectives", **{kind: f"slime_{kind}s" for kind in KINDS}}
+NOT_BY_NAME = ("slime_config_paths", "slime_config_schemas", "slime_check")
+"""Hooks that contribute nothing that is chosen by name."""
+HOOK_OF_KIND = {"algo": "slime_objectives"} | {
+    hook.removeprefix("slime_").removesuffix("s"): hook
+    for hook in vars(SlimeHooks)
+    if hook.startswith("slime_") and hook not in (*NOT_BY_NAME, "slime_objectives")
+}
+"""By the kind of what it contributes."""
 CONFIG_SCHEME = "pkg://"
 
 Fingerprint = dict[str, dict[str, Any]]

@@ -9,7 +9,6 @@ from slime.algo.stages import Stage, estimator_of, made_by, with_columns
 from slime.compose.compose import Composed
 from slime.contracts import TrainsOn
 from slime.events import Complete
-from slime.observe import summary
 from slime.observe.alarm import alarm
 from slime.observe.learning import LearningWatch
 from slime.observe.stopwatch import Stopwatch
@@ -18,8 +17,8 @@ from slime.sampling.samples import missing_shares, spread, to_train_samples
 from slime.topology.recordings import recordings_of
 
 
-def train(composed: Composed) -> str:
-    """Run it to its end, from its newest checkpoint if there is one; returns the summary that was printed.
+def train(composed: Composed) -> None:
+    """Run it to its end, from its newest checkpoint if there is one.
 
     Raises:
         SlimeError: whatever stopped it; everything up to the last checkpoint is in the run directory.
@@ -32,7 +31,6 @@ def train(composed: Composed) -> str:
         run.learner.export()
         run.folder.require_intact()
         run.events.publish(Complete())
-        return summary.write(run.folder)
 
 
 def supervise(run: Run, stage: Stage) -> None:

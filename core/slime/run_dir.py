@@ -42,7 +42,7 @@ class RunDir:
         self._taken: dict[Path, IO[str]] = {}
         self._held: list[tuple[IO[Any], Path]] = [(lock, path / LOCK)] if lock else []
         self.config, self.plugins = path / CONFIG, path / "plugins.json"
-        self.metrics, self.summary = path / "metrics.jsonl", path / "summary.txt"
+        self.metrics = path / "metrics.jsonl"
         self.checkpoints, self.logs, self.samples = (path / name for name in FOLDERS)
         self.lock = path / LOCK  # like no other: whoever reads the same there sees this directory
         self.export = path / "export"  # appears whole, at the end

@@ -26,17 +26,17 @@ import psutil
 
 from slime.cluster.actors import Actor, RunInfo, remote
 from slime.cluster.calls import Calls
-from slime.cluster.launch import ray_cluster
 from slime.cluster.placement import reserve
-from slime.cluster.reaper import reaped
-from slime.cluster.remote_hosts import RemoteHosts
 from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.errors import NoAnswer, SlimeError
 from slime.net import new_key
-from slime.observe.startup import Startup
+from slime_plugin_console.startup import Startup
 from slime.run_dir import RunDir, with_resume_hint
 from slime.topology.topology import read_topology
+from slime_plugin_ray.joining import Hosts
+from slime_plugin_ray.reaper import reaped
+from slime_plugin_ray.starter import ray_cluster
 
 class Idle(Actor):
     def sleep(self, seconds):
@@ -94,7 +94,7 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     told = RunInfo(read_topology(cfg), run.logs, new_key(), "test", True)
     members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
     engine = Member("engine-0", remote(Idle, num_cpus=1).remote(told, "engine-0"))
-    calls = Calls(list(members), [engine], run.logs, RemoteHosts([]), is_own_ray=True)
+    calls = Calls(list(members), [engine], run.logs, Hosts([], is_own=True))
     calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)

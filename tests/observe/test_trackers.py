@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from slime.errors import SlimeError
-from slime.events import Events, Restored, Step
+from slime.events import Events, Restored, SampleRows, Step
 from slime.observe import trackers as module
 from slime.observe.trackers import HIDDEN, RETRY_S, Trackers, shown_config
 from slime.types import TrackedRun
@@ -61,16 +61,15 @@ def clock():
 
 
 class Run:
-    """The events of a run, and what is kept of its samples."""
+    """The events of a run, with what is kept of its samples."""
 
     def __init__(self, trackers, **kwargs):
-        self.kept = {}
-        self.trackers = Trackers(trackers, lambda: self.kept, **kwargs)
+        self.trackers = Trackers(trackers, **kwargs)
         self.events = Events(self.trackers)
 
     def log(self, steps):
         for step in steps:
-            self.kept = {"rollout/samples": [{"response": str(step)}]}
+            self.events.publish(SampleRows({"rollout/samples": [{"response": str(step)}]}))
             self.events.publish(Step("rl", step, {"loss": step / 2}, time=float(step)))
 
 
@@ -152,7 +151,6 @@ def test_samples_do_not_wait_for_one_that_is_away(recorder, tmp_path, clock):
         run.log([2])
         recorder.away = None
         run.log(range(3, 3 + int(RETRY_S / 10)))
-        run.kept = {}
         run.events.publish(Step("rl", 9, {"loss": 0.0}))
     assert [row[1] for row in recorder.rows] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert recorder.samples[0] == ("rl", 1, 1.0, {"rollout/samples": [{"response": "1"}]})

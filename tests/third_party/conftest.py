@@ -28,6 +28,11 @@ LAPTOP_RUN = (
     "guarded-workers",
     "sglang-torch-cpu",
     "slime-plugin-sglang",
+    "slime-plugin-ray",
+    "slime-plugin-parquet",
+    "slime-plugin-returning",
+    "slime-plugin-console",
+    "slime-plugin-samples",
     "slime-plugin-sglang-rules",
     "slime-plugin-glm4",
     "slime-plugin-latent-attention",
@@ -150,7 +155,7 @@ def planning(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
     """The wheels of slime, GLM-5 and two verbs beside what slime asks for without an extra."""
     folder = tmp_path_factory.mktemp("planning") / "env"
     venv.create(folder)
-    borrow_packages(folder, needed_by("slime-rl", "slime-plugin-math"))
+    borrow_packages(folder, needed_by("slime-rl", "slime-plugin-math", "slime-plugin-console"))
     environment = Environment(folder, bare.wheels)
     environment.install("slime-plugin-glm5", "slime-plugin-convert", "slime-plugin-completion")
     return environment
@@ -173,7 +178,7 @@ def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
     examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry")
     bare.build(*(HERE / example for example in examples))
-    plugins = ("slime-plugin-sglang", "slime-plugin-glm4", "slime-plugin-math", "slime-plugin-dynamic-sampling")
+    plugins = [f"slime-plugin-{name}" for name in ("samples", "sglang", "glm4", "math", "dynamic-sampling")]
     bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
     bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable", "guarded-workers")

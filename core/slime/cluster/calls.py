@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from slime.cluster.actors import Actor, EngineActor
-from slime.cluster.remote_hosts import RemoteHosts
+from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import FILE as HANG_FILE
 from slime.cluster.stacks import apart, suspects
 from slime.cluster.stacks import take as take_stacks
@@ -66,8 +66,7 @@ class Calls:
 
     Attributes:
         logs: folder of the run directory.
-        remote: the hosts that a launcher brought up.
-        is_own_ray: Ray was started for this run, by this process.
+        hosts: of the run.
         tell: called every second that something lasts, with what, and the names of those who have not answered.
         restarts: of engines that die; None: each death ends the run.
     """
@@ -75,8 +74,7 @@ class Calls:
     trainers: list[Member]
     engines: list[Member]
     logs: Path
-    remote: RemoteHosts
-    is_own_ray: bool
+    hosts: RayHosts
     tell: Callable[[str, list[str]], None] = lambda what, whom: None
     restarts: Restarting | None = None
     _watch: Watch | None = None
@@ -89,7 +87,7 @@ class Calls:
         places = self.all(self._members, "starting", limit_s, Actor.check_in)
         for member, place in zip(self._members, places, strict=True):
             member.node, member.host, member.pid = place
-        self._watch = Watch(self._members, self.logs, self.remote, is_own_ray=self.is_own_ray)
+        self._watch = Watch(self._members, self.logs, self.hosts)
 
     def all(
         self,

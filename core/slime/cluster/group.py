@@ -14,8 +14,8 @@ from typing import Any
 from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
-from slime.cluster.launch import LocalRay, ray_everywhere
 from slime.cluster.placement import Slot, reserve, this_node
+from slime.cluster.ray_starter import RayHere
 from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
 from slime.config.keys import value_of
@@ -85,7 +85,7 @@ def _with_located_folder(topology: Topology) -> WeightsConfig:
 @contextlib.contextmanager
 def open_cluster(
     topology: Topology,
-    here: LocalRay,
+    here: RayHere,
     logs: Path,
     tell: Subscriber = lambda event: None,
     require_ready: Callable[[Collection[str]], None] = lambda nodes: None,
@@ -97,7 +97,7 @@ def open_cluster(
         tell: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
     """
-    with ray_everywhere(topology, here, logs) as others:
+    with here.everywhere(topology, logs) as hosts:
         slots = reserve(topology, tell)
         require_ready(slots.nodes)
         run = RunInfo(_for_actors(topology), logs, new_key(), here.mark, slots.nodes == {this_node()})
@@ -118,8 +118,7 @@ def open_cluster(
             trainers,
             [*chain(*processes)],
             logs,
-            others,
-            not topology.cluster.ray_address,
+            hosts,
             lambda what, whom: tell(Waiting(what, whom, logs)),
         )
         engines = Engines(calls, topology, processes)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
 from slime.events import Starting, Subscriber
-from slime.observe.startup import WAITING_S
 from slime.topology.placement import HostDevices
 from slime.topology.topology import Topology
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 HOST_LABEL = "slime-host"
 """Label of a Ray node: which host of the topology it is, or line of the hostfile, counted from 0."""
+WAITING_S = 10.0
+"""How often it is told what is waited for."""
 POLL_S = 1
 """How long a Ctrl-C waits at most: Ray sees none while it looks for devices, and counts in whole seconds."""
 

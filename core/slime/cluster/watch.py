@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from slime.cluster.actors import Actor
 from slime.cluster.placement import this_node
-from slime.cluster.ray_node import end_of
 from slime.errors import Death
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
 
-    from slime.cluster.remote_hosts import RemoteHosts
+    from slime.cluster.ray_starter import RayHosts
     from slime.engines.process import End
 
 CONNECT_S = 0.5
@@ -77,13 +76,12 @@ class Watch:
     Args:
         members: the actors.
         logs: the run's, where their last words are.
-        remote: the hosts that a launcher brought up.
-        is_own_ray: Ray was started for this run, by this process.
+        hosts: of the run.
     """
 
-    def __init__(self, members: Sequence[Member], logs: Path, remote: RemoteHosts, *, is_own_ray: bool) -> None:
+    def __init__(self, members: Sequence[Member], logs: Path, hosts: RayHosts) -> None:
         nodes = {this_node(), *(member.node for member in members)}
-        self._logs, self._remote, self._ray = logs, remote, _Ray(nodes, 0.0 if is_own_ray else RETURN_S)
+        self._logs, self._hosts, self._ray = logs, hosts, _Ray(nodes, hosts)
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
     def fault(self, what: str, spare: Spare = lambda member, death: False) -> Death | None:
@@ -93,7 +91,7 @@ class Watch:
             what: the run does.
             spare: whether the run goes on without a member that has died; it tells the watch to `leave` that.
         """
-        return self._remote.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
+        return self._hosts.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
 
     def leave(self, members: Sequence[Member]) -> None:
         """Ask no more after `members`."""
@@ -130,10 +128,11 @@ class Watch:
 class _Ray:
     """Ray's GCS and the raylets of `nodes` (Ray's ids), by whether they accept connections."""
 
-    def __init__(self, nodes: Collection[str], return_s: float) -> None:
+    def __init__(self, nodes: Collection[str], hosts: RayHosts) -> None:
         import ray
 
-        self._return_s, self._gone_since = return_s, 0.0
+        self._return_s, self._gone_since = 0.0 if hosts.is_own else RETURN_S, 0.0
+        self._end_of = hosts.end_of
         self._gcs = ray.get_runtime_context().gcs_address
         self._raylets = [
             (node["NodeManagerHostname"], f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
@@ -145,14 +144,21 @@ class _Ray:
         """The death of the GCS, or of a raylet."""
         for host, address in self._raylets:
             if _refuses(address):
-                return _ended("raylet", f"on {host}", address, what)
+                return self._ended("raylet", f"on {host}", address, what)
         if not _refuses(self._gcs):
             self._gone_since = 0.0
             return None
         self._gone_since = self._gone_since or time.monotonic()
         if time.monotonic() - self._gone_since < self._return_s:
             return None
-        return _ended("gcs_server", f"at {self._gcs}", self._gcs, what)
+        return self._ended("gcs_server", f"at {self._gcs}", self._gcs, what)
+
+    def _ended(self, name: str, place: str, address: str, what: str) -> Death:
+        return Death(
+            f"{self._end_of(name) or 'has ended'} while {what}: nothing listens at {address} any more",
+            where=f"Ray's {name} {place}",
+            todo="Start the same command again to resume.",
+        )
 
 
 def _refuses(address: str) -> bool:
@@ -164,16 +170,6 @@ def _refuses(address: str) -> bool:
     except OSError:  # it may only be slow
         return False
     return False
-
-
-def _ended(name: str, place: str, address: str, what: str) -> Death:
-    from ray._private import worker
-
-    return Death(
-        f"{end_of(worker._global_node, name) or 'has ended'} while {what}: nothing listens at {address} any more",
-        where=f"Ray's {name} {place}",
-        todo="Start the same command again to resume.",
-    )
 
 
 def first_end(ends: Iterable[End | None]) -> Death | None:

@@ -1,4 +1,4 @@
-"""Rows of jsonl and parquet files, each with the line or row number that errors and prompt ids name."""
+"""Rows of jsonl files and of other formats, each with the line or row number that errors and prompt ids name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from slime.data.parquet import parquet_rows
-from slime.data.shards import row_files
+from slime import plugins
+from slime.data.shards import FORMAT, JSONL, row_files
 from slime.errors import SlimeError, did_you_mean
+from slime.extras import how_to_get
 from slime.files import human_bytes
 
 MAX_BYTES = 2**32
@@ -28,12 +28,30 @@ _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """JSON writes a character beyond 16 bits as two such escapes; one alone is no text."""
 
 
+class RowReader(Protocol):
+    """Reads the files of one suffix (hook `slime_row_formats`)."""
+
+    def __call__(
+        self, path: Path, take: Callable[[int, int], None], most: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """The rows as Python values.
+
+        Args:
+            take: called with the bytes and the number of values that come next, before they are made; raises if there
+                is no room for them.
+            most: rows that are wanted; None for all.
+
+        Raises:
+            SlimeError: the file is damaged.
+        """
+
+
 @dataclass(frozen=True)
 class Row:
     """One record and where it stands.
 
     Attributes:
-        number: 1-based line of a jsonl file, 1-based row of a parquet file; of several files, counted on through all.
+        number: 1-based line of a jsonl file, 1-based row of another file; of several files, counted on through all.
         where: `<file> line <number>` or `<file> row <number>`.
         values: column name -> value.
     """
@@ -87,13 +105,13 @@ def read_rows(path: Path) -> RowFile:
 
 
 def first_rows(path: Path, count: int) -> list[Row]:
-    """The first rows, for a plan; none of a parquet file where its library is not installed, which a plan needs not.
+    """The first rows, for a plan; none of a format whose reader is not installed, which a plan needs not.
 
     Raises:
         SlimeError: as `read_rows`, of these rows.
     """
     first = row_files(path)[0]
-    if first.suffix == ".parquet" and find_spec("pyarrow") is None:
+    if first.suffix != JSONL and first.suffix not in plugins.load().registries[FORMAT]:
         return []
     return list(islice(_rows(first, _Room(str(path)), None, 0, count), count))
 
@@ -121,15 +139,24 @@ def _rows(
         update_hash: called with all bytes of the file; None in a plan.
         before: rows or lines of the files before it.
     """
-    if file.suffix == ".jsonl":
+    if file.suffix == JSONL:
         yield from _jsonl_rows(file, room, update_hash, before)
         return
     if update_hash is not None:
         with file.open("rb") as content:
             while block := content.read(2**20):
                 update_hash(block)
-    for number, values in enumerate(parquet_rows(file, room.take, most), start=1):
+    for number, values in enumerate(_reader(file)(file, room.take, most), start=1):
         yield Row(before + number, f"{file} row {number}", values)
+
+
+def _reader(file: Path) -> RowReader:
+    formats = plugins.load().registries[FORMAT]
+    if file.suffix not in formats:
+        todo = how_to_get(f"{FORMAT}/{file.suffix}")
+        raise SlimeError(f"nothing that is installed reads {file.suffix} files", where=str(file), todo=todo)
+    reader: RowReader = formats.create(file.suffix)
+    return reader
 
 
 def _jsonl_rows(file: Path, room: _Room, update_hash: Callable[[bytes], None] | None, before: int) -> Iterator[Row]:

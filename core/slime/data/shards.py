@@ -8,40 +8,47 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from slime import plugins
 from slime.errors import SlimeError
+from slime.extras import apart
 
-SUFFIXES = (".jsonl", ".parquet")
-_TODO = f"Name {' or '.join(SUFFIXES)} files."
+JSONL, FORMAT = ".jsonl", "row_format"
 _SHARD = re.compile(r"[-_.]?\d+(?:-of-(?P<count>\d+))?$")
 """What tells one file of a data set from the others: `train-00002-of-00010`, `part_2`."""
+
+
+def suffixes() -> list[str]:
+    """Of the formats that are installed, and of those of this repository."""
+    return list(dict.fromkeys([JSONL, *apart(FORMAT), *plugins.load().registries[FORMAT].names()]))
 
 
 def row_files(path: Path) -> list[Path]:
     """The files of rows that a path names, in the order in which they are read: by name, `part-2` before `part-10`.
 
     Args:
-        path: a file; a folder, of which every file with a suffix of `SUFFIXES` is taken, none in folders below; or a
+        path: a file; a folder, of which every file with a suffix of `suffixes()` is taken, none in folders below; or a
             pattern such as `train-*.parquet`.
 
     Raises:
         SlimeError: there are none, one is empty or of another format, or a folder holds several data sets or lacks a
             file of one.
     """
+    known = suffixes()
+    todo = f"Name {' or '.join(known)} files."
     if path.is_file():
         found = [path]
     elif path.is_dir():
-        found = _in_order(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
+        found = _in_order(file for file in path.iterdir() if file.suffix in known and file.is_file())
         _require_one_set(path, found)
     else:
         found = _in_order(file for name in glob.glob(os.fspath(path), recursive=True) if (file := Path(name)).is_file())
     if not found:
-        raise SlimeError("there are no files of rows", where=str(path), todo=_TODO)
+        raise SlimeError("there are no files of rows", where=str(path), todo=todo)
     for file in found:
-        if file.suffix not in SUFFIXES:
-            todo = (
-                f"{_TODO} Of a JSON list, 'jq -c .[] {file} > {file}l' makes one." if file.suffix == ".json" else _TODO
-            )
-            raise SlimeError("not a jsonl or parquet file", where=str(file), todo=todo)
+        if file.suffix not in known:
+            names = " or ".join(suffix.removeprefix(".") for suffix in known)
+            jq = f" Of a JSON list, 'jq -c .[] {file} > {file}l' makes one." if file.suffix == ".json" else ""
+            raise SlimeError(f"not a {names} file", where=str(file), todo=todo + jq)
         if not file.stat().st_size:
             raise SlimeError("is empty", where=str(file), todo="Copy the file again, or name one with rows.")
     return found

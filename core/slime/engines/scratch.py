@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-
-RAY_PREFIX = "slime-ray-"
-"""How the names of the folders begin that hold Ray's logs and sockets."""
-_SOCKET = f"/{RAY_PREFIX}12345678-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store.1"
-LONGEST_PLACE = 107 - len(_SOCKET)
-"""Characters that are left to a folder for temporary files: Linux takes no longer path of a socket."""
 
 
 def how_ended(code: int) -> str:
@@ -55,21 +47,3 @@ def clear(scratch: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{Path(scratch).name}-*"):
         segment.unlink(missing_ok=True)
-
-
-def ray_folder(mark: str) -> Path:
-    """A new folder for Ray's logs and sockets in one that is the user's alone: Ray opens its own to everybody."""
-    return Path(tempfile.mkdtemp(prefix=f"{RAY_PREFIX}{mark}-", dir=_ray_place()), "ray")
-
-
-def _ray_place() -> Path:
-    place = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-    return place if len(str(place)) <= LONGEST_PLACE else Path("/tmp")
-
-
-def clear_all(mark: str) -> None:
-    """`clear` after every engine of the run whose mark this is, and after its Ray."""
-    for place in {Path(tempfile.gettempdir()), Path("/dev/shm"), _ray_place()}:
-        for prefix in (scratch_prefix(mark), f"{RAY_PREFIX}{mark}-"):
-            for left in place.glob(f"{prefix}*"):
-                clear(str(left)) if left.is_dir() else left.unlink(missing_ok=True)

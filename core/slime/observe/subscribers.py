@@ -1,8 +1,9 @@
-"""The subscribers that plugins bring: each is told of a run's events, and none can stop a run once it has begun."""
+"""The subscribers that plugins bring: each is told of a session's events, and none can stop it once it has begun."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slime.errors import SlimeError
@@ -10,7 +11,9 @@ from slime.events import Event, Subscriber
 from slime.time_limit import FAILURES, failure, within
 
 if TYPE_CHECKING:
+    from slime.events import Events
     from slime.plugins import Plugins
+    from slime.registry import Contribution
     from slime.types import TrackedRun
 
 PATIENCE_S = 60.0
@@ -19,22 +22,34 @@ PATIENCE_S = 60.0
 log = logging.getLogger(__name__)
 
 
-def subscribers(installed: Plugins, run: TrackedRun) -> list[Subscriber]:
-    """Every installed subscriber, under guard.
+def subscribers(
+    installed: Plugins, run: TrackedRun, events: Events, *, every_session: bool = False
+) -> list[Subscriber]:
+    """The installed subscribers of runs that train, under guard.
+
+    Args:
+        events: the bus of the session.
+        every_session: those instead that are told of every session, and of its start.
 
     Raises:
         SlimeError: a factory raises, takes too long, or returns something that cannot be called.
     """
-    return [_Guarded(chosen.name, _made(installed, chosen.name, run)) for chosen in installed.subscribers]
+    wanted = [each for each in installed.subscribers if _of_every_session(each) == every_session]
+    more = {"events": events} if every_session else {}
+    return [_Guarded(chosen.name, _made(chosen, {"run": run, **more})) for chosen in wanted]
 
 
-def _made(installed: Plugins, name: str, run: TrackedRun) -> Subscriber:
-    chosen = installed.subscribers.get(name)
+def _of_every_session(chosen: Contribution) -> bool:
+    return getattr(chosen.factory, "every_session", False)
+
+
+def _made(chosen: Contribution, keywords: Mapping[str, object]) -> Subscriber:
+    name = chosen.name
     where = f"subscriber '{name}' of {chosen.distribution} {chosen.version}"
     todo = f"Upgrade it ('pip install -U {chosen.distribution}'), or remove it ('pip uninstall {chosen.distribution}')."
     try:
         with within(PATIENCE_S):
-            made = installed.subscribers.create(name, run=run)
+            made: Subscriber = chosen.factory(**keywords)
     except SlimeError:
         raise
     except FAILURES as error:

@@ -7,14 +7,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 
-from slime.contracts import SampleTables, SampleTracker, Tracker
+from slime.contracts import SampleRow, SampleTables, SampleTracker, Tracker
 from slime.errors import SlimeError
-from slime.events import Ended, Event, Restored, Step
+from slime.events import Ended, Event, Restored, SampleRows, Step
 from slime.time_limit import FAILURES, DidNotReturnError, failure, within
 from slime.types import RunStatus, TrackedRun
 
@@ -38,18 +37,12 @@ class Trackers:
 
     Args:
         chosen: by name.
-        samples: what is kept of the samples since it was called last, for the trackers that show samples.
         clock: seconds, for when to try again.
     """
 
-    def __init__(
-        self,
-        chosen: Mapping[str, Tracker],
-        samples: Callable[[], SampleTables] = lambda: MappingProxyType({}),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, chosen: Mapping[str, Tracker], clock: Callable[[], float] = time.monotonic) -> None:
         self._trackers = {name: _Guarded(name, tracker, clock) for name, tracker in chosen.items()}
-        self._samples = samples
+        self._samples: dict[str, Sequence[SampleRow]] = {}
         self._started: list[_Guarded] = []
 
     def start(self, run: TrackedRun) -> Trackers:
@@ -72,8 +65,10 @@ class Trackers:
             case Restored(position) if position is not None:
                 for guarded in self._started:
                     guarded.resume(*position)
+            case SampleRows():
+                self._samples |= event.tables
             case Step():
-                samples = self._samples()
+                samples, self._samples = self._samples, {}
                 for guarded in self._started:
                     guarded.add((event.stage, event.step, event.time, event.values), samples)
             case Ended():

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from slime import plugins
-from slime.cluster.remote_hosts import RemoteHosts
 from slime.config.schema import ClusterConfig
 from slime.testing.heartbeat import VARIABLE
 from slime.testing.plugins import check_light
-from slime.topology.launcher import Launcher, Order
+from slime.topology.launcher import Launcher, Order, lost
 
 LIMIT_S = 60.0
 """For a process on another host to begin, or to end."""
@@ -81,7 +80,7 @@ def _check_block(launcher: Launcher, others: Sequence[tuple[int, str]], folder: 
             begun = _within(lambda file=file: file.exists() and word in file.read_text())  # type: ignore[misc]
             assert begun, f"{host}: the order was not carried out with its environment"
         assert [process.end() for process in processes] == [""] * len(others), "what lasts has not ended"
-        assert RemoteHosts(processes).fault("checking") is None
+        assert lost(processes, "checking") is None
     _check_gone(others, folder, "the block has ended")
 
 
@@ -93,7 +92,7 @@ def _check_failure(launcher: Launcher, others: Sequence[tuple[int, str]], folder
             assert not process.succeeded(), "a module that is not there is a fault"
             assert process.todo(), "todo() says what to do"
             assert process.log.is_file(), f"{process.log} has what it printed"
-        death = RemoteHosts(processes).fault("checking")
+        death = lost(processes, "checking")
         assert death
         assert processes[0].name in str(death)
 

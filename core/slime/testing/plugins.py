@@ -235,7 +235,8 @@ def check_subscriber(name: str, folder: Path) -> None:
     step += [events.Phase("train"), events.Evaluation(1, [scored], {"eval/reward_mean": 0.5})]
     stage = [events.StageBegan("rl", 1), *step, events.Step("rl", 1, dict(TRACKED)), events.StageEnded()]
     for ended in ([events.Complete(), events.Ended("finished")], [events.Ended("failed", error)]):
-        told = registry.create(name, run=run)
+        bus = {"events": events.Events()} if getattr(registry.get(name).factory, "every_session", False) else {}
+        told = registry.create(name, run=run, **bus)
         assert callable(told), f"the factory of subscriber '{name}' returned {told!r}, not a function of an event"
         restored = events.Restored(None if len(ended) > 1 else ("sft", 3))
         waited = [events.Starting("loading"), events.Waiting("loading", ["trainer-0"]), restored, events.Ready("ready")]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict, runtime_checkable
 
+from slime import plugins
 from slime.config.schema import ClusterConfig
-from slime.errors import SlimeError
+from slime.errors import Death, SlimeError
 
 SSH = "ssh"
 
@@ -104,3 +105,25 @@ class Launcher(Protocol):
 def launcher_name(cluster: ClusterConfig) -> str | None:
     """`cluster.launcher`, or `ssh` where there is a hostfile; None: Ray is there, or on this host alone."""
     return cluster.launcher or (SSH if cluster.hostfile else None)
+
+
+def launcher_of(cluster: ClusterConfig) -> Launcher | None:
+    """The launcher of a config without problems; None: there are no hosts to bring up."""
+    name = launcher_name(cluster)
+    launcher: Launcher | None = plugins.load().launchers.create(name) if name else None
+    return launcher
+
+
+def lost(processes: Iterable[RemoteProcess], what: str, *, may_end: bool = False) -> Death | None:
+    """The first host that was lost, or None.
+
+    Args:
+        processes: on other hosts.
+        what: is done meanwhile.
+        may_end: what runs there may end well before this process.
+    """
+    for process in processes:
+        if (end := process.end()) and not (may_end and process.succeeded()):
+            todo = f"Read {process.log}, see to the host, then start the same command again to resume."
+            return Death(f"the host was lost while {what}: {end}", where=f"host {process.name}", todo=todo)
+    return None

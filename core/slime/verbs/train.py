@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from slime.arguments import ArgumentParser
 from slime.imports import importing
-from slime.printable import printable
 
 if TYPE_CHECKING:
     from slime.compose.compose import Composed
@@ -33,7 +32,7 @@ def run(args: Namespace) -> None:
     with importing():
         from slime.run import train
 
-    print(printable(f"\n{train(composed)}"), end="")
+    train(composed)
 
 
 def warn(composed: Composed) -> None:

@@ -13,8 +13,8 @@ import select
 import subprocess
 import sys
 
-from slime.cluster.reaper import reaped
 from slime.topology.launcher import Order
+from slime_plugin_ray.reaper import reaped
 
 LOOK_S = 0.5
 END_S = 5.0

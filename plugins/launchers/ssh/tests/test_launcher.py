@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slime.cluster.remote_hosts import RemoteHosts
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime.testing.patience import Patience, family
+from slime.topology import launcher
 from slime.topology.launcher import Order, ThisHost
 from slime_plugin_ssh.session import sessions
 from slime_plugin_ssh.this_host import find_this_host
@@ -63,8 +63,8 @@ def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
     )
     with sessions({name: order}, tmp_path) as processes:
         patience = Patience(30, lambda: family(os.getpid()))
-        assert patience.wait_for(lambda: RemoteHosts(processes).fault("starting") is not None)
-        fault = RemoteHosts(processes).fault("starting")
+        assert patience.wait_for(lambda: launcher.lost(processes, "starting") is not None)
+        fault = launcher.lost(processes, "starting")
     lost = (
         f"host {name}: the host was lost while starting: its session of ssh ended with exit code 255 (ssh: connect to"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.observe.samples import read_samples
+from slime_plugin_samples.rows import read_samples
 from tests.running import NO_CHECKPOINTS, TINY, Run
 
 AGENT = """

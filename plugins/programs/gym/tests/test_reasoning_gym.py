@@ -13,8 +13,8 @@ from slime.compose.compose import compose
 from slime.config.paths import exists, resolve_rows
 from slime.errors import SlimeError
 from slime.observe.metrics import HELD_OUT
-from slime.observe.samples import read_samples
 from slime.types import Prompt, Sample, VerdictKind
+from slime_plugin_samples.rows import read_samples
 from tests.running import Run
 
 SUMS = "reasoning-gym://chain_sum/min_terms:2/max_terms:2/min_digits:1/max_digits:1"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.observe.metrics import HELD_OUT
-from slime.observe.samples import read_samples
+from slime_plugin_samples.rows import read_samples
 from tests.running import Run
 
 

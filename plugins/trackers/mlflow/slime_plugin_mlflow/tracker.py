@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.contracts import SampleTables
-from slime.observe.samples import COLUMNS, table
 from slime.types import RunStatus, TrackedRun
+from slime_plugin_samples.rows import COLUMNS, table
 
 RUN_ID = "mlflow-run-id"
 """File in the run directory."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from slime.contracts import SampleRow, SampleTables
-from slime.observe.samples import best_and_worst, said_of
 from slime.types import RunStatus, TrackedRun
+from slime_plugin_samples.rows import best_and_worst, said_of
 
 NUM_PROMPTS = 4
 """Whose responses are shown of a step: `samples/` beside it has all."""

@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slime import plugins
-from slime.cluster.reaper import reaped
-from slime.cluster.remote_hosts import RemoteHosts
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime.extras import how_to_get
 from slime.net import LOOPBACK, free_port
-from slime.topology.launcher import SSH, Order
+from slime.topology.launcher import SSH, Order, lost
 
 TORCHRUN = "torch.distributed.run"
 PASSED_ON = ("GLOO_SOCKET_IFNAME",)
@@ -40,6 +38,8 @@ def run_on_hosts(hostfile: str, arguments: Sequence[str], ranks: int) -> None:
     launchers, cluster = plugins.load().launchers, ClusterConfig(hostfile=hostfile)
     if SSH not in launchers:
         raise SlimeError("no launcher named 'ssh' is installed", where="--hostfile", todo=how_to_get(f"launcher/{SSH}"))
+    from slime_plugin_ray.reaper import reaped  # which the launcher brings
+
     launcher = launchers.create(SSH)
     hosts, own = launcher.hosts(cluster), launcher.this_host(cluster)
     address = own.address or LOOPBACK
@@ -63,10 +63,9 @@ def run_on_hosts(hostfile: str, arguments: Sequence[str], ranks: int) -> None:
         for node, name in enumerate(others, start=1)
     }
     with reaped(mark), launcher.run(orders, logs) as processes:
-        remote = RemoteHosts(processes)
         here = subprocess.Popen([sys.executable, "-m", TORCHRUN, *torchrun(0)])
         while here.poll() is None:
-            if death := remote.fault("converting", may_end=True):
+            if death := lost(processes, "converting", may_end=True):
                 raise death
             time.sleep(_POLL_S)
         if here.returncode:

@@ -24,7 +24,7 @@ from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.gpus import require_gpus
 from slime.cluster.group import Cluster, open_cluster
-from slime.cluster.launch import ray_here
+from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import Composed, examine
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import Role, SlimeConfig

@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING
 from slime import plugins
 from slime.algo.stages import Stages, run_stages
 from slime.checkpoints import published
-from slime.cluster.launch import ray_everywhere, ray_here
 from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
-from slime.cluster.remote_hosts import launcher_of
+from slime.cluster.ray_starter import ray_here
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
 from slime.config.schema import CheckpointConfig, ClusterConfig, ModelConfig, Role, RolloutConfig
 from slime.errors import SlimeError
-from slime.observe.startup import Startup
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
 from slime.sizes.links import version_bytes
 from slime.topology.engines import EngineGroup
-from slime.topology.launcher import launcher_name
+from slime.topology.launcher import launcher_name, launcher_of
 from slime.topology.quantization import folders
 from slime.topology.server_fields import transfer_backend, uses_deepep
 from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
+from slime_plugin_console.startup import Startup
 from slime_plugin_memory.estimate import GpuMemory
 from slime_plugin_memory.memory_plan import MIB, MemoryPlan
 from slime_plugin_memory.trainer import GIB
@@ -74,7 +73,7 @@ def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
     """What a run would find now on each of its hosts, by name: Ray is brought up, and nothing else."""
     if not (launcher_name(topology.cluster) or topology.cluster.ray_address):
         return {socket.gethostname(): check_host(read_wanted(topology, run))}
-    with ray_here(topology) as here, ray_everywhere(topology, here, run.logs):
+    with ray_here(topology) as here, here.everywhere(topology, run.logs):
         return look(read_wanted(topology, run), reserve(topology, Startup()).nodes, _names(topology.cluster))
 
 

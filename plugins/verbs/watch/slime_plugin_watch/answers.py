@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from slime.contracts import SampleRow
-from slime.observe.samples import EVALUATION, STEP, best_and_worst, read_samples
+from slime_plugin_samples.rows import EVALUATION, STEP, best_and_worst, read_samples
 
 MAX_CHARACTERS = 2000
 """Of a text."""

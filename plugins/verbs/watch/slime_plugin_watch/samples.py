@@ -14,8 +14,8 @@ from rich.text import Text
 from slime.arguments import ArgumentParser
 from slime.contracts import SampleRow
 from slime.errors import SlimeError
-from slime.observe.samples import Row, best_and_worst, read_samples, said_of, spoken
 from slime.printable import printable
+from slime_plugin_samples.rows import Row, best_and_worst, read_samples, said_of, spoken
 
 
 def add_arguments(parser: ArgumentParser) -> None:

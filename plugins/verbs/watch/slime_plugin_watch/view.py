@@ -9,11 +9,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from slime.observe import summary
 from slime.observe.metrics import STAGES, read_rows
 from slime.observe.status import RUNNING
 from slime.run_dir import CONFIG, flat
 from slime.types import RunStatus
+from slime_plugin_console import summary
 from slime_plugin_watch import answers, facts
 from slime_plugin_watch.progress import RunProgress
 

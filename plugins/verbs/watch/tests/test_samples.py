@@ -4,9 +4,9 @@ import pytest
 
 from slime.__main__ import main
 from slime.events import Evaluation, Samples
-from slime.observe.samples import SampleLog
 from slime.segments import Segment, WeightSpan
 from slime.types import Decision, Group, Prompt, Sample, Status, Verdict
+from slime_plugin_samples.log import SampleLog
 
 
 def group(name: str, **rewards: float | None) -> Group:

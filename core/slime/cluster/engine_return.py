@@ -1,0 +1,114 @@
+"""Engines that have died: what the run does about them, and what a plugin for it implements (hook
+`slime_engine_returns`). Without one, the first death ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+from slime import plugins
+from slime.cluster.calls import Calls, Restarting
+from slime.cluster.engines import Engines
+from slime.engine_client.client import EngineClient
+from slime.engine_client.engine_set import EngineSet
+from slime.events import Events
+from slime.net import Endpoint
+from slime.topology.topology import Topology
+
+T = TypeVar("T")
+
+
+class Publishes(Protocol):
+    """The training side, which has the weights."""
+
+    def publish(self, engines: Sequence[Endpoint | None], version: int) -> dict[str, float]:
+        """Hand the weights to these engines (None: to one that is not up) as `version`; returns metrics."""
+
+    def publish_again(self, engines: Sequence[Endpoint | None]) -> bool:
+        """Hand what was published last to these engines. False: the trainers have other weights by now."""
+
+
+class Returning(Protocol):
+    """Engines of one run, of which some may have died."""
+
+    @property
+    def restarts(self) -> Restarting | None:
+        """Asked about each death; None: it ends the run."""
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Hand the weights to every engine that is up; returns metrics.
+
+        Raises:
+            SlimeError: an engine refused them, or died and does not come back.
+        """
+
+    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which asks engines; those that died come back meanwhile."""
+
+    def metrics(self) -> dict[str, float]:
+        """Of what has happened since this was asked last."""
+
+
+class EngineReturn(Protocol):
+    """A way for engines to come back. `slime-plugin-returning` is the one of this repository."""
+
+    def may_return(self, topology: Topology) -> bool:
+        """Whether engines of such a run come back, so that requests wait for one that is lost."""
+
+    def returning(
+        self,
+        topology: Topology,
+        calls: Calls,
+        processes: Engines,
+        events: Events,
+        clients: Sequence[EngineClient],
+        engines: EngineSet,
+        learner: Publishes,
+    ) -> Returning:
+        """For a run whose engines are up.
+
+        Args:
+            calls: know who lives.
+            processes: of the engines.
+            clients: of every engine.
+            engines: the same, as the sampler knows them.
+            learner: hands weights over.
+        """
+
+
+class EndsTheRun:
+    """The `EngineReturn` and `Returning` without a plugin."""
+
+    restarts = None
+
+    def may_return(self, topology: Topology) -> bool:
+        return False
+
+    def returning(
+        self,
+        topology: Topology,
+        calls: Calls,
+        processes: Engines,
+        events: Events,
+        clients: Sequence[EngineClient],
+        engines: EngineSet,
+        learner: Publishes,
+    ) -> Returning:
+        self._processes, self._learner = processes, learner
+        return self
+
+    def publish(self, version: int) -> dict[str, float]:
+        return self._learner.publish(self._processes.endpoints, version)
+
+    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+def engine_return() -> EngineReturn:
+    """The one that is installed, by name the first."""
+    registry = plugins.load().registries["engine_return"]
+    found: EngineReturn = registry.create(registry.names()[0]) if registry.names() else EndsTheRun()
+    return found

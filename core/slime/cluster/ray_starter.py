@@ -1,0 +1,89 @@
+"""Ray under a run, and what a plugin for it implements (hook `slime_ray_starters`)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from slime import plugins
+from slime.errors import Death, SlimeError
+from slime.extras import how_to_get
+from slime.topology.topology import Topology
+
+KIND, USUAL = "ray_starter", "ray"
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+
+
+class RayHosts(Protocol):
+    """Ray on every host of a run.
+
+    Attributes:
+        is_own: it was started for this run.
+    """
+
+    is_own: bool
+
+    def fault(self, what: str) -> Death | None:
+        """The first host that was lost, of those that were brought up for the run.
+
+        Args:
+            what: the run does.
+        """
+
+    def end_of(self, name: str) -> str:
+        """How the process `name` of Ray has ended that was started here (`gcs_server`, `raylet`), as a part of a
+        sentence; empty while it lives, or if it was not started here."""
+
+
+class RayHere(Protocol):
+    """Ray on this host, to which this process is connected."""
+
+    @property
+    def mark(self) -> str:
+        """Of the run, in the names of everything temporary that it leaves on a host."""
+
+    def everywhere(self, topology: Topology, logs: Path) -> AbstractContextManager[RayHosts]:
+        """Ray on the run's other hosts, too, until the block ends.
+
+        Args:
+            logs: folder of the run directory.
+
+        Raises:
+            SlimeError: Ray does not start on some host; each is named.
+        """
+
+
+class RayStarter(Protocol):
+    """Brings Ray up, or joins the one at `cluster.ray_address`. `slime-plugin-ray` is the one of this repository."""
+
+    def here(self, topology: Topology) -> AbstractContextManager[RayHere]:
+        """Ray on this host, for a run of which nothing is on the disk yet. All that this process starts in the block
+        ends soon after the block or the process, whatever ends that.
+
+        Raises:
+            SlimeError: Ray does not start, or is not there; this host is none of the run's.
+        """
+
+
+def ray_here(topology: Topology) -> AbstractContextManager[RayHere]:
+    """`RayStarter.here` of the one that is installed.
+
+    Raises:
+        SlimeError: none is, or several are.
+    """
+    starters = plugins.load().registries[KIND]
+    found = starters.names()
+    if not found:
+        raise SlimeError("nothing that is installed starts Ray", todo=how_to_get(f"{KIND}/{USUAL}"))
+    if len(found) > 1:
+        todo = f"Keep one: 'pip uninstall {starters.get(found[-1]).distribution}'."
+        raise SlimeError(f"several that are installed start Ray: {', '.join(found)}", todo=todo)
+    starter: RayStarter = starters.create(found[0])
+    return starter.here(topology)
+
+
+def token_file() -> Path:
+    """Where Ray looks for its token if the environment does not hold it."""
+    return Path(os.environ.get(TOKEN_PATH) or Path.home() / ".ray/auth_token").expanduser()

@@ -1,0 +1,117 @@
+"""Which engines that die are started again; `tests/test_run_engines_killed.py` has real ones."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slime.cluster.watch import Member
+from slime.compose.compose import examine
+from slime.errors import Death
+from slime.events import EngineLost, Event, Events
+from slime.net import Endpoint, Secret
+from slime.topology.topology import Topology, read_topology
+from slime_plugin_returning.restarts import Restarts, may_return, why_not
+
+DEATH = Death("was killed by SIGKILL", where="engine-0 (pid 7)", todo="Read its log.")
+
+
+def topology(cluster: str = "local", *words: str) -> Topology:
+    return read_topology(examine(["+model=glm4-tiny", f"+cluster={cluster}", *words]).cfg)
+
+
+class Processes:
+    """Of two engines; their starts never end."""
+
+    def __init__(self) -> None:
+        self.endpoints = [Endpoint(f"http://host:{port}", Secret("any")) for port in (1, 2)]
+        self.begun: list[int] = []
+
+    def index_of(self, member: Member) -> int | None:
+        return {"engine-0": 0, "engine-1": 1}.get(member.name)
+
+    def processes(self, index: int) -> list[Member]:
+        return [Member(f"engine-{index}", None)]
+
+    def begin_again(self, index: int) -> list[tuple[Any, Any]]:
+        self.begun.append(index)
+        return []
+
+
+class Watched:
+    """Who is looked after no more."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+
+    def leave(self, members: list[Member]) -> None:
+        self.left += [member.name for member in members]
+
+
+def restarts_of(asked: Topology, *subscribers: Any) -> tuple[Restarts, Any, Any]:
+    processes: Any = Processes()
+    watched: Any = Watched()
+    return Restarts(asked, watched, processes, Events(*subscribers)), processes, watched
+
+
+def test_each_engine_has_its_budget_within_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = [1000.0], list[Event]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    asked = topology("local", "rollout.restarts=2", "rollout.restart_window_s=100")
+    restarts, processes, watched = restarts_of(asked, told.append)
+
+    def dies(name: str, at: float) -> bool:
+        now[0] = 1000 + at
+        for engine in restarts._engines:
+            engine.starting = None  # it is up again
+        return restarts.spare(Member(name, None), replaced(name))
+
+    assert [dies("engine-0", 0), dies("engine-0", 50), dies("engine-0", 99)] == [True, True, False]
+    assert dies("engine-1", 99), "the other one has a budget of its own"
+    assert dies("engine-0", 101), "the first death counts no more"
+    assert not dies("engine-0", 102)
+    assert not dies("trainer-0", 103)
+    assert dies("engine-1", 104)
+    assert restarts.spare(Member("engine-1", None), DEATH), "both its processes end, and it starts already"
+    assert processes.begun == [0, 0, 1, 0, 1]
+    assert watched.left == ["engine-0", "engine-0", "engine-1", "engine-0", "engine-1"]
+    counted = [(event.engine, event.restart) for event in told if isinstance(event, EngineLost) and event.of == 2]
+    assert counted == [("engine-0", 1), ("engine-0", 2), ("engine-1", 1), ("engine-0", 2), ("engine-1", 2)]
+    assert (restarts.lost(), restarts.empty(), restarts.num_begun) == ([0, 1], [0], 5)
+
+
+def replaced(name: str) -> Death:
+    return Death(DEATH.what, where=name, todo=DEATH.todo)
+
+
+def test_an_engine_that_died_again_has_no_weights() -> None:
+    restarts, processes, _ = restarts_of(topology())
+    old = processes.endpoints[0]
+    assert not restarts.has_weights(0, old), "it was never lost"
+    assert restarts.spare(Member("engine-0", None), DEATH)
+    assert not restarts.has_weights(0, old), "it starts"
+    assert not restarts.has_weights(0, replace(old, url="http://host:3"))
+    assert restarts.lost() == [0]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "sentence"),
+    [
+        ("local-pd", [], "Engines that work in pairs are not started again."),
+        ("local", ["cluster.placement=colocated"], "Engines that share devices with trainers are not started again."),
+        ("local", ["cluster.placement=colocated", "rollout.sglang.enable_memory_saver=false"], ""),
+        ("local-hosts", [], ""),
+        ("h200x2", [], "Engines that share devices with trainers are not started again."),
+    ],
+)
+def test_what_is_not_started_again_says_so(cluster: str, words: list[str], sentence: str) -> None:
+    asked = topology(cluster, *words)
+    assert why_not(asked) == sentence
+    assert may_return(asked) is (not sentence)
+    restarts, processes, _ = restarts_of(asked)
+    assert restarts.why_not == sentence
+    assert restarts.spare(Member("engine-0", None), DEATH) is (not sentence)
+    assert processes.begun == [0] * (not sentence)

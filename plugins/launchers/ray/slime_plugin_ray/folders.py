@@ -1,0 +1,33 @@
+"""Ray's folder for logs and sockets, a run's own, and what is left of a run's folders when it has ended."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from slime.engines.scratch import clear, scratch_prefix
+
+PREFIX = "slime-ray-"
+"""How the names of these folders begin."""
+_SOCKET = f"/{PREFIX}12345678-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store.1"
+LONGEST_PLACE = 107 - len(_SOCKET)
+"""Characters that are left to a folder for temporary files: Linux takes no longer path of a socket."""
+
+
+def ray_folder(mark: str) -> Path:
+    """A new folder in one that is the user's alone: Ray opens its own to everybody."""
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{mark}-", dir=_place()), "ray")
+
+
+def _place() -> Path:
+    place = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    return place if len(str(place)) <= LONGEST_PLACE else Path("/tmp")
+
+
+def clear_all(mark: str) -> None:
+    """Remove what engines of the run whose mark this is have left, and its Ray."""
+    for place in {Path(tempfile.gettempdir()), Path("/dev/shm"), _place()}:
+        for prefix in (scratch_prefix(mark), f"{PREFIX}{mark}-"):
+            for left in place.glob(f"{prefix}*"):
+                clear(str(left)) if left.is_dir() else left.unlink(missing_ok=True)
