@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 
 from slime.config.paths import resolve
-from slime.observe.hang import look
 from slime.observe.metrics import read_rows
 from slime.testing.patience import Patience
 from slime_plugin_ray.reaper import wait_until_gone
+from stack_dumps.dumps import look
 
 SILENCE_S = 60.0
 """A run that writes nothing anywhere for this long hangs, unless others keep the cores."""

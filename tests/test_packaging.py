@@ -91,7 +91,7 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
     named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
     ours = {f"slime-plugin-{name}" for name in ("console", "parquet", "ray", "returning", "samples")}
-    assert {"megatron-core-portable", "guarded-workers", *ours} <= named["train"]
+    assert {"megatron-core-portable", "guarded-workers", "stack-dumps", *ours} <= named["train"]
     assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
     assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}
 
@@ -103,7 +103,7 @@ def test_a_library_knows_nothing_of_slime(pyproject: Path) -> None:
     assert not [line for line in about["dependencies"] if "slime" in line]
     assert not [group for group in about.get("entry-points", {}) if "slime" in group]
     files = [*pyproject.parent.glob("*/*.py")]
-    assert len(files) > 5
+    assert len(files) > 2
     assert [str(file) for file in files if re.search(r"^\s*(from|import) slime", file.read_text(), re.M)] == []
 
 
@@ -187,7 +187,7 @@ def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin_that_needs_n
     [line] = INSTALLS.findall(GUIDE)
     ours, *plugins = shlex.split(line)
     found = sorted(path for pattern in plugins for path in ROOT.glob(pattern))
-    libraries = [ROOT / "plugins/cpu/megatron-core-portable", ROOT / "plugins/libraries/guarded-workers"]
+    libraries = [ROOT / "plugins/cpu/megatron-core-portable", *ROOT.glob("plugins/libraries/*")]
     without_account = [file.parent for file in PLUGINS if file.parent.name not in ("wandb", "mlflow")]
     assert found == sorted([*libraries, *without_account]), "wandb and mlflow bring many packages"
     dry = ("--dry-run", "--report", "-", "--no-index", "--no-deps", "--no-build-isolation")

@@ -23,7 +23,6 @@ from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner, Stateful
-from slime.observe import hang
 from slime.observe.metrics import MetricsLog, read_rows
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
@@ -37,6 +36,7 @@ from slime.sampling.by_set import ScorerBySet, own_of_sets
 from slime.sampling.guarded import GuardedBuffer
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
+from stack_dumps.dumps import register
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     data = Data(cfg, tokenizer)
     folder = stack.enter_context(RunDir.open(path, cfg.run.resume))
     events.publish(Starting(f"{data}; run directory {folder.path}"))
-    hang.register(folder.logs / "driver.stack")
+    register(folder.logs / "driver.stack")
     read_rows(folder.metrics)  # a damaged line is found before the cluster starts
     folder.write_config(cfg)
     folder.write_plugins(installed.provenance(composed.chosen))

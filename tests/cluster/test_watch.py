@@ -98,7 +98,7 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)
-    ray_own = {child.name(): child for child in psutil.Process().children() if "ray" in " ".join(child.cmdline())}
+    ray_own = {child.name(): child for child in psutil.Process().children() if "/ray/" in " ".join(child.cmdline())}
     print(json.dumps(["processes of Ray", " ".join(sorted(ray_own)), "", 0]), flush=True)
 
     all_sleep(1.5)  # longer than a look: nobody has died

@@ -20,9 +20,9 @@ from slime.engines import process as process_module
 from slime.engines.process import EngineProcess, reserved_port, server_args
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
-from slime.observe.hang import look
 from slime.testing.engines import cpu_config, running_engine, topology_at
 from slime_plugin_sglang.launcher import parse
+from stack_dumps.dumps import look
 from tests.waiting import until
 
 
@@ -202,7 +202,7 @@ def test_its_processes_say_where_they_stand(engine):
         (stopped,) = (each for each in look([], engine.log.parent, answer_s=1.0) if each.pid == scheduler)
     finally:
         os.kill(scheduler, signal.SIGCONT)
-    assert (stopped.standing, stopped.stack) == ("stopped (T)", "")
+    assert (stopped.standing(), stopped.stack) == ("stopped (T)", "")
 
 
 @pytest.mark.slow

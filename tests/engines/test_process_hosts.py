@@ -11,8 +11,8 @@ import socket
 import psutil
 import pytest
 import torch
-
 from slime.cluster.reaper import wait_until_gone
+
 from slime.cluster.stacks import suspects
 from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
@@ -20,10 +20,11 @@ from slime.config.paths import resolve
 from slime.engine_client.client import EngineClient
 from slime.engines.process import DYING_S
 from slime.errors import SlimeError
-from slime.observe.hang import look
 from slime.testing.engines import as_exported, engine_over_hosts
 from slime.testing.models import random_model
 from slime.testing.publishing import publish
+from stack_dumps.blame import suspects
+from stack_dumps.dumps import look
 from tests.running import GONE_S
 from tests.transports import BUCKET, broadcast, joined, publish_by_rank
 

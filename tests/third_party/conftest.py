@@ -26,6 +26,7 @@ LAPTOP_RUN = (
     "slime-rl",
     "megatron-core-portable",
     "guarded-workers",
+    "stack-dumps",
     "sglang-torch-cpu",
     "slime-plugin-sglang",
     "slime-plugin-ray",
@@ -181,7 +182,8 @@ def environment(bare: Environment) -> Environment:
     plugins = [f"slime-plugin-{name}" for name in ("samples", "sglang", "glm4", "math", "dynamic-sampling")]
     bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
-    bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable", "guarded-workers")
+    libraries = ("guarded-workers", "stack-dumps")
+    bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable", *libraries)
     return bare
 
 

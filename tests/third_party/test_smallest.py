@@ -18,7 +18,7 @@ TYPED = ("slime-rl[cpu]", "slime-plugin-glm4")
 
 def ours(*requirements: str) -> set[str]:
     """The distributions of this repository that pip installs for these requirements."""
-    first_party = {"slime-rl", "sglang-torch-cpu", "megatron-core-portable", "guarded-workers"}
+    first_party = {"slime-rl", "sglang-torch-cpu", "megatron-core-portable", "guarded-workers", "stack-dumps"}
     wanted, seen = [Requirement(line) for line in requirements], set[str]()
     found = set[str]()
     while wanted:
@@ -38,7 +38,7 @@ def test_pip_brings_them_for_two_names(smallest: Any) -> None:
     listed += "print(*(one.name for one in found(path=[path for path in sys.path if 'borrowed' not in path])))"
     installed = set(smallest.run("-c", listed).stdout.split())
     assert installed == ours(*TYPED)
-    assert len(installed) == 18
+    assert len(installed) == 19
 
 
 def test_they_plan_train_and_resume_the_laptop_run(smallest: Any, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Actor:
         """Ray's node id, host and process id."""
         import ray
 
-        from slime.observe.hang import register
+        from stack_dumps.dumps import register
 
         faulthandler.enable()  # a crash is told in the log, with its signal and its stack
         register(self.run.logs / f"{self.name}.stack")

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import FILE as HANG_FILE
-from slime.cluster.stacks import apart, suspects
+from slime.cluster.stacks import OWN, engine_of
 from slime.cluster.stacks import take as take_stacks
 from slime.cluster.watch import Member, Watch, died, first_end, first_unspared
 from slime.errors import Death, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
+from stack_dumps.blame import apart, suspects
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
@@ -259,7 +260,7 @@ class Calls:
     def _late(self, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
         told = f"no answer within {limit_s:g} s while {what}"
         return SlimeError(
-            f"{told}: {suspects(take_stacks(self._members, self.logs, told), pending)}",
+            f"{told}: {suspects(take_stacks(self._members, self.logs, told), pending, OWN)}",
             where=pending[0].name,
             todo=f"{self._stacks} Raise cluster.hang_timeout_s if it was only slow.",
         )
@@ -267,7 +268,7 @@ class Calls:
     def _hanging(self, error: NoAnswer) -> SlimeError:
         """The error with every stack taken. Those are named that give none, or else ranks that stand apart."""
         seen = take_stacks(self._members, self.logs, str(error))
-        told = suspects(seen, []) or apart(seen) or f"all {len(seen)} processes answer a signal"
+        told = suspects(seen, [], OWN) or apart(seen, engine_of) or f"all {len(seen)} processes answer a signal"
         return SlimeError(f"{error.what}; {told}", where=error.where, todo=f"{self._stacks} {error.todo}")
 
     @property

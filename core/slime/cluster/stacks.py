@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.cluster.placement import on_node, this_node
-from slime.observe.hang import StackDump, look
+from stack_dumps.dumps import StackDump, look
 
 if TYPE_CHECKING:
     from slime.cluster.watch import Member
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 REMOTE_S = 30.0
 """Seconds that the other hosts get to send their stacks."""
 FILE = "hang.txt"
-MAX_NAMED = 3
+OWN = "/slime/"
+"""In the path of a file of ours: where one stands in it says more than the line of torch below."""
 _RANK = re.compile(r"(?P<engine>engine-\d+)(-node\d+)?-scheduler-")
 """In the name under which an engine's rank registers, on whichever host."""
 
@@ -63,41 +63,7 @@ def _result(answer: object) -> list[StackDump]:
     return found
 
 
-def suspects(seen: Sequence[StackDump], pending: Collection[Member]) -> str:
-    """Who may be to blame, in one line: first who did not answer the signal, then those of whom an answer is due."""
-    due = {(member.host, member.pid): member for member in pending}
-    unseen = [f"{member} cannot be asked" for key, member in due.items() if key not in {(x.host, x.pid) for x in seen}]
-    silent = [f"{each.label} is {each.standing} and writes no stack" for each in seen if each.name and not each.stack]
-    late = [f"{each.label} is {each.standing}" for each in seen if each.stack and (each.host, each.pid) in due]
-    told = [*unseen, *silent, *late]
-    more = f" and {len(told) - MAX_NAMED} more" if len(told) > MAX_NAMED else ""
-    return "; ".join(told[:MAX_NAMED]) + more
-
-
-def apart(seen: Sequence[StackDump]) -> str:
-    """Where the ranks of an engine stand, in a line, if not all in one function; empty if they do, in every engine.
-
-    One that waits for the others in a collective and one that hangs both answer a signal: a reader can tell which is
-    which.
-    """
-    engines: dict[str, list[StackDump]] = defaultdict(list)
-    for each in seen:
-        if each.stack and (rank := _RANK.match(each.name)):
-            engines[rank["engine"]].append(each)
-    return "; ".join(
-        f"the ranks of {engine} stand apart: {_places(ranks)}"
-        for engine, ranks in engines.items()
-        if len({each.innermost for each in ranks}) > 1
-    )
-
-
-def _places(ranks: Sequence[StackDump]) -> str:
-    """One rank of each place; the rarest place first."""
-    at: dict[str, list[StackDump]] = defaultdict(list)
-    for each in ranks:
-        at[each.innermost].append(each)
-    rarest = sorted(at.items(), key=lambda item: len(item[1]))
-    told = [
-        f"{there[0].label}{f' and {len(there) - 1} more' if len(there) > 1 else ''} {place}" for place, there in rarest
-    ]
-    return ", ".join(told[:MAX_NAMED])
+def engine_of(name: str) -> str:
+    """The engine of a rank; empty: it is no rank of one."""
+    rank = _RANK.match(name)
+    return rank["engine"] if rank else ""

@@ -36,9 +36,9 @@ from slime.engines.scratch import ChildEnd, clear, how_ended, scratch_prefix
 from slime.errors import NoAnswer, SlimeError
 from slime.extras import install
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
-from slime.observe.hang import look
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
+from stack_dumps.dumps import look
 
 ENGINES = "slime_engines"
 """Entry-point group: the name of an inference server -> the module that is run as one. Core imports none of them."""

@@ -28,7 +28,7 @@ from slime.extras import install
 from slime.imports import importing
 from slime.lifetime import end_group_with_parent
 from slime.net import take_key
-from slime.observe.hang import register
+from stack_dumps.dumps import register
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
@@ -59,7 +59,7 @@ def start_quickly() -> None:
 
 
 def hook() -> None:
-    """Have the server and its schedulers tell their stacks when they are asked (`slime.observe.hang`), end when one of
+    """Have the server and its schedulers tell their stacks when they are asked (`stack_dumps`), end when one of
     them is killed, and find everything that they leave in /dev/shm under the name of the engine's scratch folder
     (`scratch.clear`). Have strangers get no answer but to `/health`."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

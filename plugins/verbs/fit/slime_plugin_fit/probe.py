@@ -32,7 +32,6 @@ from slime.contracts import Source
 from slime.engine_client.client import EngineClient
 from slime.engine_client.pairs import Pairs
 from slime.engines.limits import longest_of
-from slime.observe import hang
 from slime.plan.flops import ForwardFlops
 from slime.run_dir import RunDir
 from slime.topology.topology import read_topology
@@ -42,6 +41,7 @@ from slime_plugin_fit.estimate import MOVES, Layout, Work, training_seconds
 from slime_plugin_memory.estimate import GpuMemory
 from slime_plugin_memory.memory_plan import MemoryPlan
 from slime_plugin_memory.trainer import GIB, Phase
+from stack_dumps.dumps import register
 
 if TYPE_CHECKING:
     from slime.train.usage import Usage
@@ -105,7 +105,7 @@ def probe(words: Sequence[str]) -> str:
     began = time.monotonic()
     with ExitStack() as stack:
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / f"{cfg.run.name}-probe"))
-        hang.register(run.logs / "driver.stack")
+        register(run.logs / "driver.stack")
         require_ready = partial(preflight.require_ready, topology, run, writes=False)
         here = stack.enter_context(ray_here(topology))
         cluster = stack.enter_context(open_cluster(topology, here, run.logs, require_ready=require_ready))

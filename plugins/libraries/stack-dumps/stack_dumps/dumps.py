@@ -1,6 +1,6 @@
 """What was seen last: make processes of this host, hung ones included, say where each of their threads stands.
 
-A process calls `register` once. When something hangs, the driver calls `look`, which sends SIGUSR1; the stack is
+A process calls `register` once. When something hangs, whoever sees that calls `look`, which sends SIGUSR1; the stack is
 written by faulthandler's C handler, so it comes also from a process that is stuck in C code or holds the GIL. Of one
 that writes nothing, the kernel says what state it is in; where py-spy is installed, it reads the stack from outside.
 """
@@ -39,7 +39,7 @@ _registered: list[IO[str]] = []  # faulthandler keeps the descriptor only; the f
 
 
 def register(stack_file: Path) -> None:
-    """On SIGUSR1, append the stack of every thread of this process to `stack_file` (`<run>/logs/<name>.stack`).
+    """On SIGUSR1, append the stack of every thread of this process to `stack_file`, which is called `<name>.stack`.
 
     The first line names the process and its start time: a signal nobody waits for is deadly, so `look` must never
     send one to a stranger that got the number of a dead process.
@@ -77,13 +77,13 @@ class StackDump:
     def label(self) -> str:
         return f"{self.name} (pid {self.pid} on {self.host})".lstrip()
 
-    @property
-    def standing(self) -> str:
-        """Where it stands, in a few words: the function of slime's, or else any, that its main thread is in."""
+    def standing(self, within: str = "") -> str:
+        """Where it stands, in a few words: the function that its main thread is in, the innermost of a file with
+        `within` in its path if there is one."""
         if not self.stack:
             return self.state
         frames = self._frames()
-        return _in_words(next((frame for frame in frames if "/slime/" in frame["file"]), frames[0] if frames else None))
+        return _in_words(next((frame for frame in frames if within in frame["file"]), frames[0] if frames else None))
 
     @property
     def innermost(self) -> str:
@@ -104,7 +104,7 @@ def look(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> list[Stack
 
     Args:
         pids: processes to ask, beside every living one that registered in `folder` on this host.
-        folder: where the stack files lie (`<run>/logs`).
+        folder: where the stack files lie.
         answer_s: seconds that all of them together get to write their stacks.
     """
     files = _stack_files(folder)

@@ -10,12 +10,14 @@ import time
 
 import pytest
 
-from slime.observe import hang
+from stack_dumps import dumps
+from stack_dumps.blame import apart, suspects
+from stack_dumps.dumps import look
 
 REGISTERED = """
 import re, sys, threading, time
 from pathlib import Path
-from slime.observe import hang
+from stack_dumps import dumps
 
 def ready():
     print("ready", flush=True)
@@ -34,7 +36,7 @@ def holds_the_gil():
     ready()
     re.match("(a+)+$", "a" * 64 + "b")
 
-hang.register(Path(sys.argv[1]))
+dumps.register(Path(sys.argv[1]))
 asleep = threading.Event()
 threading.Thread(target=sleeps, args=[asleep.set], daemon=True).start()
 asleep.wait()
@@ -43,7 +45,7 @@ globals()[sys.argv[2]]()
 
 
 def told(pids, folder, **options):
-    return "\n\n".join(str(seen) for seen in hang.look(pids, folder, **options))
+    return "\n\n".join(str(seen) for seen in dumps.look(pids, folder, **options))
 
 
 @pytest.fixture
@@ -115,6 +117,49 @@ def test_a_reused_process_number_gets_no_signal(start, tmp_path):
 
 def test_registering_in_this_process(tmp_path):
     before = signal.getsignal(signal.SIGUSR1)
-    hang.register(tmp_path / "logs" / "driver.stack")
+    dumps.register(tmp_path / "logs" / "driver.stack")
     assert "test_registering_in_this_process" in told([os.getpid()], tmp_path / "logs")
     assert signal.getsignal(signal.SIGUSR1) == before  # faulthandler's handler lies below Python's
+
+
+FIRST, SECOND = "engine-0-scheduler-tp0", "engine-0-node1-scheduler-tp1"
+ASLEEP, WAITING = (
+    f"in {function} (<string>:{1 + max(n for n, text in enumerate(REGISTERED.splitlines()) if text.strip() == last)})"
+    for function, last in (("sleeps", "time.sleep(600)"), ("waits_for_a_lock", "lock.acquire()"))
+)
+LIMIT_S = 240.0
+
+
+def engine_of(name):
+    return name.partition("-scheduler")[0].replace("-node1", "")
+
+
+def rank(start, folder, name, stands):
+    return start(sys.executable, "-c", REGISTERED, str(folder / f"{name}.stack"), stands).pid
+
+
+def settled(folder):
+    """What is seen once everybody stands where it will stay: a child says that it is ready a moment before."""
+    deadline, seen = time.monotonic() + LIMIT_S, look([], folder)
+    while not all(each.innermost in (ASLEEP, WAITING) for each in seen):
+        assert time.monotonic() < deadline, [str(each) for each in seen]
+        seen = look([], folder)
+    return seen
+
+
+def test_a_rank_that_stands_elsewhere_is_named_with_its_host(start, tmp_path):
+    first, second = rank(start, tmp_path, FIRST, "sleeps"), rank(start, tmp_path, SECOND, "waits_for_a_lock")
+    seen, host = settled(tmp_path), socket.gethostname()
+    assert suspects(seen, []) == "", "both answer the signal"
+    ranks = {f"{FIRST} (pid {first} on {host}) {ASLEEP}", f"{SECOND} (pid {second} on {host}) {WAITING}"}
+    what, _, told = apart(seen, engine_of).partition(": ")
+    assert (what, set(told.split(", "))) == ("the ranks of engine-0 stand apart", ranks)
+    os.kill(second, signal.SIGSTOP)
+    told = suspects(look([], tmp_path, answer_s=1.0), [])
+    assert f"{SECOND} (pid {second} on {host}) is stopped (T) and writes no stack" in told
+
+
+def test_ranks_that_stand_together_are_not_blamed(start, tmp_path):
+    for name in (FIRST, SECOND, "engine-1-scheduler-tp0"):
+        rank(start, tmp_path, name, "waits_for_a_lock" if name.startswith("engine-1") else "sleeps")
+    assert apart(settled(tmp_path), engine_of) == ""

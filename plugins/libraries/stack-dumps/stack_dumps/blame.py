@@ -1,0 +1,69 @@
+"""Who is to be looked at when processes that wait for each other do not go on, in a line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from stack_dumps.dumps import StackDump
+
+MAX_NAMED = 3
+
+
+class Waited(Protocol):
+    """A process of which an answer is due; its text names it."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+
+def suspects(seen: Sequence[StackDump], pending: Collection[Waited], within: str = "") -> str:
+    """Who may be to blame: first who did not answer the signal, then those of whom an answer is due; empty: nobody.
+
+    Args:
+        within: see `StackDump.standing`.
+    """
+    due = {(member.host, member.pid): member for member in pending}
+    unseen = [f"{member} cannot be asked" for key, member in due.items() if key not in {(x.host, x.pid) for x in seen}]
+    stands = [(each, f"{each.label} is {each.standing(within)}") for each in seen]
+    silent = [f"{told} and writes no stack" for each, told in stands if each.name and not each.stack]
+    late = [told for each, told in stands if each.stack and (each.host, each.pid) in due]
+    told = [*unseen, *silent, *late]
+    more = f" and {len(told) - MAX_NAMED} more" if len(told) > MAX_NAMED else ""
+    return "; ".join(told[:MAX_NAMED]) + more
+
+
+def apart(seen: Sequence[StackDump], group_of: Callable[[str], str]) -> str:
+    """Where the ranks of a group stand, if not all in one function; empty if they do, in every group.
+
+    One that waits for the others in a collective and one that hangs both answer a signal: a reader can tell which is
+    which.
+
+    Args:
+        group_of: the group of a process by its name; empty: it is in none.
+    """
+    groups: dict[str, list[StackDump]] = defaultdict(list)
+    for each in seen:
+        if each.stack and (group := group_of(each.name)):
+            groups[group].append(each)
+    return "; ".join(
+        f"the ranks of {group} stand apart: {_places(ranks)}"
+        for group, ranks in groups.items()
+        if len({each.innermost for each in ranks}) > 1
+    )
+
+
+def _places(ranks: Sequence[StackDump]) -> str:
+    """One rank of each place; the rarest place first."""
+    at: dict[str, list[StackDump]] = defaultdict(list)
+    for each in ranks:
+        at[each.innermost].append(each)
+    rarest = sorted(at.items(), key=lambda item: len(item[1]))
+    told = [
+        f"{there[0].label}{f' and {len(there) - 1} more' if len(there) > 1 else ''} {place}" for place, there in rarest
+    ]
+    return ", ".join(told[:MAX_NAMED])
