@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from slime import __main__ as command
-from slime.cluster.gpus import read_gpus
 from slime.errors import SlimeError
 from slime.verbs import plan
+from slime_plugin_ray.gpus import read_gpus
 from tests.site import Site
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from slime.cluster.gpus import MIB, read_gpus
 from slime.net import free_port
+from slime_plugin_ray.gpus import MIB, read_gpus
 from slime_plugin_ray.starter import make_token
 from tests.running import NO_CHECKPOINTS, SPREAD, Run
 

@@ -56,7 +56,7 @@ ASKED_BY: Mapping[str, Sequence[str]] = {
     "plugins/launchers/ssh": ("plugins/launchers/ray",),
     "plugins/verbs/check-reward": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory"),
-    "plugins/verbs/preflight": ("plugins/observers/console", "plugins/estimates/memory"),
+    "plugins/verbs/preflight": ("plugins/observers/console", "plugins/estimates/memory", "plugins/launchers/ray"),
     "plugins/verbs/watch": ("plugins/observers/console", "plugins/observers/samples"),
 }
 """Folder -> others that it needs and that a plan does without."""

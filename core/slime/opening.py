@@ -13,7 +13,6 @@ from slime import plugins
 from slime.algo.stages import Stages, run_stages
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
-from slime.cluster.gpus import require_gpus
 from slime.cluster.group import open_cluster
 from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
@@ -77,7 +76,6 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     """
     cfg, topology = composed.cfg, composed.topology
     assert topology, "its config has no problems"
-    require_gpus(cfg.cluster)
     installed, path = plugins.load(), (Path(cfg.run.dir) / cfg.run.name).absolute()
     tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
     events.subscribe(*subscribers(installed, tracked, events, every_session=True))

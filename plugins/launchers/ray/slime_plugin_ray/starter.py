@@ -21,6 +21,7 @@ from slime.plan.commands import join
 from slime.topology.launcher import Order, ThisHost, launcher_of
 from slime.topology.topology import Topology
 from slime_plugin_ray.folders import ray_folder
+from slime_plugin_ray.gpus import require_gpus
 from slime_plugin_ray.joining import Hosts
 from slime_plugin_ray.node import OwnRay, signals_kept, start_environment, started_our_way
 from slime_plugin_ray.reaper import reaped
@@ -54,6 +55,7 @@ class Starter:
     @contextlib.contextmanager
     def here(self, topology: Topology) -> Iterator[LocalRay]:
         cluster, mark = topology.cluster, secrets.token_hex(4)
+        require_gpus(cluster)
         launcher = launcher_of(cluster)
         hosts = launcher.hosts(cluster) if launcher else []
         own = launcher.this_host(cluster) if launcher else None

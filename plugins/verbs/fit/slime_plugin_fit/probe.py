@@ -22,7 +22,6 @@ import numpy as np
 from slime.algo.stages import made_by, run_stages
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
-from slime.cluster.gpus import require_gpus
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import Composed, examine
@@ -101,13 +100,12 @@ def probe(words: Sequence[str]) -> str:
             raise error
     cfg = _without_files(composed.cfg)
     topology = read_topology(cfg)
-    require_gpus(cfg.cluster)
     began = time.monotonic()
     with ExitStack() as stack:
+        here = stack.enter_context(ray_here(topology))
         run = stack.enter_context(RunDir.open(Path(cfg.run.dir) / f"{cfg.run.name}-probe"))
         register(run.logs / "driver.stack")
         require_ready = partial(preflight.require_ready, topology, run, writes=False)
-        here = stack.enter_context(ray_here(topology))
         cluster = stack.enter_context(open_cluster(topology, here, run.logs, require_ready=require_ready))
         step = FullStep(cfg, cluster)
         measured = [*step.run(stack, run.logs)]

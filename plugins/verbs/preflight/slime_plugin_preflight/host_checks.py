@@ -21,10 +21,10 @@ from pathlib import Path
 import psutil
 
 from slime import plugins
-from slime.cluster.gpus import MIB, Gpu, read_gpus
 from slime.config.paths import resolve
 from slime.errors import SlimeError, did_you_mean
 from slime.files import free_bytes, human_bytes
+from slime_plugin_ray.gpus import MIB, Gpu, read_gpus
 
 IMPORT_S = 120.0
 INFINIBAND = Path("/sys/class/infiniband")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from slime.cluster.gpus import parse_gpus
 from slime.compose.compose import compose, examine
 from slime.config.hf import QUANTIZATION, config_folder
 from slime.config.paths import resolve
@@ -27,7 +26,13 @@ from slime_plugin_preflight.host_checks import (
     digest_of,
 )
 from slime_plugin_preflight.hosts import _clock, complaint, read_wanted
-from tests.cluster.test_gpus import SMI
+from slime_plugin_ray.gpus import parse_gpus
+
+SMI = """\
+0, GPU-5f0c1b7e-0a3e-7d6b-2f47-0f5a4f3f2a11, 143771, 0
+1, GPU-8d2f9a10-95c0-1c11-6d6a-7a9be10c4b42, 143771, 66036
+"""
+"""What nvidia-smi prints for `slime_plugin_ray.gpus`."""
 
 GIB, MIB = 2**30, 2**20
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.cluster.gpus import MIB, Gpu, parse_gpus, visible
+from slime_plugin_ray.gpus import MIB, Gpu, parse_gpus, visible
 
 SMI = """\
 0, GPU-5f0c1b7e-0a3e-7d6b-2f47-0f5a4f3f2a11, 143771, 0
