@@ -1,7 +1,7 @@
 """What a run tells while it lasts: typed events, and the bus that brings each one to every subscriber.
 
-The loop publishes events and knows no subscriber. metrics.jsonl, trackers, status.json and the subscribers of plugins
-(hook `slime_subscribers`: start-up lines, progress line, `samples/`) each take the events that they need.
+The loop publishes events and knows no subscriber. metrics.jsonl, status.json and the subscribers of plugins
+(hook `slime_subscribers`: start-up lines, progress line, `samples/`, trackers) each take the events that they need.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/launchers/ssh": ("slime-plugin-ssh", ("launcher/ssh",)),
     "plugins/observers/console": ("slime-plugin-console", ("subscriber/console",)),
     "plugins/observers/samples": ("slime-plugin-samples", ("subscriber/samples",)),
+    "plugins/observers/trackers": ("slime-plugin-trackers", ("subscriber/trackers",)),
     "plugins/programs/endpoint": ("slime-plugin-endpoint", ("program/endpoint", "verb/check-chat")),
     "plugins/programs/gym": ("slime-plugin-gym", ("program/gym", "reward/reasoning-gym")),
     "plugins/programs/verifiers": ("slime-plugin-verifiers", ("program/verifiers",)),

@@ -23,10 +23,10 @@ from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner, Stateful
 from slime.observe.metrics import MetricsLog, read_rows
+from slime.observe.shown import shown_config
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
-from slime.observe.trackers import Trackers, shown_config
 from slime.reward.service import RewardService
 from slime.run_data import Data
 from slime.run_dir import RunDir, container, step_of, with_resume_hint
@@ -106,9 +106,8 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
         of_sets[of] = stack.enter_context(_reward_of(of, own, folder.logs))
     if log_metrics:
         metrics = stack.enter_context(MetricsLog(folder))
-        chosen = {name: installed.trackers.create(name, **options) for name, options in cfg.observe.trackers.items()}
         events.subscribe(metrics, first=True)
-        events.subscribe(Trackers(chosen).start(tracked), *subscribers(installed, tracked, events))
+        events.subscribe(*subscribers(installed, tracked, events))
     stack.enter_context(with_resume_hint(folder, cfg.sft.num_steps))
     events.publish(Starting(f"starting {_processes(topology)}"))
     require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics)

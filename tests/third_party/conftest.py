@@ -34,6 +34,7 @@ LAPTOP_RUN = (
     "slime-plugin-returning",
     "slime-plugin-console",
     "slime-plugin-samples",
+    "slime-plugin-trackers",
     "slime-plugin-sglang-rules",
     "slime-plugin-glm4",
     "slime-plugin-latent-attention",

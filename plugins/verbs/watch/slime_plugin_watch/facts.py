@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from slime.checkpoints import published
 from slime.observe import status as statuses
-from slime.observe.trackers import shown_config
+from slime.observe.shown import shown_config
 from slime.run_dir import CONFIG, step_of
 from slime.types import SFT, RunStatus
 from slime_plugin_watch.diary import NOW, WARNINGS

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
 from slime.contracts import SampleRow, SampleTables, SampleTracker, Tracker
 from slime.errors import SlimeError
@@ -21,8 +18,6 @@ RETRY_S = 60.0
 """How long a tracker that failed is left alone: one that waits for a server costs the run that time each step."""
 PATIENCE_S, LONG_PATIENCE_S = 60.0, 300.0
 """How long a tracker may take for a row or for samples, and to start or to finish; what takes longer is ended."""
-HIDDEN = "(not shown to trackers)"
-"""In place of environment variables, which may be somebody's keys."""
 
 Row = tuple[str, int, float, Mapping[str, float]]
 
@@ -161,16 +156,3 @@ class _Guarded:
                 self._tracker.finish(status)
         except FAILURES as error:
             log.warning("tracker %s did not close (%s)", self._name, failure(error))
-
-
-def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved config without the values of environment variables.
-
-    Args:
-        config: section -> key -> value, as in config.yaml.
-    """
-    shown = copy.deepcopy(dict(config))
-    for holder in (shown.get("cluster", {}), *shown.get("rollout", {}).get("engines", {}).values()):
-        with suppress(KeyError):
-            holder["environment"] = dict.fromkeys(holder["environment"], HIDDEN)
-    return shown

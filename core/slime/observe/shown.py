@@ -1,0 +1,24 @@
+"""What those who follow a run are told of its config."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+HIDDEN = "(not shown to trackers)"
+"""In place of environment variables, which may be somebody's keys."""
+
+
+def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The resolved config without the values of environment variables.
+
+    Args:
+        config: section -> key -> value, as in config.yaml.
+    """
+    shown = copy.deepcopy(dict(config))
+    for holder in (shown.get("cluster", {}), *shown.get("rollout", {}).get("engines", {}).values()):
+        with suppress(KeyError):
+            holder["environment"] = dict.fromkeys(holder["environment"], HIDDEN)
+    return shown

@@ -1,0 +1,12 @@
+"""What those who follow a run are told of its config."""
+
+from slime.observe.shown import HIDDEN, shown_config
+
+
+def test_keys_in_the_environment_stay_here():
+    group = {"devices": 1, "environment": {"TOKEN": "secret"}}
+    config = {"cluster": {"environment": {"HF_TOKEN": "secret"}}, "rollout": {"engines": {"a": group}}}
+    shown = shown_config(config)
+    assert shown["cluster"] == {"environment": {"HF_TOKEN": HIDDEN}}
+    assert shown["rollout"]["engines"]["a"] == {"devices": 1, "environment": {"TOKEN": HIDDEN}}
+    assert config["cluster"]["environment"]["HF_TOKEN"] == group["environment"]["TOKEN"] == "secret", "the run's stays"
