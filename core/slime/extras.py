@@ -22,6 +22,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/engines/sglang-rules": ("slime-plugin-sglang-rules", ("engine_check/sglang",)),
     "plugins/engines/returning": ("slime-plugin-returning", ("engine_return/restart",)),
     "plugins/estimates/memory": ("slime-plugin-memory", ("memory_estimate/cuda",)),
+    "plugins/estimates/publish": ("slime-plugin-publish", ("plan_part/publish",)),
     "plugins/transports/broadcast": ("slime-plugin-broadcast", ("transport/broadcast",)),
     "plugins/transports/disk": (
         "slime-plugin-disk",
@@ -56,7 +57,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
 ASKED_BY: Mapping[str, Sequence[str]] = {
     "plugins/launchers/ssh": ("plugins/launchers/ray",),
     "plugins/verbs/check-reward": ("plugins/libraries/guarded-workers",),
-    "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory"),
+    "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory", "plugins/estimates/publish"),
     "plugins/verbs/preflight": ("plugins/observers/console", "plugins/estimates/memory", "plugins/launchers/ray"),
     "plugins/verbs/watch": ("plugins/observers/console", "plugins/observers/samples"),
 }

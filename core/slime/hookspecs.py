@@ -160,6 +160,11 @@ class SlimeHooks(Protocol):
         a plan says that memory is not known."""
 
     @hookspec
+    def slime_plan_parts(self) -> Mapping[str, Factory]:
+        """Parts of a plan: `{name: factory}`. Each installed one is asked of a model whose sizes are known; the factory
+        gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a `slime.plan.part.PlanPart`."""
+
+    @hookspec
     def slime_preflights(self) -> Mapping[str, Factory]:
         """Looks at the hosts of a run: `{name: factory}`. Every installed one is asked once Ray is up, before anything
         of the run starts. A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a

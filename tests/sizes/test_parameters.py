@@ -13,9 +13,9 @@ import slime_plugin_sparse_attention as dsa
 from slime.layout import read_grid
 from slime.models.mapping import Rule, WeightMapping
 from slime.plugins import load
-from slime.sizes.links import owned_bytes
 from slime.sizes.parameters import Weight, held_by_stage, unknown_parameter, weights_of
 from slime.testing.ranks import Rank, run_ranks
+from slime_plugin_publish.links import owned_bytes
 from slime_plugin_transformer import embeddings
 
 TP, PP, EP, ETP, CP = (

@@ -35,7 +35,7 @@ def test_layouts_are_proposed_without_the_training_stack(planning: Any, tmp_path
     assert refused.returncode == 2, refused.stdout
     assert refused.stderr.startswith("slime: 'slime plan --fit' comes with slime-plugin-fit, which is not installed.")
     assert refused.stderr.count("\n") == 1, refused.stderr
-    asks = ("slime-plugin-fit", "slime-plugin-memory", "slime-plugin-sglang-rules")
+    asks = ("slime-plugin-fit", "slime-plugin-memory", "slime-plugin-publish", "slime-plugin-sglang-rules")
     done = planning.beside(tmp_path, *asks).slime("plan", *RUN, "--fit")
     assert done.returncode == 0, done.stderr
     assert "the fastest of 22 layouts" in done.stdout

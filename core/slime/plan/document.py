@@ -10,13 +10,13 @@ from typing import Any
 from slime.compose.compose import Composed
 from slime.plan.commands import commands
 from slime.plan.model import PlannedModel, Stage, read_model
-from slime.plan.publish_time import PublishSeconds
 from slime.plan.report import summary
 from slime.plan.work import batch, learning, requests
 from slime.plugins import Plugins
-from slime.topology.links import Link
 from slime.topology.topology import Engine, Topology, Trainer
 
+UNKNOWN = {"publish": None, "publish_seconds": None}
+"""Of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
 SCHEMA = 2
 """Version of the document: a field that changes its meaning or goes raises it; a new one does not."""
 
@@ -40,8 +40,8 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         "batch": batch(composed.cfg, model.topology.grid),
         "requests": requests(model.topology),
         **_topology(model.topology, model),
-        "publish": None if model.links is None else [_link(link) for link in model.links],
-        "publish_seconds": _seconds(model.seconds) if model.seconds else None,
+        **UNKNOWN,
+        **{name: value for part in model.parts for name, value in part.document().items()},
         **(composed.memory.document() if composed.memory else {"memory": None, "pools": {}}),
         "commands": commands(composed.cfg.cluster),
     }
@@ -66,16 +66,6 @@ def _stage(stage: Stage) -> dict[str, Any]:
     layers = [_span(chunk) for chunk in stage.chunks]
     sizes = {"parameters": stage.parameters, "parameters_a_rank": stage.of_rank}
     return {"layers": layers, "ranks": _span(stage.ranks), **sizes}
-
-
-def _seconds(seconds: PublishSeconds) -> dict[str, float]:
-    parts = {**dataclasses.asdict(seconds), "total": seconds.total}
-    return {name: round(value, 3) for name, value in parts.items()}
-
-
-def _link(link: Link) -> dict[str, Any]:
-    ends = {"from": link.source, "to": link.target}
-    return {"does": link.verb.name, **ends, "over": link.over.name, "bytes": link.num_bytes}
 
 
 def _trainer(trainer: Trainer) -> dict[str, Any]:

@@ -10,12 +10,10 @@ from typing import Any
 from slime.compose.compose import Composed
 from slime.config.hf import config_folder, read_hf_config
 from slime.layout import split_layers
-from slime.plan.publish_time import PublishSeconds, publish_seconds
+from slime.plan.part import PlanPart
 from slime.plugins import Plugins
-from slime.sizes.links import publish_links
 from slime.sizes.model import ModelSizes, keywords_of, sizes_of
 from slime.sizes.parameters import stages_of, unknown_parameter
-from slime.topology.links import Link
 from slime.topology.topology import Topology
 
 
@@ -45,9 +43,8 @@ class PlannedModel:
         hf: config.json, cut as the run cuts it.
         architecture: keywords of Megatron's TransformerConfig.
         dimensions: parallel dimensions, those of experts only where there are some.
-        links: what carries a published version; None of a family with blocks of its own, whose sizes are not known.
-        seconds: of publishing a version, where that can be estimated.
-        unknown: the first such parameter.
+        unknown: the first parameter of a family with blocks of its own, whose sizes are not known.
+        parts: what plugins say of it, where the sizes are known.
         adapters: parameters that learn in the place of the model's; 0: these learn.
     """
 
@@ -56,9 +53,8 @@ class PlannedModel:
     topology: Topology
     stages: Sequence[Stage]
     dimensions: Sequence[str]
-    links: Sequence[Link] | None
     unknown: str | None
-    seconds: PublishSeconds | None = None
+    parts: Sequence[PlanPart] = ()
     adapters: int = 0
 
 
@@ -73,15 +69,14 @@ def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
     for number, chunks in enumerate(split_layers(hf["num_hidden_layers"], topology.grid, cfg.train.megatron)):
         stages.append(Stage(number, chunks, range(number * per_stage, (number + 1) * per_stage)))
     expert = ("etp", "ep", "edp") if architecture.get("num_moe_experts") else ()
-    unknown, links, seconds, learning = unknown_parameter(mapping), None, None, 0
+    unknown, parts, learning = unknown_parameter(mapping), list[PlanPart](), 0
     if unknown is None:
         sizes = sizes_of(topology, keywords_of(cfg.train.megatron, bridge, hf), mapping)
-        links = publish_links(topology, sizes.weights, sizes.model)
-        seconds = publish_seconds(sizes, links)
+        parts = [each.factory(sizes=sizes) for each in plugins.registries["plan_part"]]
         stages = list(_with_parameters(stages, sizes))
         learning = sum(weight.numel for weight in sizes.adapters)
     dimensions = ("tp", "cp", "dp", "pp", *expert)
-    return PlannedModel(hf, architecture, topology, stages, dimensions, links, unknown, seconds, learning)
+    return PlannedModel(hf, architecture, topology, stages, dimensions, unknown, parts, learning)
 
 
 def _with_parameters(stages: Sequence[Stage], sizes: ModelSizes) -> Iterator[Stage]:

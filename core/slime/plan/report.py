@@ -26,7 +26,6 @@ from slime.extras import how_to_get
 from slime.layout import Grid
 from slime.plan.commands import commands
 from slime.plan.model import PlannedModel, read_model
-from slime.plan.publish_time import publish_lines
 from slime.plan.work import batch, batch_lines, learning, request_lines, requests
 from slime.plugins import Plugins
 from slime.sizes.estimate import KIND
@@ -67,8 +66,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
         sections += [["", title, *lines] for title, lines in composed.memory.sections()]
     elif cfg.cluster.on_gpus:
         sections.append(["", "memory a device", f"  not known: {_no_estimate(model, cfg.cluster.device.name)}"])
-    if model.links:
-        sections.append(["", "a published version", *publish_lines(model.topology, model.links, model.seconds)])
+    sections += [["", title, *lines] for part in model.parts for title, lines in part.sections()]
     if typed := commands(cfg.cluster):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)

@@ -15,8 +15,8 @@ from typing import Any
 from slime.config.schema import Role
 from slime.models.blocks import BuildingBlock, Cache
 from slime.models.shapes import Block, Cut, Model
-from slime.sizes.links import bytes_a_weight
 from slime.sizes.parameters import DRAFTING_LAYER, Weight, blocks_by_layer
+from slime.sizes.version import bytes_a_weight
 from slime.topology.engines import EngineGroup
 from slime.topology.quantization import WeightFormat
 from slime.topology.server_fields import (

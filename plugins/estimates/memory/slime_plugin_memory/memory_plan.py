@@ -14,9 +14,9 @@ from slime.contracts import Source
 from slime.engines.limits import longest_sequence
 from slime.layout import Grid, split_layers
 from slime.models.blocks import BuildingBlock
-from slime.sizes.links import version_bytes
 from slime.sizes.model import ModelSizes
 from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
+from slime.sizes.version import version_bytes
 from slime.topology.engines import EngineGroup
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of

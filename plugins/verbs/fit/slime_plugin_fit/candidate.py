@@ -11,9 +11,9 @@ from slime.config.changes import Changes, in_words
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.layout import Grid
-from slime.plan.publish_time import publish_seconds
-from slime.sizes.links import publish_links
 from slime_plugin_memory.memory_plan import MemoryPlan
+from slime_plugin_publish.links import publish_links
+from slime_plugin_publish.seconds import publish_seconds
 
 PUBLISH = "publish"
 

@@ -16,9 +16,9 @@ from slime.engines.limits import longest_of
 from slime.layout import Grid, split_layers
 from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
-from slime.plan.publish_time import NETWORK
 from slime.types import RL
 from slime_plugin_memory.trainer import TrainerRank
+from slime_plugin_publish.seconds import NETWORK
 
 MATMUL = 0.55 * 989e12
 """FLOP/s of a GPU's matrix products in bf16: 55 % of what the maker promises."""

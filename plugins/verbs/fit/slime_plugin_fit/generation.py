@@ -11,9 +11,9 @@ from slime.config.paths import exists, resolve_rows
 from slime.config.schema import EvalConfig, EvalSetConfig, SlimeConfig
 from slime.data.shards import row_files
 from slime.engines.limits import longest_of
-from slime.plan.publish_time import NETWORK
 from slime_plugin_fit.estimate import BF16, HBM, MEAN_LENGTH, NVLINK, Work
 from slime_plugin_memory.engine import EngineRank
+from slime_plugin_publish.seconds import NETWORK
 
 GENERATION, EVALUATION = "generation", "evaluation"
 LAYER_S = 4e-5

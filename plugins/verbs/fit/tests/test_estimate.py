@@ -11,9 +11,9 @@ from plugins.estimates.memory.tests.test_trainer import CPU_ADAM, CUT, FULL, PP2
 from slime.config.paths import resolve
 from slime.layout import Grid
 from slime.plan.flops import ForwardFlops
-from slime.plan.publish_time import NETWORK
 from slime_plugin_fit.estimate import HBM, NVLINK, Layout, Work, training_seconds, work_of
 from slime_plugin_fit.generation import _exchange, engine_seconds, generation_seconds, held_out_prompts
+from slime_plugin_publish.seconds import NETWORK
 
 ONE, ALONE = Grid(1), {"num_layers": 12}
 

@@ -21,7 +21,7 @@ from slime.config.schema import CheckpointConfig, ClusterConfig, ModelConfig, Ro
 from slime.errors import SlimeError
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
-from slime.sizes.links import version_bytes
+from slime.sizes.version import version_bytes
 from slime.topology.engines import EngineGroup
 from slime.topology.launcher import launcher_name, launcher_of
 from slime.topology.quantization import folders

@@ -11,29 +11,18 @@ from functools import partial
 from slime.layout import Grid
 from slime.models.shapes import Block, Cut, Model
 from slime.sizes.parameters import Weight, copies_embeddings, stages_of
+from slime.sizes.version import bytes_a_weight, is_quantized, sent, version_bytes, width
 from slime.topology.links import Link, Medium, Verb, medium_between
-from slime.topology.quantization import WeightFormat
 from slime.topology.topology import Topology
 from slime.topology.transport import IPC
 from slime.weights.transports import transport_of
-
-
-def is_quantized(form: WeightFormat | None, weight: Weight) -> bool:
-    """Whether engines with this format quantise a weight: all matrices inside layers are, but the routers'."""
-    plain = weight.block in (Block.embedding, Block.output, Block.norm, Block.router) or len(weight.shape) == 1
-    return form is not None and not plain and not weight.stated.in_bf16
-
-
-def bytes_a_weight(form: WeightFormat | None, weight: Weight, trained: float) -> float:
-    """Of a weight in engines, an element; `trained`: as it is trained."""
-    return form.bytes_a_weight if form and is_quantized(form, weight) else trained
 
 
 def owned_bytes(
     weights: Sequence[Weight],
     grid: Grid,
     model: Model,
-    width: Callable[[Weight], float],
+    travels: Callable[[Weight], float],
     *,
     replicas: bool = True,
     copies_embeddings: bool = False,
@@ -45,7 +34,7 @@ def owned_bytes(
 
     Args:
         model: Megatron's keywords with `num_layers` and what divides them into stages.
-        width: bytes a parameter of a weight, as it travels.
+        travels: bytes a parameter of a weight, as it travels.
         replicas: count too what every rank holds, which nobody has to send to all.
         copies_embeddings: the last of several stages has a copy of them: with two stages all ranks hold them.
     """
@@ -57,7 +46,7 @@ def owned_bytes(
             continue
         first = stage * grid.world_size // grid.pp
         for rank in range(first, first + parts):
-            owned[rank] += width(weight) * weight.numel / parts
+            owned[rank] += travels(weight) * weight.numel / parts
     return [round(num_bytes) for num_bytes in owned]
 
 
@@ -65,36 +54,21 @@ def publish_links(topology: Topology, weights: Sequence[Weight], model: Model) -
     """Every link of a publish: shards to the ranks that serve engines, and whole versions from these to the engines."""
     if not topology.engines:
         return []
-    sent = _sent(topology, weights)
+    all_sent = sent(topology, weights)
     everywhere = topology.transport == IPC and topology.cluster.colocated
     copied = copies_embeddings(topology.config.train, weights, model)
-    travels = partial(bytes_a_weight, topology.weight_format, trained=_width(topology, model))
-    owned = owned_bytes(sent, topology.grid, model, travels, replicas=not everywhere, copies_embeddings=copied)
+    travels = partial(bytes_a_weight, topology.weight_format, trained=width(topology, model))
+    owned = owned_bytes(all_sent, topology.grid, model, travels, replicas=not everywhere, copies_embeddings=copied)
     gathered = _to_all(topology, owned) if everywhere else _to_first(topology, owned)
     handed_over = transport_of(topology.transport).links(topology, version_bytes(topology, weights, model))
     return [*(link for link in gathered if link.num_bytes), *handed_over]
 
 
-def version_bytes(topology: Topology, weights: Sequence[Weight], model: Model) -> int:
-    """Of a version as it is published."""
-    travels = partial(bytes_a_weight, topology.weight_format, trained=_width(topology, model))
-    return round(sum(travels(weight) * weight.numel for weight in _sent(topology, weights)))
-
-
 def num_tensors(topology: Topology, weights: Sequence[Weight]) -> int:
     """Of a version as it is published, with all parts of what is quantised."""
-    sent, form = _sent(topology, weights), topology.weight_format
+    form, of_version = topology.weight_format, sent(topology, weights)
     parts = len(form.parts((1, 1))) if form else 1
-    return sum(weight.count * weight.num_names * (parts if is_quantized(form, weight) else 1) for weight in sent)
-
-
-def _sent(topology: Topology, weights: Sequence[Weight]) -> list[Weight]:
-    return [weight for weight in weights if topology.drafts or not weight.drafts]
-
-
-def _width(topology: Topology, model: Model) -> int:
-    """Bytes a trained parameter."""
-    return 2 if model.get("bf16", topology.cluster.on_gpus) else 4
+    return sum(weight.count * weight.num_names * (parts if is_quantized(form, weight) else 1) for weight in of_version)
 
 
 def _to_all(topology: Topology, owned: Sequence[int]) -> Iterator[Link]:

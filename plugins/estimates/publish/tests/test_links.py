@@ -9,16 +9,16 @@ import pytest
 from slime.compose.compose import examine
 from slime.plan.model import read_model
 from slime.plugins import load
-from slime.sizes.links import busiest
 from slime.topology.links import Link, Medium, Verb
+from slime_plugin_publish.links import busiest
+from slime_plugin_publish.part import Publishing
 
 
 def links_of(*words: str) -> Sequence[Link]:
     composed = examine(words)
     assert composed.problems == []
-    links = read_model(composed, load()).links
-    assert links is not None
-    return links
+    (part,) = (part for part in read_model(composed, load()).parts if isinstance(part, Publishing))
+    return part.links
 
 
 def into(links: Sequence[Link], target: str, verb: Verb) -> int:

@@ -6,14 +6,16 @@ import pytest
 
 from slime.compose.compose import examine
 from slime.plan.model import read_model
-from slime.plan.publish_time import PublishSeconds
 from slime.plugins import load
+from slime_plugin_publish.part import Publishing
+from slime_plugin_publish.seconds import PublishSeconds
 
 
 def seconds(*words: str) -> PublishSeconds | None:
     composed = examine(words)
     assert composed.problems == []
-    return read_model(composed, load()).seconds
+    (part,) = (part for part in read_model(composed, load()).parts if isinstance(part, Publishing))
+    return part.seconds
 
 
 @pytest.mark.parametrize(

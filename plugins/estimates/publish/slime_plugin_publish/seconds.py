@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slime.config.keys import value_of
-from slime.sizes.links import busiest, num_tensors, version_bytes
 from slime.sizes.model import ModelSizes
+from slime.sizes.version import version_bytes
 from slime.topology.links import Link, Medium, Verb
 from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
+from slime_plugin_publish.links import busiest, num_tensors
 
 NETWORK = 40e9
 """Bytes/s of a GPU to other hosts, each way: 400 Gb/s less what protocols take."""
