@@ -142,7 +142,7 @@ class SampleTracker(Tracker, Protocol):
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
         """The same that `samples/` keeps, after `log` of the step. `slime_plugin_samples.rows` has functions that
-        choose among the rows, and that make a table of them. Raising is told in a line, once; they do not come again."""
+        choose among the rows, and that make a table. Raising is told in a line, once; they do not come again."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ import socket
 import psutil
 import pytest
 import torch
-from slime.cluster.reaper import wait_until_gone
 
-from slime.cluster.stacks import suspects
 from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
@@ -23,6 +21,7 @@ from slime.errors import SlimeError
 from slime.testing.engines import as_exported, engine_over_hosts
 from slime.testing.models import random_model
 from slime.testing.publishing import publish
+from slime_plugin_ray.reaper import wait_until_gone
 from stack_dumps.blame import suspects
 from stack_dumps.dumps import look
 from tests.running import GONE_S
