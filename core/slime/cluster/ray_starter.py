@@ -63,7 +63,8 @@ class RayStarter(Protocol):
         ends soon after the block or the process, whatever ends that.
 
         Raises:
-            SlimeError: Ray does not start, or is not there; this host is none of the run's.
+            SlimeError: at once: this host lacks what Ray would need; in the block: Ray does not start, or is not there;
+                this host is none of the run's.
         """
 
 

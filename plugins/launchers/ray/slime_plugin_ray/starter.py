@@ -52,10 +52,13 @@ def object_store_bytes(cfg: SlimeConfig) -> int:
 class Starter:
     """A `slime.cluster.ray_starter.RayStarter`."""
 
+    def here(self, topology: Topology) -> contextlib.AbstractContextManager[LocalRay]:
+        require_gpus(topology.cluster)
+        return self._here(topology)
+
     @contextlib.contextmanager
-    def here(self, topology: Topology) -> Iterator[LocalRay]:
+    def _here(self, topology: Topology) -> Iterator[LocalRay]:
         cluster, mark = topology.cluster, secrets.token_hex(4)
-        require_gpus(cluster)
         launcher = launcher_of(cluster)
         hosts = launcher.hosts(cluster) if launcher else []
         own = launcher.this_host(cluster) if launcher else None
