@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime.imports import importing
-from slime.testing.patience import Patience, family
+from slime_testing.patience import Patience, family
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,7 +125,7 @@ def tiny_model():
 @pytest.fixture(scope="session")
 def engine(tiny_model, tmp_path_factory):
     """A real SGLang engine on the CPU for `tiny_model`, started by the first test that asks; publish before use."""
-    from slime.testing.engines import running_engine
+    from slime_testing.engines import running_engine
 
     with running_engine(tiny_model, Path(tmp_path_factory.mktemp("engine")) / "engine.log") as process:
         yield process

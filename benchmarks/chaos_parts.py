@@ -115,8 +115,8 @@ def faults() -> Table:
     from safetensors.torch import load_file
 
     from slime.config.paths import resolve
-    from slime.testing.engines import running_engine
-    from slime.testing.models import write_checkpoint
+    from slime_testing.engines import running_engine
+    from slime_testing.models import write_checkpoint
     from tests.weights.publisher import test_publish as tests
 
     model, bits = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), random.Random(SEED)
@@ -135,7 +135,7 @@ def faults() -> Table:
 def faulty_publish(engine: Any, tensors: Mapping[str, Any], sent: Mapping[str, Any], bucket: type) -> list[str]:
     """What publishing `sent` by way of `bucket` says, whether the engine answers then, and after a good publish."""
     from slime.errors import SlimeError
-    from slime.testing.publishing import publish
+    from slime_testing.publishing import publish
     from tests.transports import BUCKET, generate
 
     publish(iter(tensors.items()), [engine], 1, BUCKET)

@@ -30,7 +30,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from slime.config.paths import resolve
 from slime.data.tokenize import load_tokenizer
 from slime.files import human_bytes
-from slime.testing.publishing import publish_over
 from slime_plugin_disk import delta
 from slime_plugin_disk.folder import stored
 from slime_plugin_disk.publish import Disk, VersionFolder
@@ -38,6 +37,7 @@ from slime_plugin_disk.receive import receive
 from slime_plugin_fp8_block.config import SCALE
 from slime_plugin_fp8_block.quantizer import quantize
 from slime_plugin_sglang.side import EngineSide
+from slime_testing.publishing import publish_over
 
 TOKENIZER = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 BUCKET = 64 * 2**20

@@ -18,11 +18,11 @@ import torch
 from machine import conditions
 
 from slime.config.hf import read_hf_config
-from slime.testing import models
-from slime.testing.engines import hf_tensors
-from slime.testing.generation import hold
 from slime.weights.megatron.quantized import quantized, quantizer_of
 from slime_plugin_fp8_block.config import Fp8Format
+from slime_testing import models
+from slime_testing.engines import hf_tensors
+from slime_testing.generation import hold
 
 PARTS = ("all", "attention", "experts", "MLPs beside the experts")
 NUM_SEQUENCES, LENGTH = 8, 256

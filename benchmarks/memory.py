@@ -23,9 +23,9 @@ from train import Case as Packs
 
 from slime.compose.compose import compose, examine
 from slime.config.schema import LossMean
-from slime.testing.ranks import Rank, run_ranks
 from slime_plugin_memory.estimate import GpuMemory
 from slime_plugin_memory.trainer import GIB, Phase
+from slime_testing.ranks import Rank, run_ranks
 
 TOLERANCE = 0.1
 RANDOM = ["recipe=none", "model.init=random", "eval.path=null", "rollout.max_prompt_tokens=32"]

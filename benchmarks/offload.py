@@ -20,10 +20,10 @@ from machine import conditions
 
 from slime.compose.compose import compose
 from slime.net import free_port
-from slime.testing.recorded import recorded_samples
 from slime.train.offload import gradients, host_slots, kept, residue
 from slime.train.packing import pack
 from slime.train.trainer import Trainer
+from slime_testing.recorded import recorded_samples
 
 REST = [
     "run.num_steps=9",

@@ -27,10 +27,10 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.engine_client.client import Completion, EngineClient
 from slime.net import Endpoint
-from slime.testing.engines import as_exported, running_engine
-from slime.testing.models import run_config
-from slime.testing.publishing import publish
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.engines import as_exported, running_engine
+from slime_testing.models import run_config
+from slime_testing.publishing import publish
+from slime_testing.ranks import Rank, run_ranks
 
 PROMPTS = (
     "There are 7 boxes with 12 books in each. How many books are there in all?",

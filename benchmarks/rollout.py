@@ -43,9 +43,9 @@ from slime.reward.service import RewardService
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
-from slime.testing.models import write_checkpoint
-from slime.testing.publishing import publish
 from slime.topology.topology import read_topology
+from slime_testing.models import write_checkpoint
+from slime_testing.publishing import publish
 
 PROMISED = 0.95
 VERSION = 1

@@ -34,8 +34,8 @@ from machine import conditions
 
 from slime.compose.compose import compose
 from slime.config.schema import LossMean, SlimeConfig
-from slime.testing.ranks import Rank, run_ranks
 from slime.types import TrainSample
+from slime_testing.ranks import Rank, run_ranks
 
 PEAK_FLOPS = 989e12
 TARGET_MFU = 0.45

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 
 def kill_at_every_line(

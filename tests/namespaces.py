@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.testing.patience import Patience, family
+from slime_testing.patience import Patience, family
 
 TOOLS = ("ip", "unshare", "nsenter", "mount", "hostname")
 BARE = ("env", "-i", f"HOME={Path.home()}", "PATH=/usr/bin:/bin")

@@ -28,14 +28,14 @@ from slime.engine_client.client import Completion, EngineClient
 from slime.engines.process import EngineProcess
 from slime.models.bridge import HfConfig
 from slime.net import LOOPBACK, Endpoint
-from slime.testing.models import write_checkpoint
-from slime.testing.ranks import Rank, run_ranks
 from slime.topology.quantization import weight_format
 from slime.topology.topology import read_topology
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
 from slime.weights.megatron.quantized import Quantizer, parts_of, quantized, quantizer_of
 from slime.weights.shared.views import Named
 from slime_plugin_fp8_block.blocks import E4M3
+from slime_testing.models import write_checkpoint
+from slime_testing.ranks import Rank, run_ranks
 from tests.agreement import FEW, FEWER, Agreement
 
 NARROW: Mapping[str, int] = {
@@ -179,9 +179,9 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
 
 def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
-    from slime.testing.publishing import publish
     from slime.train.trainer import Trainer
     from slime.weights.shared.bucket import CudaBucket, SharedBucket
+    from slime_testing.publishing import publish
 
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from slime.testing.publishing import publish_over
 from slime.types import Receipt
 from slime.weights.shared.bucket import Header
 from slime.weights.shared.receipt import NOTE_KEY, Fingerprint
@@ -18,6 +17,7 @@ from slime_plugin_disk.publish import Disk, VersionFolder
 from slime_plugin_disk.stored import read_manifest
 from slime_plugin_sglang.load_plan import ReceivedBucket
 from slime_plugin_sglang.side import EngineSide, Gather
+from slime_testing.publishing import publish_over
 
 BUCKET = 1 << 12
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ import psutil
 
 from slime.config.paths import resolve
 from slime.observe.metrics import read_rows
-from slime.testing.patience import Patience
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.patience import Patience
 from stack_dumps.dumps import look
 
 SILENCE_S = 60.0

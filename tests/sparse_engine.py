@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import slime_plugin_sparse_attention as dsa
 from slime.models.config_reader import ConfigReader
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 
 class Built(NamedTuple):

@@ -1,7 +1,7 @@
 """What slime itself contributes keeps the contract that plugins keep."""
 
-from slime.testing.plugins import check_filter
 from slime.types import Decision
+from slime_testing.plugins import check_filter
 
 
 def test_the_filter_none_keeps_every_group_that_can_have_an_advantage() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from slime import files
 from slime.errors import SlimeError
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 
 @pytest.fixture

@@ -32,7 +32,6 @@ BUDGETS = {
     "weights": 2415,
     ".": 4780,
     "cluster": 1805,
-    "testing": 2930,
     "train": 3180,
     "compose": 2470,
     "config": 1925,

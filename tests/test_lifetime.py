@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 CHILD = """
 import os, time

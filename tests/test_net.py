@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from slime.net import LOOPBACK, file_store, reserved_port
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 
 def test_ports_that_follow_one_another_are_held_but_for_a_server_that_listens():

@@ -8,7 +8,7 @@ import pytest
 from slime import plugins
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 from tests.site import Site
 
 REWARD = """

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from slime.imports import import_file
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"

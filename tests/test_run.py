@@ -17,8 +17,8 @@ from plugins.trackers.tensorboard.tests.test_tensorboard import events
 from slime.compose.data_files import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
-from slime.testing.patience import run_within
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.patience import run_within
 from tests.running import GONE_S, NO_CHECKPOINTS, NO_STOP, SPREAD, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

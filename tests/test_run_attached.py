@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from slime.config.paths import resolve
-from slime.testing.patience import Patience, family, run_within
+from slime_testing.patience import Patience, family, run_within
 from tests.running import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 from tests.running import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

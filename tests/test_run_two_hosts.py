@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.testing.patience import run_within
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.patience import run_within
 from tests.namespaces import TwoHosts, two_hosts
 from tests.running import GONE_S, Run
 

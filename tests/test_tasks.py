@@ -13,8 +13,8 @@ from slime.compose.groups import scan
 from slime.config.schema import RewardConfig
 from slime.plugins import load
 from slime.reward.service import RewardService
-from slime.testing.plugins import sample
 from slime.types import VerdictKind
+from slime_testing.plugins import sample
 
 THINKS = (
     "<think>\n10 + 24 is {answer}. Or \\boxed{{7}}?\n</think>\n\nThe sum is {answer}.\n\nAnswer: \\boxed{{{answer}}}"

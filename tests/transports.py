@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from slime.engine_client.client import Completion, EngineClient
 from slime.net import LOOPBACK, Endpoint, serve_store
-from slime.testing.publishing import publish_over
 from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import results
@@ -24,6 +23,7 @@ from slime.weights.shared.receipt import BucketNote
 from slime.weights.shared.views import Named
 from slime_plugin_broadcast.groups import join_engines
 from slime_plugin_broadcast.source import Broadcast
+from slime_testing.publishing import publish_over
 
 BUCKET = 1 << 18
 """Bytes: small enough that a tiny model takes a dozen buckets, and that its largest tensors go alone."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slime.testing.patience import Patience, family
+from slime_testing.patience import Patience, family
 
 
 def until(

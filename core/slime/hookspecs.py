@@ -110,7 +110,7 @@ class SlimeHooks(Protocol):
 
         A name of two words gives an installed verb an option: `slime plan ... --fit` calls `"plan --fit"`, where the
         flag may stand anywhere after the verb, and `slime plan convert ...` calls `"plan convert"`. The option has a
-        parser of its own, and the verb's `--help` lists it. `slime.testing.verbs.check_verb` tests a verb;
+        parser of its own, and the verb's `--help` lists it. `slime_testing.verbs.check_verb` tests a verb;
         `tests/third_party/lengths` is a whole example."""
 
     @hookspec

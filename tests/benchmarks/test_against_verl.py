@@ -15,7 +15,7 @@ import pytest
 from slime.compose.compose import examine
 from slime.config.paths import resolve
 from slime.plugins import load
-from slime.testing.plugins import sample
+from slime_testing.plugins import sample
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/scale.py"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -10,8 +10,8 @@ import pytest
 
 from slime.cluster.placement import Slot, bundles, slots, suffices
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
-from slime.testing.patience import run_within
 from slime.topology.topology import read_topology
+from slime_testing.patience import run_within
 
 
 def config(

@@ -12,8 +12,8 @@ from slime import plugins
 from slime.compose.compose import compose, examine
 from slime.compose.groups import scan
 from slime.errors import SlimeError
-from slime.testing.plugins import RewardCase, check_reward
 from slime.verbs.plugins import listing
+from slime_testing.plugins import RewardCase, check_reward
 from tests.site import Site
 
 ROOT = Path(__file__).parents[2]

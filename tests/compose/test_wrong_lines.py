@@ -10,7 +10,7 @@ import pytest
 from slime.compose.compose import examine
 from slime.config.keys import ANY_NAME, own_keys
 from slime.errors import SlimeError
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 LONG = "a" * 300

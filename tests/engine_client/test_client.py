@@ -9,8 +9,8 @@ from slime.engine_client.batched_requests import events, joined
 from slime.engine_client.client import EngineClient, FinishReason
 from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
-from slime.testing.engines import hf_tensors
-from slime.testing.publishing import publish
+from slime_testing.engines import hf_tensors
+from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import ScriptedEngine, connected
 
 PROMPT = [5, 6, 7]

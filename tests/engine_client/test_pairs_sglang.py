@@ -26,9 +26,9 @@ from slime.engines.process import EngineProcess
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
-from slime.testing.engines import hf_tensors
-from slime.testing.publishing import publish
 from slime.topology.topology import read_topology
+from slime_testing.engines import hf_tensors
+from slime_testing.publishing import publish
 from tests.sampling.test_loop_sglang import Bench, responses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("_mooncake")]

@@ -9,8 +9,8 @@ from slime.compose.compose import compose
 from slime.engine_client.client import FinishReason
 from slime.engines.limits import longest_sequence, num_drafted, require_room, room
 from slime.errors import SlimeError
-from slime.testing.engines import hf_tensors
-from slime.testing.publishing import publish
+from slime_testing.engines import hf_tensors
+from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import connected
 
 CONTEXT = 512

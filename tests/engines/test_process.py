@@ -20,8 +20,8 @@ from slime.engines import process as process_module
 from slime.engines.process import EngineProcess, reserved_port, server_args
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
-from slime.testing.engines import cpu_config, running_engine, topology_at
 from slime_plugin_sglang.launcher import parse
+from slime_testing.engines import cpu_config, running_engine, topology_at
 from stack_dumps.dumps import look
 from tests.waiting import until
 
@@ -121,7 +121,7 @@ import sys, time
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
-from slime.testing.engines import running_engine
+from slime_testing.engines import running_engine
 with running_engine(Path(sys.argv[1]), Path(sys.argv[2])) as engine:
     print(engine.pid, flush=True)
     time.sleep(100)

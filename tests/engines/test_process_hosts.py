@@ -18,10 +18,10 @@ from slime.config.paths import resolve
 from slime.engine_client.client import EngineClient
 from slime.engines.process import DYING_S
 from slime.errors import SlimeError
-from slime.testing.engines import as_exported, engine_over_hosts
-from slime.testing.models import random_model
-from slime.testing.publishing import publish
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.engines import as_exported, engine_over_hosts
+from slime_testing.models import random_model
+from slime_testing.publishing import publish
 from stack_dumps.blame import suspects
 from stack_dumps.dumps import look
 from tests.running import GONE_S

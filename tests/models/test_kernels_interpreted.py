@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU itself")

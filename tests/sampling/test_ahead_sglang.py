@@ -24,9 +24,9 @@ from slime.sampling.loop import Collected
 from slime.sampling.sampler import Sampler
 from slime.sampling.samples import to_train_samples
 from slime.segments import Segment
-from slime.testing.engines import hf_tensors
-from slime.testing.publishing import publish
 from slime.types import IS_CURRENT
+from slime_testing.engines import hf_tensors
+from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import Letters, Scorer
 
 from .scripted_rollout import Prompts

@@ -1,5 +1,5 @@
 from slime.sampling.buffer import FifoBuffer
-from slime.testing.buffers import check_buffer, unfinished
+from slime_testing.buffers import check_buffer, unfinished
 
 
 def stored(buffer, *names, version=3):

@@ -14,8 +14,8 @@ from slime.config.schema import FilterConfig
 from slime.errors import SlimeError
 from slime.plugins import Contribution, Registry
 from slime.sampling.guarded import FilterChain, GuardedBuffer, GuardedFilter
-from slime.testing.plugins import group
 from slime.types import Decision, Group, Prompt, Sample
+from slime_testing.plugins import group
 
 GROUP = Group(Prompt("0/0", (), (1,)), [])
 

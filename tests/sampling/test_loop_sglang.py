@@ -31,10 +31,10 @@ from slime.sampling.buffer import FifoBuffer
 from slime.sampling.evaluate import evaluate
 from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
-from slime.testing.models import write_checkpoint
-from slime.testing.publishing import publish
 from slime.topology.topology import read_topology
 from slime.types import Status
+from slime_testing.models import write_checkpoint
+from slime_testing.publishing import publish
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,8 +15,8 @@ from slime.contracts import Program
 from slime.errors import SlimeError
 from slime.imports import import_file
 from slime.sampling.buffer import FifoBuffer
-from slime.testing.programs import ProgramCase, check_program
 from slime.types import Status, Task, Turn, Verdict
+from slime_testing.programs import ProgramCase, check_program
 from tests.engine_client.scripted_engine import ScriptedEngine, answer
 
 from .scripted_rollout import VERSION, run

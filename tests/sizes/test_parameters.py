@@ -14,9 +14,9 @@ from slime.layout import read_grid
 from slime.models.mapping import Rule, WeightMapping
 from slime.plugins import load
 from slime.sizes.parameters import Weight, held_by_stage, unknown_parameter, weights_of
-from slime.testing.ranks import Rank, run_ranks
 from slime_plugin_publish.links import owned_bytes
 from slime_plugin_transformer import embeddings
+from slime_testing.ranks import Rank, run_ranks
 
 TP, PP, EP, ETP, CP = (
     "tensor_model_parallel_size",

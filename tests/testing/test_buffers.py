@@ -2,7 +2,7 @@
 
 import pytest
 
-from slime.testing.buffers import check_buffer
+from slime_testing.buffers import check_buffer
 from tests.site import Site
 
 SOUND = """

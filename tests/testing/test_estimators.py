@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.errors import SlimeError
-from slime.testing.estimators import check_estimator
+from slime_testing.estimators import check_estimator
 from tests.site import Site
 
 MEDIAN = Path(__file__).parents[1] / "third_party/median"

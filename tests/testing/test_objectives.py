@@ -8,7 +8,7 @@ import pytest
 
 from slime.config.schema import KlIn
 from slime.errors import SlimeError
-from slime.testing.objectives import check_objective
+from slime_testing.objectives import check_objective
 from tests.site import Site
 
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"

@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 from tests.waiting import until
 
 

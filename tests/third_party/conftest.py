@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -180,7 +180,7 @@ def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
     examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry")
     bare.build(*(HERE / example for example in examples))
-    plugins = [f"slime-plugin-{name}" for name in ("samples", "sglang", "glm4", "math", "dynamic-sampling")]
+    plugins = [f"slime-plugin-{name}" for name in ("samples", "testing", "sglang", "glm4", "math", "dynamic-sampling")]
     bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
     libraries = ("guarded-workers", "stack-dumps")

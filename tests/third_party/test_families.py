@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime import plugins
-from slime.testing.contract import CHECKS, contracts
+from slime_testing.contract import CHECKS, contracts
 from tests.site import Site
 
 FAMILIES = Path(__file__).parent / "families"

@@ -37,7 +37,7 @@ def test_a_third_party_reward_scores_in_its_own_workers(environment: Any) -> Non
 import asyncio
 from slime.config.schema import RewardConfig
 from slime.reward.service import RewardService
-from slime.testing.plugins import sample
+from slime_testing.plugins import sample
 with RewardService(RewardConfig(name="closeness", options={"scale": 5.0})) as service:
     print(asyncio.run(service.score(sample("70+15=80", "85"))).value)
 """

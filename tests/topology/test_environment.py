@@ -4,8 +4,8 @@ import os
 
 from slime.compose.compose import examine
 from slime.config.schema import Device, EngineGroupConfig, Role
-from slime.testing.engines import cpu_config
 from slime.topology.topology import read_topology
+from slime_testing.engines import cpu_config
 
 
 def of_first_engine(cfg):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role
-from slime.testing.engines import cpu_config
 from slime.topology.engines import MAX_IMBALANCE
 from slime.topology.server_fields import graph_step
 from slime.topology.topology import read_topology
+from slime_testing.engines import cpu_config
 
 MODEL = Path("/models/tiny")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime.testing.ranks import Rank
+from slime_testing.ranks import Rank
 
 HF = {
     "attention_bias": True,
@@ -28,7 +28,7 @@ HF = {
 
 
 def write_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("model")
     write_checkpoint(HF, folder)
@@ -66,7 +66,7 @@ def packed(
 
 
 def recorded(seed: int = 0) -> list[Any]:
-    from slime.testing.recorded import recorded_samples
+    from slime_testing.recorded import recorded_samples
 
     return recorded_samples(16, HF["vocab_size"], seed=seed)
 
@@ -85,7 +85,7 @@ def with_transformers_logprobs(samples: list[Any], temperature: float) -> list[A
     """The samples with log-probs of transformers' model of the same weights, at a temperature."""
     import torch
 
-    from slime.testing.models import random_model
+    from slime_testing.models import random_model
 
     model, found = random_model(HF).double(), []
     for sample in samples:

@@ -13,7 +13,7 @@ import torch
 
 from slime.digest import facts_of
 from slime.errors import SlimeError
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ VOCAB_SIZE = 96
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("model")
     write_checkpoint(moe_config(), folder)
@@ -81,8 +81,8 @@ def train(trainer: Any, steps: range) -> list[float]:
 
 
 def take_step(trainer: Any, step: int) -> dict[str, float]:
-    from slime.testing.recorded import recorded_samples
     from slime.train.packing import pack
+    from slime_testing.recorded import recorded_samples
 
     samples = recorded_samples(12, VOCAB_SIZE, seed=step)
     options = {"num_dp": trainer.data_parallel_size, "align": trainer.packing_align, "max_tokens": 128}
@@ -205,7 +205,7 @@ def load_message(rank: Rank, model: Path, folder: Path) -> str:
 def test_a_checkpoint_of_another_model_is_refused(
     tmp_path: Path, whole_run: tuple[Path, list[float], dict[str, Any]]
 ) -> None:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     write_checkpoint(moe_config(hidden_size=64), tmp_path)
     (message,) = run_ranks(load_message, 1, tmp_path, whole_run[0] / "1")

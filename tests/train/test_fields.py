@@ -16,9 +16,9 @@ from slime.config.megatron_fields import ACCEPTED
 from slime.errors import SlimeError
 from slime.layout import read_grid, split_layers
 from slime.net import free_port
-from slime.testing.models import write_checkpoint
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
+from slime_testing.models import write_checkpoint
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"dense": "glm4/tests/configs/dense", "moe": "glm4/tests/configs/moe"}

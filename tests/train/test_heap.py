@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 HOLES = """
 import psutil, torch

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from slime.net import free_port
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 from tests.train.one_rank import HF, packed, recorded, start, with_transformers_logprobs, write_model
 
 CORRECTIONS = {
@@ -59,7 +59,7 @@ def by_the_papers(samples: list[Any], settings: dict[str, Any]) -> dict[str, flo
     """Transformers in float64, a sample at a time: loss, gradient norm and weights by the papers' formulas."""
     import torch
 
-    from slime.testing.models import random_model
+    from slime_testing.models import random_model
 
     model, losses, ratios, outside = random_model(HF).double(), [], [], []
     low, high = settings.get("importance_low", 0.0), settings.get("importance_high", 2.0)

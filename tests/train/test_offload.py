@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
 from tests.train.one_rank import HF
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ NUM_STEPS = 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("model")
     write_checkpoint(WIDE, folder)
@@ -155,7 +155,7 @@ def publish_around(rank: Rank, model: Path) -> tuple[dict[str, torch.Tensor], ..
 
 def test_weights_found_before_are_the_ones_exported_after(tmp_path: Path) -> None:
     """Experts that share a parameter are exported through views of it."""
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     write_checkpoint(EXPERTS, tmp_path, dtype=torch.bfloat16)
     [(before, after, expected)] = run_ranks(publish_around, 1, tmp_path)

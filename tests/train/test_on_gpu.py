@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from slime.net import free_port
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 MODELS = Path(__file__).parents[2] / "plugins/models"
 FP32_TOLERANCE, BF16_TOLERANCE = {"rel": 1e-4, "abs": 2e-5}, {"rel": 0.05, "abs": 0.02}
@@ -39,7 +39,7 @@ IN_BF16 = ("tp2-ep2", "cp2", "tp2-pp2-ep2", "tp2-cp2")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with experts; its first layer is dense."""
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("moe")
     write_checkpoint(json.loads((MODELS / "glm4/tests/configs/moe.json").read_text()), folder)
@@ -105,8 +105,8 @@ def new_trainer(
 
 
 def steps(trainer: Any, numbers: Iterable[int]) -> list[dict[str, float]]:
-    from slime.testing.recorded import recorded_samples
     from slime.train.packing import pack
+    from slime_testing.recorded import recorded_samples
 
     batches = pack(
         recorded_samples(24, trainer.hf["vocab_size"]),
@@ -163,7 +163,7 @@ def test_layouts_in_bf16(several_gpus: list[dict[str, Any]], one_gpu: dict[str, 
 @pytest.mark.timeout(400)
 def test_sparse_attention_over_nccl_equals_one_gpu(tmp_path: Path) -> None:
     """Ranks trade heads for tokens (`tp2`) and gather latents (`cp2`)."""
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     # So many index heads that no two scores are equal: of equal ones it is open on CUDA which is chosen.
     hf = json.loads((MODELS / "glm5/tests/configs/dsa.json").read_text()) | {"index_n_heads": 32}
@@ -180,7 +180,7 @@ def test_sparse_attention_over_nccl_equals_one_gpu(tmp_path: Path) -> None:
 def test_shared_prompts_change_neither_metrics_nor_gradients(tmp_path: Path) -> None:
     """In fp32 sums are taken in another order; in bf16 flash attention rounds the gradient of a key once a sample
     instead of once."""
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
     from tests.train.one_rank import HF
 
     write_checkpoint(HF, tmp_path)
@@ -193,7 +193,7 @@ def test_shared_prompts_change_neither_metrics_nor_gradients(tmp_path: Path) -> 
 
 def by_sharing(rank: Rank, device: str, model: Path) -> dict[str, Any]:
     """Metrics of groups of four samples, whole and behind one copy of their prompt, and the gradients' distance."""
-    from slime.testing.recorded import recorded_samples
+    from slime_testing.recorded import recorded_samples
     from tests.train.one_rank import of_groups, packed
 
     found = {}

@@ -7,10 +7,10 @@ import pytest
 
 from slime.config.schema import LossMean
 from slime.errors import SlimeError
-from slime.testing.recorded import recorded_samples
 from slime.train.bins import Shape, Unit, share_out
 from slime.train.packing import pack
 from slime.types import Batch, MicroBatch, TrainSample
+from slime_testing.recorded import recorded_samples
 
 SAMPLES = recorded_samples(37, 50, seed=3)
 RESPONSE_LIMIT = 64

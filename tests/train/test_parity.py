@@ -1,6 +1,6 @@
 """Every parallel layout computes what one rank computes: losses, gradient norms and each parameter's gradient.
 
-The layouts of `slime.testing.contract` come with every model plugin; here are the ones beyond them.
+The layouts of `slime_testing.contract` come with every model plugin; here are the ones beyond them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from slime.testing.contract import Contract
-from slime.testing.ranks import run_ranks
-from slime.testing.training import compare, train_layouts
+from slime_testing.contract import Contract
+from slime_testing.ranks import run_ranks
+from slime_testing.training import compare, train_layouts
 
 CONFIGS = Path(__file__).parents[2] / "plugins/models/glm4/tests/configs"
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

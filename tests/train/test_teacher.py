@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from slime.errors import SlimeError
 from slime.net import free_port
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 from tests.train.one_rank import HF, packed, recorded, start, write_model
 
 COEF = 0.5
@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("teacher")
     write_checkpoint(HF, folder, seed=1)
@@ -99,7 +99,7 @@ def results(model: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory
 
 def by_the_formula() -> dict[str, float]:
     """Two models of transformers in float64, a sample at a time: the only step of a rollout, where the ratio is 1."""
-    from slime.testing.models import random_model
+    from slime_testing.models import random_model
 
     student, teacher = random_model(HF).double(), random_model(HF, seed=1).double()
     losses, gaps = [], []
@@ -190,7 +190,7 @@ def refused(rank: Rank, model: Path, *teachers: Path) -> list[str]:
 
 
 def test_what_cannot_be_loaded_is_named_under_its_key(model: Path, tmp_path: Path) -> None:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     write_checkpoint({**HF, "intermediate_size": 64}, tmp_path / "wider")
     (tmp_path / "empty").mkdir()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from slime.errors import SlimeError
 from slime.net import free_port
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 from tests.train.one_rank import HF, of_groups, packed, recorded, start, with_transformers_logprobs, write_model
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from slime.net import free_port
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 from tests.train.one_rank import HF
 
 
@@ -49,9 +49,9 @@ def gradients(rank: Rank, folders: dict[bool, Path]) -> dict[tuple[bool, bool, b
 
 def _gradients(rank: Rank, folder: Path, fused: bool, overlap: bool) -> dict[str, Any]:
     from slime.config.schema import Init, LossMean, SlimeConfig
-    from slime.testing.recorded import recorded_samples
     from slime.train.packing import pack
     from slime.train.trainer import Trainer
+    from slime_testing.recorded import recorded_samples
 
     cfg = SlimeConfig()
     cfg.model.family, cfg.model.path, cfg.model.init, cfg.run.num_steps = "glm4", str(folder), Init.random, 1

@@ -6,7 +6,7 @@ import pytest
 
 from slime import extras, plugins
 from slime.__main__ import EXIT_ERROR, main
-from slime.testing.verbs import check_verb
+from slime_testing.verbs import check_verb
 from tests.site import Site
 
 VERBS = """

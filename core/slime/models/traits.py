@@ -86,7 +86,7 @@ class Recording(Protocol):
 
 
 class Reference(Protocol):
-    """A block's weights and its loss by another implementation, for `slime.testing` alone."""
+    """A block's weights and its loss by another implementation, for `slime_testing` alone."""
 
     def completed(self, model: Any, hf: Mapping[str, Any]) -> Any:
         """transformers' model of a config.json with the weights of the block, where its class lacks them."""
@@ -94,7 +94,7 @@ class Reference(Protocol):
     def loss_and_gradients(
         self, hf: Mapping[str, Any], batch: Sequence[TrainSample]
     ) -> tuple[float, Mapping[str, Any]]:
-        """Of `slime.testing.models.random_model`: the extra loss, as a mean over the batch's loss tokens, and its
+        """Of `slime_testing.models.random_model`: the extra loss, as a mean over the batch's loss tokens, and its
         gradients by HF name, as NumPy arrays."""
 
 
@@ -114,7 +114,7 @@ class Traits:
         refused: fields of Megatron's config that may not be set, and what they would mean.
         extra_loss: gives the loss by which the block learns, weighted by the value of `learns_by`.
         layer_losses: names of the losses that its layers add (`slime.models.layer_losses`).
-        reference: gives what `slime.testing` compares the block with, beside transformers' own class.
+        reference: gives what `slime_testing` compares the block with, beside transformers' own class.
         recording: what engines note for its layers.
     """
 

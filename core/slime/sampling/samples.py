@@ -97,7 +97,7 @@ def _advantages(estimator: Estimator, sizes: Sequence[int], attempts: Sequence[A
     """
     ends = np.cumsum(sizes).tolist()
     groups = [attempts[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    where, todo = f"estimator {type(estimator).__name__}", "Correct it; slime.testing.estimators checks one."
+    where, todo = f"estimator {type(estimator).__name__}", "Correct it; slime_testing.estimators checks one."
     try:
         found = estimator.advantages(groups)
     except Exception as error:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.models.output.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
 PLAIN = PlainKernels()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime.testing.models import check_round_trip, write_checkpoint
+from slime_testing.models import check_round_trip, write_checkpoint
 
 CONFIG = Path(__file__).parents[3] / "plugins/models/glm4/tests/configs/moe.json"
 GROUPED = {"moe_grouped_gemm": True, "bf16": True}

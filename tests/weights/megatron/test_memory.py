@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slime.testing.models import Parallel, run_config
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.models import Parallel, run_config
+from slime_testing.ranks import Rank, run_ranks
 from tests.resident import MIB, growth
 
 pytestmark = pytest.mark.slow

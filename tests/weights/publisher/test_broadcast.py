@@ -11,9 +11,9 @@ import torch
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, free_port
-from slime.testing.engines import hf_tensors, running_engine
-from slime.testing.publishing import publish
 from slime.weights.shared.bucket import Bucket
+from slime_testing.engines import hf_tensors, running_engine
+from slime_testing.publishing import publish
 from tests.transports import BUCKET, VICTIM, broadcast, flip_bit, half, joined
 
 pytestmark = pytest.mark.slow

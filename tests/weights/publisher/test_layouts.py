@@ -20,9 +20,9 @@ from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.engines.process import EngineProcess
 from slime.errors import SlimeError
-from slime.testing import models
-from slime.testing.engines import as_exported, running_engine
-from slime.testing.publishing import publish
+from slime_testing import models
+from slime_testing.engines import as_exported, running_engine
+from slime_testing.publishing import publish
 from tests.transports import BUCKET, LIMIT_S, publish_by_rank
 from tests.waiting import until
 

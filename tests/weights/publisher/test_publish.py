@@ -13,12 +13,12 @@ import torch
 from slime.__main__ import main
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
-from slime.testing.engines import hf_tensors, running_engine
-from slime.testing.publishing import publish, publish_over
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.shared.bucket import SharedBucket
 from slime.weights.shared.receipt import NOTE_KEY
 from slime_plugin_disk.publish import Disk, VersionFolder
+from slime_testing.engines import hf_tensors, running_engine
+from slime_testing.publishing import publish, publish_over
 from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate, half
 
 pytestmark = pytest.mark.slow

@@ -13,10 +13,10 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
-from slime.testing import models
-from slime.testing.engines import hf_tensors, running_engine
-from slime.testing.publishing import publish
 from slime_plugin_mimo import hf
+from slime_testing import models
+from slime_testing.engines import hf_tensors, running_engine
+from slime_testing.publishing import publish
 from tests.transports import BUCKET, broadcast, joined
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from slime.config.keys import default_config
-from slime.testing.contract import Contract
-from slime.testing.models import write_checkpoint
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import another_port
+from slime_testing.contract import Contract
+from slime_testing.models import write_checkpoint
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import another_port
 
 CONFIG = Path(__file__).parents[3] / "models/glm4/tests/configs/moe.json"
 TP2 = {"tensor_model_parallel_size": 2}

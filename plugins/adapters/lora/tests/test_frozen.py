@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from slime.config.keys import default_config
-from slime.testing.contract import Contract
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
+from slime_testing.contract import Contract
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
 
 CONFIGS = Path(__file__).parents[3] / "models"
 MODELS = ["glm4/tests/configs/dense.json", "glm4/tests/configs/moe.json", "glm5/tests/configs/dsa.json"]

@@ -14,10 +14,10 @@ import torch
 
 from slime.config.keys import default_config
 from slime.config.schema import LossMean, SlimeConfig
-from slime.testing.contract import CP, EP, PP, TP, UNEVEN, Contract
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import NUM_SAMPLES, NUM_STEPS, another_port, gather_shards
+from slime_testing.contract import CP, EP, PP, TP, UNEVEN, Contract
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import NUM_SAMPLES, NUM_STEPS, another_port, gather_shards
 
 CONFIGS = Path(__file__).parents[3] / "models"
 MODELS = {
@@ -43,7 +43,7 @@ WITH_EXPERTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     4: {"tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2}},
 }
 METRICS, GRADIENTS, WEIGHTS = 2e-6, 2e-5, 2e-5
-"""Largest differences between layouts, those of the contract of model plugins (`slime.testing.training`)."""
+"""Largest differences between layouts, those of the contract of model plugins (`slime_testing.training`)."""
 
 
 @dataclass

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from slime.config.keys import default_config
 from slime.models.linear import ReplicatedLinear, whole_weight
-from slime.testing.contract import Contract
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import another_port
 from slime.weights.megatron.save_hf import save_hf
 from slime_plugin_lora import layers
+from slime_testing.contract import Contract
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import another_port
 
 CONFIGS = Path(__file__).parents[3] / "models"
 MODELS = ["qwen2/tests/configs/untied.json", "glm4/tests/configs/dense.json", "glm4/tests/configs/lite.json"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -70,12 +70,12 @@ def gradients(rank: Rank, layout: dict[str, Any]) -> tuple[float, dict[str, tupl
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.algo.sft import Sft
     from slime.config.schema import Init, LossMean, SlimeConfig
-    from slime.testing.recorded import recorded_samples
     from slime.train import megatron
     from slime.train.local_batch import local_micro_batches
     from slime.train.objective import StepLoss
     from slime.train.packing import pack
     from slime.train.step import GradientCheck, accumulate_gradients
+    from slime_testing.recorded import recorded_samples
 
     cfg = SlimeConfig()
     cfg.model.init, cfg.train.megatron, cfg.train.ddp = Init.random, layout, {"use_distributed_optimizer": False}

@@ -16,10 +16,10 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.models.bridge import traits_of
 from slime.models.traits import Traits
-from slime.testing import models
-from slime.testing.ranks import Rank
 from slime.types import TrainSample
 from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
+from slime_testing import models
+from slime_testing.ranks import Rank
 
 TOLERANCE = 1e-5
 """Nats, fp32: the sums run in another order. Another expert costs more than 1e-2."""

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.training import another_port
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.training import another_port
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from slime.models.traits import Traits
-from slime.testing.contract import Contract
-from slime.testing.ranks import run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import NUM_SAMPLES, Trained, compare, train_layouts
 from slime.types import TrainSample
 from slime_plugin_mixture_of_experts.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS
+from slime_testing.contract import Contract
+from slime_testing.ranks import run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import NUM_SAMPLES, Trained, compare, train_layouts
 
 from .replayed import TOLERANCE, by_transformers, largest_difference, record, recording_of, scored
 

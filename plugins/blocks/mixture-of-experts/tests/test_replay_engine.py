@@ -19,12 +19,12 @@ from slime.engine_client.engine_set import EngineSet
 from slime.net import Endpoint
 from slime.sampling.generate import Generator
 from slime.segments import Segment
-from slime.testing import models
-from slime.testing.engines import as_exported, running_engine
-from slime.testing.publishing import publish
-from slime.testing.ranks import run_ranks
 from slime.types import Status, TrainSample
 from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS
+from slime_testing import models
+from slime_testing.engines import as_exported, running_engine
+from slime_testing.publishing import publish
+from slime_testing.ranks import run_ranks
 
 from .replayed import TOLERANCE, by_transformers, chosen_by, largest_difference, recording_of, scored
 

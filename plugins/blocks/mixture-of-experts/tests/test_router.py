@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime.testing import models
-from slime.testing.engines import hf_tensors
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import GRADIENT_TOLERANCE, TOLERANCES, another_port, record_gradients
+from slime_testing import models
+from slime_testing.engines import hf_tensors
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import GRADIENT_TOLERANCE, TOLERANCES, another_port, record_gradients
 
 pytestmark = pytest.mark.slow
 

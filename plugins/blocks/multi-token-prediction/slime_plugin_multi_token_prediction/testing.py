@@ -17,9 +17,9 @@ from torch import Tensor
 
 from slime import plugins
 from slime.models.bridge import HfConfig
-from slime.testing import models
-from slime.testing.engines import hf_tensors
 from slime.types import TrainSample
+from slime_testing import models
+from slime_testing.engines import hf_tensors
 
 
 class PredictionReference:
@@ -47,7 +47,7 @@ def _with_one_more_layer(hf: HfConfig) -> Any:
 
 
 class Prediction:
-    """The prediction layer of `slime.testing.models.random_model`; one of a class of the family's own that says
+    """The prediction layer of `slime_testing.models.random_model`; one of a class of the family's own that says
     `hidden_first` takes M [hidden state; embedding] instead.
 
     Args:

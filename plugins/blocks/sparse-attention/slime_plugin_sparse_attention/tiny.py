@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime.testing.tiny import DECODER
+from slime_testing.tiny import DECODER
 
 SPARSE_DECODER: dict[str, Any] = DECODER | {
     "hidden_size": 256,  # 128 learns more slowly beside latents of 512

@@ -16,10 +16,10 @@ import torch
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Secret
-from slime.testing.engines import hf_tensors
-from slime.testing.publishing import publish
 from slime.weights.shared.bucket import SharedBucket
 from slime_plugin_sglang.load_plan import ReceivedBucket
+from slime_testing.engines import hf_tensors
+from slime_testing.publishing import publish
 from tests.transports import generate
 
 pytestmark = pytest.mark.slow

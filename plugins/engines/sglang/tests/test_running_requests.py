@@ -15,9 +15,9 @@ import torch
 from slime.engine_client.client import Completion, EngineClient, FinishReason
 from slime.errors import SlimeError
 from slime.net import Endpoint
-from slime.testing.engines import hf_tensors
-from slime.testing.publishing import publish
 from slime_plugin_sglang.running_requests import RUNNING
+from slime_testing.engines import hf_tensors
+from slime_testing.publishing import publish
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sglang_torch_cpu.deterministic import murmur_hash32
-from slime.testing.patience import run_within
 from slime_plugin_sglang.seeded_sampling import below_one
+from slime_testing.patience import run_within
 
 SEED, POSITION, COLUMN = 1, 36420, 317
 """Found by inverting MurmurHash3: their hash is 2^32 - 1."""

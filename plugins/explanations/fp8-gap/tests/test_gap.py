@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from slime.testing.contract import EP, TP, UNEVEN
-from slime.testing.engines import hf_tensors
-from slime.testing.generation import hold
-from slime.testing.models import random_model, write_checkpoint
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import another_port
 from slime.types import TrainSample
 from slime.weights.megatron.quantized import quantized, quantizer_of
 from slime_plugin_fp8_block.config import BLOCK, Fp8Format
+from slime_testing.contract import EP, TP, UNEVEN
+from slime_testing.engines import hf_tensors
+from slime_testing.generation import hold
+from slime_testing.models import random_model, write_checkpoint
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import another_port
 from tests.train.one_rank import HF as DENSE
 
 TOLERANCE = 1e-5

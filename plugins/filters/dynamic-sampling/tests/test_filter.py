@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from slime.testing.plugins import check_filter, group
 from slime.types import Decision
 from slime_plugin_dynamic_sampling.filter import DynamicSampling, Options
+from slime_testing.plugins import check_filter, group
 
 KEEP = Decision(keep=True)
 

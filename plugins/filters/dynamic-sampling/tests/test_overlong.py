@@ -6,8 +6,8 @@ from slime.compose.compose import examine
 from slime.errors import SlimeError
 from slime.plugins import load
 from slime.sampling.guarded import FilterChain
-from slime.testing.plugins import check_filter, check_shaping, group
 from slime.types import Decision
+from slime_testing.plugins import check_filter, check_shaping, group
 
 OPTIONS = {"max_response_tokens": 100, "soft_tokens": 40}
 RUN = ["+model=glm4-tiny", "+cluster=local"]

@@ -10,8 +10,8 @@ from slime.compose.compose import compose
 from slime.errors import SlimeError
 from slime.plugins import load
 from slime.segments import Segment, WeightSpan
-from slime.testing.buffers import check_buffer
 from slime.types import Group, Prompt, Sample, Status, Verdict
+from slime_testing.buffers import check_buffer
 
 
 def group(name: str, *versions: int | None) -> Group:

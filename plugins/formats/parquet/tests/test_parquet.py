@@ -15,7 +15,7 @@ import pytest
 from slime.data import rows
 from slime.data.rows import first_rows, read_rows
 from slime.errors import SlimeError
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 CHAT = [
     {"prompt": [{"role": "user", "content": f"{number}+1="}], "label": str(number + 1), "extra": {"n": [number, 0.5]}}

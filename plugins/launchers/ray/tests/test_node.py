@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime.testing.patience import Patience, family
 from slime_plugin_ray.folders import LONGEST_PLACE, PREFIX
 from slime_plugin_ray.node import last_words
+from slime_testing.patience import Patience, family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

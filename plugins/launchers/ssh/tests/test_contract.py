@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 from tests.namespaces import two_hosts
 
 CODE = """
 import sys
 from pathlib import Path
-from slime.testing.launchers import check_launcher
+from slime_testing.launchers import check_launcher
 check_launcher("ssh", Path(sys.argv[1]), num_nodes=2, hostfile=sys.argv[2])
 """
 

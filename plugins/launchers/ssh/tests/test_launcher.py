@@ -10,11 +10,11 @@ import pytest
 
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
-from slime.testing.patience import Patience, family
 from slime.topology import launcher
 from slime.topology.launcher import Order, ThisHost
 from slime_plugin_ssh.session import sessions
 from slime_plugin_ssh.this_host import find_this_host
+from slime_testing.patience import Patience, family
 
 CLUSTER = ClusterConfig(name="it", hostfile="hosts")
 ELSEWHERE = "192.0.2.1"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.generation import check_generation
 from slime_plugin_fp8_block.config import Fp8Format
+from slime_testing.generation import check_generation
 from tests.on_gpu import check_on_gpu
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_deepseek_v3/assets"

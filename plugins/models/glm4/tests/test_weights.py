@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slime.testing import models
-from slime.testing.contract import CHECKS, contracts
 from slime.weights.megatron.save_hf import save_hf
+from slime_testing import models
+from slime_testing.contract import CHECKS, contracts
 
 CONTRACTS = contracts(Path(__file__).parent / "configs")
 DENSE, MOE = dict(CONTRACTS["dense"].hf), dict(CONTRACTS["moe"].hf)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text()) | {"index_n_heads": 32}
 """So many index heads that no two scores are equal: of equal ones it is open on CUDA which is chosen."""
@@ -36,7 +36,7 @@ Found = tuple[dict[str, float], dict[str, float], float]
 )
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     """Of each case, all in one start of the process."""
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folders = {topk: tmp_path_factory.mktemp("checkpoint") for topk, _ in CASES.values()}
     for topk, folder in folders.items():
@@ -56,8 +56,8 @@ def test_both_ways_are_one_function(found: dict[str, Found]) -> None:
 
 
 def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> dict[str, Found]:
-    from slime.testing.training import another_port
     from slime_plugin_sparse_attention.split import Split
+    from slime_testing.training import another_port
 
     def for_all(runs: Any, topk: int, *given: Any) -> Split:
         """All queries but the first of a sequence see more keys than this one."""
@@ -80,9 +80,9 @@ def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[s
 
 def step(rank: Rank, device: str, folder: Path, megatron: Mapping[str, Any]) -> tuple[dict[str, float], torch.Tensor]:
     from slime.config.schema import Device, LossMean, SlimeConfig
-    from slime.testing.recorded import recorded_samples
     from slime.train.packing import pack
     from slime.train.trainer import Trainer
+    from slime_testing.recorded import recorded_samples
 
     cfg = SlimeConfig()
     cfg.cluster.device, cfg.run.num_steps = Device(device), 1

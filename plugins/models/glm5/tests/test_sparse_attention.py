@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slime.testing import models
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, TOLERANCES, compare, train_layouts
 from slime.types import TrainSample
 from slime_plugin_multi_token_prediction.testing import Prediction
+from slime_testing import models
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, TOLERANCES, compare, train_layouts
 
 HF = json.loads((Path(__file__).parent / "configs/dsa.json").read_text())
 FAMILY = HF["model_type"]

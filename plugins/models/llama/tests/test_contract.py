@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.contract import CHECKS, contracts
+from slime_testing.contract import CHECKS, contracts
 
 CONTRACTS = contracts(Path(__file__).parent / "configs")
 

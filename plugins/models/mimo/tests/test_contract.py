@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.contract import CHECKS, contracts
 from slime_plugin_mimo import hf
+from slime_testing.contract import CHECKS, contracts
 
 hf.register()
 CONTRACTS = contracts(Path(__file__).parent / "configs")

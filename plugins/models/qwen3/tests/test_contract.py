@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing import models
-from slime.testing.contract import CHECKS, contracts
+from slime_testing import models
+from slime_testing.contract import CHECKS, contracts
 
 CONTRACTS = contracts(Path(__file__).parent / "configs")
 

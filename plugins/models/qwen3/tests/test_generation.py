@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.generation import check_generation
+from slime_testing.generation import check_generation
 from tests.on_gpu import check_on_gpu
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_qwen3/assets"

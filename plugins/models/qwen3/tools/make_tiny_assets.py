@@ -5,7 +5,7 @@ Run `python make_tiny_assets.py [FOLDER]`. A test compares the output with what 
 
 from pathlib import Path
 
-from slime.testing.tiny import DECODER, write_tiny_models
+from slime_testing.tiny import DECODER, write_tiny_models
 
 ASSETS = Path(__file__).resolve().parents[1] / "slime_plugin_qwen3" / "assets"
 

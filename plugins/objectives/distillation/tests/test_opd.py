@@ -16,10 +16,10 @@ from slime.algo.stages import Stage, estimator_of, objective_of
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator, KlIn
 from slime.config.schema import AlgoConfig
 from slime.contracts import LossInputs, LossTerms, Source
-from slime.testing.estimators import check_estimator
-from slime.testing.objectives import check_objective
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
+from slime_testing.estimators import check_estimator
+from slime_testing.objectives import check_objective
 
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 SHARED: dict[str, Any] = {

@@ -21,14 +21,14 @@ from slime.compose.compose import examine
 from slime.config.paths import resolve
 from slime.contracts import Source
 from slime.errors import SlimeError
-from slime.testing.engines import running_engine
-from slime.testing.models import random_model, write_checkpoint
-from slime.testing.objectives import check_objective
-from slime.testing.publishing import publish
-from slime.testing.recorded import recorded_samples
 from slime_plugin_distillation import served
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
 from slime_plugin_distillation.served import Server
+from slime_testing.engines import running_engine
+from slime_testing.models import random_model, write_checkpoint
+from slime_testing.objectives import check_objective
+from slime_testing.publishing import publish
+from slime_testing.recorded import recorded_samples
 from tests.running import NO_STOP, Run, end_all
 
 TINY = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")

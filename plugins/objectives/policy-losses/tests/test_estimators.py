@@ -13,8 +13,8 @@ import torch
 
 from slime.compose.compose import compose, examine
 from slime.estimator import Attempt
-from slime.testing.estimators import check_estimator
 from slime_plugin_policy_losses.estimators import ReinforcePp, ReinforcePpBaseline, Rloo
+from slime_testing.estimators import check_estimator
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 ROWS = [[(1.0, 3), (0.0, 1), (0.5, 2)], [(2.0, 4), (-1.0, 2)]]

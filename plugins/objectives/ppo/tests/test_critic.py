@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import Gradients, another_port, gather_shards, record_gradients
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import Gradients, another_port, gather_shards, record_gradients
 
 from .tiny import HF, write_model
 
@@ -268,7 +268,7 @@ def test_the_critic_starts_from_another_folder_and_the_policy_does_not(
 
 
 def write_other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("other")
     write_checkpoint(HF, folder, seed=7)

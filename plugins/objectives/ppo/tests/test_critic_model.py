@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 from .test_critic import batches_of, numbers, start
 from .tiny import EXPERTS, HF, write_model
@@ -23,8 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def values_of_transformers(rank: Rank, model: Path) -> Any:
     """Values of one pack by a head of random weights, and the same head on the hidden states of transformers' class."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime.testing.models import random_model
     from slime.train.step import score
+    from slime_testing.models import random_model
 
     trainer = start(rank, model)
     trainer.begin_critic("rl")
@@ -85,7 +85,7 @@ def train_layout(rank: Rank, model: Path, megatron: Mapping[str, Any]) -> list[d
 )
 def test_the_critic_of_other_models(changes: dict[str, Any], megatron: dict[str, Any], tmp_path: Path) -> None:
     """What stands behind the policy's last layer is not the critic's: prediction layers, tied embeddings."""
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     write_checkpoint(HF | changes, tmp_path)
     [alone] = run_ranks(train_layout, 1, tmp_path, {})

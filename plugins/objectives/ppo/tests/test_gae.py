@@ -12,8 +12,8 @@ from slime.algo.stages import estimator_of
 from slime.config.schema import AlgoConfig
 from slime.errors import SlimeError
 from slime.estimator import Attempt, CriticEstimator
-from slime.testing.estimators import check_estimator
 from slime_plugin_ppo.gae import CHUNK, Gae, discounted_sums
+from slime_testing.estimators import check_estimator
 
 EXACT = {"rel": 1e-11, "abs": 1e-12}
 """Float64 on both sides, up to a thousand terms of order 1 in another order."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slime.algo.stages import run_stages
-from slime.testing.ranks import Rank, run_ranks
+from slime_testing.ranks import Rank, run_ranks
 
 from .test_critic import batches_of, start
 from .tiny import write_model

@@ -16,7 +16,7 @@ EXPERTS: dict[str, Any] = json.loads((CONFIGS / "moe.json").read_text()) | SMALL
 
 
 def write_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from slime.testing.models import write_checkpoint
+    from slime_testing.models import write_checkpoint
 
     folder = tmp_path_factory.mktemp("model")
     write_checkpoint(HF, folder)

@@ -17,9 +17,9 @@ from slime.__main__ import main
 from slime.compose.compose import examine
 from slime.contracts import LossInputs
 from slime.observe.metrics import read_rows
-from slime.testing.objectives import check_objective
 from slime.types import PREFERENCE
 from slime_plugin_preferences.dpo import REFERENCE, Dpo, Form
+from slime_testing.objectives import check_objective
 
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 LENGTHS = [2, 3, 1, 1]

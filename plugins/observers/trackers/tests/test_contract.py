@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from slime.testing.plugins import check_subscriber
+from slime_testing.plugins import check_subscriber
 
 
 def test_it_takes_the_events_of_a_run(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from slime.compose.compose import examine
 from slime.compose.overrides import read_command_line
 from slime.config.extended import add_keys, schemas_of
 from slime.errors import SlimeError
-from slime.testing.quantizations import check_format, check_quantization
 from slime_plugin_fp8_block.config import Fp8Blocks, Fp8Format
+from slime_testing.quantizations import check_format, check_quantization
 
 HOW = (
     "Run: pip install slime-plugin-fp8-block. "

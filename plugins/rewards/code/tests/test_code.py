@@ -9,10 +9,10 @@ import pytest
 from slime.__main__ import main
 from slime.compose.compose import compose
 from slime.errors import SlimeError
-from slime.testing.plugins import RewardCase, check_reward
 from slime.types import Prompt, Sample, Verdict, VerdictKind
 from slime_plugin_code import sandbox
 from slime_plugin_code.reward import CodeReward, cases_of, program_of
+from slime_testing.plugins import RewardCase, check_reward
 
 ADD = {"inputs": ["3 4", "1 1"], "outputs": ["7", "2\n"]}
 CALLED = {"function": "add", "inputs": [[3, 4], [1, 1]], "outputs": [7, 2]}

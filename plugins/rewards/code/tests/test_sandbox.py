@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.plugins import RewardCase, check_reward
 from slime.types import Verdict
 from slime_plugin_code import sandbox
 from slime_plugin_code.sandbox import Spec, UnconfinedError, run
+from slime_testing.plugins import RewardCase, check_reward
 
 ESCAPES = {
     "a socket of the network": "import socket; socket.create_connection(('127.0.0.1', VICTIM_PORT))",

@@ -13,9 +13,9 @@ from slime.compose.compose import Composed, examine
 from slime.config.paths import resolve
 from slime.data.prompts import PromptSet
 from slime.data.tokenize import load_tokenizer
-from slime.testing.plugins import sample
 from slime_plugin_math.options import DapoOptions
 from slime_plugin_math.rewards import DapoReward
+from slime_testing.plugins import sample
 
 SMALL = [
     "rollout.max_prompt_tokens=400",

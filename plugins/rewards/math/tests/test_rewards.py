@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from slime.testing.plugins import RewardCase, check_reward, sample
 from slime.types import Status, Verdict, VerdictKind
 from slime_plugin_math.options import AnswerForm, ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
 from slime_plugin_math.rewards import ArithmeticReward, DapoReward, DeepscalerReward, MathReward
+from slime_testing.plugins import RewardCase, check_reward, sample
 
 RIGHT = Verdict.of(1.0, correct=1.0, format=1.0)
 

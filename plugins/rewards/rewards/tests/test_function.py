@@ -8,9 +8,9 @@ import pytest
 
 from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
-from slime.testing.plugins import GroupCase, RewardCase, check_reward, sample
 from slime.types import Verdict
 from slime_plugin_rewards.function import FunctionReward
+from slime_testing.plugins import GroupCase, RewardCase, check_reward, sample
 
 RUN = ["+model=glm4-tiny", "+cluster=local"]
 PAGE = Path(__file__).parents[4] / "docs/rewards.md"

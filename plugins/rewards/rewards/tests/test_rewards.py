@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from slime.errors import SlimeError
-from slime.testing.plugins import GroupCase, RewardCase, check_reward, sample
 from slime.types import Verdict, VerdictKind
 from slime_plugin_rewards.constraints import CHECKS
 from slime_plugin_rewards.http import ServerError, post
 from slime_plugin_rewards.judge import JudgeReward
 from slime_plugin_rewards.route import RouteReward
+from slime_testing.plugins import GroupCase, RewardCase, check_reward, sample
 
 
 def test_f1_keeps_the_contract() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import slime_plugin_starter
 from slime.compose.compose import examine
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 DATA = Path(slime_plugin_starter.__file__).with_name("data")
 SETS = ("word-problems", "countdown", "reverse-text")

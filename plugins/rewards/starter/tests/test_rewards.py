@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from slime.testing.plugins import RewardCase, check_reward
 from slime.types import Prompt, Sample, Status, Verdict, VerdictKind
 from slime_plugin_starter.rewards import CountdownReward, Gsm8kReward, ReverseTextReward, evaluate
+from slime_testing.plugins import RewardCase, check_reward
 
 LABEL = {"numbers": [3, 4, 5], "target": 23}
 

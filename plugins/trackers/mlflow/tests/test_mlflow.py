@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slime.compose.compose import examine
-from slime.testing.plugins import SHOWN, check_tracker
 from slime_plugin_mlflow import slime_check
 from slime_plugin_samples.rows import COLUMNS, table
+from slime_testing.plugins import SHOWN, check_tracker
 
 RUN = ["+model=glm4-tiny", "+cluster=local"]
 HERE = importlib.util.find_spec("mlflow") is not None

@@ -6,9 +6,9 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from slime.compose.compose import examine
-from slime.testing.plugins import check_tracker
 from slime.types import TrackedRun
 from slime_plugin_tensorboard.tracker import TensorBoard
+from slime_testing.plugins import check_tracker
 
 
 def log_steps(folder, stage, steps, resumed=None):

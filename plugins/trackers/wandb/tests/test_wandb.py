@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slime.compose.compose import examine
-from slime.testing.plugins import SHOWN, check_tracker
 from slime_plugin_samples.rows import COLUMNS, table
+from slime_testing.plugins import SHOWN, check_tracker
 
 BLOCK, FULL, LAST = 32768, 1, 4
 RUN = ["+model=glm4-tiny", "+cluster=local"]

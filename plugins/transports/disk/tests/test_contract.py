@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slime.config.paths import resolve
-from slime.testing.engines import running_engine
-from slime.testing.transports import check_transport
+from slime_testing.engines import running_engine
+from slime_testing.transports import check_transport
 
 
 @pytest.mark.slow

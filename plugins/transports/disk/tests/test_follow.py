@@ -9,8 +9,8 @@ import torch
 
 from slime.__main__ import main
 from slime.net import LOOPBACK, free_port
-from slime.testing.publishing import publish_over
 from slime_plugin_disk.publish import Disk, VersionFolder
+from slime_testing.publishing import publish_over
 
 
 def test_a_folder_without_versions_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

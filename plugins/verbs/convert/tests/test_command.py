@@ -19,10 +19,10 @@ from slime.config.paths import resolve
 from slime.config.schema import Init, LossMean, SlimeConfig
 from slime.digest import FileFacts
 from slime.errors import SlimeError
-from slime.testing.patience import run_within
-from slime.testing.ranks import Rank, run_ranks
 from slime.types import TrainSample
 from slime_plugin_convert import command
+from slime_testing.patience import run_within
+from slime_testing.ranks import Rank, run_ranks
 
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 

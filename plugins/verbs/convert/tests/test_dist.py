@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from slime.checkpoints import require_as_written
 from slime.errors import SlimeError
-from slime.testing.models import run_config, write_checkpoint
-from slime.testing.patience import Patience, family, run_within
-from slime.testing.ranks import Rank, run_ranks
 from slime_plugin_convert.layout import parse
+from slime_testing.models import run_config, write_checkpoint
+from slime_testing.patience import Patience, family, run_within
+from slime_testing.ranks import Rank, run_ranks
 from tests.resident import MIB, growth
 
 MOE: dict[str, Any] = json.loads((Path(__file__).parents[4] / "plugins/models/glm4/tests/configs/moe.json").read_text())

@@ -19,12 +19,12 @@ from slime.config.hf import QUANTIZATION
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.files import human_bytes
-from slime.testing.models import write_checkpoint
 from slime.weights.megatron.hf_files import HfFiles
 from slime_plugin_convert import estimate, fp8, job, layout
 from slime_plugin_convert.estimate import Estimate, minutes
 from slime_plugin_convert.expected import model_of, tensors_of
 from slime_plugin_convert.schemes import Strategy
+from slime_testing.models import write_checkpoint
 
 BLOCK = fp8.scheme_to_write(Strategy.block, powers_of_two=False)
 DOCS = Path(__file__).parents[4] / "docs/checkpoints.md"

@@ -18,13 +18,13 @@ from slime.__main__ import main
 from slime.checkpoints import CONVERTED
 from slime.config.hf import QUANTIZATION
 from slime.errors import SlimeError
-from slime.testing.models import write_checkpoint
 from slime.weights.megatron.hf_files import HfFiles
 from slime_plugin_convert import estimate, fp8, job
 from slime_plugin_convert.layout import parse
 from slime_plugin_convert.schemes import Strategy
 from slime_plugin_convert.tensors import TensorReader, as_bytes
 from slime_plugin_fp8_block.config import PLAIN
+from slime_testing.models import write_checkpoint
 
 # Sizes that are whole blocks or less than one: transformers knows no others.
 HF = json.loads((Path(__file__).parents[4] / "plugins/models/glm4/tests/configs/moe.json").read_text())

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from plugins.verbs.convert.tests.test_dist import MOE
-from slime.testing.models import write_checkpoint
-from slime.testing.patience import run_within
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.models import write_checkpoint
+from slime_testing.patience import run_within
 from tests.namespaces import TwoHosts, two_hosts
 from tests.running import GONE_S
 

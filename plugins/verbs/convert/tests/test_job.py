@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from slime.checkpoints import CONVERTED
 from slime.errors import SlimeError
-from slime.testing.patience import Patience, family, run_within
-from slime.testing.ranks import Rank, run_ranks
 from slime_plugin_convert.staging import Staging
+from slime_testing.patience import Patience, family, run_within
+from slime_testing.ranks import Rank, run_ranks
 from tests.resident import growth
 
 CONFIG = {"model_type": "any", "num_hidden_layers": 1}

@@ -10,11 +10,11 @@ from slime.__main__ import main
 from slime.compose.compose import examine
 from slime.errors import SlimeError
 from slime.plugins import load
-from slime.testing.verbs import check_verb
 from slime_plugin_fit.engines import engine_changes
 from slime_plugin_fit.search import fit
 from slime_plugin_memory.estimate import GpuMemory
 from slime_plugin_memory.memory_plan import most
+from slime_testing.verbs import check_verb
 
 FIVE = ["glm5.2@h100x256", "deepseek-r1@h100x128", "glm4.5@h100x64", "glm4.7-flash@h100x8", "glm4-9b@h100x8"]
 

@@ -14,12 +14,12 @@ from plugins.verbs.watch.tests.conftest import row, sample
 from slime.__main__ import main
 from slime.events import Complete, Ended
 from slime.observe.status import STATUS, Status
-from slime.testing.plugins import check_subscriber
-from slime.testing.verbs import check_verb
 from slime.types import TrackedRun
 from slime_plugin_console import summary
 from slime_plugin_watch import Watch, frozen, page
 from slime_plugin_watch.view import RunView
+from slime_testing.plugins import check_subscriber
+from slime_testing.verbs import check_verb
 
 
 class Page(HTMLParser):

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from slime.testing.launchers import check_launcher
+from slime_testing.launchers import check_launcher
 
 
 def test_contract(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-from slime.testing.plugins import RewardCase, check_reward
 from slime.types import Verdict
+from slime_testing.plugins import RewardCase, check_reward
 
 
 def test_contract() -> None:

@@ -1,6 +1,6 @@
 from slime.compose.compose import examine
-from slime.testing.quantizations import check_quantization
 from slime.topology.topology import read_topology
+from slime_testing.quantizations import check_quantization
 
 DEMO = ["+model=glm4-tiny", "+cluster=local"]
 

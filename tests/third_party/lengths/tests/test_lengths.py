@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from slime.__main__ import main
-from slime.testing.plugins import SHOWN
-from slime.testing.verbs import check_verb
+from slime_testing.plugins import SHOWN
+from slime_testing.verbs import check_verb
 
 
 def test_contract() -> None:

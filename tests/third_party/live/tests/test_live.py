@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from slime.testing.plugins import check_subscriber
+from slime_testing.plugins import check_subscriber
 
 
 def test_contract(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from slime.config.paths import resolve
-from slime.testing.engines import running_engine
-from slime.testing.transports import check_transport
+from slime_testing.engines import running_engine
+from slime_testing.transports import check_transport
 
 
 def test_contract(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from slime.compose.compose import compose
 from slime.errors import SlimeError
-from slime.testing.estimators import check_estimator
+from slime_testing.estimators import check_estimator
 
 CHOSEN = ["+model=glm4-tiny", "+cluster=local", "algo.advantage=median"]
 

@@ -1,5 +1,5 @@
-from slime.testing.programs import ProgramCase, check_program
 from slime.types import Turn, Verdict
+from slime_testing.programs import ProgramCase, check_program
 
 SHORT, LONG = Turn("85", "stop"), Turn("70 and 15 make", "length")
 

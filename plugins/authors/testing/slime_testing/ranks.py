@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from slime.imports import import_file
 from slime.lifetime import end_with_parent
 from slime.net import free_port
-from slime.testing.patience import Patience
+from slime_testing.patience import Patience
 
 _SECONDS_TO_PRINT_STACKS = 1.0
 _ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
@@ -84,7 +84,7 @@ def _context() -> SpawnContext | ForkServerContext:
 
 def _serve_forks() -> None:
     """Start the server, unless it runs; torch reads the environment as it is imported."""
-    multiprocessing.set_forkserver_preload(["slime.testing.preloaded"])
+    multiprocessing.set_forkserver_preload(["slime_testing.preloaded"])
     before = dict(os.environ)
     os.environ.update({**_ENVIRONMENT, **before})
     try:

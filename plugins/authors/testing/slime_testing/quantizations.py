@@ -1,11 +1,11 @@
 """The contract test of a quantization, to be called from a plugin's own tests.
 
-from slime.testing.quantizations import check_quantization
+from slime_testing.quantizations import check_quantization
 
 def test_contract() -> None:
     check_quantization("int8")
 
-It needs no engine. Whether SGLang computes with what a publish brings, `slime.testing.generation.check_generation` says
+It needs no engine. Whether SGLang computes with what a publish brings, `slime_testing.generation.check_generation` says
 (`form`).
 """
 
@@ -22,9 +22,9 @@ from torch import Tensor
 from slime import plugins
 from slime.config.keys import own_keys
 from slime.errors import SlimeError
-from slime.testing.plugins import check_light
 from slime.topology.quantization import Quantization, WeightFormat
 from slime.weights.megatron.quantized import Quantizer, parts_of, quantizer_of
+from slime_testing.plugins import check_light
 
 SHAPES = ((256, 384), (200, 300), (1, 1), (130, 64))
 MANY = 1 << 12

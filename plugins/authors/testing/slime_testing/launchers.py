@@ -1,6 +1,6 @@
 """The contract test of a launcher, to be called from a plugin's own tests.
 
-from slime.testing.launchers import check_launcher
+from slime_testing.launchers import check_launcher
 
 def test_contract(tmp_path: Path) -> None:
     check_launcher("ssh", tmp_path, num_nodes=2, hostfile="hosts")
@@ -22,9 +22,9 @@ from typing import Any
 
 from slime import plugins
 from slime.config.schema import ClusterConfig
-from slime.testing.heartbeat import VARIABLE
-from slime.testing.plugins import check_light
 from slime.topology.launcher import Launcher, Order, lost
+from slime_testing.heartbeat import VARIABLE
+from slime_testing.plugins import check_light
 
 LIMIT_S = 60.0
 """For a process on another host to begin, or to end."""
@@ -62,7 +62,7 @@ def check_launcher(name: str, folder: Path, **keys: Any) -> None:
 def beating(others: Sequence[tuple[int, str]], folder: Path, word: str) -> dict[str, Order]:
     """Orders that write `folder/<number>` as long as they last."""
     return {
-        host: _order(number, "slime.testing.heartbeat", [str(folder / str(number))], word) for number, host in others
+        host: _order(number, "slime_testing.heartbeat", [str(folder / str(number))], word) for number, host in others
     }
 
 
@@ -85,7 +85,7 @@ def _check_block(launcher: Launcher, others: Sequence[tuple[int, str]], folder: 
 
 
 def _check_failure(launcher: Launcher, others: Sequence[tuple[int, str]], folder: Path) -> None:
-    orders = {host: _order(number, "slime.testing.no_such_module", []) for number, host in others}
+    orders = {host: _order(number, "slime_testing.no_such_module", []) for number, host in others}
     with launcher.run(orders, folder) as processes:
         for process in processes:
             assert _within(lambda process=process: process.end() != ""), "an order that fails ends"  # type: ignore[misc]
@@ -100,7 +100,7 @@ def _check_failure(launcher: Launcher, others: Sequence[tuple[int, str]], folder
 def _check_death_of_driver(name: str, others: Sequence[tuple[int, str]], folder: Path, keys: dict[str, Any]) -> None:
     for number, _ in others:
         (folder / str(number)).unlink()
-    command = [sys.executable, "-m", "slime.testing.launchers", name, str(folder), json.dumps(keys)]
+    command = [sys.executable, "-m", "slime_testing.launchers", name, str(folder), json.dumps(keys)]
     driver = subprocess.Popen(command)
     begun = _within(lambda: all((folder / str(number)).exists() for number, _ in others))
     driver.send_signal(signal.SIGKILL)

@@ -28,9 +28,9 @@ from slime.config.schema import SlimeConfig
 from slime.models.bridge import traits_of
 from slime.models.traits import Traits
 from slime.net import free_port
-from slime.testing.ranks import Rank
-from slime.testing.recorded import recorded_samples
 from slime.types import TrainSample
+from slime_testing.ranks import Rank
+from slime_testing.recorded import recorded_samples
 
 if TYPE_CHECKING:
     from slime.train.trainer import Trainer

@@ -1,6 +1,6 @@
 """The contract test of a verb, to be called from a plugin's own tests.
 
-from slime.testing.verbs import check_verb
+from slime_testing.verbs import check_verb
 
 def test_contract() -> None:
     check_verb("lengths")
@@ -13,9 +13,9 @@ import re
 from slime import plugins
 from slime.contracts import Verb
 from slime.errors import SlimeError
-from slime.testing.plugins import check_light
 from slime.verbs import installed
 from slime.verbs.strangers import read
+from slime_testing.plugins import check_light
 
 NAME = re.compile(r"[a-z][a-z-]*( (--)?[a-z][a-z-]*)?")
 MAX_HELP = 90

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from slime.testing.transports import check_transport
 from slime.weights.publisher.handover import Outcome
 from slime.weights.publisher.shared_memory import SharedMemory
 from slime.weights.transports import SharedMemoryTransport
+from slime_testing.transports import check_transport
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime.testing.training import Trained, compare
+from slime_testing.training import Trained, compare
 
 
 def trained(**metrics: float) -> Trained:

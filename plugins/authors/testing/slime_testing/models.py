@@ -28,10 +28,10 @@ from slime.config.schema import Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.models.bridge import traits_of
 from slime.models.traits import Reference
-from slime.testing.ranks import Rank, run_ranks
 from slime.topology.quantization import WeightFormat
 from slime.weights.megatron.hf_files import SINGLE
 from slime.weights.megatron.quantized import Quantizer, quantized, quantizer_of
+from slime_testing.ranks import Rank, run_ranks
 
 Parallel = Mapping[str, Any]
 """`train.megatron`: parallel sizes and precision; what is left of the ranks is data parallel."""

@@ -1,6 +1,6 @@
 """The contract of an objective, checked on a real model with real ranks: for a plugin's own tests.
 
-from slime.testing.objectives import check_objective
+from slime_testing.objectives import check_objective
 
 def test_contract() -> None:
     check_objective("bounded", "models/tiny", options={"bound": 0.5})
@@ -24,12 +24,12 @@ from slime.compose.objective import objective_problems
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, SlimeConfig
 from slime.contracts import Source, TrainsOn
-from slime.testing.models import write_checkpoint
-from slime.testing.plugins import UNKNOWN_OPTION, check_choice, check_light
-from slime.testing.ranks import Rank, run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import Trained, another_port, compare, record_gradients
 from slime.types import IS_CURRENT, PREFERENCE, TrainSample
+from slime_testing.models import write_checkpoint
+from slime_testing.plugins import UNKNOWN_OPTION, check_choice, check_light
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import Trained, another_port, compare, record_gradients
 
 NUM_SAMPLES = 12
 TEACHER = "teacher"

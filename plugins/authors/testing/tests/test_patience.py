@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import psutil
 import pytest
 
-from slime.testing.patience import Patience, family, run_within, seconds_without_core
+from slime_testing.patience import Patience, family, run_within, seconds_without_core
 
 SPIN = "import os\nos.sched_setaffinity(0, {int(os.environ['CORE'])})\nprint(flush=True)\nwhile True: pass"
 SLEEP = "import time\nprint(flush=True)\ntime.sleep(600)"

@@ -10,9 +10,9 @@ import pytest
 
 from slime import plugins
 from slime.errors import SlimeError
-from slime.testing import plugins as contract
-from slime.testing.plugins import RewardCase, check_filter, check_reward
 from slime.types import Decision, Verdict
+from slime_testing import plugins as contract
+from slime_testing.plugins import RewardCase, check_filter, check_reward
 
 SOUND = """
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.testing.patience import run_within
+from slime_testing.patience import run_within
 
 MODELS = Path(__file__).resolve().parents[2] / "plugins/models"
 TOOLS = {tool.parents[1].name: tool for tool in sorted(MODELS.glob("*/tools/make_tiny_assets.py"))}

@@ -1,12 +1,10 @@
-"""What `slime.testing.ranks` imports once for all ranks, in the server that forks them."""
+"""What `slime_testing.ranks` imports once for all ranks, in the server that forks them."""
 
 from slime.imports import importing
 
 with importing():
     import transformers  # noqa: F401
 
-    import slime.testing.models
-    import slime.testing.training
     import slime.train.packing
     import slime.train.trainer
     import slime.weights.megatron.export

@@ -1,6 +1,6 @@
 """The contract test of a program, to be called from a plugin's own tests.
 
-from slime.testing.programs import ProgramCase, check_program
+from slime_testing.programs import ProgramCase, check_program
 from slime.types import Turn
 
 def test_contract() -> None:
@@ -21,8 +21,8 @@ from slime.engine_client.client import Completion, EngineGone, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator, sampling_seed
-from slime.testing.plugins import Options, check_light, check_refuses_unknown, typed_options
 from slime.types import Prompt, Sample, Status, Turn, Verdict
+from slime_testing.plugins import Options, check_light, check_refuses_unknown, typed_options
 
 SEED, VERSION = 5, 1
 END = 0

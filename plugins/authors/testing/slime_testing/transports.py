@@ -1,7 +1,7 @@
 """The contract test of a transport, to be called from a plugin's own tests.
 
-from slime.testing.engines import running_engine
-from slime.testing.transports import check_transport
+from slime_testing.engines import running_engine
+from slime_testing.transports import check_transport
 
 def test_contract(model: Path, tmp_path: Path) -> None:
     with running_engine(model, tmp_path / "engine.log") as engine:
@@ -24,9 +24,6 @@ from slime import plugins
 from slime.config.extended import extended
 from slime.config.schema import EngineGroupConfig, SlimeConfig, WeightsConfig
 from slime.net import LOOPBACK, Endpoint, free_port
-from slime.testing.engines import cpu_config, topology_at
-from slime.testing.plugins import check_light
-from slime.testing.publishing import TIMEOUT_S, publish_over
 from slime.topology.links import Verb
 from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport, Transport
@@ -34,6 +31,9 @@ from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Sender, TrainerSide
 from slime.weights.shared.views import Named
+from slime_testing.engines import cpu_config, topology_at
+from slime_testing.plugins import check_light
+from slime_testing.publishing import TIMEOUT_S, publish_over
 
 BUCKET_BYTES = 1 << 18
 VERSION_BYTES = 10**9
@@ -128,7 +128,7 @@ def _check_versions(sender: Sender, engine: Endpoint, model: Path) -> None:
 def _random_weights(model: Path) -> list[Named]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from slime.testing.engines import hf_tensors
+    from slime_testing.engines import hf_tensors
 
     built = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).float()
     return [(name, tensor.detach()) for name, tensor in hf_tensors(built)]

@@ -15,11 +15,11 @@ from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.config.paths import resolve
 from slime.engine_client.client import Completion, EngineClient
 from slime.net import Endpoint
-from slime.testing import models
-from slime.testing.engines import as_exported, hf_tensors, running_engine
-from slime.testing.publishing import publish
 from slime.topology.quantization import WeightFormat
 from slime.weights.megatron.quantized import Quantizer, parts_of, quantized, quantizer_of
+from slime_testing import models
+from slime_testing.engines import as_exported, hf_tensors, running_engine
+from slime_testing.publishing import publish
 
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""

@@ -1,6 +1,6 @@
 """Contract tests for plugins, to be called from a plugin's own tests: what slime relies on, checked on the real thing.
 
-    from slime.testing.plugins import RewardCase, check_reward
+    from slime_testing.plugins import RewardCase, check_reward
 
     def test_contract() -> None:
         check_reward("shortness", [RewardCase("hi", None, 0.5), RewardCase("", None, Verdict.invalid("empty"))])

@@ -1,6 +1,6 @@
 """The contract test of a buffer policy, to be called from a plugin's own tests.
 
-from slime.testing.buffers import check_buffer
+from slime_testing.buffers import check_buffer
 
 def test_contract() -> None:
     check_buffer("freshest", options={"max_lag": 2})
@@ -13,8 +13,8 @@ import copy
 from slime import driver_state, plugins
 from slime.contracts import BufferPolicy
 from slime.segments import Segment, WeightSpan
-from slime.testing.plugins import Options, check_contribution, check_reason, typed_options
 from slime.types import Decision, Group, Prompt, Sample, Status, Verdict
+from slime_testing.plugins import Options, check_contribution, check_reason, typed_options
 
 NUM_GROUPS = 12
 PER_VERSION = 3

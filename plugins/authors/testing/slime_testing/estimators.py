@@ -1,6 +1,6 @@
 """The contract of an estimator, for a plugin's own tests.
 
-from slime.testing.estimators import check_estimator
+from slime_testing.estimators import check_estimator
 
 def test_contract() -> None:
     check_estimator("median", options={"scale": 0.5})
@@ -19,7 +19,7 @@ from slime.algo.stages import estimator_of
 from slime.compose.objective import estimator_problems
 from slime.config.schema import AlgoConfig
 from slime.estimator import Attempt, Estimator
-from slime.testing.plugins import UNKNOWN_OPTION, check_light
+from slime_testing.plugins import UNKNOWN_OPTION, check_light
 
 LEARNT = ((1.0, 3), (0.0, 5), (0.25, 1), (1.0, 8)), ((-2.0, 4), (0.5, 4)), ((0.0, 2), (0.0, 7), (0.0, 1))
 """Groups of (reward, loss tokens)."""

@@ -9,7 +9,7 @@
         CHECKS[check](CONTRACTS[model])
 
 Every `<name>.json` of the folder is the config.json of a small model with the structure of a real one (four layers,
-so that two stages can be uneven). `python -m slime.testing.contract FOLDER` runs the same and prints what it found;
+so that two stages can be uneven). `python -m slime_testing.contract FOLDER` runs the same and prints what it found;
 behind the folder come functions to call first, such as `package.hf:register` of a family that transformers lacks.
 """
 
@@ -28,11 +28,11 @@ from typing import Any
 from slime import plugins
 from slime.models.bridge import HfConfig, traits_of
 from slime.models.traits import Reference
-from slime.testing import models
-from slime.testing.models import Parallel
-from slime.testing.ranks import run_ranks
-from slime.testing.recorded import recorded_samples
-from slime.testing.training import (
+from slime_testing import models
+from slime_testing.models import Parallel
+from slime_testing.ranks import run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.training import (
     EXTRA_LOSS_SCALE,
     GRADIENT_TOLERANCE,
     NUM_SAMPLES,
