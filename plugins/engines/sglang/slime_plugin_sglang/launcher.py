@@ -58,6 +58,23 @@ def start_quickly() -> None:
         quick_start(parse(sys.argv[1:]))
 
 
+def skip_what_no_engine_needs() -> None:
+    """Leave out two things that SGLang does in each process, of which nothing comes.
+
+    It imports Megatron-core where that is installed, for its dumper of tensors. And for each hook on a method it looks
+    through six thousand modules for the same under another name, as `from module import function` makes one.
+    """
+    from sglang.srt.plugins import hook_registry
+
+    sys.modules["megatron"] = None  # type: ignore[assignment]  # to Python, a module that is not there
+    everywhere = hook_registry._propagate_patch
+
+    def propagate(original: object, wrapped: object, owner: object) -> Any:
+        return 0 if isinstance(owner, type) else everywhere(original, wrapped, owner)
+
+    hook_registry._propagate_patch = propagate
+
+
 def hook() -> None:
     """Have the server and its schedulers tell their stacks when they are asked (`stack_dumps`), end when one of
     them is killed, and find everything that they leave in /dev/shm under the name of the engine's scratch folder
@@ -178,6 +195,7 @@ def main() -> None:
 
 
 if __name__ in ("__main__", "__mp_main__"):
+    skip_what_no_engine_needs()
     hook()
 if __name__ == "__main__":
     register_as("server")
