@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +37,9 @@ TIGHT = {f"{model}@h100x256": ["memory a device"] for model in ("glm5", "glm5.1"
 """Layouts that users run and whose prediction leaves less than its error."""
 
 
+@functools.cache
 def plan(recipe: str, *more: str) -> Composed:
-    """The plan of a recipe's own model and cluster."""
+    """The plan of a recipe's own model and cluster. Whoever reads it leaves it as it is: others read it as well."""
     model, _, cluster = recipe.partition("@")
     return examine([f"+model={model}", f"+cluster={cluster or 'local'}", *more])
 
@@ -57,7 +59,7 @@ def test_what_is_called_no_trial_has_published_weights() -> None:
     """And only a trial, or a tiny model, is cut or drawn at random."""
     for recipe in RECIPES:
         model = recipe.partition("@")[0]
-        config = examine([f"+model={model}", f"+cluster={recipe.partition('@')[2] or 'local'}"]).cfg.model
+        config = plan(recipe).cfg.model
         published = config.init is Init.checkpoint and config.source is not None and config.num_layers is None
         assert published != model.endswith(("-tiny", "-trial"))
 
