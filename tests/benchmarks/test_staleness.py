@@ -23,7 +23,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.parametrize(("bound", "publish"), [(0, None), (1, None), (2, None), (1, "keep"), (1, "abort")])
 def test_its_runs_are_accepted(program: dict[str, Any], bound: int, publish: str | None, tmp_path: Path) -> None:
     lines = re.findall(r"benchmarks/staleness\.py (\+[^#\n]*?)(?: +#| --|$)", FILE.read_text(), re.M)
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         words = [word for word in line.split() if not word.startswith("model.path=")]
         assert examine([*words, *program["settings"](bound, publish, tmp_path)]).problems == []
@@ -36,15 +36,19 @@ def test_its_table_leaves_the_first_steps_out(program: dict[str, Any]) -> None:
         {
             "stage": "rl",
             "step": step,
+            "time": 100.0 + 2 * step,
             "train/loss": 0.1,
             "seconds/step": 100.0 if step < 4 else 2.0,
-            "rollout/num_tokens": 100.0,
+            "train/num_tokens": 100.0,
+            "rollout/num_tokens": 50.0,
             "rollout/overlap_share": 0.5,
             "rollout/weight_lag_mean": 1.0,
             **times,
         }
         for step in range(1, 8)
     ]
-    assert program["row"]("staleness-1", [*rows, {"stage": "rl", "step": 7, "eval/reward_mean": 0.75}]) == (
-        "| staleness-1 | 2.00 | 0.50 | 1.00 | 0.25 | 0.25 | 50 | 50% | 1.00 | 0.750 |"
-    )
+    rows.append({"stage": "rl", "step": 7, "eval/reward_mean": 0.75})
+    cells = "| staleness-1 | 2.00 | 0.50 | 1.00 | 0.25 | 0.25 | 50 | 50% | 1.00 |"
+    assert program["row"]("staleness-1", rows) == f"{cells}  | 0.750 |"
+    samples = [(105.0, [1.0, 1.0]), (107.0, [0.5, 0.75]), (113.0, [0.5, 1.0]), (115.0, [0.0, 0.0])]
+    assert program["row"]("staleness-1", rows, samples) == f"{cells} 31% (50%, 12%) | 0.750 |"
