@@ -3,6 +3,8 @@
     python benchmarks/train.py                          # glm4-9b-trial, 12 layers, on one GPU
     python benchmarks/train.py --only 0 2               # some rows
     python benchmarks/train.py --gpus 2                 # all of glm4-9b-trial, cut by tensors or by layers
+    python benchmarks/train.py --gpus 4 --profile       # 24 layers of GLM-4.7-Flash's sizes, its experts over the GPUs
+    python benchmarks/train.py --gpus 4 model.num_layers=16 # ... on GPUs of 80 GB
     python benchmarks/train.py --device cpu --tiny      # a few seconds, to see that it runs
 
 Each row has processes of its own with the real Trainer: steps of `rl` on random tokens, `--micro-batches` packs an
@@ -12,7 +14,8 @@ after two for warm-up, with everything that belongs to one: forward, backward, g
     FLOPs = 6 * N * T + 6 * layers * heads * head size * (sum of squared sequence lengths)
 
 N counts parameters of matrix products (no input embedding, no norms), T tokens; the second part is causal attention
-forward and backward, half of the full square (PaLM, arXiv 2204.02311, appendix B). Recomputation is not counted.
+forward and backward, half of the full square (PaLM, arXiv 2204.02311, appendix B). Of experts N counts those that a
+token is sent to. Recomputation is not counted.
 TFLOP/s and MFU are of one GPU, the latter relative to an H200's dense bf16 peak of 989 TFLOP/s; peak is the fullest
 GPU's. Where eight sequences have one prompt, it is computed with each of them, or once (`train.share_prompts`): tokens
 are counted alike, and FLOPs for the former alone.
@@ -24,12 +27,13 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from kernels import profile
 from machine import conditions
 
 from slime.compose.compose import compose
@@ -42,9 +46,22 @@ TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
 GROUP = 8
 DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
-MODELS = {1: ["+model=glm4-9b-trial", "model.num_layers=12"], 2: ["+model=glm4-9b-trial"]}
-TINY = ["+model=glm4-tiny"]
-CLUSTERS = {("cuda", 1): "h200x1", ("cuda", 2): "h200x2", ("cpu", 1): "local", ("cpu", 2): "local2"}
+FLASH = [
+    *("+model=glm4.7-flash", "recipe=none", "model.init=random", "model.num_layers=24"),
+    "model.path=pkg://slime_plugin_glm4/assets/GLM-4.7-Flash",
+    "model.tokenizer=pkg://slime_plugin_glm4/assets/glm4-moe-lite-tiny",
+    *("eval.path=null", "rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=1024"),
+    *("train.checkpoint.interval=null", "train.checkpoint.export_hf=false", "cluster.device_memory_mb=null"),
+]
+MODELS = {1: ["+model=glm4-9b-trial", "model.num_layers=12"], 2: ["+model=glm4-9b-trial"], 4: FLASH}
+TINY = {1: ["+model=glm4-tiny"], 2: ["+model=glm4-tiny"], 4: ["+model=glm4-moe-tiny"]}
+CLUSTERS = {
+    **{("cuda", gpus): f"h200x{gpus}" for gpus in MODELS},
+    ("cpu", 1): "local",
+    ("cpu", 2): "local2",
+    ("cpu", 4): "local2",
+}
+FOUR = ["cluster.num_trainers=4", "cluster.devices_per_node=4"]
 RECOMPUTE = [
     "train.megatron.recompute_granularity=full",
     "train.megatron.recompute_method=uniform",
@@ -73,13 +90,16 @@ class Case:
     pipeline: int = 1
     prompt: int = 0
     shared: bool = False
+    expert: int = 1
 
     @property
     def layout(self) -> str:
-        return f"TP {self.tensor}, PP {self.pipeline}"
+        return f"TP {self.tensor}, PP {self.pipeline}" + f", EP {self.expert}" * (self.expert > 1)
 
     def arguments(self) -> list[str]:
         chosen = RECOMPUTE * self.recompute + CPU_ADAM * self.cpu_adam
+        experts = ["expert_tensor_parallel_size=1", f"expert_model_parallel_size={self.expert}"]
+        chosen += [f"train.megatron.{size}" for size in experts if self.expert > 1]
         return [
             *chosen,
             f"train.max_tokens_per_micro_batch={self.pack}",
@@ -108,6 +128,12 @@ CASES = {
         Case(4096, 1024, pipeline=2),
         Case(8192, 1024, pipeline=2),
     ],
+    4: [
+        Case(8192, 2048, expert=4),
+        Case(16384, 2048, expert=4),
+        Case(8192, 2048, recompute=True, expert=4),
+        Case(16384, 2048, recompute=True, expert=4),
+    ],
 }
 TINY_CASES = {
     1: [
@@ -117,6 +143,7 @@ TINY_CASES = {
         Case(512, 64, prompt=40, shared=True),
     ],
     2: [Case(256, 64, tensor=2), Case(256, 64, pipeline=2), Case(256, 64)],
+    4: [Case(256, 64, expert=4), Case(256, 64)],
 }
 
 
@@ -181,23 +208,6 @@ def measure(
     return statistics.median(seconds[NUM_WARMUP:]), needed, num_tokens, peak, found
 
 
-def profile(step: Callable[[], Any]) -> str:
-    """The kernels of one more step by their time on the device."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        step()
-    kernels = [event for event in profiler.key_averages() if event.self_device_time_total and not event.cpu_time_total]
-    kernels.sort(key=lambda event: -event.self_device_time_total)
-    total = sum(event.self_device_time_total for event in kernels)
-    lines = [f"{'ms':>9}{'share':>7}{'calls':>7}  kernel (of {total / 1e3:.1f} ms on the device)"]
-    lines += [
-        f"{event.self_device_time_total / 1e3:>9.2f}{event.self_device_time_total / total:>7.1%}{event.count:>7}  "
-        f"{event.key[:110]}"
-        for event in kernels[:30]
-    ]
-    return "\n".join(lines)
-
-
 def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[TrainSample]:
     generator = np.random.default_rng(0)
     num_response_tokens = case.sequence - case.prompt if case.prompt else case.sequence * 3 // 4
@@ -218,11 +228,22 @@ def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[
 
 
 def flops(trainer: Any, case: Case, num_tokens: int) -> float:
-    """This rank's of one optimizer step, as the docstring above says: attention is shared out evenly."""
-    named = [pair for module in trainer.model.modules for pair in module.named_parameters()]
-    products: int = sum(p.numel() for name, p in named if p.dim() == 2 and "word_embeddings" not in name)
+    """This rank's of one optimizer step, as the docstring above says: attention and the experts' tokens are shared out
+    evenly."""
     config = trainer.model.config
-    width, squared_lengths = config.num_attention_heads * config.kv_channels, num_tokens * case.sequence
+    named = [pair for module in trainer.model.modules for pair in module.named_parameters()]
+    sent = 1.0
+    if config.num_moe_experts:
+        sent = config.moe_router_topk * config.expert_model_parallel_size / config.num_moe_experts
+    products = sum(
+        p.numel() * (sent if ".experts." in name else 1.0)
+        for name, p in named
+        if p.dim() == 2 and "word_embeddings" not in name
+    )
+    size = config.kv_channels
+    if config.multi_latent_attention:
+        size = (config.qk_head_dim + config.qk_pos_emb_head_dim + config.v_head_dim) / 2
+    width, squared_lengths = config.num_attention_heads * size, num_tokens * case.sequence
     attention: float = 6.0 * config.num_layers * width * squared_lengths / torch.distributed.get_world_size()
     return 6.0 * products * num_tokens / trainer.data_parallel_size + attention
 
@@ -272,8 +293,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # Adam on the CPU uses them all
     on_gpu = options.device == "cuda"
-    model, cluster = TINY if options.tiny else MODELS[options.gpus], CLUSTERS[options.device, options.gpus]
-    arguments = [*model, f"+cluster={cluster}", *DATA, *options.overrides]
+    model, cluster = (TINY if options.tiny else MODELS)[options.gpus], CLUSTERS[options.device, options.gpus]
+    arguments = [*model, f"+cluster={cluster}", *FOUR * (options.gpus == 4), *DATA, *options.overrides]
     cases = (TINY_CASES if options.tiny else CASES)[options.gpus]
     print(f"{describe(compose(arguments), options.micro_batches)}\n\n{HEAD}", flush=True)
     reached = []

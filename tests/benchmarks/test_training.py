@@ -47,6 +47,14 @@ def test_layouts_of_two_ranks_need_the_same_flops() -> None:
     assert data == pytest.approx(2 * tensor, rel=0.02)  # it has as many packs for each of its ranks
 
 
+@pytest.mark.slow
+def test_experts_over_ranks_need_the_flops_of_the_same_experts_on_each() -> None:
+    table = rows("train.py", "--device", "cpu", "--gpus", "4", "--tiny", "--micro-batches", "2")
+    over, alone = (float(row[6]) * float(row[8]) for row in table)
+    assert [row[3] for row in table] == ["TP 1, PP 1, EP 4", "TP 1, PP 1"]
+    assert over == pytest.approx(alone, rel=0.02)
+
+
 def test_three_ways_to_logprobs_agree() -> None:
     table = rows("logprob.py", "--device", "cpu", "--tiny")
     assert [(row[0], row[1]) for row in table] == [
