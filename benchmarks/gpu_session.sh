@@ -27,6 +27,11 @@
 # nine       4       580     a step of glm4-9b-trial with all layers
 # tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines
 # tiny-tp2, tiny-pp2  90     ... of other layouts, colocated
+# experts    4        90     24 layers of GLM-4.7-Flash's sizes, experts over four GPUs: MFU, and where a step's time goes
+# memory     any     150     memory of trainers beside what the plan predicts
+# sources    4       210     publish from two trainer ranks at once, cut by tensors, by layers, by experts
+# staleness  2, 4    330     SmolLM2-135M-Instruct at rollout.max_staleness 0, 1, 2; MODEL=its folder
+# pairs, hosts, spread 4 200 one prefill and three decode engines; an engine over two hosts; attention by data over four
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd); shift
@@ -36,7 +41,8 @@ all=([1]="kernels tests offload dsa publish cut tiny" [2]="split layouts tiny-sp
 read -ra parts <<<"${*:-${all[$gpus]:-}}"
 [ ${#parts[@]} -gt 0 ] || { echo "$gpus GPUs: name the parts"; exit 2; }
 # The configs are those of H200s; the plans count on what is here.
-card=cluster.device_memory_mb=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
+mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
+card=cluster.device_memory_mb=$mib
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 export RAY_memory_monitor_refresh_ms=0   # memory that a virtual machine grows as it is used looks short to Ray
 
@@ -52,7 +58,18 @@ pytest() { run "$1" "$2" python3 -m pytest -q -p no:cacheprovider --durations=12
 short=(sft.num_steps=40 sft.lr_warmup_steps=5 run.num_steps=6 eval.interval=3 train.checkpoint.interval=3)
 nine=(+model=glm4-9b-trial)
 cut=(+model=glm4-9b-trial model.num_layers=12)
+# Without CUDA graphs an engine starts sooner, and publishing does not run it.
+sources=(+cluster=h200x4-split weights.num_sources=2 weights.transport=broadcast)
+sources+=(rollout.sglang.disable_cuda_graph=true train.max_tokens_per_micro_batch=4096)
+flash=(+model=glm4.7-flash recipe=none model.init=random model.path=pkg://slime_plugin_glm4/assets/GLM-4.7-Flash)
+flash+=(model.tokenizer=pkg://slime_plugin_glm4/assets/glm4-moe-lite-tiny model.num_layers=8 eval.path=null)
+flash+=(train.checkpoint.interval=null train.checkpoint.export_hf=false)
+stale=(+model=smollm2-135m recipe=smollm2-135m@h200x1 run.num_steps=30 rollout.prompts_per_step=64 eval.interval=10)
+stale+=(train.checkpoint.interval=null)
 pair=h200x$gpus
+# What leaves room on GPUs of 80 GB.
+whole=() layers=() in80=()
+[ "$mib" -gt 100000 ] || { whole=(train.max_tokens_per_micro_batch=5120) layers=(model.num_layers=16 --only 0) in80=(--only 0 2 3); }
 
 for part in "${parts[@]}"; do
   case $part in
@@ -85,12 +102,26 @@ for part in "${parts[@]}"; do
     colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
     trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
     layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
-    nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 "$card" ;;
+    nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 "${whole[@]}" "$card" ;;
     tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" "$card" ;;
     tiny-tp2) slime tiny-tp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
                 train.megatron.tensor_model_parallel_size=2 rollout.sglang.tp_size=2 ;;
     tiny-pp2) slime tiny-pp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
                 train.megatron.pipeline_model_parallel_size=2 ;;
+    experts) run experts 300 python3 benchmarks/train.py --gpus 4 --profile "${layers[@]}" ;;
+    memory) run memory 500 python3 benchmarks/memory.py --gpus "$gpus" $([ "$gpus" -lt 4 ] || echo "${in80[@]}") ;;
+    sources)
+      sources+=(--buckets 2048,1024)
+      publish publish-tp2 200 "${nine[@]}" model.num_layers=24 "${sources[@]}"
+      publish publish-pp2 200 "${nine[@]}" model.num_layers=24 "${sources[@]}" \
+        train.megatron.tensor_model_parallel_size=1 train.megatron.pipeline_model_parallel_size=2
+      publish publish-ep2 200 "${flash[@]}" "${sources[@]}" \
+        train.megatron.expert_model_parallel_size=2 train.megatron.expert_tensor_parallel_size=1 ;;
+    staleness) run staleness 560 python3 benchmarks/staleness.py --folder "$out/staleness" "${stale[@]}" \
+                 +cluster="$pair-split" model.path="$MODEL" "$card" ;;
+    pairs) pytest pairs 400 -rP tests/test_run_gpu.py -k "prefill and glm4-9b" ;;
+    hosts) pytest hosts 400 -rP tests/test_run_gpu.py -k "two_hosts and glm4-9b" ;;
+    spread) pytest spread 400 -rP tests/test_run_gpu.py -k "over-four" ;;
     *) echo "no part '$part'"; exit 2 ;;
   esac
 done

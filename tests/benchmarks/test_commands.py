@@ -32,8 +32,9 @@ def test_run_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, settings: s
 
 def session(name: str) -> list[str]:
     """The words of an array of `gpu_session.sh`."""
-    (line,) = re.findall(rf"^{name}=\((.*)\)$", (BENCHMARKS / "gpu_session.sh").read_text(), re.M)
-    return line.split()
+    lines = re.findall(rf"^{name}\+?=\((.*)\)$", (BENCHMARKS / "gpu_session.sh").read_text(), re.M)
+    assert lines
+    return [word for line in lines for word in line.split()]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,29 @@ def session(name: str) -> list[str]:
 )
 def test_a_session_on_gpus_has_runs_that_fit(model: str, words: list[str]) -> None:
     assert compose([*session(model), *words]).model.name == "glm4-9b-trial"
+
+
+IN_80_GB = "cluster.device_memory_mb=81559"
+PIPELINE = ["train.megatron.tensor_model_parallel_size=1", "train.megatron.pipeline_model_parallel_size=2"]
+EXPERTS = ["train.megatron.expert_model_parallel_size=2", "train.megatron.expert_tensor_parallel_size=1"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (["nine"], ["+cluster=h200x4", "train.max_tokens_per_micro_batch=5120"]),
+        (["nine", "sources"], ["model.num_layers=24"]),
+        (["nine", "sources"], ["model.num_layers=24", *PIPELINE]),
+        (
+            ["flash", "sources"],
+            [*EXPERTS, "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"],
+        ),
+        (["stale"], ["+cluster=h200x4-split", "rollout.max_staleness=2"]),
+    ],
+)
+def test_a_session_on_four_gpus_of_80_gb_has_runs_that_fit(arrays: list[str], words: list[str]) -> None:
+    given = [word for name in arrays for word in session(name)]
+    assert examine([*given, *words, IN_80_GB]).problems == []
 
 
 def parts_of_the_first_hour() -> Iterator[tuple[str, list[str]]]:
