@@ -28,7 +28,7 @@ COLUMNS = {
 """Column -> metric and digits behind the point."""
 WARM = 50
 """Steps after which seconds are counted, where a run has many."""
-FILES = {"smollm2-h200": WARM, "smollm2-h100": WARM, "tool-h100": 5}
+FILES = {"smollm2-h200": WARM, "smollm2-h100": WARM, "tool-h100": 5, "staleness-h100": 3}
 """The same by file."""
 PANELS = (
     ("held_out", "held-out reward"),
