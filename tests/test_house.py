@@ -30,10 +30,10 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 1565,
     "weights": 2415,
-    ".": 4780,
+    ".": 4785,
     "cluster": 1805,
     "train": 3180,
-    "compose": 2470,
+    "compose": 2360,
     "config": 1925,
     "observe": 605,
     "topology": 1405,

@@ -90,7 +90,9 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     """GPUs need no distribution that runs SGLang on a CPU; Megatron-core runs without Transformer Engine on both."""
     extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
     named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
-    ours = {f"slime-plugin-{name}" for name in ("console", "parquet", "ray", "returning", "samples", "trackers")}
+    ours = {
+        f"slime-plugin-{name}" for name in ("console", "nearest", "parquet", "ray", "returning", "samples", "trackers")
+    }
     assert {"megatron-core-portable", "guarded-workers", "stack-dumps", *ours} <= named["train"]
     assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
     assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}

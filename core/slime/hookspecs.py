@@ -153,6 +153,11 @@ class SlimeHooks(Protocol):
         anything starts. A factory returns a `slime.topology.engine_checks.EngineCheck`."""
 
     @hookspec
+    def slime_advisers(self) -> Mapping[str, Factory]:
+        """Better ways out of a config's problems: `{name: factory}`. Every installed one is asked; a factory returns a
+        `slime.compose.advice.Adviser`."""
+
+    @hookspec
     def slime_memory_estimates(self) -> Mapping[str, Factory]:
         """Estimates of what devices and hosts will hold: `{device: factory}`, selected by `cluster.device`. The factory
         gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a

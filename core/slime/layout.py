@@ -19,6 +19,7 @@ DENSE = ("tp", "cp", "dp", "pp")
 EXPERT = ("etp", "ep", "edp", "pp")
 MAX_LAYOUT = 100_000
 """Characters of a written-out pipeline layout."""
+FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 SIZE_KEYS = {
     "tp": "tensor_model_parallel_size",
     "cp": "context_parallel_size",
@@ -142,8 +143,8 @@ def split_layers(num_layers: int, grid: Grid, megatron: Mapping[str, Any]) -> li
 
 def _counts(num_layers: int, grid: Grid, megatron: Mapping[str, Any]) -> list[list[int]]:
     """Number of layers by [stage][chunk] without a layout string."""
-    first = megatron.get("num_layers_in_first_pipeline_stage")
-    last = megatron.get("num_layers_in_last_pipeline_stage")
+    first = megatron.get(FIRST)
+    last = megatron.get(LAST)
     embedding = int(bool(megatron.get("account_for_embedding_in_pipeline_split")))
     loss = int(bool(megatron.get("account_for_loss_in_pipeline_split")))
     if (first, last) == (None, None):
@@ -185,7 +186,7 @@ def _indivisible(num_layers: int, parts: str, way: str = "pipeline_model_paralle
 def _last_stage(num_layers: int, pp: int) -> str:
     """The setting with which all other stages are equal."""
     lasts = [num_layers - of_others * (pp - 1) for of_others in (-(-num_layers // pp), num_layers // pp)]
-    return f"num_layers_in_last_pipeline_stage={next(layers for layers in lasts if layers > 0)}"
+    return f"{LAST}={next(layers for layers in lasts if layers > 0)}"
 
 
 def _counts_of_layout(layout: str | list[list[str]], num_layers: int, grid: Grid) -> list[list[int]]:

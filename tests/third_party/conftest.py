@@ -38,6 +38,7 @@ LAPTOP_RUN = (
     "sglang-torch-cpu",
     "slime-plugin-sglang",
     "slime-plugin-ray",
+    "slime-plugin-nearest",
     "slime-plugin-parquet",
     "slime-plugin-returning",
     "slime-plugin-console",

@@ -27,7 +27,6 @@ from slime.compose.data_files import overlap_problems
 from slime.compose.derive import derive
 from slime.compose.groups import NO_RECIPE, Groups, bad_yaml
 from slime.compose.idle import Composition, idle_keys
-from slime.compose.nearest import with_ways_out
 from slime.compose.needs import needs
 from slime.compose.objective import objective_problems
 from slime.compose.overrides import CommandLine, add_choices_of_model, read_command_line
@@ -186,7 +185,8 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
     found = check(cfg, plugins)
     problems, missing = found.problems, list[SlimeError]()
     if problems and not value_problems(cfg, plugins):
-        problems = with_ways_out(problems, given, rules)
+        for chosen in plugins.registries["adviser"]:
+            problems = chosen.factory()(problems, given, rules)
     elif found.topology and not problems:
         if found.memory and found.memory.fit_together():
             cfg.rollout.sglang[SAVER] = False

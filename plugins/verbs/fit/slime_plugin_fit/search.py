@@ -17,14 +17,13 @@ from slime.algo.stages import run_stages
 from slime.compose.check import check
 from slime.compose.compose import Composed
 from slime.compose.derive import derive
-from slime.compose.nearest import FIRST, LAST
 from slime.compose.rules import family_problems
 from slime.config.changes import Changes, changed
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
-from slime.layout import SIZE_KEYS, Grid, read_grid, split_layers
+from slime.layout import FIRST, LAST, SIZE_KEYS, Grid, read_grid, split_layers
 from slime.models.bridge import HfConfig
 from slime.plan.flops import ForwardFlops
 from slime.plugins import Plugins

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from slime.compose.advice import Rules
 from slime.config.changes import Changes, changed, in_words
 from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
 from slime.config.schema import RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
-from slime.layout import SIZE_KEYS, divisors, read_grid, split_layers
+from slime.layout import FIRST, LAST, SIZE_KEYS, divisors, read_grid, split_layers
 from slime.topology.engines import DEFAULT
 
 MEGATRON, ENGINES = "train.megatron", "rollout.engines."
-FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 FARTHEST = 8
 """Layers that a first or last stage may have more or fewer than the mean."""
 
-Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
-"""What is wrong with a config whose values are not derived yet."""
-
 
 def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rules) -> list[SlimeError]:
-    """The same problems; of each about a size, the way out is the nearest size that the plan takes, if there is one.
-
-    Args:
-        given: the config before its values were derived, each within its bounds.
-    """
+    """A `slime.compose.advice.Adviser`: of each problem about a size, the way out is the nearest size that the plan
+    takes, if there is one."""
     before = {problem.where for problem in problems}
 
     def is_way_out(where: str, changes: Changes) -> bool:
