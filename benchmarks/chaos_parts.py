@@ -152,7 +152,7 @@ def faulty_publish(engine: Any, tensors: Mapping[str, Any], sent: Mapping[str, A
 
 def flipping(bits: random.Random, tensors: Mapping[str, Any]) -> type:
     """A bucket that loses one bit of one tensor on the way."""
-    from slime.weights.shared.bucket import SharedBucket
+    from weight_buckets.bucket import SharedBucket
 
     victim = bits.choice(sorted(tensors))
     offset, bit = bits.randrange(tensors[victim].nbytes), 1 << bits.randrange(8)

@@ -4,7 +4,7 @@
     python benchmarks/logprob.py --device cpu --tiny    # a second, to see that it runs
 
 - plain: log_softmax over all logits at once, as torch has it;
-- chunked: `slime.models.output.logprob` with plain torch operations on each chunk;
+- chunked: `vocabulary_logprobs.logprob` with plain torch operations on each chunk;
 - fused: the same with the kernels that a policy on this device chooses (on a CPU there are none).
 
 Growth is the peak of allocated memory over hidden states, weights and Megatron's fp32 gradient buffer of the weights,
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from machine import conditions
 from torch import Tensor
 
-from slime.models.output.logprob import PlainKernels, VocabularyKernels, logprobs_and_entropy, vocabulary_kernels
+from vocabulary_logprobs.logprob import PlainKernels, VocabularyKernels, logprobs_and_entropy, vocabulary_kernels
 
 PROMISED_GROWTH = 1.5e9
 NUM_MEASURED = 3

@@ -32,11 +32,11 @@ from slime.topology.quantization import weight_format
 from slime.topology.topology import read_topology
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
 from slime.weights.megatron.quantized import Quantizer, parts_of, quantized, quantizer_of
-from slime.weights.shared.views import Named
 from slime_plugin_fp8_block.blocks import E4M3
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from tests.agreement import FEW, FEWER, Agreement
+from weight_buckets.views import Named
 
 NARROW: Mapping[str, int] = {
     "hidden_size": 256,
@@ -180,8 +180,8 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
 def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
     from slime.train.trainer import Trainer
-    from slime.weights.shared.bucket import CudaBucket, SharedBucket
     from slime_testing.publishing import publish
+    from weight_buckets.bucket import CudaBucket, SharedBucket
 
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()

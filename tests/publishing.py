@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 
 from slime.types import Receipt
-from slime.weights.shared.bucket import Header
-from slime.weights.shared.receipt import NOTE_KEY, Fingerprint
 from slime_plugin_disk import receive
 from slime_plugin_disk.folder import stored
 from slime_plugin_disk.publish import Disk, VersionFolder
@@ -18,6 +16,8 @@ from slime_plugin_disk.stored import read_manifest
 from slime_plugin_sglang.load_plan import ReceivedBucket
 from slime_plugin_sglang.side import EngineSide, Gather
 from slime_testing.publishing import publish_over
+from weight_buckets.bucket import Header
+from weight_buckets.receipt import NOTE_KEY, Fingerprint
 
 BUCKET = 1 << 12
 CPU = torch.device("cpu")

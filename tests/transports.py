@@ -18,12 +18,12 @@ from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import results
 from slime.weights.publisher.shared_memory import SharedMemory
-from slime.weights.shared.bucket import Bucket, SharedBucket
-from slime.weights.shared.receipt import BucketNote
-from slime.weights.shared.views import Named
 from slime_plugin_broadcast.groups import join_engines
 from slime_plugin_broadcast.source import Broadcast
 from slime_testing.publishing import publish_over
+from weight_buckets.bucket import Bucket, SharedBucket
+from weight_buckets.receipt import BucketNote
+from weight_buckets.views import Named
 
 BUCKET = 1 << 18
 """Bytes: small enough that a tiny model takes a dozen buckets, and that its largest tensors go alone."""

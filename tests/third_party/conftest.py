@@ -21,6 +21,8 @@ from slime_testing.patience import run_within
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FIRST_PARTY = [ROOT, *(pyproject.parent for pyproject in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
+LIBRARIES = [path for path in FIRST_PARTY if path.parent.name in ("cpu", "libraries")]
+"""They know nothing of slime, and their packages do not begin with its name."""
 LIMIT_S = 300
 BUILD = """
 import os, sys
@@ -36,6 +38,8 @@ LAPTOP_RUN = (
     "guarded-workers",
     "stack-dumps",
     "sglang-torch-cpu",
+    "vocabulary-logprobs",
+    "weight-buckets",
     "slime-plugin-sglang",
     "slime-plugin-ray",
     "slime-plugin-nearest",
@@ -178,8 +182,7 @@ def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
     """The wheels of `LAPTOP_RUN` and nothing else of this repository."""
     folder = tmp_path_factory.mktemp("smallest") / "env"
     venv.create(folder)
-    ports = [path.name.replace("-", "_") for path in FIRST_PARTY if path.parent.name in ("cpu", "libraries")]
-    borrow_packages(folder, all_but("slime", *ports))
+    borrow_packages(folder, all_but("slime", *(path.name.replace("-", "_") for path in LIBRARIES)))
     environment = Environment(folder, bare.wheels)
     environment.install("--no-deps", *LAPTOP_RUN)  # what makes SGLang's metadata whole are CUDA packages
     return environment
@@ -193,8 +196,7 @@ def environment(bare: Environment) -> Environment:
     plugins = [f"slime-plugin-{name}" for name in ("samples", "testing", "sglang", "glm4", "math", "dynamic-sampling")]
     bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
-    libraries = ("guarded-workers", "stack-dumps")
-    bare.install("--no-deps", "--ignore-installed", "sglang-torch-cpu", "megatron-core-portable", *libraries)
+    bare.install("--no-deps", "--ignore-installed", *(path.name for path in LIBRARIES))
     return bare
 
 

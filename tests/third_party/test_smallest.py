@@ -19,6 +19,7 @@ TYPED = ("slime-rl[cpu]", "slime-plugin-glm4")
 def ours(*requirements: str) -> set[str]:
     """The distributions of this repository that pip installs for these requirements."""
     first_party = {"slime-rl", "sglang-torch-cpu", "megatron-core-portable", "guarded-workers", "stack-dumps"}
+    first_party |= {"vocabulary-logprobs", "weight-buckets"}
     wanted, seen = [Requirement(line) for line in requirements], set[str]()
     found = set[str]()
     while wanted:

@@ -13,8 +13,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime.models.linear import device_of
-from slime.models.output.logprob import logprobs_and_entropy, vocabulary_kernels
 from slime.models.packed.sequences import PackedSequences
+from vocabulary_logprobs.logprob import logprobs_and_entropy, vocabulary_kernels
 
 
 class ExtraHead(Protocol):

@@ -2,7 +2,7 @@
 
 megatron    trainers and tools: between Hugging Face checkpoints and Megatron's modules
 publisher   trainers: hands versions to the engines
-shared      both ends of a publish: buckets, digests, kernels
 
-The other end of a publish is slime-plugin-sglang: it takes versions in, inside SGLang, and proves what came.
+The other end of a publish is slime-plugin-sglang: it takes versions in, inside SGLang, and proves what came. What both
+agree on, buckets and digests, is the distribution weight-buckets.
 """

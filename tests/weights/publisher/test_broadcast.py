@@ -11,10 +11,10 @@ import torch
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, free_port
-from slime.weights.shared.bucket import Bucket
 from slime_testing.engines import hf_tensors, running_engine
 from slime_testing.publishing import publish
 from tests.transports import BUCKET, VICTIM, broadcast, flip_bit, half, joined
+from weight_buckets.bucket import Bucket
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,6 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, join_store, serve_store
 from slime.types import Receipt
 from slime.weights.publisher.handover import results
-from slime.weights.shared.bucket import Bucket
 from slime_plugin_broadcast.groups import ask_to_join, join_as_source, join_engines, num_ranks
 from slime_plugin_broadcast.source import Broadcast, Sources
 from slime_plugin_broadcast.stream import part_of
@@ -27,6 +26,7 @@ from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish, publish_over
 from slime_testing.ranks import Rank, run_ranks
 from tests.transports import BUCKET, CPU, LIMIT_S, half, links_to
+from weight_buckets.bucket import Bucket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

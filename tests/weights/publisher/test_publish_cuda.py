@@ -11,10 +11,10 @@ from slime.config.schema import Device, Placement, SlimeConfig
 from slime.engines.process import EngineProcess
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
-from slime.weights.shared.bucket import CudaBucket
 from slime_testing.engines import hf_tensors, topology_at
 from slime_testing.publishing import publish
 from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate
+from weight_buckets.bucket import CudaBucket
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 

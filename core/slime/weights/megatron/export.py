@@ -21,7 +21,7 @@ from slime.topology.quantization import WeightFormat
 from slime.weights.megatron.export_plan import Block, Holders, Holding, PlannedBucket, Planner, holders
 from slime.weights.megatron.local import LocalTensor, local_tensors
 from slime.weights.megatron.quantized import Quantizer, parts_of, quantized
-from slime.weights.shared.views import Named, copy_all, packed, views
+from weight_buckets.views import Named, copy_all, packed, views
 
 BUCKET_BYTES = 256 * 2**20
 """Tensors that are on their way at once, in bytes; one larger parameter travels alone."""

@@ -15,8 +15,8 @@ from slime.errors import SlimeError
 from slime.models.mapping import Entry, Piece, Shard
 from slime.topology.quantization import WeightFormat
 from slime.weights.megatron.quantized import parts_of
-from slime.weights.shared.bucket import in_buckets, loaded_together
-from slime.weights.shared.views import Form, aligned
+from weight_buckets.bucket import in_buckets, loaded_together
+from weight_buckets.views import Form, aligned
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slime.topology.quantization import WeightFormat
-from slime.weights.shared.views import Form, Named
+from weight_buckets.views import Form, Named
 
 
 class Quantizer(Protocol):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from slime.errors import NoAnswer, SlimeError
 from slime.net import Endpoint
-from slime.weights.shared.receipt import NOTE_KEY
+from weight_buckets.receipt import NOTE_KEY
 
 Summary = dict[str, Any]
 """What an engine says it has received of a version: `Fingerprint.summary` and the version."""

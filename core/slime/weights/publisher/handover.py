@@ -13,8 +13,8 @@ import torch.distributed as dist
 from slime.config.schema import SlimeConfig
 from slime.weights.megatron.export import Receivers
 from slime.weights.publisher.engine_link import EngineLink, Summary
-from slime.weights.shared.bucket import Bucket
-from slime.weights.shared.receipt import BucketNote
+from weight_buckets.bucket import Bucket
+from weight_buckets.receipt import BucketNote
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
 from slime.weights.megatron.export import Portion, drain
 from slime.weights.publisher.handover import Handover
-from slime.weights.shared.receipt import BucketNote, Fingerprint
+from weight_buckets.receipt import BucketNote, Fingerprint
 
 
 def publish_buckets(handover: Handover, portions: Iterator[Portion], version: int, bucket_bytes: int) -> Receipt:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from slime.errors import SlimeError
 from slime.weights.publisher.engine_link import EngineLink, Summary
 from slime.weights.publisher.handover import Outcome, Sender, TrainerSide, results
-from slime.weights.shared.bucket import Bucket, CudaBucket, SharedBucket
-from slime.weights.shared.receipt import BucketNote
+from weight_buckets.bucket import Bucket, CudaBucket, SharedBucket
+from weight_buckets.receipt import BucketNote
 
 
 class SharedMemorySender(Sender):

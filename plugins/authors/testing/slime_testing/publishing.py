@@ -12,8 +12,8 @@ from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Handover
 from slime.weights.publisher.publish import publish_buckets
 from slime.weights.publisher.shared_memory import SharedMemory
-from slime.weights.shared.bucket import Bucket, SharedBucket, in_buckets, loaded_together
-from slime.weights.shared.views import Named, aligned
+from weight_buckets.bucket import Bucket, SharedBucket, in_buckets, loaded_together
+from weight_buckets.views import Named, aligned
 
 TIMEOUT_S = 600.0
 

@@ -30,10 +30,10 @@ from slime.topology.transport_protocol import StoringTransport, Transport
 from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Sender, TrainerSide
-from slime.weights.shared.views import Named
 from slime_testing.engines import cpu_config, topology_at
 from slime_testing.plugins import check_light
 from slime_testing.publishing import TIMEOUT_S, publish_over
+from weight_buckets.views import Named
 
 BUCKET_BYTES = 1 << 18
 VERSION_BYTES = 10**9

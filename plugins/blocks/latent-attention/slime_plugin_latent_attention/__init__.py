@@ -64,7 +64,7 @@ def rules(*, q_lora: bool = True) -> Rules:
     """Multi-head latent attention; `q_lora` says that queries have a low-rank projection of their own.
 
     The second of its two down projections follows the first: SGLang wants them in one bucket
-    (`slime.weights.shared.bucket`).
+    (`weight_buckets.bucket`).
     """
     names = {
         **({"linear_q_down_proj": "q_a_proj"} if q_lora else {"linear_q_proj": "q_proj"}),

@@ -25,8 +25,6 @@ from typing import Any
 import torch
 
 from slime.errors import SlimeError
-from slime.weights.shared.bucket import Header
-from slime.weights.shared.receipt import NOTE_KEY, BucketNote
 from slime_plugin_sglang.derived import after_dummy_weights
 from slime_plugin_sglang.experts import every_copy
 from slime_plugin_sglang.incoming import IncomingVersion
@@ -34,6 +32,8 @@ from slime_plugin_sglang.load_plan import Partial, ReceivedBucket
 from slime_plugin_sglang.running_requests import flush_behind_waiting, under_requests
 from slime_plugin_sglang.side import EngineSide
 from slime_plugin_sglang.version_check import VersionFault, unused
+from weight_buckets.bucket import Header
+from weight_buckets.receipt import NOTE_KEY, BucketNote
 
 _BUCKET = "flattened_bucket"
 """SGLang's load format of a bucket."""

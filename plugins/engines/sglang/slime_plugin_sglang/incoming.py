@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from slime.observe.stopwatch import Stopwatch
-from slime.weights.shared.receipt import BucketNote, tensor_digest
 from slime_plugin_sglang import derived
 from slime_plugin_sglang.load_plan import LoadPlan, LoadPlans, ReceivedBucket
 from slime_plugin_sglang.version_check import VersionCheck, VersionFault, tensor_in_traceback
 from slime_plugin_sglang.writes import observed_writes
+from weight_buckets.receipt import BucketNote, tensor_digest
 
 logger = logging.getLogger(__name__)
 _writers: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, list[str]]] = weakref.WeakKeyDictionary()

@@ -15,10 +15,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from slime.weights.shared.bucket import Header
-from slime.weights.shared.views import BlockView, copy_all, views
 from slime_plugin_sglang.coverage import Intervals
 from slime_plugin_sglang.writes import Memory
+from weight_buckets.bucket import Header
+from weight_buckets.views import BlockView, copy_all, views
 
 Contents = Sequence[tuple[str, BlockView]]
 """Of a bucket: its tensors by name."""

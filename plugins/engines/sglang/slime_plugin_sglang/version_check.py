@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from slime.weights.shared.receipt import BucketNote, Fingerprint
-from slime.weights.shared.views import BlockView, Named
 from slime_plugin_sglang.coverage import Coverage, Intervals
 from slime_plugin_sglang.load_plan import Copy, Fill, LoadPlan, Partial, ReceivedBucket
 from slime_plugin_sglang.writes import Memory, Write, differences
+from weight_buckets.receipt import BucketNote, Fingerprint
+from weight_buckets.views import BlockView, Named
 
 _NUM_NAMED = 3  # so many names in a message, then a count
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from slime.weights.shared.receipt import is_words
+from weight_buckets.receipt import is_words
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Te
     plain = [index for index, copy in enumerate(copies) if copy[0].is_cuda and _is_plain(*copy)]
     found: dict[int, torch.Tensor] = {}
     if plain:
-        from slime.weights.shared import kernels
+        from weight_buckets import kernels
 
         launched = kernels.differ(*zip(*(copies[index] for index in plain), strict=True))
         if len(plain) == len(copies):

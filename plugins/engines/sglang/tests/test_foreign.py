@@ -16,11 +16,11 @@ import torch
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Secret
-from slime.weights.shared.bucket import SharedBucket
 from slime_plugin_sglang.load_plan import ReceivedBucket
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.transports import generate
+from weight_buckets.bucket import SharedBucket
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from slime.weights.shared.bucket import Bucket
-from slime.weights.shared.receipt import BucketNote, tensor_digest
 from slime_plugin_sglang.incoming import IncomingVersion
 from slime_plugin_sglang.load_plan import ReceivedBucket
 from slime_plugin_sglang.version_check import VersionFault
+from weight_buckets.bucket import Bucket
+from weight_buckets.receipt import BucketNote, tensor_digest
 
 Tensors = Mapping[str, torch.Tensor]
 

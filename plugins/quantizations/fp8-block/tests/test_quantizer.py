@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from slime.weights.megatron.quantized import quantized, quantizer_of
-from slime.weights.shared.bucket import loaded_together
 from slime_plugin_fp8_block.blocks import E4M3
 from slime_plugin_fp8_block.config import SCALE, Fp8Format
 from slime_plugin_fp8_block.quantizer import quantize
+from weight_buckets.bucket import loaded_together
 
 WEIGHTS = {
     "model.embed_tokens.weight": (64, 256),

@@ -22,9 +22,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from slime.errors import SlimeError
 from slime.weights.publisher.engine_link import READ_LOG, EngineLink, Summary
 from slime.weights.publisher.handover import Outcome, results
-from slime.weights.shared.bucket import Bucket
-from slime.weights.shared.receipt import BucketNote, total
 from slime_plugin_broadcast.stream import announce, forget, give_up, has_failed, part_of, tell_failed
+from weight_buckets.bucket import Bucket
+from weight_buckets.receipt import BucketNote, total
 
 _POLL_S = 2e-4
 """How often a broadcast is looked at."""

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from slime.net import join_store
-from slime.weights.shared.bucket import Bucket, Header
-from slime.weights.shared.receipt import NOTE_KEY, BucketNote
+from weight_buckets.bucket import Bucket, Header
+from weight_buckets.receipt import NOTE_KEY, BucketNote
 
 _FAILED = "failed"
 

@@ -22,12 +22,12 @@ from slime.digest import DigestingFile
 from slime.files import disk_errors, publish_folder
 from slime.weights.publisher.engine_link import EngineLink, Summary
 from slime.weights.publisher.handover import Outcome, Sender, TrainerSide, results
-from slime.weights.shared.bucket import Bucket, Header
-from slime.weights.shared.receipt import BucketNote
 from slime_plugin_disk import delta
 from slime_plugin_disk.folder import folder_name, serial_of, stored
 from slime_plugin_disk.options import disk_weights
 from slime_plugin_disk.stored import MANIFEST, Manifest, StoredBucket, read_manifest
+from weight_buckets.bucket import Bucket, Header
+from weight_buckets.receipt import BucketNote
 
 
 @dataclass

@@ -22,12 +22,12 @@ import torch
 
 from slime.digest import read_checked
 from slime.errors import SlimeError
-from slime.weights.shared.bucket import SharedBucket
-from slime.weights.shared.receipt import BucketNote
 from slime_plugin_disk import delta
 from slime_plugin_disk.stored import MANIFEST, Manifest, StoredBucket, read_manifest
 from slime_plugin_sglang.side import EngineSide, Gather
 from slime_plugin_sglang.version_check import VersionFault
+from weight_buckets.bucket import SharedBucket
+from weight_buckets.receipt import BucketNote
 
 _VISIBLE_S = 60.0
 """How long a version may take to be seen on another host than its publisher's: NFS asks a folder again that often."""

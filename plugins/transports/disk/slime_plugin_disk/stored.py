@@ -10,7 +10,7 @@ from typing import Any
 from slime.digest import FileFacts, sealed, unsealed
 from slime.errors import SlimeError
 from slime.files import read_small
-from slime.weights.shared.bucket import Header
+from weight_buckets.bucket import Header
 
 MANIFEST = "manifest.json"
 

@@ -36,13 +36,13 @@ from slime.weights.megatron.hf_files import HfFiles
 from slime.weights.megatron.load import check_tensors, reads
 from slime.weights.megatron.local import LocalTensor, local_tensors
 from slime.weights.megatron.save_hf import SHARD_BYTES, copy_companions
-from slime.weights.shared.bucket import in_buckets
 from slime_plugin_convert.identity import identity_of
 from slime_plugin_convert.job import check_room, progress_of
 from slime_plugin_convert.layout import Layout, check_layout
 from slime_plugin_convert.ranks import PATIENCE, here, started, under_torchrun, world_size_of
 from slime_plugin_convert.staging import Staging
 from slime_plugin_convert.tensors import DTYPES, PIECE_BYTES, TensorReader, num_bytes, storage_of
+from weight_buckets.bucket import in_buckets
 
 
 def convert(source: Path, destination: Path, layout: Layout, processes: int, file_bytes: int = SHARD_BYTES) -> None:

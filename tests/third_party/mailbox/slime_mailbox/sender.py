@@ -8,8 +8,8 @@ from typing import Self
 import torch
 
 from slime.weights.publisher.handover import Outcome, Sender, TrainerSide, results
-from slime.weights.shared.bucket import Bucket
-from slime.weights.shared.receipt import NOTE_KEY
+from weight_buckets.bucket import Bucket
+from weight_buckets.receipt import NOTE_KEY
 
 
 class MailboxSender(Sender):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.output.logprob import PlainKernels
+from vocabulary_logprobs.logprob import PlainKernels
 
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
 NUM_ROWS = 5
@@ -25,7 +25,7 @@ def inputs(num_columns: int, dtype: torch.dtype, device: torch.device) -> tuple[
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_columns", "temperature"), [(10, 1.0), (4096, 1), (9001, 0.7)])
 def test_statistics(num_columns: int, temperature: float, dtype: torch.dtype, device: torch.device) -> None:
-    from slime.models.output import kernels as vocabulary
+    from vocabulary_logprobs import kernels as vocabulary
 
     logits, labels = inputs(num_columns, dtype, device)
     wanted = PlainKernels().statistics(logits.double(), labels, temperature)
@@ -40,7 +40,7 @@ def test_statistics(num_columns: int, temperature: float, dtype: torch.dtype, de
 def test_to_gradient(
     num_columns: int, temperature: float, dtype: torch.dtype, with_entropy: bool, device: torch.device
 ) -> None:
-    from slime.models.output import kernels as vocabulary
+    from vocabulary_logprobs import kernels as vocabulary
 
     logits, labels = inputs(num_columns, dtype, device)
     exact = logits.double()

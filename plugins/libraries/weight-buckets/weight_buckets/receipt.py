@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from slime.weights.shared.kernels import Counts
+    from weight_buckets.kernels import Counts
 
 BLOCK = 4096
 """Words that one step of the tree folds into one."""
@@ -117,7 +117,7 @@ def start_digests(tensors: Sequence[torch.Tensor]) -> Started:
     device = words[0].device
     if device.type == "cpu":
         return fold(words, hash_multipliers(device, 0))
-    from slime.weights.shared import kernels
+    from weight_buckets import kernels
 
     return Started(*kernels.fold(words, hash_multipliers(device, 0)))
 

@@ -17,7 +17,7 @@ _BLOCK = 4096
 
 
 def fold(tensors: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Counts]:
-    """`slime.weights.shared.receipt.fold` of tensors of any dtype that `is_words`; every word is read once."""
+    """`weight_buckets.receipt.fold` of tensors of any dtype that `is_words`; every word is read once."""
     block = weights.size(1)
     jobs, owners, num_blocks = _jobs([tensors], weights.device, block)
     sums = weights.new_empty(len(owners))

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from slime.weights.shared.receipt import NOTE_KEY, BucketNote
-from slime.weights.shared.views import BlockView, Named, copy_all, packed, views
+from weight_buckets.receipt import NOTE_KEY, BucketNote
+from weight_buckets.views import BlockView, Named, copy_all, packed, views
 
 _DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
 """Of latent attention. Its weight mapping exports one straight after the other."""

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from slime.weights.shared.views import aligned, packed
+from weight_buckets.views import aligned, packed
 
 
 def test_places_are_aligned_and_in_order() -> None:

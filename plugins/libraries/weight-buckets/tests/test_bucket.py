@@ -3,8 +3,7 @@
 import gc
 import os
 
-import slime_plugin_latent_attention as mla
-from slime.weights.shared.bucket import SharedBucket, in_buckets, loaded_together
+from weight_buckets.bucket import SharedBucket, in_buckets, loaded_together
 
 
 def runs(*names: str) -> list[list[str]]:
@@ -17,14 +16,6 @@ def test_down_projections_of_a_layer_stay_together() -> None:
     ]
     norm = "model.layers.0.input_layernorm.weight"
     assert runs(norm, *of_layer[0], *of_layer[1]) == [[norm], *of_layer]
-
-
-def test_a_mapping_exports_one_straight_after_the_other() -> None:
-    names = [name.format(layer=0) for rule in mla.rules() for name in rule.hf]
-    assert [len(run) for run in runs(*names)] == [2, 1, 1, 1, 1, 1]
-    assert [
-        len(run) for run in runs(*(name.format(layer=0) for rule in mla.rules(q_lora=False) for name in rule.hf))
-    ] == [1] * 5
 
 
 def test_buckets_are_filled_and_runs_are_not_cut() -> None:

@@ -1,12 +1,16 @@
 """Chunked log-probs and entropies against torch's log_softmax(logits / temperature), in float64, with gradients."""
 
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime.models.output.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
-from slime_testing.ranks import Rank, run_ranks
+from vocabulary_logprobs.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
 
 NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
 PLAIN = PlainKernels()
@@ -116,24 +120,27 @@ def test_a_main_gradient_is_added_to_and_autograd_gets_a_placeholder(lone_group:
     assert weight.grad.data_ptr() == weight.data_ptr(), "the placeholder takes memory of its own"
 
 
-@pytest.mark.slow
-def test_a_sharded_vocabulary_changes_nothing() -> None:
+def test_a_sharded_vocabulary_changes_nothing(tmp_path: Path) -> None:
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
     wanted = plain(hidden, weight, labels, SHARDED_TEMPERATURE)
     hidden_gradient, weight_gradient = torch.autograd.grad((wanted * factors(True)).sum(), (hidden, weight))
-    results = run_ranks(on_two_ranks, 2)
+    with get_context("fork").Pool(2) as ranks:
+        found = ranks.map(partial(on_a_rank, tmp_path / "store"), range(2), chunksize=1)
+    results = [[torch.from_numpy(each) for each in of_rank] for of_rank in found]
     for values, *_ in results:
         torch.testing.assert_close(values, wanted.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(sum(result[1] for result in results), hidden_gradient, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([result[2] for result in results]), weight_gradient, rtol=1e-12, atol=1e-12)
 
 
-def on_two_ranks(rank: Rank) -> tuple[Tensor, Tensor, Tensor]:
-    dist.init_process_group("gloo", rank=rank.rank, world_size=rank.world_size)
+def on_a_rank(store: Path, rank: int) -> list[np.ndarray]:
+    """Values, and gradients of the hidden states and of the weights of this rank, of two."""
+    torch.set_num_threads(1)  # those of the process that forked this one are not here
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
     hidden, weight, labels = inputs()
-    shard = weight.chunk(2)[rank.rank].clone().requires_grad_()
+    shard = weight.chunk(2)[rank].clone().requires_grad_()
     hidden.requires_grad_()
     values = logprobs_and_entropy(
         hidden,
@@ -146,7 +153,8 @@ def on_two_ranks(rank: Rank) -> tuple[Tensor, Tensor, Tensor]:
         temperature=SHARDED_TEMPERATURE,
     )
     gradients = torch.autograd.grad((values * factors(True)).sum(), (hidden, shard))
-    return values.detach(), *gradients
+    dist.destroy_process_group()
+    return [each.detach().numpy() for each in (values, *gradients)]
 
 
 @pytest.mark.gpu

@@ -113,7 +113,7 @@ def vocabulary_kernels(device: torch.device) -> VocabularyKernels:
     """The best ones for a device."""
     if device.type == "cpu":
         return PlainKernels()
-    from slime.models.output import kernels as vocabulary
+    from vocabulary_logprobs import kernels as vocabulary
 
     return vocabulary
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime.weights.shared import receipt
-from slime.weights.shared.receipt import Fingerprint, tensor_digest, total
+from weight_buckets import receipt
+from weight_buckets.receipt import Fingerprint, tensor_digest, total
 
 SIZES = (1, 2, 3, 8, 4096, 4097, 8192 * 4 + 5, 300_000)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.weights.shared import receipt
+from weight_buckets import receipt
 
 SIZES = (0, 1, 4095, 4096, 4097, 20_000)
 
@@ -11,7 +11,7 @@ SIZES = (0, 1, 4095, 4096, 4097, 20_000)
 @pytest.mark.gpu
 @pytest.mark.parametrize("level", [0, 2])
 def test_fold(level: int, device: torch.device) -> None:
-    from slime.weights.shared import kernels
+    from weight_buckets import kernels
 
     generator = torch.Generator().manual_seed(0)
     words = [torch.randint(-(2**63), 2**63 - 1, (size,), generator=generator) for size in SIZES]
@@ -23,7 +23,7 @@ def test_fold(level: int, device: torch.device) -> None:
 
 @pytest.mark.gpu
 def test_differ(device: torch.device) -> None:
-    from slime.weights.shared import kernels
+    from weight_buckets import kernels
 
     one = [torch.arange(size, device=device) for size in SIZES]
     other = [each.clone() for each in one]

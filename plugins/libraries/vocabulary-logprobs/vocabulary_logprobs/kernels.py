@@ -15,7 +15,7 @@ _NUM_WARPS = 8
 
 
 def statistics(logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor:
-    """[4, c] fp32, see `slime.models.output.logprob.PlainKernels.statistics`. logits: [c, v], contiguous."""
+    """[4, c] fp32, see `PlainKernels.statistics`. logits: [c, v], contiguous."""
     assert logits.is_contiguous(), "rows are contiguous"
     out = torch.empty(4, len(logits), dtype=torch.float32, device=logits.device)
     sizes = {"BLOCK": _BLOCK, "num_warps": _NUM_WARPS}
@@ -32,7 +32,7 @@ def to_gradient(
     grad_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Overwrite logits [c, v] with their gradient, see `slime.models.output.logprob.PlainKernels.to_gradient`."""
+    """Overwrite logits [c, v] with their gradient, see `PlainKernels.to_gradient`."""
     assert logits.is_contiguous(), "rows are contiguous"
     grid = (len(logits), triton.cdiv(logits.size(1), _BLOCK))
     _to_gradient[grid](

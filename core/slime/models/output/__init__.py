@@ -1,1 +1,0 @@
-"""Log-probs and entropies of next tokens, from hidden states."""

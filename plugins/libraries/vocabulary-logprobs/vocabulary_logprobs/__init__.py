@@ -1,0 +1,1 @@
+"""Log-probs and entropies of next tokens from hidden states: `.logprob`, with Triton kernels in `.kernels`."""
