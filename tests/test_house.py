@@ -39,7 +39,7 @@ BUDGETS = {
     "topology": 1405,
     "sizes": 385,
     "reward": 212,
-    "data": 1380,
+    "data": 1402,
     "sampling": 3020,
     "plan": 825,
     "engine_client": 980,

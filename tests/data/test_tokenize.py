@@ -86,17 +86,22 @@ def test_the_short_way_loads_what_transformers_would_choose(tokenizer_folder, tm
         assert loaded("1+2=")["input_ids"] == chosen("1+2=")["input_ids"]
 
 
-def test_a_generic_tokenizer_is_loaded_without_models(tokenizer_folder):
-    """They import torch's compiler, 2 s of the start of every run."""
+def test_a_generic_tokenizer_is_loaded_without_models_and_torch(tokenizer_folder):
+    """They import torch's compiler, 3 s of the start of every run. A GGUF file would be read by transformers."""
     code = f"""
 import sys
 from pathlib import Path
 from slime.data.tokenize import load_tokenizer
 load_tokenizer(Path({str(tokenizer_folder)!r}))
-print([name for name in ("torch._dynamo", "transformers.modeling_utils") if name in sys.modules])
+print([name for name in ("torch", "transformers.modeling_utils") if name in sys.modules])
+from transformers.tokenization_utils_tokenizers import load_gguf_checkpoint
+try:
+    load_gguf_checkpoint("nowhere.gguf")
+except (FileNotFoundError, ImportError) as error:
+    print(error.__traceback__.tb_next.tb_next.tb_frame.f_globals["__name__"])
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "[]\n"
+    assert said.stdout == "[]\ntransformers.modeling_gguf_pytorch_utils\n"
 
 
 def test_a_template_that_refuses_names_the_row(tokenizer, monkeypatch):
