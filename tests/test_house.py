@@ -42,7 +42,7 @@ BUDGETS = {
     "data": 1402,
     "sampling": 3020,
     "plan": 825,
-    "engine_client": 980,
+    "engine_client": 990,
     "verbs": 360,
     "engines": 590,
     "algo": 660,

@@ -142,7 +142,27 @@ def test_a_response_may_take_longer_than_an_answer():
     assert len(asyncio.run(generate()).tokens) == 4
 
 
-def test_a_connection_that_the_engine_closes_while_it_is_idle_is_not_used_again():
+def test_a_connection_is_kept_for_the_next_request():
+    connections = 0
+
+    async def serve(reader, writer):
+        nonlocal connections
+        connections += 1
+        for _ in range(3):
+            await reader.readuntil(b'{"abort_all":true}')
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def thrice():
+        server = await asyncio.start_server(serve, LOOPBACK, 0)
+        async with server, connected(nobody(server.sockets[0].getsockname()[1])) as client:
+            for _ in range(3):
+                await client.abort_all()
+
+    asyncio.run(thrice())
+    assert connections == 1
+
+
+def test_a_request_on_an_idle_connection_that_the_engine_closes_is_sent_again():
     """SGLang closes one after 5 s, and the next request may be on its way: seen between steps of a busy machine."""
 
     async def serve_once(reader, writer):

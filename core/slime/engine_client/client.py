@@ -19,6 +19,10 @@ from slime.net import Endpoint
 from slime.segments import SPANS
 
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
+_JSON = {"Content-Type": "application/json"}
+_KEPT_S = 2.0
+"""Seconds that an idle connection is kept for the next request; a new one costs more than all else of a request. SGLang
+closes idle ones after 5 s."""
 
 
 class FinishReason(enum.StrEnum):
@@ -113,7 +117,7 @@ class EngineClient:
         self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
         self._headers = endpoint.headers
         self.cache_key: str | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
         self._batcher = RequestBatcher(self._answer, self._answers)
 
     def move(self, endpoint: Endpoint) -> None:
@@ -122,18 +126,16 @@ class EngineClient:
 
     async def close(self) -> None:
         await self._batcher.close()
-        if self._session:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
-    def _connect(self) -> aiohttp.ClientSession:
-        """The session; the caller bounds the number of requests, so it does not.
-
-        Each request has a connection of its own: SGLang closes idle ones after 5 s, perhaps while they are taken again.
-        """
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, json_serialize=_written)
-        return self._session
+    def _connect(self, *, fresh: bool = False) -> aiohttp.ClientSession:
+        """The session, or the one whose requests have connections of their own. The caller bounds their number."""
+        if fresh not in self._sessions:
+            kept: Any = {"force_close": True} if fresh else {"keepalive_timeout": _KEPT_S}
+            connector = aiohttp.TCPConnector(limit=0, **kept)
+            self._sessions[fresh] = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._sessions[fresh]
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
         """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...).
@@ -238,18 +240,17 @@ class EngineClient:
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
     ) -> Any:
         async with self._asking(method, path, body, timeout) as response:
-            text = await response.text()
-        self._check(response.status, path, text)
-        return _parse(text)
+            answer = await response.read()
+        self._check(response.status, path, answer.decode(errors="replace") if response.status != HTTPStatus.OK else "")
+        return _parse(answer)
 
     @asynccontextmanager
     async def _asking(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response, to be read within."""
-        session, timeout = self._connect(), timeout or aiohttp.ClientTimeout(total=self.timeout_s)
         try:
-            async with session.request(method, self.url + path, json=body, timeout=timeout) as response:
+            async with await self._sent(method, path, body, timeout) as response:
                 yield response
         except TimeoutError as error:
             limit = f"no answer to {path} within {self.timeout_s:g} s"
@@ -257,6 +258,21 @@ class EngineClient:
         except (aiohttp.ClientError, EOFError) as error:
             what = f"no answer to {path}: {error}"
             raise self._error(what, "The engine died or was never there.", EngineGone) from error
+
+    async def _sent(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None
+    ) -> aiohttp.ClientResponse:
+        """Send a request, once more where the connection breaks: it may have been an idle one, closed by the server in
+        the moment in which it was taken. A server that is gone refuses the second."""
+        data = None if body is None else orjson.dumps(body)  # the standard library takes longer than all else here
+        more: Any = {"data": data, "headers": None if body is None else _JSON}
+        more["timeout"] = timeout or aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            return await self._connect().request(method, self.url + path, **more)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            return await self._connect(fresh=True).request(method, self.url + path, **more)
 
     def _check(self, status: int, path: str, text: str) -> None:
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -269,11 +285,6 @@ class EngineClient:
         return kind(what, where=f"engine {self.url}", todo=todo + log)
 
 
-def _written(body: Any) -> str:
-    """JSON. Prompts of thousands of ids take the standard library's writer longer than all else of a request."""
-    return orjson.dumps(body).decode()
-
-
-def _parse(text: str) -> Any:
+def _parse(answer: bytes) -> Any:
     """JSON where the server answers in JSON; to some requests it answers with bare words."""
-    return orjson.loads(text) if text.startswith(("{", "[")) else text
+    return orjson.loads(answer) if answer.startswith((b"{", b"[")) else answer.decode()

@@ -58,7 +58,8 @@ def wrong(label: str, others: Sequence[str], draw: random.Random) -> Iterator[st
     if found and label.lstrip("$ ")[:1].isdigit() and int(found[0][0]):
         yield f"-{label}"
     if len(found) == 1 and label.strip().isdecimal():
-        yield f"{label}0"
+        if int(label):
+            yield f"{label}0"
         yield f"{label} or {int(label) + 1}"
     different = [other for other in others if other != label and not _are_near(other, label)]
     if different:

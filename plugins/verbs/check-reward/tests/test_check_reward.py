@@ -109,6 +109,7 @@ def test_what_is_typed_wrongly_is_one_line(
 def test_wrong_answers_are_wrong() -> None:
     draw = random.Random(0)
     assert list(wrong("34", ["34", "85"], draw)) == ["35", "-34", "340", "34 or 35", "85"]
+    assert list(wrong("0", ["0"], draw)) == ["1", "0 or 1"], "00 is the same"
     assert list(wrong("\\frac{1}{2}", ["\\dfrac{1}{2}"], draw)) == ["\\frac{2}{2}", "\\frac{1}{3}"]
 
 
