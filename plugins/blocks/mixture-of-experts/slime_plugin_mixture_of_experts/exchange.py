@@ -20,7 +20,7 @@ class OnHost:
 
     def __init__(self, values: Tensor) -> None:
         self._copy, self._columns = values.to("cpu", non_blocking=True), slice(None)
-        self._arrived = torch.cuda.Event() if values.is_cuda else None
+        self._arrived = torch.cuda.Event() if values.is_cuda else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
             self._arrived.record()
 
@@ -51,12 +51,12 @@ class Exchange:
 
     def depart(self, rows: Tensor) -> Tensor:
         """[rows sent, ...] -> [rows received, ...], not to be read before `arrive`."""
-        arriving: Tensor = _Depart.apply(rows, self)
+        arriving: Tensor = _Depart.apply(rows, self)  # type: ignore[no-untyped-call]
         return arriving
 
     def arrive(self, rows: Tensor) -> Tensor:
         """What `depart` returned, whole."""
-        arrived: Tensor = _Arrive.apply(rows, self)
+        arrived: Tensor = _Arrive.apply(rows, self)  # type: ignore[no-untyped-call]
         return arrived
 
     def begin(self, rows: Tensor, *, back: bool) -> Tensor:
@@ -68,6 +68,7 @@ class Exchange:
 
     def end(self) -> Tensor:
         """What `begin` returned, whole."""
+        arrived: Tensor
         (arrived, work), self._under_way = self._under_way, None
         work.wait()
         return arrived
@@ -80,8 +81,9 @@ class _Depart(torch.autograd.Function):
         return exchange.begin(rows, back=False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.exchange.end(), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        arrived: Tensor = ctx.exchange.end()
+        return arrived, None
 
 
 class _Arrive(torch.autograd.Function):
@@ -92,7 +94,7 @@ class _Arrive(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """What is returned only has the shape that autograd wants: the gradient reaches `_Depart` by the exchange."""
         ctx.exchange.begin(gradient, back=True)
         return gradient, None

@@ -40,7 +40,7 @@ class Groups:
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
         """[r, ...] into those of each expert."""
-        return rows.split(self.sizes.tolist())
+        return torch.split(rows, self.sizes.tolist())
 
 
 class GroupedExperts(GroupedMLP):  # type: ignore[misc]
@@ -62,7 +62,7 @@ def product(rows: Tensor, weight: Tensor, shape: Sequence[int], groups: Groups, 
         weight: of `shape` [g, k, n], as one parameter of another shape.
         fused: its gradient is added to `weight.main_grad`, where Megatron-core sums gradients in fp32.
     """
-    result: Tensor = _Product.apply(rows, weight, tuple(shape), groups, fused)
+    result: Tensor = _Product.apply(rows, weight, tuple(shape), groups, fused)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -75,7 +75,7 @@ class _Product(torch.autograd.Function):
         return _multiplied(rows, weight.view(shape), groups)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,), weight, groups = ctx.saved_tensors, ctx.weight, ctx.groups
         gradient = gradient.contiguous()
         of_rows = of_weight = None

@@ -68,13 +68,13 @@ def chosen(routing_map: Tensor, topk: int) -> Tensor:
 
 def spread(tokens: Tensor, order: Order) -> Tensor:
     """[n, h] -> [r, h]."""
-    rows: Tensor = _Spread.apply(tokens, order)
+    rows: Tensor = _Spread.apply(tokens, order)  # type: ignore[no-untyped-call]
     return rows
 
 
 def collect(rows: Tensor, order: Order) -> Tensor:
     """[r, h] -> [n, h] sums over the rows of each token; sums of bf16 are rounded once."""
-    tokens: Tensor = _Collect.apply(rows, order)
+    tokens: Tensor = _Collect.apply(rows, order)  # type: ignore[no-untyped-call]
     return tokens
 
 
@@ -91,7 +91,7 @@ class _Spread(torch.autograd.Function):
         return tokens.index_select(0, order.tokens)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _sums(gradient, ctx.order), None
 
 
@@ -102,5 +102,5 @@ class _Collect(torch.autograd.Function):
         return _sums(rows, order)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.index_select(0, ctx.order.tokens), None
