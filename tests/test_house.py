@@ -28,24 +28,28 @@ KNOW_BLOCKS = {
 """Files of core that name a special block, and why they must. All others learn of blocks by what these state:
 `slime.models.blocks`, `slime.models.traits`, the rules of the weight mapping."""
 BUDGETS = {
-    "models": 1255,
+    "models": 1276,
     "weights": 1820,
-    ".": 4785,
+    ".": 4812,
     "cluster": 1805,
-    "train": 3175,
-    "compose": 2360,
-    "config": 1925,
+    "train": 3198,
+    "compose": 2372,
+    "config": 1927,
     "observe": 605,
     "topology": 1405,
     "sizes": 385,
     "reward": 212,
-    "data": 1402,
+<<<<<<< HEAD
+    "data": 1405,
+=======
+    "data": 1381,
+>>>>>>> 5eabbee (Read the contract of objectives where it is)
     "sampling": 3020,
     "plan": 825,
     "engine_client": 990,
     "verbs": 360,
     "engines": 590,
-    "algo": 660,
+    "algo": 667,
 }
 """Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")

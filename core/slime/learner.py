@@ -165,6 +165,14 @@ class Learner:
         planned, self._planned = self._planned, {}
         return moved | named | planned
 
+    def measure(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
+        """The objective's metrics, `eval/...`, of samples that nothing is learnt of."""
+        moved, metrics = self._sharing.for_training(), stage.objective.metrics(())
+        names = {*metrics.means, *metrics.token_sums, *metrics.maxima}
+        with self._at_rest:
+            values = self._trainers.train(batches, step, stage.name, learns=False)
+        return moved | {f"eval/{name}": value for name, value in values.items() if name in names}
+
     def publish(self, engines: Sequence[Endpoint | None], version: int) -> dict[str, float]:
         """Hand the weights to every engine (None: to one that is not up); returns metrics. The receipt is complete or
         it raises."""

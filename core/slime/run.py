@@ -43,13 +43,17 @@ def supervise(run: Run, stage: Stage) -> None:
     assert run.data.demonstrations, "compose() asks for demonstrations"
     learner.prepare(stage)
     with run.events.stage(stage.name, last, position.sft_step):
-        if position.sft_step == 0 and scores:
-            run.generation.publish(0)
-            run.log.incomplete(stage.name, 0, run.generation.evaluate(0))
+        if position.sft_step == 0:
+            found = _on_held_out_rows(run, stage, 0)
+            if scores:
+                run.generation.publish(0)
+                found |= run.generation.evaluate(0)
+            if found:
+                run.log.incomplete(stage.name, 0, found)
         for step in range(position.sft_step + 1, last + 1):
             watch = Stopwatch()
             with watch("pack"):
-                rows = run.data.demonstrations.take(cfg.sft.batch_size)
+                rows = with_columns(stage.objective, run.data.demonstrations.take(cfg.sft.batch_size))
                 batches = learner.pack(rows, whole_attempts=stage.trains_on_pairs)
             with watch("train"):
                 if run.engines:
@@ -57,14 +61,26 @@ def supervise(run: Run, stage: Stage) -> None:
                 values = learner.train(batches, step, stage)
             run.log.late(learner.settle(if_written=True))
             position.sft_step = step
+            saves = _due(step, last, cfg.train.checkpoint.interval)
+            if saves:
+                with watch("eval"):
+                    values |= _on_held_out_rows(run, stage, step)
             if step == last and scores:
                 with watch("publish"):
                     values |= run.generation.publish(step)
                 with watch("eval"):
                     values |= run.generation.evaluate(step)
             run.log.complete(stage.name, step, values, watch, batches[0].num_loss_tokens)
-            if _due(step, last, cfg.train.checkpoint.interval):
+            if saves:
                 run.log.late(learner.checkpoint())
+
+
+def _on_held_out_rows(run: Run, stage: Stage, step: int) -> dict[str, float]:
+    """Metrics of the supervised stage's objective on `sft.eval_path`, `eval/...`; none without it."""
+    if run.data.measured is None:
+        return {}
+    rows = with_columns(stage.objective, run.data.measured.all())
+    return run.learner.measure(run.learner.pack(rows, whole_attempts=stage.trains_on_pairs), step, stage)
 
 
 def reinforce(run: Run, stage: Stage) -> None:

@@ -19,6 +19,7 @@ class Data:
     def __init__(self, cfg: SlimeConfig, tokenizer: Tokenizer) -> None:
         self.prompts: PromptMix | None = None
         self.demonstrations: DemonstrationSource | None = None
+        self.measured: DemonstrationSource | None = None
         self.held_out: list[HeldOut] = []
         stages = run_stages(cfg)
         if cfg.sft.num_steps:
@@ -26,9 +27,10 @@ class Data:
             align = read_grid(cfg.cluster.num_trainers, cfg.train.megatron).packing_align
             pairs = stages.all[0].trains_on_pairs
             limit = (cfg.train.max_tokens_per_micro_batch // align - pairs) * align  # padding included
-            self.demonstrations = DemonstrationSource(
-                resolve_rows(cfg.sft.path), tokenizer, cfg.run.seed, limit, cfg.data, pairs=pairs
-            )
+            given = (tokenizer, cfg.run.seed, limit, cfg.data)
+            self.demonstrations = DemonstrationSource(resolve_rows(cfg.sft.path), *given, pairs=pairs)
+            if cfg.sft.eval_path:
+                self.measured = DemonstrationSource(resolve_rows(cfg.sft.eval_path), *given, pairs=pairs)
         if stages.reinforces:
             self.prompts = PromptMix(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         if cfg.eval.path:
@@ -37,6 +39,7 @@ class Data:
     def __str__(self) -> str:
         counts = {
             "demonstrations": self.demonstrations and len(self.demonstrations),
+            "held-out demonstrations": self.measured and len(self.measured),
             "prompts": self.prompts and len(self.prompts),
             "held-out prompts": sum(len(each.prompts) for each in self.held_out),
         }

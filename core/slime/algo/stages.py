@@ -15,6 +15,7 @@ from slime.config.schema import AlgoConfig, SlimeConfig
 from slime.contracts import Objective, Source, TrainsOn
 from slime.errors import SlimeError
 from slime.estimator import CriticEstimator, Estimator
+from slime.models.bridge import HasModel
 from slime.registry import Contribution
 from slime.types import RL, SFT, TrainSample
 
@@ -122,6 +123,12 @@ class Stages:
     def have_critic(self) -> bool:
         """Whether some stage has a critic learn."""
         return any(stage.estimator is not None for stage in self.all)
+
+    @property
+    def own_model(self) -> HasModel | None:
+        """The objective of the only stage, where it has a model of its own."""
+        [first, *_] = self.all
+        return first.objective if isinstance(first.objective, HasModel) else None
 
     @property
     def num_passes(self) -> int:

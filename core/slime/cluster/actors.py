@@ -161,8 +161,8 @@ class TrainerActor(Actor):
     def begin_critic(self, stage: str) -> None:
         self.trainer.begin_critic(stage)
 
-    def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
-        return self.trainer.train(batches, step, stage)
+    def train(self, batches: Sequence[Batch], step: int, stage: str, learns: bool = True) -> dict[str, float]:
+        return self.trainer.train(batches, step, stage, learns=learns)
 
     def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt | None:
         """Gather the weights and hand them to the engines; returns the receipt of those this rank serves.
@@ -221,7 +221,7 @@ class TrainerActor(Actor):
         tensors = self.trainer.export()
         if self.rank == 0:
             copies = self.trainer.mapping.copies
-            save_hf(tensors, source, destination, hf=self.trainer.hf, copies=copies, replace=True)
+            save_hf(tensors, source, destination, hf=self.trainer.exported, copies=copies, replace=True)
         for _ in tensors:
             pass
         if self.trainer.model.adapters:

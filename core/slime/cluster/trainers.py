@@ -59,8 +59,8 @@ class TrainerGroup:
     def begin_critic(self, stage: str) -> None:
         self._all(TrainerActor.begin_critic, stage)
 
-    def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
-        """One step of a stage, an optimizer step a batch.
+    def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
+        """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`.
 
         The share of a data-parallel rank lies in Ray's store once: all ranks that hold parts of one replica of the
         model read the same one.
@@ -70,7 +70,7 @@ class TrainerGroup:
         ranks = range(self.layouts[0].data_parallel_size)
         shares = [ray.put([batch.share(rank) for batch in batches]) for rank in ranks]
         calls = {
-            member.call(TrainerActor.train, shares[layout.data_parallel_rank], step, stage): member
+            member.call(TrainerActor.train, shares[layout.data_parallel_rank], step, stage, learns): member
             for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
         }
         values = self._calls.wait(calls, f"train_{stage}", self._limits.hang_timeout_s)

@@ -21,7 +21,8 @@ from slime.data.rows import Row, first_rows
 from slime.data.shards import row_files
 from slime.errors import SlimeError
 
-KEYS = ("data.path", "eval.path", "sft.path")
+SUPERVISED = ("sft.path", "sft.eval_path")
+KEYS = ("data.path", "eval.path", *SUPERVISED)
 HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
 """What looks like a data set's name on the Hugging Face hub, and like no file of rows."""
 FIRST_ROWS = 100
@@ -76,7 +77,7 @@ def _tokenizer(model: ModelConfig) -> Path | None:
 
 def _check_rows(cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row]) -> None:
     tokenizer = _tokenizer(cfg.model)
-    if key == "sft.path":
+    if key in SUPERVISED:
         pairs = run_stages(cfg).all[0].trains_on_pairs
         for row in rows if cfg.sft.num_steps else ():
             conversations(row, cfg.data.prompt_key, pairs=pairs)

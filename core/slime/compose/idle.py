@@ -162,7 +162,7 @@ RULES: Sequence[Rule] = (
         lambda run: run_stages(run.cfg).needs(Source.teacher),
     ),
     Rule("without data.sets", "data.share", lambda run: bool(run.cfg.data.sets)),
-    Rule("without sft.num_steps", "sft.path", lambda run: run.cfg.sft.num_steps > 0),
+    Rule("without sft.num_steps", "sft.path sft.eval_path", lambda run: run.cfg.sft.num_steps > 0),
     Rule("without sft.path and sft.num_steps", "sft.batch_size sft.lr*", lambda run: run.supervises),
     Rule("without algo.kl_coef", "algo.kl_estimator", lambda run: run.cfg.algo.kl_coef is not None),
     Rule("without algo.kl_coef above 0", "algo.kl_in algo.kl_unbiased", lambda run: bool(run.cfg.algo.kl_coef)),

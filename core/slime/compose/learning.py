@@ -52,6 +52,8 @@ def _schedules(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    if run_stages(cfg).own_model is not None:
+        yield from _own_model(cfg.algo.name, cfg.eval, cfg.train)
     if not run_stages(cfg).reinforces:
         if cfg.sft.path is None or cfg.sft.num_steps == 0:
             yield SlimeError("algo=sft has nothing to do", where="sft", todo="Set sft.path and sft.num_steps.")
@@ -70,6 +72,16 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if run_stages(cfg).have_critic:
         yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
     yield from _sampled_policy(cfg.rollout.sampling)
+
+
+def _own_model(name: str, evaluation: EvalConfig, train: TrainConfig) -> Iterator[SlimeError]:
+    """Whether anything asks of the objective's model what only one of next tokens can."""
+    if evaluation.path is not None:
+        what = f"the model of algo={name} predicts no tokens, so no engine can answer with it"
+        yield SlimeError(what, where="eval.path", todo="Set it to null; sft.eval_path measures on rows.")
+    if adapters_of(train):
+        what = f"the model of algo={name} trains whole, and has no place for them"
+        yield SlimeError(what, where="adapters", todo="Train without them.")
 
 
 def _critic(algo: AlgoConfig, num_steps: int, train: TrainConfig) -> Iterator[SlimeError]:

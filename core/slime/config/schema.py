@@ -99,6 +99,9 @@ class SftConfig:
     path: str | None = None
     """Files as of `data.path` with demonstrations (`messages`, assistant's answer last) or, for an objective of pairs,
     with a `chosen` and a `rejected` answer; empty: no supervised stage."""
+    eval_path: str | None = None
+    """Rows as of `path`, on which the supervised stage measures its loss before the first step, with every checkpoint
+    and after the last step: metrics `eval/loss` and the objective's others; empty: none."""
     num_steps: int = key(0, STEPS)
     """Optimizer steps of the supervised stage that precedes reinforcement learning."""
     batch_size: int = key(64, BATCH)

@@ -77,12 +77,11 @@ class DemonstrationSource:
 
     def take(self, count: int) -> list[TrainSample]:
         """The sequences of the next `count` rows; those of a pair are one attempt, the chosen one first."""
-        taken = [self._rows[row] for _, row in self._order.take(count)]
-        return [
-            replace(sample, attempt=number) if len(row) > 1 else sample
-            for number, row in enumerate(taken)
-            for sample in row
-        ]
+        return _attempts([self._rows[row] for _, row in self._order.take(count)])
+
+    def all(self) -> list[TrainSample]:
+        """Those of every row, in the order of the file."""
+        return _attempts(self._rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Position and the file's content hash, as plain values."""
@@ -92,6 +91,12 @@ class DemonstrationSource:
         """Continue where `state_dict` was taken; raises SlimeError if the file changed since."""
         refuse_changed_file(self.path, self._content_hash, state)
         self._order.load_state_dict(state)
+
+
+def _attempts(rows: Sequence[Sequence[TrainSample]]) -> list[TrainSample]:
+    return [
+        replace(sample, attempt=number) if len(row) > 1 else sample for number, row in enumerate(rows) for sample in row
+    ]
 
 
 def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_tokens: int) -> TrainSample:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from slime.models.mapping import WeightMapping
+    from slime.models.policy import PolicyModel
     from slime.models.traits import Traits
 
 HfConfig = Mapping[str, Any]
@@ -64,6 +65,21 @@ class EngineBridge(ModelBridge, Protocol):
 
     def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
         """What an engine group's fields of `ServerArgs` ask of the model that it does not do, a sentence each."""
+
+
+@runtime_checkable
+class HasModel(Protocol):
+    """An objective (`slime.contracts.Objective`) that trains another model than one of next tokens: a family's layers
+    with another output, which a run exports and no engine is given. Its `loss` reads what that model returns."""
+
+    def model(self) -> type[PolicyModel]:
+        """May import torch."""
+
+    def mapping(self, mapping: WeightMapping) -> WeightMapping:
+        """The family's, with the other output."""
+
+    def exported(self, hf: HfConfig) -> HfConfig:
+        """config.json of the export, of that of the family's model."""
 
 
 def traits_of(bridge: ModelBridge, hf: HfConfig) -> tuple[Traits, ...]:

@@ -105,6 +105,7 @@ class Rule:
         exported: False for a second copy of the same HF tensor (tied embeddings on the last pipeline stage).
         drafts: it belongs to a part that drafts: an engine has it only when it speculates by it.
         learns_by: keys of the config that all must be set for it to learn (`slime.models.traits.Traits.learns_by`).
+        optional: a checkpoint may lack it, and then it stays as it was made.
         block: the building block it belongs to; None: one that states nothing, and then `slime plan` knows no sizes.
         part: the parameter's name as the block states it, from inside its layer.
     """
@@ -116,6 +117,7 @@ class Rule:
     exported: bool = True
     drafts: bool = False
     learns_by: tuple[str, ...] = ()
+    optional: bool = False
     block: BuildingBlock | None = None
     part: str = ""
 
@@ -181,6 +183,11 @@ class WeightMapping:
     def hf_names(self) -> frozenset[str]:
         """Every HF tensor the model is made of."""
         return frozenset(name for entry in self.entries for name in entry.hf)
+
+    @cached_property
+    def optional_names(self) -> frozenset[str]:
+        """Those of them that a checkpoint may lack."""
+        return frozenset(name for entry in self.entries if entry.rule.optional for name in entry.hf)
 
     @cached_property
     def blocks(self) -> frozenset[BuildingBlock]:

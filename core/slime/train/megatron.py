@@ -17,11 +17,13 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
+from slime.config.changes import changed
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, ModelConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.layout import default_etp
-from slime.models.bridge import HfConfig, ModelBridge, traits_of
+from slime.models.bridge import HasModel, HfConfig, ModelBridge, traits_of
+from slime.models.mapping import WeightMapping
 from slime.models.packed.sequences import TakesPrefixes
 from slime.models.policy import KeepsFp32, PolicyModel
 from slime.models.traits import Traits
@@ -146,6 +148,26 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[Pol
         # Only the last micro-batch's backward may start the reduction.
         config.no_sync_func = chunks[0].no_sync if len(chunks) == 1 else [chunk.no_sync for chunk in chunks]
     return Model(chunks, modules, config, traits, adapters, _base(cfg.model) if adapters else None)
+
+
+def trained(
+    own: HasModel | None, bridge: ModelBridge, hf: HfConfig
+) -> tuple[type[PolicyModel], WeightMapping, HfConfig]:
+    """The kind of model that a run trains, its table, and config.json of its export.
+
+    Args:
+        own: the objective, where it has a model of its own.
+    """
+    mapping = bridge.weight_mapping(hf)
+    if own is None:
+        return PolicyModel, mapping, hf
+    return own.model(), own.mapping(mapping), own.exported(hf)
+
+
+def without_extra_losses(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> SlimeConfig:
+    """For a model of another kind than the policy: what learns by a loss of its own behind the last layer is not
+    there."""
+    return changed(cfg, {trait.learns_by: None for trait in traits_of(bridge, hf) if trait.extra_loss})
 
 
 def _base(model: ModelConfig) -> Base:

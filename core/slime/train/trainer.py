@@ -59,16 +59,17 @@ class Trainer:
         megatron.initialize(cfg, rank, world_size, master_addr, master_port)
         self.hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
         self.bridge = plugins.load().models.create(cfg.model.family)
-        self.mapping = self.bridge.weight_mapping(self.hf)
+        if own := run_stages(cfg).own_model:
+            cfg = megatron.without_extra_losses(cfg, self.bridge, self.hf)
+        kind, self.mapping, self.exported = megatron.trained(own, self.bridge, self.hf)
         on_gpu = cfg.cluster.on_gpus
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-        self.model = megatron.build(cfg, self.bridge, self.hf)
+        self.model = megatron.build(cfg, self.bridge, self.hf, kind=kind)
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(cfg, self.model)
         self.extra_losses = extra_losses(cfg.train, self.model.traits)
         self._learning = Learning(self.model, self.optimizer, self.device)
-        self._offload = self._learning.offload
-        self._offloads = [self._offload]
+        self._offload, self._offloads = self._learning.offload, [self._learning.offload]
         self.reference: reference.Weights | None = None
         self.teacher: reference.Weights | None = None
         self.critic: Critic | None = None
@@ -142,20 +143,20 @@ class Trainer:
         self.critic, self._offloads = critic, [self._offload, critic.offload]
         return critic
 
-    def train(self, batches: Sequence[Batch], step: int, stage: str) -> dict[str, float]:
+    def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
         """The passes that the stage's objective asks for, then one optimizer step a batch.
 
         Args:
             stage: name of one of the run's stages (`slime.algo.stages`).
+            learns: False: the objective's metrics are measured, and nothing changes.
 
         Returns:
-            Over the batches, the same on every rank: the objective's metrics (a maximum is the largest, others are
-            means; those measured on no token are left out); the losses that blocks of the model add, each under its own
-            name (`slime.models.traits.ExtraLoss`, `slime.models.layer_losses`); grad_norm, lr, num_tokens (padding
-            left out), seconds/train. Of an objective that needs scores of the policy or another model, also
-            seconds/logprobs; with a critic seconds/critic and its metrics, critic_... On GPUs memory/train_gib and
-            memory/logprobs_gib, and the same with `_host`, of this rank.
-            Of the first batch, where it passes `observe.logprob_alarm`, what `explain` returns.
+            The same on every rank: the objective's metrics (a maximum is the largest, others are means; those measured
+            on no token are left out); the losses that blocks of the model add, each under its own name
+            (`slime.models.traits.ExtraLoss`, `slime.models.layer_losses`); grad_norm, lr, num_tokens, seconds/train. Of
+            an objective that needs scores of a model, also seconds/logprobs; with a critic seconds/critic and its
+            metrics, critic_... On GPUs memory/train_gib and memory/logprobs_gib, and the same with `_host`, of this
+            rank. Of a first batch above `observe.logprob_alarm`, what `explain` returns.
 
         Raises:
             SlimeError: a metric or gradient is not finite, or the objective does not keep its contract.
@@ -169,13 +170,13 @@ class Trainer:
             with timed("logprobs", self.device, seconds) if is_scored else nullcontext():
                 local = [self._local(batch) for batch in batches]
                 scored = self._score(chosen, local)
-            of_critic, learns, counts = dict[str, float](), True, [batch.num_loss_tokens for batch in batches]
+            of_critic, counts = dict[str, float](), [batch.num_loss_tokens for batch in batches]
             if chosen.estimator is not None:
                 assert self.critic is not None, "begin_critic comes before the first step"
                 whole = [batch.micro_batches[self.data_parallel_rank] for batch in batches]
                 with timed("critic", self.device, seconds):
                     local, of_critic = self.critic.learn(whole, local, counts, step, self._offload)
-                learns = step > self.cfg.algo.critic.only_steps
+                learns = learns and step > self.cfg.algo.critic.only_steps
             with timed("train", self.device, seconds):
                 steps, maxima = [], set[str]()
                 for number, count in enumerate(counts):

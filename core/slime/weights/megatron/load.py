@@ -47,9 +47,10 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
     """
     files = HfFiles(folder)
     check_tensors(files, mapping)
-    targets = local_tensors(modules, mapping).values()
+    present = mapping.hf_names & files.tensors.keys()
+    targets = [target for target in local_tensors(modules, mapping).values() if present.issuperset(target.entry.hf)]
     by_file = _plan(files, targets)
-    num_bytes = {name: _num_bytes(files.tensors[name]) for name in mapping.hf_names}
+    num_bytes = {name: _num_bytes(files.tensors[name]) for name in present}
     for target in targets:
         _zero_padding(target)
     for file, tensors in sorted(by_file.items()):
@@ -153,7 +154,7 @@ def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
     """Refuse a checkpoint that lacks a tensor or holds one that nobody asked for."""
     expected = mapping.hf_names
     beyond = _layers_left_out(files.folder, mapping)
-    missing = sorted(expected - files.tensors.keys())
+    missing = sorted(expected - files.tensors.keys() - mapping.optional_names)
     unexpected = sorted(
         name
         for name in files.tensors.keys() - expected - mapping.ignored - mapping.copies.keys()

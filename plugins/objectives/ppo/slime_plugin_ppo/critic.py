@@ -9,7 +9,6 @@ import torch
 from megatron_core_portable import cpu_stands_in_for_cuda
 from slime.config.changes import changed
 from slime.config.schema import LrDecay
-from slime.models.bridge import traits_of
 from slime.models.policy import PolicyModel
 from slime.train import megatron, metrics
 from slime.train.learning import Learning
@@ -44,8 +43,7 @@ class ValueCritic:
             "train.lr_decay_steps": None,
             "train.routing_replay": False,  # its routers choose for themselves
         }
-        # What learns by a loss of its own behind the last layer is not there.
-        own = changed(cfg, changes | {trait.learns_by: None for trait in traits_of(bridge, hf) if trait.extra_loss})
+        own = megatron.without_extra_losses(changed(cfg, changes), bridge, hf)
         self.model = megatron.build(own, bridge, hf, kind=ValueModel)
         with cpu_stands_in_for_cuda():
             self.optimizer = Optimizer(own, self.model)

@@ -1,4 +1,4 @@
-"""Learning from pairs of a chosen and a rejected answer for slime: the objective `dpo`."""
+"""Learning from pairs of a chosen and a rejected answer for slime: the objectives `dpo` and `reward_model`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from slime.contracts import Objective
 from slime.hookspecs import hookimpl
 from slime_plugin_preferences.dpo import Dpo
+from slime_plugin_preferences.reward_model import RewardModel
 
 
 @hookimpl
 def slime_objectives() -> Mapping[str, Callable[..., Objective]]:
-    return {"dpo": Dpo}
+    return {"dpo": Dpo, "reward_model": RewardModel}
 
 
 @hookimpl
