@@ -19,9 +19,9 @@ from slime.contracts import LossInputs
 from slime.models.mapping import WeightMapping
 from slime.observe.metrics import read_rows
 from slime.plugins import load
-from slime.testing.objectives import check_objective
 from slime.types import PREFERENCE, TrainSample
 from slime_plugin_preferences.reward_model import IS_LAST, RewardModel
+from slime_testing.objectives import check_objective
 
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 LENGTHS = [2, 3, 1, 2]
