@@ -39,11 +39,7 @@ BUDGETS = {
     "topology": 1405,
     "sizes": 385,
     "reward": 212,
-<<<<<<< HEAD
     "data": 1405,
-=======
-    "data": 1381,
->>>>>>> 5eabbee (Read the contract of objectives where it is)
     "sampling": 3020,
     "plan": 825,
     "engine_client": 990,
