@@ -91,7 +91,7 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
     named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
     ours = {
-        f"slime-plugin-{name}" for name in ("console", "nearest", "parquet", "ray", "returning", "samples", "trackers")
+        f"slime-plugin-{name}" for name in ("console", "learning", "nearest", "parquet", "ray", "returning", "samples", "trackers")
     }
     libraries = {file.parent.name for file in ROOT.glob("plugins/libraries/*/pyproject.toml")}
     assert {"megatron-core-portable", *libraries, *ours} <= named["train"]

@@ -208,10 +208,15 @@ Subscriber = Callable[[Event], None]
 
 class Events:
     """The bus of a run. Every event is handled when `publish` returns, in the thread that published it; two threads do
-    not publish at once."""
+    not publish at once.
+
+    Attributes:
+        problem: why the run stops after the step that it is in, with a checkpoint; None: it does not.
+    """
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers, self._lock = list(subscribers), threading.RLock()
+        self.problem: Exception | None = None
 
     def subscribe(self, *subscribers: Subscriber, first: bool = False) -> None:
         """Tell `subscribers` of every event from now on, after (`first`: before) those who subscribed before them."""
@@ -223,6 +228,10 @@ class Events:
         with self._lock:
             for subscriber in tuple(self._subscribers):
                 subscriber(event)
+
+    def stop(self, why: Exception) -> None:
+        """Have the run stop after this step; of several reasons the first counts."""
+        self.problem = self.problem or why
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Publish a `Phase`."""

@@ -38,6 +38,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/launchers/ray": ("slime-plugin-ray", ("ray_starter/ray",)),
     "plugins/launchers/ssh": ("slime-plugin-ssh", ("launcher/ssh",)),
     "plugins/observers/console": ("slime-plugin-console", ("subscriber/console",)),
+    "plugins/observers/learning": ("slime-plugin-learning", ("subscriber/learning",)),
     "plugins/observers/samples": ("slime-plugin-samples", ("subscriber/samples",)),
     "plugins/observers/trackers": ("slime-plugin-trackers", ("subscriber/trackers",)),
     "plugins/programs/endpoint": ("slime-plugin-endpoint", ("program/endpoint", "verb/check-chat")),

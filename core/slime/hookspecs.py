@@ -101,7 +101,7 @@ class SlimeHooks(Protocol):
 
         A factory with the attribute `every_session = True` is told of every session, `slime eval` too, from its first
         event: it is called before anything has started and before the run directory is open. It gets the
-        keyword `events` as well (a `slime.events.Events`), to publish more."""
+        keyword `events` as well (a `slime.events.Events`), to publish more and to stop the run."""
 
     @hookspec
     def slime_verbs(self) -> Mapping[str, VerbFactory]:

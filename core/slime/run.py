@@ -10,7 +10,6 @@ from slime.compose.compose import Composed
 from slime.contracts import TrainsOn
 from slime.events import Complete
 from slime.observe.alarm import alarm
-from slime.observe.learning import LearningWatch
 from slime.observe.stopwatch import Stopwatch
 from slime.opening import Run, open_run
 from slime.sampling.samples import missing_shares, spread, to_train_samples
@@ -61,8 +60,7 @@ def supervise(run: Run, stage: Stage) -> None:
                 values = learner.train(batches, step, stage)
             run.log.late(learner.settle(if_written=True))
             position.sft_step = step
-            saves = _due(step, last, cfg.train.checkpoint.interval)
-            if saves:
+            if _due(step, last, cfg.train.checkpoint.interval):
                 with watch("eval"):
                     values |= _on_held_out_rows(run, stage, step)
             if step == last and scores:
@@ -71,8 +69,9 @@ def supervise(run: Run, stage: Stage) -> None:
                 with watch("eval"):
                     values |= run.generation.evaluate(step)
             run.log.complete(stage.name, step, values, watch, batches[0].num_loss_tokens)
-            if saves:
+            if _due(step, _last(run, stage, step), cfg.train.checkpoint.interval):
                 run.log.late(learner.checkpoint())
+            _stop_if_asked(run, stage, step)
 
 
 def _on_held_out_rows(run: Run, stage: Stage, step: int) -> dict[str, float]:
@@ -93,16 +92,14 @@ def reinforce(run: Run, stage: Stage) -> None:
     with run.events.stage(stage.name, stage.num_steps, position.rl_step):
         if position.rl_step == 0 and run.data.held_out:
             run.log.incomplete(stage.name, 0, run.generation.evaluate(0))
-        learning = LearningWatch(run.cfg.observe.zero_variance_steps, run.cfg.rollout.sampling.max_response_tokens)
-        run.events.subscribe(learning)
         for step in range(position.rl_step + 1, stage.num_steps + 1):
-            _step(run, stage, step, learning)
+            _step(run, stage, step)
 
 
 LOOPS = {TrainsOn.demonstrations: supervise, TrainsOn.pairs: supervise, TrainsOn.rollouts: reinforce}
 
 
-def _step(run: Run, stage: Stage, step: int, learning: LearningWatch) -> None:
+def _step(run: Run, stage: Stage, step: int) -> None:
     """One step: it starts with every engine at weight version `step - 1` and ends with all of them at `step`."""
     cfg, learner, generation, watch = run.cfg, run.learner, run.generation, Stopwatch()
     collected = generation.collect(step - 1)
@@ -134,11 +131,19 @@ def _step(run: Run, stage: Stage, step: int, learning: LearningWatch) -> None:
             values |= generation.evaluate(step)
     num_tokens = collected.stats["rollout/num_tokens"]
     run.log.complete(stage.name, step, collected.stats | values | moved, watch, num_tokens)
-    problem, last = learning.problem, stage.num_steps
-    if _due(step, step if problem else last, cfg.train.checkpoint.interval):
+    if _due(step, _last(run, stage, step), cfg.train.checkpoint.interval):
         run.log.late(learner.checkpoint(generation.beside))
-    if problem and step < last:
-        raise problem
+    _stop_if_asked(run, stage, step)
+
+
+def _last(run: Run, stage: Stage, step: int) -> int:
+    """The step that the stage ends with: this one, if somebody has asked the run to stop."""
+    return step if run.events.problem else stage.num_steps
+
+
+def _stop_if_asked(run: Run, stage: Stage, step: int) -> None:
+    if run.events.problem and step < stage.num_steps:
+        raise run.events.problem
 
 
 def _due(step: int, last: int, interval: int | None) -> bool:

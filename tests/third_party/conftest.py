@@ -42,6 +42,7 @@ LAPTOP_RUN = (
     "weight-buckets",
     "slime-plugin-sglang",
     "slime-plugin-ray",
+    "slime-plugin-learning",
     "slime-plugin-nearest",
     "slime-plugin-parquet",
     "slime-plugin-returning",

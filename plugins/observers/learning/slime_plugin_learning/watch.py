@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from slime.errors import SlimeError
 from slime.events import Event, Step
 from slime.observe.metrics import ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE
+from slime.types import RL
 
 COLLAPSED, RECOVERED = 0.1, 0.2
 """Entropy relative to that of the first step: below the one it is warned of, above the other that is over."""
 NEARLY_ALL, FEWER = 0.9, 0.8
 """Share of truncated responses, likewise."""
 
+READ = {ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE}
+
 log = logging.getLogger(__name__)
 
 
 class LearningWatch:
-    """Sees the metrics of every step of a session, as a subscriber of its events; one that continues a run starts to
-    count again.
+    """Sees the metrics of every step of a reinforcement-learning stage, as a subscriber of the run's events; one that
+    continues a run starts to count again.
 
-    Attributes:
-        problem: why the run should stop, once `observe.zero_variance_steps` steps taught nothing.
+    Args:
+        stop: called with why the run should stop, once `zero_variance_steps` steps taught nothing.
     """
 
-    def __init__(self, zero_variance_steps: int, max_response_tokens: int) -> None:
-        self._limit, self._response_limit = zero_variance_steps, max_response_tokens
+    def __init__(self, zero_variance_steps: int, max_response_tokens: int, stop: Callable[[SlimeError], None]) -> None:
+        self._limit, self._response_limit, self._stop = zero_variance_steps, max_response_tokens, stop
         self._num_equal = 0
         self._first_entropy: float | None = None
         self._warned: set[str] = set()
-        self.problem: SlimeError | None = None
 
     def __call__(self, event: Event) -> None:
         """Warn of what the metrics of a complete step show."""
-        if isinstance(event, Step) and event.complete:
+        if isinstance(event, Step) and event.complete and event.stage == RL and event.values.keys() >= READ:
             self._entropy(event.values, event.step)
             self._truncation(event.values, event.step)
-            self.problem = self._equal_rewards(event.values, event.step)
+            if problem := self._equal_rewards(event.values, event.step):
+                self._stop(problem)
 
     def _equal_rewards(self, values: Mapping[str, float], step: int) -> SlimeError | None:
         self._num_equal = self._num_equal + 1 if values[ZERO_VARIANCE] == 1 else 0

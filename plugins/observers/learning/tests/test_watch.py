@@ -6,11 +6,13 @@ import pytest
 
 from slime.errors import SlimeError
 from slime.events import Step
-from slime.observe.learning import LearningWatch
+from slime_plugin_learning.watch import LearningWatch
+
+STOPPED: list[SlimeError] = []
 
 
 def watch(limit: int = 3) -> LearningWatch:
-    return LearningWatch(limit, max_response_tokens=64)
+    return LearningWatch(limit, 64, stop=STOPPED.append)
 
 
 def row(
@@ -30,8 +32,9 @@ def problems(watched: LearningWatch, rows: list[dict[str, float]]) -> list[bool]
 
 
 def problem(watched: LearningWatch, values: dict[str, float], step: int) -> SlimeError | None:
+    STOPPED.clear()
     watched(Step("rl", step, values))
-    return watched.problem
+    return STOPPED[0] if STOPPED else None
 
 
 def test_it_stops_after_so_many_steps_in_a_row() -> None:
