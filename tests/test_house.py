@@ -30,10 +30,10 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 1276,
     "weights": 1820,
-    ".": 4830,
+    ".": 4835,
     "cluster": 1805,
     "train": 3198,
-    "compose": 2375,
+    "compose": 2275,
     "config": 1930,
     "observe": 515,
     "topology": 1405,

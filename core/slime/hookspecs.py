@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Tracker,
         VerbFactory,
     )
+    from slime.errors import SlimeError
     from slime.estimator import Estimator
     from slime.events import Subscriber
     from slime.models.bridge import ModelBridge
@@ -188,5 +189,6 @@ class SlimeHooks(Protocol):
         `slime.config.schema.TrainConfig`."""
 
     @hookspec
-    def slime_check(self, cfg: SlimeConfig) -> Sequence[str]:
-        """What is wrong with this run as far as the plugin is concerned, a sentence each; before any process starts."""
+    def slime_check(self, cfg: SlimeConfig) -> Sequence[str | SlimeError]:
+        """What is wrong with this run as far as the plugin is concerned, a sentence each, or an error that says where
+        and what to do; before any process starts."""

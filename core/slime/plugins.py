@@ -133,9 +133,11 @@ class Plugins:
     def check(self, cfg: SlimeConfig) -> list[SlimeError]:
         """What the plugins' own `slime_check` hooks say about a run."""
         return [
-            SlimeError(sentence.rstrip("."), where=plugin.distribution, todo="Change the keys it names.")
+            told
+            if isinstance(told, SlimeError)
+            else SlimeError(told.rstrip("."), where=plugin.distribution, todo="Change the keys it names.")
             for plugin in self.sound
-            for sentence in plugin.ask("slime_check", cfg=cfg) or ()
+            for told in plugin.ask("slime_check", cfg=cfg) or ()
         ]
 
     def fingerprint(self) -> Fingerprint:

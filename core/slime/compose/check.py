@@ -17,7 +17,6 @@ from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.recordings import recording_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
 from slime.compose.sets import set_problems
-from slime.compose.teacher import teacher_problems
 from slime.config import passthrough
 from slime.config.declare import MAX_DEVICES
 from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
@@ -172,7 +171,6 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
     layout = [*layout_problems(topology, architecture, mapping)]
     problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
     problems += recording_problems(topology)
-    problems += teacher_problems(topology, bridge, hf)
     problems += [*layout, *batch_problems(cfg, grid)]
     if topology.generates:
         problems += _context(topology, hf)

@@ -14,6 +14,7 @@ from slime_plugin_distillation.opd import Opd
 if TYPE_CHECKING:
     from slime.cluster.preflight import Preflight
     from slime.config.schema import SlimeConfig
+    from slime.errors import SlimeError
     from slime.run_dir import RunDir
     from slime.topology.topology import Topology
 
@@ -53,8 +54,9 @@ def slime_preflights() -> Mapping[str, Callable[[], Preflight]]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     from slime.algo.stages import run_stages
+    from slime_plugin_distillation.teacher import teacher_problems
 
     chosen, temperature = run_stages(cfg).all[-1], cfg.rollout.sampling.temperature
     if cfg.algo.advantage == "none" and chosen.reinforces and not isinstance(chosen.objective, Opd):
@@ -62,4 +64,4 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     if isinstance(chosen.objective, Opd) and chosen.objective.teacher_url and temperature != 1:
         what = "algo.options.teacher_url gives log-probs at temperature 1 alone, so set rollout.sampling.temperature=1"
         return [f"{what} (it is {temperature:g}), or have the trainers hold the teacher (algo.teacher.path)"]
-    return []
+    return [*teacher_problems(cfg)]

@@ -19,9 +19,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from slime.compose.teacher import TOKENIZER, has_same_tokens
 from slime.errors import SlimeError
 from slime.types import TrainSample
+from slime_plugin_distillation.teacher import TOKENIZER, has_same_tokens
 
 MAX_REQUESTS = 64
 """At a time; the server queues what it does not compute at once."""

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slime import plugins
 from slime.algo.stages import run_stages
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import resolve
-from slime.config.schema import ModelConfig
+from slime.config.schema import ModelConfig, SlimeConfig
 from slime.contracts import Source
 from slime.errors import SlimeError
 from slime.models.bridge import HfConfig, ModelBridge
-from slime.topology.topology import Topology
 from slime.weights.megatron.hf_files import is_megatrons
 
 KEY = "algo.teacher.path"
@@ -24,15 +24,12 @@ NO_MATTER = ("init_method_std", "max_sequence_length")
 SAME = "Name a teacher of the same architecture and vocabulary."
 
 
-def teacher_problems(topology: Topology, bridge: ModelBridge, hf: HfConfig) -> Iterator[SlimeError]:
-    """Of a teacher that is another model than the modules of the trainers can hold.
+def teacher_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Of a teacher that is another model than the modules of the trainers can hold; none of a run without one, nor of
+    a model that cannot be read.
 
     What a Megatron-core checkpoint holds is found when it is loaded: nothing in it can be read without torch.
-
-    Args:
-        hf: of the model that is trained.
     """
-    cfg = topology.config
     if not run_stages(cfg).needs(Source.teacher):
         return
     path = cfg.algo.teacher.path
@@ -42,10 +39,18 @@ def teacher_problems(topology: Topology, bridge: ModelBridge, hf: HfConfig) -> I
         return
     try:
         folder = resolve(path)
-        if not is_megatrons(folder):
-            yield from _of_folder(folder, cfg.model, bridge, hf)
+        if not is_megatrons(folder) and (model := _model(cfg.model)):
+            yield from _of_folder(folder, cfg.model, *model)
     except SlimeError as problem:
         yield problem.under(KEY)
+
+
+def _model(model: ModelConfig) -> tuple[ModelBridge, HfConfig] | None:
+    """None: others say what is wrong with it."""
+    try:
+        return plugins.load().models.create(model.family), read_hf_config(config_folder(model), model.num_layers)
+    except SlimeError:
+        return None
 
 
 def _of_folder(folder: Path, model: ModelConfig, bridge: ModelBridge, hf: HfConfig) -> Iterator[SlimeError]:
