@@ -90,9 +90,8 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     """GPUs need no distribution that runs SGLang on a CPU; Megatron-core runs without Transformer Engine on both."""
     extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
     named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
-    ours = {
-        f"slime-plugin-{name}" for name in ("console", "learning", "nearest", "parquet", "ray", "returning", "samples", "trackers")
-    }
+    names = ("console", "learning", "nearest", "parquet", "ray", "returning", "samples", "trackers")
+    ours = {f"slime-plugin-{name}" for name in names}
     libraries = {file.parent.name for file in ROOT.glob("plugins/libraries/*/pyproject.toml")}
     assert {"megatron-core-portable", *libraries, *ours} <= named["train"]
     assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
