@@ -1,12 +1,12 @@
 """What objectives, a critic and LoRA learn from one published model on one GPU: a table of docs/results.md.
 
-    python benchmarks/published.py qwen2.5-coder-0.5b models/Qwen2.5-Coder-0.5B
-    python benchmarks/objectives.py FOLDER models/Qwen2.5-Coder-0.5B
-    python benchmarks/objectives.py FOLDER MODEL --only grpo lora --together 2 run.num_steps=5
+    python benchmarks/published.py smollm2-135m models/SmolLM2
+    python benchmarks/objectives.py FOLDER models/SmolLM2 --together 6
+    python benchmarks/objectives.py FOLDER models/Qwen2.5-Coder-0.5B +model=qwen2.5-coder-0.5b --together 3
 
 All take the same prompts and seed, 512 samples a step, and four optimizer steps a rollout, so that the ratios differ
-from 1 and bounds act. Each has the bounds of its preset and the learning rate of the task, LoRA ten times that: none is
-tuned. With `--together` several share the GPU, and their seconds say nothing. A run is left out whose folder has its
+from 1 and bounds act. Each has the bounds of its preset and the learning rate of the recipe, LoRA ten times that: none
+is tuned. With `--together` several share the GPU, and their seconds say nothing. A run is left out whose folder has its
 metrics. `benchmarks/results_page.py --add` records one.
 """
 
@@ -19,21 +19,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from slime.compose.compose import examine
+
 RUN = [
-    "+model=qwen2.5-coder-0.5b",
+    "+model=smollm2-135m",
     "+cluster=h100x1",
     "task=word-problems",
-    "run.num_steps=20",
+    "run.num_steps=15",
     "run.progress=false",
     "eval.interval=5",
     "train.steps_per_rollout=4",
     "train.checkpoint.interval=0",
     "train.checkpoint.export_hf=false",
-    # A third of the GPU is enough for each, so that three fit.
+    # So that several fit a GPU.
     "train.max_tokens_per_micro_batch=4096",
     "weights.bucket_mb=256",
     "rollout.sglang.mem_fraction_static=0.6",
-    "rollout.sglang.max_total_tokens=131072",
+    "rollout.sglang.max_total_tokens=65536",
 ]
 WAYS = {
     "grpo": ["algo=grpo"],
@@ -41,14 +43,17 @@ WAYS = {
     "gspo": ["algo=gspo"],
     "rloo": ["algo=rloo"],
     "ppo": ["algo=ppo", "rollout.samples_per_prompt=1", "rollout.prompts_per_step=512"],
-    "lora": ["algo=grpo", "train.lora.rank=32", "train.optimizer.lr=5e-5"],
+    "lora": ["algo=grpo", "train.lora.rank=32"],
 }
 
 
 def words(way: str, arguments: Sequence[str]) -> list[str]:
     """Of slime's command line; the arguments replace what they name."""
     given = {argument.partition("=")[0] for argument in arguments}
-    return [*(word for word in [*RUN, *WAYS[way]] if word.partition("=")[0] not in given), *arguments]
+    chosen = [*(word for word in [*RUN, *WAYS[way]] if word.partition("=")[0] not in given), *arguments]
+    if way == "lora" and "train.optimizer.lr" not in given:
+        chosen.append(f"train.optimizer.lr={10 * examine(chosen).cfg.train.optimizer['lr']:g}")
+    return chosen
 
 
 def run(way: str, folder: Path, arguments: Sequence[str]) -> str:

@@ -28,14 +28,14 @@ COLUMNS = {
 """Column -> metric and digits behind the point."""
 WARM = 50
 """Steps after which seconds are counted, where a run has many."""
-FILES = {"smollm2-h200": WARM, "smollm2-h100": WARM, "tool-h100": 5, "staleness-h100": 3}
+FILES = {"smollm2-h200": WARM, "smollm2-h100": WARM, "tool-h100": 5, "staleness-h100": 3, "objectives-h100": 5}
 """The same by file."""
 PANELS = (
     ("held_out", "held-out reward"),
     ("length", "tokens of a response"),
     ("entropy", "entropy, nats a token"),
 )
-COLOURS = ("#3d85d8", "#e0752d", "#3fa56b", "#a36bd1")
+COLOURS = ("#3d85d8", "#e0752d", "#3fa56b", "#a36bd1", "#888888", "#c94f5e")
 
 Steps = list[dict[str, float]]
 
