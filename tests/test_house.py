@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 4835,
     "cluster": 1805,
     "train": 3198,
-    "compose": 2275,
+    "compose": 2285,
     "config": 1930,
     "observe": 515,
     "topology": 1405,

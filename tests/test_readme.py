@@ -14,7 +14,7 @@ import pytest
 
 from slime import __main__ as command
 from slime.compose.compose import examine
-from slime.compose.overrides import FUNCTION
+from slime.compose.overrides import SHORT
 from slime.config.keys import FOREIGN, open_section, own_keys
 from slime.config.passthrough import SET_BY_SLIME, settable
 from slime.config.paths import resolve
@@ -133,7 +133,7 @@ def test_every_key_in_a_guide_exists(guide: str) -> None:
         text = re.sub(r"^(\|[^|]*\|).*(\|[^|]*\|)$", r"\1\2", text, flags=re.M)
     sections = "|".join(field.name for field in dataclasses.fields(SlimeConfig))
     named = set(re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text))
-    assert [key for key in sorted(named) if not (exists(key) or key.endswith(".png") or key == FUNCTION)] == []
+    assert [key for key in sorted(named) if not (exists(key) or key.endswith(".png") or key in SHORT)] == []
 
 
 def exists(key: str) -> bool:

@@ -21,6 +21,9 @@ TYPED = ("rollout.engines", "data.sets", "eval.sets")
 """Dictionaries of sections, whose names are the user's."""
 FUNCTION = "reward.path"
 """Short for `reward=function reward.options.path=...`."""
+PROGRAMS = {"rollout.program.path": "function", "rollout.program.command": "endpoint"}
+"""Short for `rollout.program.options.path=...` and so on -> the program that is meant where none is named."""
+SHORT = (FUNCTION, *PROGRAMS)
 MAX_NUMBER = 10**100
 
 
@@ -39,18 +42,21 @@ class CommandLine:
 
 def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
     """Parse and check every item; SlimeError with the nearest right name at the first that is wrong."""
-    line, is_function = CommandLine(), False
+    line, typed = CommandLine(), set[str]()
     for item in argv:
         override = _parse(item)
-        if override.key_or_group == FUNCTION and not override.is_delete():
-            line.overrides.append(f"++reward.options.path={item.partition('=')[2]}")
-            is_function = True
+        typed.add(override.key_or_group)
+        if override.key_or_group in SHORT and not override.is_delete():
+            section, _, option = override.key_or_group.rpartition(".")
+            line.overrides.append(f"++{section}.options.{option}={item.partition('=')[2]}")
         elif override.key_or_group in groups and not isinstance(override.value(), dict):
             _add_choice(line, override, groups)
         else:
             line.overrides.append(_assignment(override, item))
-    if is_function:
+    if FUNCTION in typed:
         _choose_function(line, groups)
+    if "rollout.program.name" not in typed:
+        line.overrides += [f"rollout.program.name={name}" for key, name in PROGRAMS.items() if key in typed]
     return line
 
 

@@ -248,11 +248,11 @@ def test_the_agent_is_checked_before_anything_starts(tmp_path):
     with pytest.raises(SlimeError, match="no agent program is named"):
         compose(words)
     with pytest.raises(SlimeError, match="there is no such file"):
-        compose([*words, "rollout.program.options.path=nowhere.py:run"])
+        compose([*words, "rollout.program.path=nowhere.py:run"])
     with pytest.raises(SlimeError, match="two agent programs are named"):
         compose([*words, "rollout.program.options.path=a.py:run", "rollout.program.options.command=b"])
-    options = compose([*words, "rollout.program.options.command='python my_agent.py'"]).rollout.program.options
-    assert options["command"] == "python my_agent.py"
+    program = compose([*words[:2], "rollout.program.command=python my_agent.py"]).rollout.program
+    assert (program.name, program.options["command"]) == ("endpoint", "python my_agent.py")
 
 
 def test_the_page_s_examples_work(tmp_path):

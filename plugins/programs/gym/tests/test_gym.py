@@ -122,6 +122,6 @@ def test_what_is_not_there_is_said_before_anything_starts(mine):
         "Unfinished": "has no method 'step'",
     }.items():
         with pytest.raises(SlimeError, match=what):
-            compose([*words, f"rollout.program.options.path={mine}:{path}"])
+            compose([*words, f"rollout.program.path={mine}:{path}"])
     with pytest.raises(SlimeError, match="the program 'gym' has no environment"):
         compose(words)

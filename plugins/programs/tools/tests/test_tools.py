@@ -154,9 +154,10 @@ def test_a_function_of_the_user_s_own_is_a_program(tmp_path, mine):
 
 def test_what_is_not_there_is_said_before_anything_starts(tmp_path, mine):
     words = ("+model=glm4-tiny", "+cluster=local")
-    program = ("rollout.program.name=function", f"rollout.program.options.path={mine('ask_twise')}")
     with pytest.raises(SlimeError, match=r"there is no function 'ask_twise'\. Did you mean 'ask_twice'"):
-        compose([*words, *program])
+        compose([*words, f"rollout.program.path={mine('ask_twise')}"])
+    program = compose([*words, f"rollout.program.path={mine('ask_twice')}"]).rollout.program
+    assert (program.name, program.options["path"]) == ("function", mine("ask_twice"))
     with pytest.raises(SlimeError, match="there is no such file"):
         compose([*words, "rollout.program.name=tools", "rollout.program.options.functions=[nowhere.py:x]"])
     (tmp_path / "broken.py").write_text("1 / 0")
