@@ -286,14 +286,6 @@ def test_sharing_prompts_takes_no_more_micro_batches(num_dp: int) -> None:
     assert sorted(i for of_rank in shared for units in of_rank for unit in units for i in unit) == list(range(2048))
 
 
-def test_a_shared_prompt_counts_once_as_work() -> None:
-    """4 + 6 and 4 + 2 tokens, the first whole, the second without 3 of its prompt: tokens and squares of attention."""
-    tokens = np.arange(10)
-    samples = [TrainSample(tokens, np.ones(6, np.float32)), TrainSample(tokens[:6], np.ones(2, np.float32))]
-    shape = Shape(1, 1, 1, 100, True, attention_length=10)
-    assert shape.work(samples, [0, 1]) == (10 + 100 / 10) + (3 + (36 - 9) / 10)
-
-
 def pairs(count: int) -> list[TrainSample]:
     """Two answers of a prompt each, which are one attempt."""
     generator = np.random.default_rng(5)

@@ -15,6 +15,9 @@ from slime.layout import Grid
 from slime.models.shapes import Model, Shape
 
 BF16 = 2
+KEYS_A_ROW = 4
+"""Keys that attention reads in a micro-batch whose samples share prompts, at most and relative to its rows: each sample
+has the keys of its whole prompt (`slime.train.bins`)."""
 UNEVEN_EXPERTS = 1.25
 """Tokens of the busiest expert-parallel rank relative to the mean."""
 
@@ -58,12 +61,14 @@ class RankTokens:
         model: Megatron's keywords, the family's under `train.megatron`.
         pack: T, of a full micro-batch.
         longest: tokens of the longest sequence.
+        keys_a_row: where samples share prompts, keys relative to the rows of a micro-batch.
     """
 
     model: Model
     grid: Grid
     pack: int
     longest: int
+    keys_a_row: float = 1.0
 
     @cached_property
     def rank_tokens(self) -> float:
@@ -85,7 +90,7 @@ class RankTokens:
     def keys(self) -> float:
         """Keys that a rank attends to: with context parallelism those of the pack up to each of its two pieces."""
         cp = self.grid.cp
-        return self.pack * (1 + 1 / (2 * cp)) if cp > 1 else self.rank_tokens
+        return self.pack * (1 + 1 / (2 * cp)) if cp > 1 else self.rank_tokens * self.keys_a_row
 
     def full_attention(self, heads: float, groups: float, size: float, value: float) -> Saved:
         """Queries, keys, values, output and log-sum-exp; their gradients, and fp32 sums of the queries' ones.

@@ -8,6 +8,7 @@ from itertools import groupby
 
 import numpy as np
 
+from slime.models.blocks import KEYS_A_ROW
 from slime.train.fill import Bins, Sizes, deal, fewest, fill
 from slime.types import TrainSample
 
@@ -44,12 +45,13 @@ class Shape:
         first = samples[unit[0]]
         return first.num_tokens - first.num_response_tokens - 1 if self.share_prompts else 0
 
-    def num_rows(self, samples: Sequence[TrainSample], unit: Unit) -> int:
-        """Rows of a unit in its micro-batch."""
+    def room(self, samples: Sequence[TrainSample], unit: Unit) -> int:
+        """Rows of a unit in its micro-batch, or more where samples read so many keys of the prompt that they share."""
         first, *others = unit
         shared = self.num_shared(samples, unit)
-        own = sum(padded(samples[i].num_tokens - shared, self.align) for i in others)
-        return padded(samples[first].num_tokens, self.align) + own
+        rows = [padded(samples[i].num_tokens - shared, self.align) for i in others]
+        rows.append(padded(samples[first].num_tokens, self.align))
+        return max(sum(rows), -(-(sum(rows) + shared * len(others)) // KEYS_A_ROW))
 
     def sizes(self, samples: Sequence[TrainSample], units: Sequence[Unit]) -> Sizes:
         """Of all units."""
@@ -58,7 +60,7 @@ class Shape:
             return Sizes(
                 -(-tokens // self.align) * self.align, tokens + tokens**2 / self.attention_length, self.max_tokens
             )
-        rows, work = ([of(samples, unit) for unit in units] for of in (self.num_rows, self.work))
+        rows, work = ([of(samples, unit) for unit in units] for of in (self.room, self.work))
         return Sizes(np.asarray(rows), np.asarray(work), self.max_tokens)
 
 
@@ -122,7 +124,7 @@ def _parts(samples: Sequence[TrainSample], groups: Sequence[Unit], shape: Shape,
     waiting, units = list(groups[::-1]), []
     while waiting:
         unit = waiting.pop()
-        if len(unit) > 1 and shape.num_rows(samples, unit) > most:
+        if len(unit) > 1 and shape.room(samples, unit) > most:
             waiting += [unit[len(unit) // 2 :], unit[: len(unit) // 2]]
         else:
             units.append(unit)

@@ -38,11 +38,12 @@ class Activations:
         model: Megatron's keywords, the family's under `train.megatron`.
         tokens: T, of a full micro-batch.
         longest: tokens of the longest sequence.
+        keys_a_row: as of `slime.models.blocks.RankTokens`.
     """
 
-    def __init__(self, model: Model, grid: Grid, tokens: int, longest: int) -> None:
+    def __init__(self, model: Model, grid: Grid, tokens: int, longest: int, keys_a_row: float = 1.0) -> None:
         self.model, self.grid = model, grid
-        self.tokens = RankTokens(model, grid, tokens, longest)
+        self.tokens = RankTokens(model, grid, tokens, longest, keys_a_row)
 
     def layer(self, blocks: Collection[BuildingBlock]) -> Layer:
         """One decoder layer: its input and the residual stream after attention, the inputs of attention and MLP behind

@@ -57,6 +57,22 @@ def test_peaks_of_the_dense_model(arguments: list[str], tokens: int, measured: f
     assert predicted / GIB == pytest.approx(measured, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("rows", "keys", "measured"),
+    [(2 * (2048 + 8 * 1024), 2 * 8 * 3072, 97.4), (512 + 8 * 1536, 8 * 2048, 83.9)],
+)
+def test_peaks_where_samples_share_prompts(
+    rows: int, keys: int, measured: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the groups that fitted a pack then, in the table of `benchmarks/results/train-h200.md`: a plan assumes the
+    most keys that packs may have."""
+    monkeypatch.setattr("slime_plugin_memory.memory_plan.KEYS_A_ROW", keys / rows)
+    settings = [f"train.max_tokens_per_micro_batch={rows}", "train.share_prompts=true"]
+    plan = plan_of("+model=glm4-9b-trial", *CUT, *settings)
+    predicted = max(trainer.allocated(Phase.train) for trainer in plan.trainers)
+    assert predicted / GIB == pytest.approx(measured, rel=0.01)
+
+
 def test_what_a_trainer_moves_to_the_host() -> None:
     """51.65 GB moved and 14.76 GB freed, `benchmarks/results/offload-h200.md`."""
     [trainer] = plan_of("+model=glm4-9b-trial", *CUT).trainers
