@@ -86,8 +86,10 @@ class Plugin:
     def ask(self, hook: str, **arguments: Any) -> Any:
         """The plugin's answer to one hook, None if it does not implement it; SlimeError if it raises."""
         assert self.hooks is not None, "a plugin without hooks is broken and is not asked"
+        if not (asked := getattr(self.hooks, hook)).get_hookimpls():  # as most are of most plugins
+            return None
         with foreign(self.broken, f"{hook} raised {{}}"):
-            answers = getattr(self.hooks, hook)(**arguments)
+            answers = asked(**arguments)
         return answers[0] if answers else None
 
 
