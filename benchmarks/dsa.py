@@ -32,7 +32,7 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime.models.packed.context_parallel import runs_of_rank
+from slime_plugin_megatron.model.packed.context_parallel import runs_of_rank
 from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
 from slime_plugin_sparse_attention.sparse_attention import PlainSparseAttention
 from slime_plugin_transformer.attention.causal import Segments, causal_attention

@@ -18,7 +18,7 @@ import torch
 from machine import conditions
 
 from slime.config.hf import read_hf_config
-from slime.weights.megatron.quantized import quantized, quantizer_of
+from slime.weights.quantized import quantized, quantizer_of
 from slime_plugin_fp8_block.config import Fp8Format
 from slime_testing import models
 from slime_testing.engines import hf_tensors

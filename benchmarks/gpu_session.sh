@@ -101,7 +101,7 @@ for part in "${parts[@]}"; do
     split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" train.optimizer.optimizer_cpu_offload=true --buckets 2048,1024,512 ;;
     colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
     trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
-    layouts) pytest layouts 580 tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
+    layouts) pytest layouts 580 plugins/trainers/megatron/tests/test_on_gpu.py -k "layouts and $gpus" ;;
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 "${whole[@]}" "$card" ;;
     tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" "$card" ;;
     tiny-tp2) slime tiny-tp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \

@@ -125,7 +125,7 @@ def measure(rank: Rank, words: Sequence[str], pack_tokens: int, sequence: int) -
     from megatron.core import parallel_state
 
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = compose(words)
     trainer = Trainer(cfg, *rank)

@@ -20,9 +20,9 @@ from machine import conditions
 
 from slime.compose.compose import compose
 from slime.net import free_port
-from slime.train.offload import gradients, host_slots, kept, residue
 from slime.train.packing import pack
-from slime.train.trainer import Trainer
+from slime_plugin_megatron.offload import gradients, host_slots, kept, residue
+from slime_plugin_megatron.trainer import Trainer
 from slime_testing.recorded import recorded_samples
 
 REST = [

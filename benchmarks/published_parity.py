@@ -64,9 +64,9 @@ async def answers(engine: Endpoint, prompts: Sequence[list[int]], num_tokens: in
 def of_trainer(rank: Rank, folder: Path, sequences: Sequence[list[int]]) -> list[Tensor]:
     """[tokens - 1] of each sequence: log-probs of its tokens, by the model that a trainer rank builds, in one pack."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime.models.packed.sequences import PackedSequences
-    from slime.train import megatron
-    from slime.weights.megatron.load import load_hf
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.model.packed.sequences import PackedSequences
+    from slime_plugin_megatron.weights.load import load_hf
 
     hf = read_hf_config(str(folder))
     cfg = run_config(hf["model_type"], folder, {})

@@ -79,8 +79,8 @@ def _accepted_tables() -> Iterator[str]:
     """The fields of Megatron-core that may be set; those of SGLang are all that slime does not set."""
     yield from ["", "## Megatron-core's fields", ""]
     yield "These may be set, and no others: many of Megatron-core's fields do nothing here. A test shows what each of"
-    yield "them changes (`tests/train/test_fields.py`); those with a dagger change no number. What config.json decides"
-    yield "may be repeated as it stands there. `slime plan` refuses the rest, with the reason."
+    yield "them changes (`plugins/trainers/megatron/tests/test_fields.py`); those with a dagger change no number."
+    yield "What config.json decides may be repeated as it stands there. `slime plan` refuses the rest, with the reason."
     for section, fields in ACCEPTED.items():
         yield from ["", f"| `{section}.` | what it does | values | does nothing without |", "|---|---|---|---|"]
         for name, field in fields.items():

@@ -31,7 +31,7 @@ from slime.net import LOOPBACK, Endpoint
 from slime.topology.quantization import weight_format
 from slime.topology.topology import read_topology
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
-from slime.weights.megatron.quantized import Quantizer, parts_of, quantized, quantizer_of
+from slime.weights.quantized import Quantizer, parts_of, quantized, quantizer_of
 from slime_plugin_fp8_block.blocks import E4M3
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
@@ -179,7 +179,7 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
 
 def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
     from slime_testing.publishing import publish
     from weight_buckets.bucket import CudaBucket, SharedBucket
 
@@ -225,11 +225,11 @@ def _causes(trainer: Any, samples: Sequence[TrainSample]) -> dict[str, float]:
 
 
 def _in_fp32(trainer: Any) -> Any:
-    """The model of the same checkpoint, as `slime.train.megatron.build` makes it."""
+    """The model of the same checkpoint, as `slime_plugin_megatron.megatron.build` makes it."""
     from slime import plugins
     from slime.config.paths import resolve
-    from slime.train import megatron
-    from slime.weights.megatron.load import load_hf
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.weights.load import load_hf
 
     cfg = copy.deepcopy(trainer.cfg)
     cfg.train.megatron["bf16"] = False
@@ -304,7 +304,7 @@ def _train_sample(prompt: list[int], answer: Completion) -> TrainSample:
 def _errors(trainer: Any, model: Any, samples: Sequence[TrainSample]) -> torch.Tensor:
     """[tokens]: the log-probs of the sampled tokens by a model of the trainer's ranks, less the engine's."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime.train.step import score
+    from slime_plugin_megatron.step import score
 
     micro_batches = _micro_batches(trainer, samples)
     with cpu_stands_in_for_cuda():
@@ -314,8 +314,8 @@ def _errors(trainer: Any, model: Any, samples: Sequence[TrainSample]) -> torch.T
 
 def _micro_batches(trainer: Any, samples: Sequence[TrainSample]) -> Any:
     """All in one."""
-    from slime.train.local_batch import local_micro_batches
     from slime.train.packing import pack
+    from slime_plugin_megatron.local_batch import local_micro_batches
 
     num_tokens = sum(len(sample.tokens) for sample in samples)
     packing = {"align": trainer.packing_align, "max_tokens": num_tokens, "loss_mean": trainer.cfg.algo.loss_mean}

@@ -13,7 +13,7 @@ def test_a_room_a_module_and_a_distribution_bring_their_own_tests() -> None:
 
 def test_a_changed_test_is_run_once() -> None:
     assert paths_for(["tests/train/test_packing.py"]) == ["tests/test_house.py", "tests/train/test_packing.py"]
-    assert paths_for(["tests/train/test_packing.py", "core/slime/train/step.py"]) == [
+    assert paths_for(["tests/train/test_packing.py", "core/slime/train/bins.py"]) == [
         "tests/test_house.py",
         "tests/train",
     ]

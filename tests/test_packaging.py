@@ -93,7 +93,7 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     names = ("console", "learning", "nearest", "parquet", "ray", "returning", "samples", "trackers")
     ours = {f"slime-plugin-{name}" for name in names}
     libraries = {file.parent.name for file in ROOT.glob("plugins/libraries/*/pyproject.toml")}
-    assert {"megatron-core-portable", *libraries, *ours} <= named["train"]
+    assert {"megatron-core-portable", "slime-plugin-megatron", *libraries, *ours} <= named["train"]
     assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
     assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}
 

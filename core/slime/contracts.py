@@ -174,8 +174,8 @@ class Explanation(Protocol):
         Called on all ranks alike, before the optimizer step. Afterwards the weights must be bit for bit the same.
 
         Args:
-            trainer: this rank's `slime.train.trainer.Trainer`.
-            micro_batches: of the first optimizer step, `slime.train.local_batch.LocalMicroBatch`.
+            trainer: this rank's `slime_plugin_megatron.trainer.Trainer`.
+            micro_batches: of the first optimizer step, `slime_plugin_megatron.local_batch.LocalMicroBatch`.
         """
 
 
@@ -233,7 +233,7 @@ class Source(enum.Enum):
     teacher = "teacher"
     """Log-probs of the teacher (`algo.teacher`)."""
     critic = "critic"
-    """What comes of a critic (`slime.train.critic.Critic.learn`), before its first optimizer step."""
+    """What comes of a critic (`slime_plugin_megatron.critic.Critic.learn`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class CriticEstimator(Estimator, Protocol):
     """
 
     def make_critic(self, trainer: Any) -> Any:
-        """A `slime.train.critic.Critic`.
+        """A `slime_plugin_megatron.critic.Critic`.
 
         Args:
-            trainer: this rank's `slime.train.trainer.Trainer`.
+            trainer: this rank's `slime_plugin_megatron.trainer.Trainer`.
         """

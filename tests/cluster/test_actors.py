@@ -14,7 +14,7 @@ assert "torch" not in sys.modules
 object.__new__(TrainerActor).prepare()
 import torch
 before = set(sys.modules)
-from slime.train.trainer import Trainer
+from slime_plugin_megatron.trainer import Trainer
 print(torch.cuda.is_initialized(), len(set(sys.modules) - before))
 """
 

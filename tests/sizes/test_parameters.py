@@ -79,8 +79,8 @@ def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[i
 
     from slime.compose.compose import compose
     from slime.config.hf import read_hf_config
-    from slime.train import megatron
-    from slime.weights.megatron.export import take_inventory
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.weights.export import take_inventory
 
     counts: list[tuple[int, ...]] = []
     for number, layout in enumerate(layouts):

@@ -40,6 +40,7 @@ LAPTOP_RUN = (
     "sglang-torch-cpu",
     "vocabulary-logprobs",
     "weight-buckets",
+    "slime-plugin-megatron",
     "slime-plugin-sglang",
     "slime-plugin-ray",
     "slime-plugin-learning",

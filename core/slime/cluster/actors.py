@@ -1,7 +1,7 @@
 """The two Ray actors of a run, a process each: a trainer rank and the keeper of one SGLang engine.
 
-Both are thin: everything they do lives in `slime.train` and `slime.engines`. What an actor prints goes to its own log
-in the run directory, and SIGUSR1 makes it write its stacks beside it.
+Both are thin: everything they do lives in the trainer (`slime.train.rank`) and in `slime.engines`. What an actor prints
+goes to its own log in the run directory, and SIGUSR1 makes it write its stacks beside it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from slime.digest import FileFacts
     from slime.engines.process import End, EngineProcess
     from slime.engines.rendezvous import Rendezvous
-    from slime.train.checkpoint import Saving
     from slime.train.packing import RankLayout
-    from slime.train.trainer import Trainer
-    from slime.train.usage import Usage
+    from slime.train.rank import Saving, TrainerRank, Usage
     from slime.types import Batch, Receipt
     from slime.weights.publisher.publisher import Publisher
 
@@ -109,7 +107,7 @@ class TrainerActor(Actor):
     def __init__(self, run: RunInfo, rank: int, world_size: int) -> None:
         super().__init__(run, f"trainer-{rank}")
         self.rank, self.world_size = rank, world_size
-        self.trainer: Trainer
+        self.trainer: TrainerRank
         self.publisher: Publisher | None = None
         self.saving: Saving | None = None
 
@@ -128,26 +126,18 @@ class TrainerActor(Actor):
     def prepare(self) -> None:
         """Import what `start` needs. Takes no device memory, so that an engine may measure meanwhile what is free."""
         with importing():
-            import slime.train.trainer  # noqa: F401
+            from slime.train.rank import trainer_class
+
+            trainer_class(self.cfg.cluster.device)
 
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
         with importing():
-            from slime import plugins
-            from slime.plan.flops import attention_length
-            from slime.train.megatron import shares_prompts
-            from slime.train.packing import RankLayout
-            from slime.train.trainer import Trainer
+            from slime.train.rank import trainer_class
 
-        self.trainer = trainer = Trainer(self.cfg, self.rank, self.world_size, master_addr, master_port)
-        return RankLayout(
-            trainer.data_parallel_rank,
-            trainer.data_parallel_size,
-            trainer.packing_align,
-            trainer.micro_batch_multiple,
-            shares_prompts(self.cfg, trainer.model),
-            attention_length(self.cfg, plugins.load()),
-        )
+            make = trainer_class(self.cfg.cluster.device)
+        self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
+        return self.trainer.layout()
 
     def init_weights(self) -> None:
         self.trainer.init_weights()
@@ -177,10 +167,7 @@ class TrainerActor(Actor):
         return self.publisher.publish(engines, version, bucket_mb or self.cfg.weights.bucket_mb)
 
     def usage(self) -> Usage:
-        """The most that this rank's device and process held since it was asked last."""
-        from slime.train.usage import peak_usage
-
-        return peak_usage(self.trainer.device)
+        return self.trainer.usage()
 
     def trim(self) -> None:
         self.trainer.trim()
@@ -214,18 +201,7 @@ class TrainerActor(Actor):
         self.trainer.load(folder)
 
     def export_hf(self, source: Path, destination: Path) -> None:
-        """Write the current weights as an HF folder. One that an earlier end of this run left is replaced when the new
-        one is whole."""
-        from slime.weights.megatron.save_hf import save_hf
-
-        tensors = self.trainer.export()
-        if self.rank == 0:
-            copies = self.trainer.mapping.copies
-            save_hf(tensors, source, destination, hf=self.trainer.exported, copies=copies, replace=True)
-        for _ in tensors:
-            pass
-        if self.trainer.model.adapters:
-            self.trainer.save_adapters(destination.with_name("adapter"))
+        self.trainer.export_hf(source, destination)
 
 
 class EngineActor(Actor):

@@ -15,7 +15,7 @@ from slime.types import Batch, Receipt
 
 if TYPE_CHECKING:
     from slime.train.packing import RankLayout
-    from slime.train.usage import Usage
+    from slime.train.rank import Usage
 
 P = ParamSpec("P")
 S = TypeVar("S")

@@ -35,7 +35,7 @@ from slime.topology.engine_checks import unchecked
 from slime.topology.engines import generates, role_problems
 from slime.topology.placement import idle_devices, placement_problems, span_problems, turn_problems
 from slime.topology.topology import Topology, read_topology
-from slime.weights.megatron.hf_files import MEGATRONS
+from slime.weights.hf_files import MEGATRONS
 from slime.weights.transports import transport_problems
 
 SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}

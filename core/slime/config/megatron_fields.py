@@ -1,8 +1,9 @@
 """The fields of Megatron-core's dataclasses that a run may set, what each does here, and why others are refused.
 
 Megatron-core has some three hundred; many do nothing in slime's layers and trainer, and a key that does nothing is
-refused. Each accepted field is shown by `tests/train/test_fields.py` to change something, or says why it changes no
-number. Fields that a model's bridge gives say what the model is: they are config.json's (`slime.compose.check`).
+refused. Each accepted field is shown to change something by the tests of slime-plugin-megatron (`test_fields.py`), or
+says why it changes no number. Fields that a model's bridge gives say what the model is: they are config.json's
+(`slime.compose.check`).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ TABLE = Path(__file__).parent / "fields.json"
 words, the alternatives of `fits` where these are not the words, and the values if the field names them."""
 
 DTYPES = ("fp32", "bf16", "fp16")
-"""Values of a `torch.dtype` field, by Megatron-LM's names (`slime.train.settings` turns them into dtypes)."""
+"""Values of a `torch.dtype` field, by Megatron-LM's names (`slime_plugin_megatron.settings` turns them into dtypes)."""
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
     "bool": bool,
     "int": int,

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from slime.models.mapping import WeightMapping
-    from slime.models.policy import PolicyModel
     from slime.models.traits import Traits
 
 HfConfig = Mapping[str, Any]
@@ -72,8 +71,8 @@ class HasModel(Protocol):
     """An objective (`slime.contracts.Objective`) that trains another model than one of next tokens: a family's layers
     with another output, which a run exports and no engine is given. Its `loss` reads what that model returns."""
 
-    def model(self) -> type[PolicyModel]:
-        """May import torch."""
+    def model(self) -> type:
+        """A `slime_plugin_megatron.model.policy.PolicyModel`. May import torch."""
 
     def mapping(self, mapping: WeightMapping) -> WeightMapping:
         """The family's, with the other output."""

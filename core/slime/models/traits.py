@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slime.config.schema import TrainConfig
-    from slime.models.packed.sequences import PackedSequences
-    from slime.models.policy import ExtraHead
     from slime.segments import Rows
     from slime.types import MicroBatch, TrainSample
 
@@ -30,7 +28,7 @@ class ExtraLoss(Protocol):
 
     def prepare(
         self,
-        packed: PackedSequences,
+        packed: Any,
         micro: MicroBatch,
         local: Callable[[np.ndarray], Tensor],
         num_step_tokens: int,
@@ -38,11 +36,12 @@ class ExtraLoss(Protocol):
         """Put into `packed.given` what the model reads for it, before a training pass.
 
         Args:
+            packed: `slime_plugin_megatron.model.packed.sequences.PackedSequences`.
             local: from one number a token of the whole micro-batch to this rank's [t].
             num_step_tokens: of the optimizer step, by which gradients are divided in the end.
         """
 
-    def of(self, row: Tensor, packed: PackedSequences) -> Tensor:
+    def of(self, row: Tensor, packed: Any) -> Tensor:
         """Scalar, weighted as the policy's loss is; row: [t], with gradient."""
 
 
@@ -108,12 +107,13 @@ class Traits:
             there, but frozen. Empty: it learns with the model.
         while_frozen: keywords of Megatron's config that are other ones then.
         config_class: gives the class of Megatron's config that the block's keywords belong to.
-        head: from Megatron's config to what the block adds behind the last layer.
+        head: from Megatron's config to what the block adds behind the last layer
+            (`slime_plugin_megatron.model.policy.ExtraHead`).
         contiguous: a context-parallel rank gets one run of a sequence. Otherwise it gets an early and a late one, as
             queries cost the more the later they stand.
         refused: fields of Megatron's config that may not be set, and what they would mean.
         extra_loss: gives the loss by which the block learns, weighted by the value of `learns_by`.
-        layer_losses: names of the losses that its layers add (`slime.models.layer_losses`).
+        layer_losses: names of the losses that its layers add (`slime_plugin_megatron.model.layer_losses`).
         reference: gives what `slime_testing` compares the block with, beside transformers' own class.
         recording: what engines note for its layers.
     """
@@ -122,7 +122,7 @@ class Traits:
     learns_by: str = ""
     while_frozen: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     config_class: Callable[[], type] | None = None
-    head: Callable[[TransformerConfig], ExtraHead] | None = None
+    head: Callable[[TransformerConfig], Any] | None = None
     contiguous: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     extra_loss: Callable[[], ExtraLoss] | None = None

@@ -38,8 +38,9 @@ class Adapters(Protocol):
     def attach(self, modules: Sequence[nn.Module], base: WeightMapping, seed: int) -> None:
         """Freeze all parameters, and add those of the adapters to the layers, with the mark `of_adapter`.
 
-        A layer whose weight is published with something added is a `slime.models.linear.Adapted`. At first the model
-        computes what it computes without them. First values depend on `seed` and names alone, not on the layout.
+        A layer whose weight is published with something added is an `Adapted` of `slime_plugin_megatron.model.linear`.
+        At first the model computes what it computes without them. First values depend on `seed` and names alone, not on
+        the layout.
 
         Args:
             modules: the rank's model chunks, in the precision that they are made in; perhaps on the meta device.

@@ -46,7 +46,7 @@ class WeightFormat(Protocol):
 
     @property
     def quantizer(self) -> str:
-        """`module:name` of what makes a `slime.weights.megatron.quantized.Quantizer` of this format."""
+        """`module:name` of what makes a `slime.weights.quantized.Quantizer` of this format."""
 
     def to_config(self) -> Mapping[str, Any]:
         """The `quantization_config` that the engines read."""

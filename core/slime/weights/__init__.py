@@ -1,6 +1,8 @@
 """Weights between Hugging Face, Megatron-core and SGLang, in the processes of trainers and tools.
 
-megatron    trainers and tools: between Hugging Face checkpoints and Megatron's modules
+portions    a version as a trainer gives it
+quantized   what engines hold of it in fewer bits
+hf_files    the safetensors of a Hugging Face folder
 publisher   trainers: hands versions to the engines
 
 The other end of a publish is slime-plugin-sglang: it takes versions in, inside SGLang, and proves what came. What both

@@ -50,8 +50,8 @@ def published(rank: Rank, engine: Endpoint, folder: str, layout: list[str]) -> l
     """By every rank of a trainer, two versions. Runs in a rank of its own."""
     from slime.compose.compose import compose
     from slime.topology.topology import read_topology
-    from slime.train.trainer import Trainer
     from slime.weights.publisher.publisher import Publisher
+    from slime_plugin_megatron.trainer import Trainer
 
     keys = [f"cluster.{key}=2" for key in ("num_trainers", "devices_per_node")]
     weights = ["weights.transport=broadcast", "weights.num_sources=2"]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from slime.config.schema import SlimeConfig
-from slime.weights.megatron.export import Receivers
+from slime.weights.portions import Receivers
 from slime.weights.publisher.engine_link import EngineLink, Summary
 from weight_buckets.bucket import Bucket
 from weight_buckets.receipt import BucketNote

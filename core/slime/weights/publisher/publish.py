@@ -14,7 +14,7 @@ from itertools import count
 
 from slime.observe.stopwatch import Stopwatch
 from slime.types import Receipt
-from slime.weights.megatron.export import Portion, drain
+from slime.weights.portions import Portion, drain
 from slime.weights.publisher.handover import Handover
 from weight_buckets.receipt import BucketNote, Fingerprint
 

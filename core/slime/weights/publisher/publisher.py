@@ -14,11 +14,11 @@ from slime.config.choices import Publish
 from slime.net import Endpoint
 from slime.topology.topology import Topology
 from slime.types import Receipt
-from slime.weights.megatron.export import Export, Receivers, drain
-from slime.weights.megatron.quantized import Quantizer, quantizer_of
+from slime.weights.portions import Export, Receivers, drain
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Sender, TrainerSide
 from slime.weights.publisher.publish import publish_buckets
+from slime.weights.quantized import Quantizer, quantizer_of
 from slime.weights.transports import transport_of
 
 
@@ -31,7 +31,7 @@ class Weights(Protocol):
     def export_plan(
         self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None
     ) -> Export:
-        """The weights in buckets, divided among `receivers`. See `slime.weights.megatron.export.Export`."""
+        """The weights in buckets, divided among `receivers`."""
 
 
 class Publisher:

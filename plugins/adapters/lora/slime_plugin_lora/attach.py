@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from slime.errors import SlimeError
 from slime.models.mapping import WeightMapping
-from slime.weights.megatron.local import LocalTensor, local_tensors
 from slime_plugin_lora.layers import Part, adapt
 from slime_plugin_lora.options import LoraConfig
 from slime_plugin_lora.targets import Target, targets_of
+from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
 
 
 def attach(modules: Sequence[nn.Module], base: WeightMapping, options: LoraConfig, scale: float, seed: int) -> None:

@@ -1,8 +1,8 @@
 """Linear layers with adapters: y = (W + scale B A) x, where W is frozen and its gradient is never computed.
 
-The sum is rounded to the precision of W, as engines get it (`slime.models.linear.whole_weight`), so that both compute
-with the same weights. Rounding has no gradient of its own: A and B get those of the sum that is not rounded. The sum is
-made for each product, forward and backward, and never kept.
+The sum is rounded to the precision of W, as engines get it (`whole_weight`), so that both compute with the same
+weights. Rounding has no gradient of its own: A and B get those of the sum that is not rounded. The sum is made for each
+product, forward and backward, and never kept.
 
 A layer gets another class in place, so that the names of its own parameters, and all code that holds it, stay.
 
@@ -35,7 +35,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter, ParameterDict
 
-from slime.models.linear import ReplicatedLinear, whole_weight
+from slime_plugin_megatron.model.linear import ReplicatedLinear, whole_weight
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Lora(torch.nn.Module):
         return result
 
     def added_weight(self) -> Tensor:
-        """See `slime.models.linear.Adapted`."""
+        """See `slime_plugin_megatron.model.linear.Adapted`."""
         return self.lora_scale * (self.up().float() @ self.down().float())
 
     @contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from slime.weights.megatron.save_hf import save_tensors, write_json
 from slime_plugin_lora.options import LoraConfig
+from slime_plugin_megatron.weights.save_hf import save_tensors, write_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

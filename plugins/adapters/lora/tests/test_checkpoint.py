@@ -29,7 +29,7 @@ def model() -> Contract:
 
 
 def start(rank: Rank, folder: Path, *, lora: bool = True, weights: Path | None = None, **megatron: Any) -> Any:
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg: Any = default_config()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = "glm4_moe", str(folder), 4
@@ -136,7 +136,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(model: Contract, tmp_path: Path) -> N
 
 def taught(rank: Rank, folder: Path, teacher: Path) -> tuple[dict[str, bytes], dict[str, bytes], dict[str, bytes]]:
     """What the teacher's modules and the model's hold once adapters have learnt."""
-    from slime.train import reference
+    from slime_plugin_megatron import reference
 
     trainer = start(rank, folder)
     trainer.init_weights()

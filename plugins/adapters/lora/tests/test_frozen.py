@@ -25,7 +25,7 @@ def observe(rank: Rank, family: str, folder: Path) -> dict[str, Any]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg: Any = default_config()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), 2

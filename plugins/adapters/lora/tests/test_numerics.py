@@ -79,7 +79,7 @@ def train_layouts(rank: Rank, family: str, folder: Path, layouts: Mapping[str, A
 
 def train(rank: Rank, cfg: SlimeConfig, saved: Path | None) -> Trained:
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
@@ -106,7 +106,7 @@ def train(rank: Rank, cfg: SlimeConfig, saved: Path | None) -> Trained:
 
 
 def exported(trainer: Any) -> dict[str, Any]:
-    from slime.weights.megatron.export import export_hf
+    from slime_plugin_megatron.weights.export import export_hf
 
     tensors = export_hf(trainer.model.modules, trainer.model.adapters.mapping(trainer.mapping))
     return {name: tensor.numpy().copy() for name, tensor in tensors}

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slime.config.keys import default_config
-from slime.models.linear import ReplicatedLinear, whole_weight
-from slime.weights.megatron.save_hf import save_hf
 from slime_plugin_lora import layers
+from slime_plugin_megatron.model.linear import ReplicatedLinear, whole_weight
+from slime_plugin_megatron.weights.save_hf import save_hf
 from slime_testing.contract import Contract
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
@@ -80,7 +80,7 @@ def test_the_sum_is_not_kept_for_the_way_back(monkeypatch: pytest.MonkeyPatch) -
 
 
 def start(rank: Rank, family: str, folder: Path, *, lora: bool) -> Any:
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg: Any = default_config()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), 4
@@ -95,7 +95,7 @@ def merged_and_adapted(rank: Rank, family: str, folder: Path, merged: Path) -> l
     """Log-probs of a model with adapters that some steps have moved, and of the model that it publishes."""
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.train.packing import pack
-    from slime.train.step import score
+    from slime_plugin_megatron.step import score
 
     def scored(trainer: Any) -> list[Tensor]:
         with cpu_stands_in_for_cuda():

@@ -16,7 +16,7 @@ from slime.config.paths import resolve
 from slime.engine_client.client import Completion, EngineClient
 from slime.net import Endpoint
 from slime.topology.quantization import WeightFormat
-from slime.weights.megatron.quantized import Quantizer, parts_of, quantized, quantizer_of
+from slime.weights.quantized import Quantizer, parts_of, quantized, quantizer_of
 from slime_testing import models
 from slime_testing.engines import as_exported, hf_tensors, running_engine
 from slime_testing.publishing import publish

@@ -29,8 +29,8 @@ from slime.errors import SlimeError
 from slime.models.bridge import traits_of
 from slime.models.traits import Reference
 from slime.topology.quantization import WeightFormat
-from slime.weights.megatron.hf_files import SINGLE
-from slime.weights.megatron.quantized import Quantizer, quantized, quantizer_of
+from slime.weights.hf_files import SINGLE
+from slime.weights.quantized import Quantizer, quantized, quantizer_of
 from slime_testing.ranks import Rank, run_ranks
 
 Parallel = Mapping[str, Any]
@@ -203,8 +203,8 @@ def check_refusals(family: str, folder: Path, scratch: Path) -> None:
 
 def refusals(rank: Rank, family: str, folder: Path, bad: Mapping[str, Path]) -> dict[str, str]:
     """What loading says of each bad checkpoint; empty if it was taken. Runs in a rank of its own."""
-    from slime.train import megatron
-    from slime.weights.megatron.load import load_hf
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.weights.load import load_hf
 
     cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder))
     bridge = plugins.load().models.create(family)
@@ -233,7 +233,7 @@ def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Ten
     Runs in a rank of its own.
     """
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime.train import megatron
+    from slime_plugin_megatron import megatron
 
     cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder), num_layers)
     megatron.initialize(cfg, *rank)
@@ -246,7 +246,7 @@ def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Ten
 
 
 def _packed_logits(module: torch.nn.Module, tokens: Sequence[Tensor]) -> Tensor:
-    from slime.models.packed.sequences import PackedSequences
+    from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
     pack = torch.cat(list(tokens))[None]
     borders = [0, *accumulate(len(sequence) for sequence in tokens)]
@@ -262,8 +262,8 @@ def round_trips(
 
     Runs in every rank.
     """
-    from slime.train import megatron
-    from slime.weights.megatron.export import export_hf, take_inventory
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.weights.export import export_hf, take_inventory
 
     orders, shares, differences = [], [], {}
     for number, (layout, parallel) in enumerate(layouts.items()):
@@ -302,8 +302,8 @@ def installed_formats() -> list[WeightFormat]:
 
 
 def _load(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Sequence[torch.nn.Module]:
-    from slime.train import megatron
-    from slime.weights.megatron.load import load_hf
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.weights.load import load_hf
 
     bridge = plugins.load().models.create(cfg.model.family)
     model = megatron.build(cfg, bridge, hf)

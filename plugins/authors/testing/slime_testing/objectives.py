@@ -128,7 +128,7 @@ def train_ways(
 
 def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) -> Trained:
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = SlimeConfig(algo=algo)
     cfg.model.family, cfg.model.path, cfg.train.megatron = family, str(folder), dict(way.megatron)

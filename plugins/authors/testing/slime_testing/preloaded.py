@@ -5,10 +5,9 @@ from slime.imports import importing
 with importing():
     import transformers  # noqa: F401
 
-    import slime.train.packing
-    import slime.train.trainer
-    import slime.weights.megatron.export
-    import slime.weights.megatron.load  # noqa: F401
+    import slime_plugin_megatron.trainer
+    import slime_plugin_megatron.weights.export
+    import slime_plugin_megatron.weights.load  # noqa: F401
     from slime import plugins
     from slime.lifetime import end_with_parent
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from slime.net import Endpoint
 from slime.types import Receipt
-from slime.weights.megatron.export import Portion
+from slime.weights.portions import Portion
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Handover
 from slime.weights.publisher.publish import publish_buckets

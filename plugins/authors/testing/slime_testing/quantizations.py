@@ -23,7 +23,7 @@ from slime import plugins
 from slime.config.keys import own_keys
 from slime.errors import SlimeError
 from slime.topology.quantization import Quantization, WeightFormat
-from slime.weights.megatron.quantized import Quantizer, parts_of, quantizer_of
+from slime.weights.quantized import Quantizer, parts_of, quantizer_of
 from slime_testing.plugins import check_light
 
 SHAPES = ((256, 384), (200, 300), (1, 1), (130, 64))

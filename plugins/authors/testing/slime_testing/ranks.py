@@ -34,7 +34,7 @@ _ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE"
 
 
 class Rank(NamedTuple):
-    """Where a process stands; `*rank` are the last four arguments of `slime.train.megatron.initialize`."""
+    """Where a process stands; `*rank` are the last four arguments of `slime_plugin_megatron.megatron.initialize`."""
 
     rank: int
     world_size: int

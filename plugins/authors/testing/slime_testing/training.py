@@ -33,7 +33,7 @@ from slime_testing.ranks import Rank
 from slime_testing.recorded import recorded_samples
 
 if TYPE_CHECKING:
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
 TOLERANCES = {"mean": 2e-6, "maximum": 1e-5, "norm": 3e-6}
 """Of the metrics, by kind; the norm's is relative, the maximum's too where it is above 1."""
@@ -93,7 +93,7 @@ def another_port() -> int:
 
 def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str, Any], record: Any) -> Trained:
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = _config(name, family, folder, layout)
     cfg.train.routing_replay = record is not None

@@ -14,8 +14,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 
-from slime.models.linear import ReplicatedLinear, RMSNorm, device_of
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.linear import ReplicatedLinear, RMSNorm, device_of
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_transformer.attention.core import CAUSAL, attended, core_attention
 from slime_plugin_transformer.rotary.module import RotaryTable, RotaryTables, rotary
 

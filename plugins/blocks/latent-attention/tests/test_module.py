@@ -70,11 +70,11 @@ def gradients(rank: Rank, layout: dict[str, Any]) -> tuple[float, dict[str, tupl
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.algo.sft import Sft
     from slime.config.schema import Init, LossMean, SlimeConfig
-    from slime.train import megatron
-    from slime.train.local_batch import local_micro_batches
-    from slime.train.objective import StepLoss
     from slime.train.packing import pack
-    from slime.train.step import GradientCheck, accumulate_gradients
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.local_batch import local_micro_batches
+    from slime_plugin_megatron.objective import StepLoss
+    from slime_plugin_megatron.step import GradientCheck, accumulate_gradients
     from slime_testing.recorded import recorded_samples
 
     cfg = SlimeConfig()
@@ -143,8 +143,8 @@ def bytes_kept(rank: Rank) -> tuple[dict[str, list[int]], dict[str, torch.Tensor
     """By what is computed again: of queries, keys and values of 64 tokens, and the gradient of what one layer got."""
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.config.schema import Init, SlimeConfig
-    from slime.models.packed.sequences import PackedSequences
-    from slime.train import megatron
+    from slime_plugin_megatron import megatron
+    from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
     cfg, sizes, gradient = SlimeConfig(), {}, {}
     cfg.model.init = Init.random

@@ -13,7 +13,7 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_mixture_of_experts.exchange import Exchange, OnHost
 from slime_plugin_mixture_of_experts.grouped import GroupedExperts, Groups
 from slime_plugin_mixture_of_experts.rows import Order, chosen, collect, spread

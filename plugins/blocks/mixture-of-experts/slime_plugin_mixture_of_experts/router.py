@@ -12,8 +12,8 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from slime.models.layer_losses import add_layer_loss
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.layer_losses import add_layer_loss
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_mixture_of_experts import LOAD_BALANCING_LOSS, Z_LOSS
 from slime_plugin_mixture_of_experts.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS, RoutedExperts
 from slime_plugin_mixture_of_experts.routes import Routes

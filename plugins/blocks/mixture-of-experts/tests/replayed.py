@@ -86,10 +86,10 @@ def scored(rank: Rank, family: str, folder: Path, samples: Sequence[TrainSample]
     """The trainer's log-probs of each sample, [num_tokens - 1], by what decides on the experts: what was `recorded`, or
     the model's `own` routers. Runs in a rank of its own."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime.train.local_batch import local_micro_batches
     from slime.train.packing import pack
-    from slime.train.step import score
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.local_batch import local_micro_batches
+    from slime_plugin_megatron.step import score
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = models.run_config(family, folder, {})
     cfg.train.routing_replay = True

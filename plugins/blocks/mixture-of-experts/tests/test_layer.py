@@ -50,7 +50,7 @@ def _three_times(rank: Rank, folder: Path, megatron: dict[str, Any]) -> list[lis
 
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.config.schema import Init, SlimeConfig
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
     from slime_plugin_mixture_of_experts.grouped import GroupedExperts
     from slime_plugin_mixture_of_experts.layer import ExpertLayer
 

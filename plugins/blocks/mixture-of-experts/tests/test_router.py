@@ -55,7 +55,7 @@ def _train(rank: Rank, folder: Path, megatron: dict[str, Any]) -> dict[str, Any]
     from slime.config.schema import LossMean, SlimeConfig
     from slime.errors import SlimeError
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     hf = json.loads((folder / "config.json").read_text())
     cfg = SlimeConfig()

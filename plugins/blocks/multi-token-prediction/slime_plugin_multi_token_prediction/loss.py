@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from slime.models.packed.sequences import PackedSequences
 from slime.types import MicroBatch
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import make_viewless_tensor
 from torch import Tensor
 
-from slime.models.linear import RMSNorm
-from slime.models.packed.sequences import PackedSequences
-from slime.models.policy import PolicyModel
+from slime_plugin_megatron.model.linear import RMSNorm
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.policy import PolicyModel
 from slime_plugin_multi_token_prediction.loss import TokensAhead
 
 
@@ -55,8 +55,8 @@ def mtp_layer(config: TransformerConfig, layer: ModuleSpec, *, hidden_first: boo
 
 
 class PredictionHead:
-    """The layer on the last pipeline stage (`slime.models.policy.ExtraHead`). It learns where `config.mtp_num_layers`;
-    otherwise it is only there, frozen.
+    """The layer on the last pipeline stage, an `ExtraHead`. It learns where `config.mtp_num_layers`; otherwise it is
+    only there, frozen.
 
     Args:
         layer: see `mtp_layer`.

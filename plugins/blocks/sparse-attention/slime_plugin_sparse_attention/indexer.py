@@ -18,8 +18,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from slime.models.linear import ReplicatedLinear, device_of
-from slime.models.packed.context_parallel import RowRange
+from slime_plugin_megatron.model.linear import ReplicatedLinear, device_of
+from slime_plugin_megatron.model.packed.context_parallel import RowRange
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_transformer.rotary.module import RotaryTable, rotary
 

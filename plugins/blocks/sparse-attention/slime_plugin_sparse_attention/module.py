@@ -39,11 +39,11 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from slime.errors import SlimeError
-from slime.models.layer_losses import add_layer_loss
-from slime.models.linear import RMSNorm, device_of, whole_weight
-from slime.models.packed.context_parallel import slice_rows
-from slime.models.packed.sequences import PackedSequences
 from slime_plugin_latent_attention.module import ReplicatedDownMLA
+from slime_plugin_megatron.model.layer_losses import add_layer_loss
+from slime_plugin_megatron.model.linear import RMSNorm, device_of, whole_weight
+from slime_plugin_megatron.model.packed.context_parallel import slice_rows
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_sparse_attention import INDEXER_LOSS
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_keys
@@ -178,7 +178,7 @@ class SparseLatentAttention(ReplicatedDownMLA):
         return torch.einsum("thr,hvr->thv", mixed, self._up_projections()[1])
 
     def loss_coefficients(self) -> Mapping[str, float]:
-        """See `slime.models.layer_losses.HasLosses`."""
+        """See `slime_plugin_megatron.model.layer_losses.HasLosses`."""
         coefficient = self.config.dsa_indexer_loss_coeff if self.indexer is not None else None
         return {INDEXER_LOSS: float(coefficient)} if coefficient else {}
 

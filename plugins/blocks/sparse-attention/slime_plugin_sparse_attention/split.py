@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime.models.packed.context_parallel import RowRange, row_index, slice_rows
+from slime_plugin_megatron.model.packed.context_parallel import RowRange, row_index, slice_rows
 from slime_plugin_transformer.attention.causal import Segments
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.packed.context_parallel import RowRange, row_index, runs_of_rank, slice_rows
+from slime_plugin_megatron.model.packed.context_parallel import RowRange, row_index, runs_of_rank, slice_rows
 from slime_plugin_sparse_attention import sparse_attention as module
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_keys

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.packed.context_parallel import runs_of_rank
+from slime_plugin_megatron.model.packed.context_parallel import runs_of_rank
 from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
 from slime_plugin_sparse_attention.sparse_attention import sparse_attention
 from slime_plugin_sparse_attention.split import Split

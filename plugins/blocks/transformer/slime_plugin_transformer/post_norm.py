@@ -9,7 +9,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from slime.models.linear import RMSNorm
+from slime_plugin_megatron.model.linear import RMSNorm
 
 
 class PostNormRowParallelLinear(RowParallelLinear):  # type: ignore[misc]

@@ -9,8 +9,8 @@ from slime.contracts import Cause, Explanation
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from slime.train.local_batch import LocalMicroBatch
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.local_batch import LocalMicroBatch
+    from slime_plugin_megatron.trainer import Trainer
 
 _IN_BF16 = "keep more modules in BF16, by the quantization_config of an FP8 folder as rollout.fp8, or raise the alarm"
 

@@ -27,15 +27,15 @@ from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from slime.train import reference
-from slime.train.local_batch import LocalMicroBatch
-from slime.train.megatron import Model
-from slime.train.step import score
 from slime.types import IS_CURRENT, ROLLOUT_LOGPROBS
-from slime.weights.megatron.local import LocalTensor
 from slime_plugin_fp8_block.blocks import E4M3, LARGEST, dequantize
 from slime_plugin_fp8_block.config import BLOCK, Fp8Format
 from slime_plugin_fp8_block.quantizer import quantize
+from slime_plugin_megatron import reference
+from slime_plugin_megatron.local_batch import LocalMicroBatch
+from slime_plugin_megatron.megatron import Model
+from slime_plugin_megatron.step import score
+from slime_plugin_megatron.weights.local import LocalTensor
 
 _LEAST = 1e-10
 """What the largest activation of a group counts at least, as in SGLang's `per_token_group_quant_8bit`."""

@@ -5,6 +5,7 @@ Sums run in another order there, which costs about 1e-6 nats a token; a router t
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from slime.types import TrainSample
-from slime.weights.megatron.quantized import quantized, quantizer_of
+from slime.weights.quantized import quantized, quantizer_of
 from slime_plugin_fp8_block.config import BLOCK, Fp8Format
 from slime_testing.contract import EP, TP, UNEVEN
 from slime_testing.engines import hf_tensors
@@ -24,9 +25,11 @@ from slime_testing.models import random_model, write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
 from slime_testing.training import another_port
-from tests.train.one_rank import HF as DENSE
 
 TOLERANCE = 1e-5
+CONFIG = Path(__file__).parents[3] / "models/glm4/tests/configs/dense.json"
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96}
+DENSE: Mapping[str, Any] = json.loads(CONFIG.read_text()) | SMALL
 QUANTIZER = quantizer_of(Fp8Format())
 MOE: Mapping[str, Any] = {
     **{key: value for key, value in DENSE.items() if key != "rope_parameters"},
@@ -74,9 +77,9 @@ def explained(
 
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.config.schema import SlimeConfig
-    from slime.train import reference
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron import reference
+    from slime_plugin_megatron.trainer import Trainer
 
     found = {}
     for name, layout in layouts.items():

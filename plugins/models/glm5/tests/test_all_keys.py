@@ -81,7 +81,7 @@ def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[s
 def step(rank: Rank, device: str, folder: Path, megatron: Mapping[str, Any]) -> tuple[dict[str, float], torch.Tensor]:
     from slime.config.schema import Device, LossMean, SlimeConfig
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
     from slime_testing.recorded import recorded_samples
 
     cfg = SlimeConfig()

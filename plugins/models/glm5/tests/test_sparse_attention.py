@@ -239,7 +239,7 @@ def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 def trainer(rank: Rank, folder: Path, layout: Mapping[str, Any]) -> Any:
     from slime.config.schema import SlimeConfig
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = SlimeConfig()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = FAMILY, str(folder), 1

@@ -15,7 +15,7 @@ from slime.config.schema import ModelConfig, SlimeConfig
 from slime.contracts import Source
 from slime.errors import SlimeError
 from slime.models.bridge import HfConfig, ModelBridge
-from slime.weights.megatron.hf_files import is_megatrons
+from slime.weights.hf_files import is_megatrons
 
 KEY = "algo.teacher.path"
 TOKENIZER = "tokenizer.json"

@@ -9,17 +9,17 @@ import torch
 from megatron_core_portable import cpu_stands_in_for_cuda
 from slime.config.changes import changed
 from slime.config.schema import LrDecay
-from slime.models.policy import PolicyModel
-from slime.train import megatron, metrics
-from slime.train.learning import Learning
-from slime.train.local_batch import LocalMicroBatch
-from slime.train.objective import StepLoss
-from slime.train.offload import Offload
-from slime.train.optimizer import Optimizer
-from slime.train.reference import tensors_of
-from slime.train.step import score
-from slime.train.trainer import Trainer
 from slime.types import MicroBatch
+from slime_plugin_megatron import megatron, metrics
+from slime_plugin_megatron.learning import Learning
+from slime_plugin_megatron.local_batch import LocalMicroBatch
+from slime_plugin_megatron.model.policy import PolicyModel
+from slime_plugin_megatron.objective import StepLoss
+from slime_plugin_megatron.offload import Offload
+from slime_plugin_megatron.optimizer import Optimizer
+from slime_plugin_megatron.reference import tensors_of
+from slime_plugin_megatron.step import score
+from slime_plugin_megatron.trainer import Trainer
 from slime_plugin_ppo.estimator import ValueEstimator
 from slime_plugin_ppo.returns import with_advantages
 from slime_plugin_ppo.value_model import ValueModel
@@ -30,7 +30,7 @@ PREFIX = "critic_"
 
 
 class ValueCritic:
-    """A `slime.train.critic.Critic` with the policy's layers and one number a token behind them."""
+    """A `slime_plugin_megatron.critic.Critic` with the policy's layers and one number a token behind them."""
 
     def __init__(self, estimator: ValueEstimator, trainer: Trainer) -> None:
         cfg, bridge, hf, device = trainer.cfg, trainer.bridge, trainer.hf, trainer.device

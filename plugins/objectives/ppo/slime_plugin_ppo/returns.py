@@ -16,9 +16,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.models.packed.context_parallel import row_index, runs_of_rank
-from slime.train.local_batch import LocalMicroBatch
 from slime.types import ADVANTAGES, MicroBatch
+from slime_plugin_megatron.local_batch import LocalMicroBatch
+from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
 from slime_plugin_ppo.estimator import RETURNS, VALUES, ValueEstimator
 
 EPSILON = 1e-8

@@ -15,8 +15,8 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from slime.models.linear import device_of
-from slime.models.policy import ExtraHead, PolicyModel
+from slime_plugin_megatron.model.linear import device_of
+from slime_plugin_megatron.model.policy import ExtraHead, PolicyModel
 
 
 class ValueHead(torch.nn.Module):

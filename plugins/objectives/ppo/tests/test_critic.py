@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(rank: Rank, model: Path, megatron: Mapping[str, Any] | None = None, **critic: Any) -> Any:
     from slime.config.schema import AlgoConfig, SlimeConfig
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = SlimeConfig(algo=AlgoConfig(advantage="gae", advantage_options={"gamma": 0.99, "value_clip": 0.05}))
     hf = json.loads((model / "config.json").read_text())

@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def values_of_transformers(rank: Rank, model: Path) -> Any:
     """Values of one pack by a head of random weights, and the same head on the hidden states of transformers' class."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime.train.step import score
+    from slime_plugin_megatron.step import score
     from slime_testing.models import random_model
 
     trainer = start(rank, model)

@@ -7,7 +7,7 @@ from typing import Any
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_ppo.value_model import ValueModel
 
 

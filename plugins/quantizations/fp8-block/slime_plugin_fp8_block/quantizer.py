@@ -13,7 +13,7 @@ from slime_plugin_fp8_block.config import BLOCK, Fp8Format
 
 
 class Fp8Quantizer:
-    """As `slime.weights.megatron.quantized.Quantizer` says: E4M3 [rows, columns], and fp32 scales."""
+    """As `slime.weights.quantized.Quantizer` says: E4M3 [rows, columns], and fp32 scales."""
 
     def __init__(self, form: Fp8Format) -> None:
         self.form = form

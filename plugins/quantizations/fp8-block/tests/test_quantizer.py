@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.weights.megatron.quantized import quantized, quantizer_of
+from slime.weights.quantized import quantized, quantizer_of
 from slime_plugin_fp8_block.blocks import E4M3
 from slime_plugin_fp8_block.config import SCALE, Fp8Format
 from slime_plugin_fp8_block.quantizer import quantize

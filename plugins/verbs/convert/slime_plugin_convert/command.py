@@ -20,7 +20,7 @@ from slime.errors import SlimeError
 from slime.imports import importing
 from slime.net import free_port
 from slime.printable import printable
-from slime.weights.megatron.hf_files import MEGATRONS, HfFiles
+from slime.weights.hf_files import MEGATRONS, HfFiles
 
 if TYPE_CHECKING:
     from slime.models.mapping import WeightMapping
@@ -262,7 +262,7 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
 def convert_random(source: str, destination: Path, seed: int) -> None:
     """Write the random weights (fp32) that a run with `model.init=random` and this seed starts from on one rank."""
     from slime import plugins
-    from slime.train import megatron
+    from slime_plugin_megatron import megatron
 
     hf = read_hf_config(source)
     family = hf["model_type"]
@@ -276,8 +276,8 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
 def _save(
     modules: Sequence[Any], mapping: WeightMapping, hf: Mapping[str, Any], source: str, destination: Path
 ) -> None:
-    from slime.weights.megatron.export import export_hf
-    from slime.weights.megatron.save_hf import save_hf
+    from slime_plugin_megatron.weights.export import export_hf
+    from slime_plugin_megatron.weights.save_hf import save_hf
 
     save_hf(export_hf(modules, mapping), resolve(source), destination, hf, copies=mapping.copies)
 

@@ -24,12 +24,12 @@ from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.models.mapping import Piece, WeightMapping
 from slime.net import LOOPBACK, free_port
-from slime.train import checkpoint, megatron
-from slime.train.shards import only_data
-from slime.weights.megatron.hf_files import HfFiles
-from slime.weights.megatron.local import LocalTensor, local_tensors
+from slime.weights.hf_files import HfFiles
 from slime_plugin_convert.job import Job
 from slime_plugin_convert.tensors import NAMES, Output, storage_of
+from slime_plugin_megatron import checkpoint, megatron
+from slime_plugin_megatron.shards import only_data
+from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
 
 
 @dataclass(frozen=True)

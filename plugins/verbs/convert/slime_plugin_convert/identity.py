@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slime.weights.megatron.hf_files import HfTensors
+from slime.weights.hf_files import HfTensors
 
 
 def identity_of(source: Path, files: HfTensors) -> dict[str, Any]:

@@ -22,10 +22,10 @@ from slime import files
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.lifetime import end_with_parent
-from slime.weights.megatron.hf_files import INDEX
-from slime.weights.megatron.save_hf import SHARD_BYTES, copy_companions, write_json
+from slime.weights.hf_files import INDEX
 from slime_plugin_convert.staging import Staging
 from slime_plugin_convert.tensors import Output, OutputFile, into_files, write_file
+from slime_plugin_megatron.weights.save_hf import SHARD_BYTES, copy_companions, write_json
 
 _POLL_S = 0.5
 _LINE_S = 30.0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from slime.digest import DigestingFile, FileFacts
 from slime.files import sync
-from slime.weights.megatron.hf_files import SINGLE, FileTensor, HfFiles
+from slime.weights.hf_files import SINGLE, FileTensor, HfFiles
 
 DTYPES = {
     "F64": torch.float64,

@@ -38,7 +38,7 @@ def run_config() -> SlimeConfig:
 def save(rank: Rank, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, FileFacts]]:
     """Take one step, save a checkpoint; returns what it should become, and the facts of this rank's files."""
     from slime.train.packing import pack
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron.trainer import Trainer
 
     trainer = Trainer(run_config(), *rank)
     trainer.init_weights()

@@ -72,8 +72,8 @@ def from_dist(rank: Rank, source: Path, destination: Path) -> None:
 
 def start(rank: Rank, folder: Path, weights: Path, layout: dict[str, Any], mtp_loss_scale: float | None) -> Any:
     """The weights that a run starts from, and those of its reference, as it would export them."""
-    from slime.train import reference
-    from slime.train.trainer import Trainer
+    from slime_plugin_megatron import reference
+    from slime_plugin_megatron.trainer import Trainer
 
     cfg = run_config(MOE["model_type"], folder, layout)
     cfg.model.weights, cfg.run.num_steps, cfg.algo.kl_coef = str(weights), 1, 0.1

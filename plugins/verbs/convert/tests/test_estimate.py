@@ -19,7 +19,7 @@ from slime.config.hf import QUANTIZATION
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.files import human_bytes
-from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.hf_files import HfFiles
 from slime_plugin_convert import estimate, fp8, job, layout
 from slime_plugin_convert.estimate import Estimate, minutes
 from slime_plugin_convert.expected import model_of, tensors_of

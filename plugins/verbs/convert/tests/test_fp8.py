@@ -18,7 +18,7 @@ from slime.__main__ import main
 from slime.checkpoints import CONVERTED
 from slime.config.hf import QUANTIZATION
 from slime.errors import SlimeError
-from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.hf_files import HfFiles
 from slime_plugin_convert import estimate, fp8, job
 from slime_plugin_convert.layout import parse
 from slime_plugin_convert.schemes import Strategy

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, safe_open, save_file
 
 from slime.digest import facts_of
-from slime.weights.megatron.hf_files import HfFiles
+from slime.weights.hf_files import HfFiles
 from slime_plugin_convert.tensors import DTYPES, NAMES, Output, TensorReader, as_bytes, into_files, write_file
 
 TENSORS = {

@@ -9,7 +9,7 @@ from slime.config.paths import resolve
 from slime.config.schema import Init
 from slime.errors import SlimeError
 from slime.run_dir import RunDir
-from slime.weights.megatron.hf_files import MEGATRONS
+from slime.weights.hf_files import MEGATRONS
 from slime_plugin_eval.saved import of_folder, of_run
 
 TRAINED = ["+model=glm4-moe-tiny", "+cluster=local2", "algo.kl_coef=0.1", "filter=dynamic-sampling", "run.seed=7"]

@@ -43,7 +43,7 @@ from slime_plugin_memory.trainer import GIB, Phase
 from stack_dumps.dumps import register
 
 if TYPE_CHECKING:
-    from slime.train.usage import Usage
+    from slime.train.rank import Usage
 
 WORDS = ("model.init=random", "train.checkpoint.interval=null")
 """Over the config: nothing is read but config.json, nothing is saved."""

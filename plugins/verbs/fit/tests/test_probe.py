@@ -11,7 +11,7 @@ import pytest
 from plugins.estimates.memory.tests.test_trainer import plan_of
 from slime.__main__ import main
 from slime.config.paths import resolve
-from slime.train.usage import Usage
+from slime.train.rank import Usage
 from slime_plugin_fit.probe import PHASES, Measured, _predicted
 from slime_plugin_memory.trainer import GIB, Phase
 from slime_testing.patience import run_within

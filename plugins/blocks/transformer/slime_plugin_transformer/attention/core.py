@@ -11,8 +11,8 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from slime.models.linear import device_of
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.linear import device_of
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_transformer.attention.packed import PackedAttention
 
 CAUSAL = {"attn_mask_type": AttnMaskType.causal}

@@ -18,8 +18,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from slime.models.linear import device_of
-from slime.models.packed.sequences import PackedSequences, TakesPrefixes
+from slime_plugin_megatron.model.linear import device_of
+from slime_plugin_megatron.model.packed.sequences import PackedSequences, TakesPrefixes
 from slime_plugin_transformer.attention.causal import Segments, causal_attention
 from slime_plugin_transformer.attention.shared_prompts import SharedPrompts
 

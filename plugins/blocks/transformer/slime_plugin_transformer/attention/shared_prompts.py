@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime.models.packed.sequences import PackedSequences, Prefix
+from slime_plugin_megatron.model.packed.sequences import PackedSequences, Prefix
 from slime_plugin_transformer.attention.causal import Attend, Segments, by_sequence
 
 Rows = np.ndarray

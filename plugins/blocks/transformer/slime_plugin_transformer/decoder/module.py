@@ -18,8 +18,8 @@ from megatron.core.transformer.transformer_layer import (
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from slime.models.linear import RMSNorm
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.linear import RMSNorm
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
 
 @runtime_checkable

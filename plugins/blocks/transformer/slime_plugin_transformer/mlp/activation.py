@@ -8,7 +8,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from slime.models.linear import device_of
+from slime_plugin_megatron.model.linear import device_of
 
 
 class SwiGlu(MegatronModule):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slime.models.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
 
 class RotaryTable(NamedTuple):

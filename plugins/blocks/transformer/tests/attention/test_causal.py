@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.models.packed.context_parallel import row_index, runs_of_rank
+from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
 from slime_plugin_transformer.attention import causal
 from slime_plugin_transformer.attention.causal import Segments, by_sequence
 from slime_plugin_transformer.attention.packed import ContextParallelLayout

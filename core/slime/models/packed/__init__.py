@@ -1,1 +1,0 @@
-"""Packed sequences: how micro-batches lie on context-parallel ranks, and attention over them."""

@@ -1,0 +1,127 @@
+"""The contract of one rank of the trainer, which a distribution of its own brings. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slime.config.schema import Device
+from slime.digest import FileFacts
+from slime.errors import SlimeError
+from slime.extras import install
+from slime.train.packing import RankLayout
+from slime.types import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+    from slime.weights.portions import Export, Receivers
+    from slime.weights.quantized import Quantizer
+
+TRAINERS = "slime_trainers"
+"""Entry-point group: the name of a trainer -> the class of its ranks. Core imports none of them."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes of one rank.
+
+    Attributes:
+        host: its name.
+        device: all that the driver counts on the rank's device, other processes' included, when this rank held most;
+            None on cpu.
+        process: resident memory of the process.
+    """
+
+    host: str
+    device: int | None
+    process: int
+
+
+class Saving(Protocol):
+    """A checkpoint whose files are being written."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` returns at once."""
+
+    def wait(self) -> dict[str, FileFacts]:
+        """Until the files are there; returns the facts of those that this rank digested as it wrote them, by name.
+
+        Raises:
+            SlimeError: the disk is full or refuses the write.
+        """
+
+
+class TrainerRank(Protocol):
+    """Made with the config, its number, the number of ranks, and where they meet (host and port, or a file and 0): it
+    joins the others and builds the model. Every method is collective: all ranks call it with the same arguments."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of its weights."""
+
+    def layout(self) -> RankLayout:
+        """What the driver packs by."""
+
+    def init_weights(self) -> None:
+        """Take the weights that a run starts from."""
+
+    def snapshot_reference(self) -> None:
+        """The current weights become the reference, where a stage asks for one."""
+
+    def hold_teacher(self) -> None:
+        """Load the weights of `algo.teacher.path` beside the model's."""
+
+    def begin_critic(self, stage: str) -> None:
+        """Make the critic of a stage; nothing if it has none."""
+
+    def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
+        """One step of a stage, an optimizer step a batch; returns its metrics, the same on every rank.
+
+        Args:
+            learns: False: the objective's metrics are measured, and nothing changes.
+        """
+
+    def usage(self) -> Usage:
+        """The most that this rank's device and process held since it was asked last."""
+
+    def trim(self) -> None:
+        """Return device memory that nobody needs before the next step."""
+
+    def offload(self) -> dict[str, float]:
+        """Free the device for engines that share it; returns what stays there, `residue/..._gib`."""
+
+    def onload(self) -> None:
+        """Take the device back."""
+
+    def begin_save(self, path: Path) -> Saving:
+        """Write everything into the existing folder `path` while the training goes on, from a copy on the host."""
+
+    def load(self, path: Path) -> None:
+        """Take up what was saved, also in another parallel layout."""
+
+    def export_plan(
+        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None
+    ) -> Export:
+        """The weights in buckets, divided among `receivers`."""
+
+    def export_hf(self, source: Path, destination: Path) -> None:
+        """Write the current weights as an HF folder, with tokenizer and other files of the folder `source`."""
+
+
+def trainer_class(device: Device) -> Callable[..., TrainerRank]:
+    """The class of the trainer's ranks.
+
+    Raises:
+        SlimeError: the distribution that brings it is not installed on this host.
+    """
+    found = entry_points(group=TRAINERS, name="megatron")
+    if not found:
+        raise SlimeError("trainers need slime-plugin-megatron, which is not installed here", todo=install(device.value))
+    made: Any = next(iter(found)).load()
+    trainer: Callable[..., TrainerRank] = made
+    return trainer

@@ -1,0 +1,101 @@
+"""One rank's tensors of a micro-batch: the part of each sequence that its context-parallel rank holds, on its device.
+
+Shape letter: t tokens of this context-parallel rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from slime.models.traits import ExtraLoss
+from slime.types import Batch, MicroBatch
+from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
+from slime_plugin_megatron.model.packed.sequences import PackedSequences
+
+
+@dataclass(frozen=True)
+class LocalMicroBatch:
+    """What the model and the loss read.
+
+    Attributes:
+        tokens, labels, position_ids: [1, t] int64.
+        packed: sequence borders, for every layer.
+        loss_mask, loss_weights: [t] fp32, see `slime.types.MicroBatch`.
+        columns: [t] fp32 by name, see `slime.types.MicroBatch`.
+        sequence_lengths: [num_sequences] int64, on the CPU: tokens that this rank holds of each sequence, with padding.
+        attempt_lengths: [num_attempts] the same of each attempt, where attempts are whole.
+        num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, padding left out.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    position_ids: Tensor
+    packed: PackedSequences
+    loss_mask: Tensor
+    loss_weights: Tensor
+    columns: Mapping[str, Tensor]
+    sequence_lengths: Tensor
+    attempt_lengths: Tensor | None
+    num_tokens: int
+    num_step_tokens: int
+
+
+def local_micro_batches(
+    batch: Batch, device: torch.device, *, contiguous: bool = False, extra_losses: Sequence[ExtraLoss] = ()
+) -> list[LocalMicroBatch]:
+    """This rank's micro-batches of an optimizer step, in order.
+
+    Args:
+        batch: whole, or this rank's share.
+        contiguous: how context parallelism cuts sequences, see `.model.packed.context_parallel.runs_of_rank`.
+        extra_losses: whose parts of the model find in `packed` what they are trained on.
+    """
+    mine = batch.micro_batches[parallel_state.get_data_parallel_rank()]
+    assert mine, "every rank has micro-batches, and this is its share"
+    return [_local(micro, batch.num_tokens, device, contiguous, extra_losses) for micro in mine]
+
+
+def _local(
+    micro: MicroBatch,
+    num_step_tokens: int,
+    device: torch.device,
+    contiguous: bool,
+    extra_losses: Sequence[ExtraLoss],
+) -> LocalMicroBatch:
+    cp_size, cp_rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
+    index = row_index(runs_of_rank(micro.cu_seqlens, cp_size, cp_rank, contiguous=contiguous))
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values[index]).to(device, non_blocking=True)
+
+    borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
+    packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
+    packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
+    packed.recorded = {name: tensor(values) for name, values in micro.recorded.items()}
+    loss_weights = tensor(micro.loss_weights)
+    packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
+    for extra in extra_losses:
+        extra.prepare(packed, micro, tensor, num_step_tokens)
+    lengths = np.diff(micro.cu_seqlens).astype(np.int64) // cp_size
+    attempts = None
+    if micro.attempt_sizes is not None:
+        attempts = torch.from_numpy(np.add.reduceat(lengths, np.cumsum([0, *micro.attempt_sizes[:-1]])))
+    return LocalMicroBatch(
+        tokens=tensor(micro.tokens)[None],
+        labels=tensor(micro.labels)[None],
+        position_ids=tensor(micro.position_ids)[None],
+        packed=packed,
+        loss_mask=tensor(micro.loss_mask),
+        loss_weights=loss_weights,
+        columns={name: tensor(values) for name, values in micro.columns.items()},
+        sequence_lengths=torch.from_numpy(lengths),
+        attempt_lengths=attempts,
+        num_tokens=num_tokens,
+        num_step_tokens=num_step_tokens,
+    )

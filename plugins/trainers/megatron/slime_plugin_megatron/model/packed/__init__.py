@@ -1,0 +1,1 @@
+"""Packed sequences: how micro-batches lie on context-parallel ranks, and what layers read of them."""

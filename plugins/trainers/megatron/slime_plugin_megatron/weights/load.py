@@ -1,0 +1,195 @@
+"""Loads a Hugging Face checkpoint into Megatron modules: each rank reads only the rows it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime.errors import SlimeError, nearest
+from slime.models.mapping import Piece, WeightMapping
+from slime.weights.hf_files import FileTensor, HfFiles
+from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
+
+_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A block of one HF tensor on its way into a parameter."""
+
+    target: LocalTensor
+    piece: Piece
+
+
+def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: Path) -> None:
+    """Copy the checkpoint in `folder` into this rank's modules, one block of one tensor at a time.
+
+    Values are converted to each parameter's own dtype; vocabulary padding becomes zero. Nothing is written before
+    every name, shape and dtype has been checked. Needs no communication. Resident memory, pages of mapped files
+    included, grows by less than twice the checkpoint's largest tensor.
+
+    Args:
+        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
+        mapping: of the model as built; a checkpoint with more layers is cut.
+        folder: HF folder with config.json and safetensors.
+
+    Raises:
+        SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype.
+    """
+    files = HfFiles(folder)
+    check_tensors(files, mapping)
+    present = mapping.hf_names & files.tensors.keys()
+    targets = [target for target in local_tensors(modules, mapping).values() if present.issuperset(target.entry.hf)]
+    by_file = _plan(files, targets)
+    num_bytes = {name: _num_bytes(files.tensors[name]) for name in present}
+    for target in targets:
+        _zero_padding(target)
+    for file, tensors in sorted(by_file.items()):
+        for names in _at_once(tensors, num_bytes):
+            with files.open(file) as opened, torch.no_grad():
+                for name in names:
+                    for read in tensors[name]:
+                        _copy(opened.get_slice(name), read)
+
+
+def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
+    """Whether a checkpoint has the tensors of the model and no others, in dtypes that can be loaded.
+
+    Raises:
+        SlimeError: it has not.
+    """
+    _check_dtypes(files, mapping.hf_names & files.tensors.keys())  # first, as the scales of FP8 are strange names
+    _check_names(files, mapping)
+
+
+def reads(files: HfFiles, target: LocalTensor) -> list[tuple[str, Piece]]:
+    """The blocks of HF tensors that make up a parameter, by the tensor's name.
+
+    Raises:
+        SlimeError: a tensor has another shape.
+    """
+    layout, names = target.entry.rule.layout, target.entry.hf
+    for name, shape in zip(names, layout.hf_shapes(target.tensor.shape, target.shard), strict=True):
+        _check_shape(files, name, shape)
+    pieces = layout.pieces(target.tensor.shape[target.shard.dim], target.shard)
+    return [(names[piece.index], piece) for piece in pieces]
+
+
+def _at_once(names: Iterable[str], num_bytes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names of tensors to read before their file is closed, which is when its pages leave this process.
+
+    Args:
+        num_bytes: of every tensor of the model; those read at once have no more than the largest.
+    """
+    limit = max(num_bytes.values())
+    held: list[str] = []
+    filled = 0
+    for name in names:
+        if held and filled + num_bytes[name] > limit:
+            yield held
+            held, filled = [], 0
+        held.append(name)
+        filled += num_bytes[name]
+    yield held
+
+
+def _num_bytes(tensor: FileTensor) -> int:
+    return math.prod(tensor.shape) * _ITEM_BYTES[tensor.dtype]
+
+
+def _plan(files: HfFiles, targets: Iterable[LocalTensor]) -> dict[str, dict[str, list[_Read]]]:
+    """What to read, by file and tensor. Shapes are checked on the way."""
+    by_file: dict[str, dict[str, list[_Read]]] = defaultdict(lambda: defaultdict(list))
+    for target in targets:
+        for name, piece in reads(files, target):
+            by_file[files.tensors[name].file][name].append(_Read(target, piece))
+    return by_file
+
+
+def _zero_padding(target: LocalTensor) -> None:
+    """Rows behind the vocabulary belong to no token; all others are about to be read."""
+    if target.entry.rule.layout.num_rows is not None:
+        target.tensor.data.zero_()
+
+
+def _copy(source: Any, read: _Read) -> None:
+    """Read the piece's rows (or columns) only, and write them where they belong."""
+    piece, dim = read.piece, read.target.shard.dim
+    rows = slice(piece.source, piece.source + piece.length)
+    block = source[rows] if dim == 0 else source[:, rows]
+    read.target.tensor.narrow(dim, piece.target, piece.length).copy_(block)
+
+
+def _check_shape(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
+    found = files.tensors[name]
+    if found.shape != shape:
+        raise SlimeError(
+            f"'{name}' has shape {list(found.shape)}, the model needs {list(shape)}",
+            where=str(files.folder / found.file),
+            todo="Its config.json belongs to another checkpoint.",
+        )
+
+
+def _check_dtypes(files: HfFiles, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        found = files.tensors[name]
+        if found.dtype not in _ITEM_BYTES:
+            raise SlimeError(
+                f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_ITEM_BYTES))}",
+                where=str(files.folder / found.file),
+                todo=f"Convert FP8 by 'slime convert fp8-to-bf16 {files.folder} {files.folder}-BF16', and take that.",
+            )
+
+
+def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
+    """Refuse a checkpoint that lacks a tensor or holds one that nobody asked for."""
+    expected = mapping.hf_names
+    beyond = _layers_left_out(files.folder, mapping)
+    missing = sorted(expected - files.tensors.keys() - mapping.optional_names)
+    unexpected = sorted(
+        name
+        for name in files.tensors.keys() - expected - mapping.ignored - mapping.copies.keys()
+        if not ((layer := _LAYER.match(name)) and int(layer[1]) in beyond)
+    )
+    if missing and mapping.draft_names == set(missing):
+        raise SlimeError(
+            f"the multi-token prediction layer is missing, all of its {len(missing)} tensors",
+            where=str(files.folder),
+            todo="If the checkpoint was saved without it, set num_nextn_predict_layers to 0 in its config.json.",
+        )
+    if missing:
+        raise _name_error(files, missing, "is missing", unexpected)
+    if unexpected:
+        raise _name_error(files, unexpected, "belongs to no part of the model", sorted(expected))
+
+
+def _layers_left_out(folder: Path, mapping: WeightMapping) -> set[int]:
+    """Layers that the checkpoint's own config.json announces, for decoding or prediction, and the model lacks."""
+    try:
+        hf = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        announced = hf["num_hidden_layers"] + (hf.get("num_nextn_predict_layers") or 0)
+    except (OSError, ValueError, KeyError) as error:
+        raise SlimeError(
+            f"config.json is missing or torn ({error!r})", where=str(folder), todo="Download the checkpoint again."
+        ) from None
+    return set(range(announced)) - {int(layer[1]) for name in mapping.hf_names if (layer := _LAYER.match(name))}
+
+
+def _name_error(files: HfFiles, names: list[str], fault: str, others: list[str]) -> SlimeError:
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    close = nearest(names[0], others)
+    hint = f" The nearest name is '{close}'." if close else ""
+    return SlimeError(
+        f"the tensor '{names[0]}'{more} {fault}",
+        where=str(files.folder),
+        todo=f"Check that the checkpoint and its config.json belong together.{hint}",
+    )

@@ -1,0 +1,150 @@
+"""Writes Hugging Face tensors as a folder that transformers loads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from slime.checkpoints import CONVERTED
+from slime.errors import SlimeError
+from slime.files import folder_aside
+from slime.models.bridge import HfConfig
+from slime.weights.hf_files import INDEX, MEGATRONS, SINGLE, HfFiles
+
+SHARD_BYTES = 5 * 10**9
+"""Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
+
+
+def save_hf(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    source_folder: Path,
+    destination: Path,
+    hf: HfConfig | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    copies: Mapping[str, str] = MappingProxyType({}),
+    *,
+    replace: bool = False,
+) -> None:
+    """Write a Hugging Face folder: safetensors, index, config.json, and tokenizer and generation files of the source.
+
+    Everything is written to a folder aside, synced and renamed, so `destination` is whole or not there. A folder that
+    is replaced stays until the new one is whole. Call it on rank 0 with the tensors of `export_hf`. Memory: one shard.
+
+    Args:
+        source_folder: the HF folder the run started from.
+        destination: must not exist, unless it may be replaced.
+        hf: the config.json of the model as built, if that differs from the source's (a layer cut).
+        copies: tensors that are written a second time where the source has them twice, by the name of the copy.
+        replace: a folder that is there already, as a whole.
+
+    Raises:
+        SlimeError: `destination` exists, or the disk is full.
+    """
+    if destination.exists() and not replace:
+        raise SlimeError("the folder exists already", where=str(destination), todo="Choose another, or remove it.")
+    with folder_aside(destination, replace=replace) as aside:
+        writer = _Writer(aside, shard_bytes)
+        for name, tensor in _with_copies(tensors, source_folder, copies):
+            writer.add(name, tensor)
+        writer.finish()
+        copy_companions(source_folder, aside)
+        config = dict(hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8")))
+        config.pop("torch_dtype", None)  # the older spelling of `dtype`
+        write_json(aside / "config.json", config | {"dtype": writer.dtype})
+        for weights in aside.glob("*.safetensors"):
+            shutil.copymode(aside / "config.json", weights)  # safetensors lets nobody but the owner read it
+
+
+def _with_copies(
+    tensors: Iterable[tuple[str, torch.Tensor]], source: Path, copies: Mapping[str, str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    has_weights = copies and any(source.glob("*.safetensors"))
+    wanted = copies.keys() & HfFiles(source).tensors.keys() if has_weights else set()
+    for name, tensor in tensors:
+        yield name, tensor
+        yield from ((copy, tensor.clone()) for copy in sorted(wanted) if copies[copy] == name)
+
+
+@dataclass
+class _Writer:
+    """Fills safetensors files one after another; `dtype` is that of the first tensor, the embeddings."""
+
+    folder: Path
+    shard_bytes: int
+    dtype: str = ""
+    shard: dict[str, torch.Tensor] = field(default_factory=dict)
+    filled: int = 0
+    total: int = 0
+    shards: list[list[str]] = field(default_factory=list)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self.dtype = self.dtype or str(tensor.dtype).removeprefix("torch.")
+        if self.shard and self.filled + tensor.nbytes > self.shard_bytes:
+            self._flush()
+        self.shard[name] = tensor.cpu()
+        self.filled += tensor.nbytes
+        self.total += tensor.nbytes
+
+    def finish(self) -> None:
+        """Write the last shard, give all their final names, and the index if there are several."""
+        self._flush()
+        count = len(self.shards)
+        names = [f"model-{number + 1:05}-of-{count:05}.safetensors" for number in range(count)]
+        names = [SINGLE] if count == 1 else names
+        for number, name in enumerate(names):
+            self._aside(number).rename(self.folder / name)
+        if count > 1:
+            weight_map = {tensor: name for name, shard in zip(names, self.shards, strict=True) for tensor in shard}
+            write_json(self.folder / INDEX, {"metadata": {"total_size": self.total}, "weight_map": weight_map})
+
+    def _flush(self) -> None:
+        save_tensors(self.shard, self._aside(len(self.shards)))
+        self.shards.append(list(self.shard))
+        self.shard, self.filled = {}, 0
+
+    def _aside(self, number: int) -> Path:
+        return self.folder / f"shard-{number}"
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    """Write one safetensors file.
+
+    Raises:
+        OSError: as the operating system refuses it.
+    """
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise _os_error(error) from error
+
+
+def _os_error(error: SafetensorError) -> OSError:
+    """safetensors wraps the operating system's errors and leaves their number in the text."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]) if number else errno.EIO, str(error))
+
+
+def copy_companions(source: Path, destination: Path) -> None:
+    """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
+    for file in sorted(source.iterdir()):
+        is_of_weights = file.name.endswith(".index.json") or file.name in (CONVERTED, MEGATRONS)
+        if file.is_file() and file.suffix in _COMPANIONS and not is_of_weights:
+            shutil.copyfile(file, destination / file.name)
+
+
+_COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"}
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """As config.json is written by transformers: indented, keys sorted."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

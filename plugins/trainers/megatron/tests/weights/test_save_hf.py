@@ -1,0 +1,108 @@
+"""The exported folder is one that readers of HF checkpoints take, or is not there at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slime.errors import SlimeError
+from slime.weights.hf_files import INDEX, HfFiles
+from slime_plugin_megatron.weights.save_hf import save_hf
+
+TENSORS = [(f"t{number}", torch.full((10,), number, dtype=torch.bfloat16)) for number in range(5)]  # 20 bytes each
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"num_hidden_layers": 4, "torch_dtype": "float32"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / INDEX).write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights of before")
+    return folder
+
+
+def test_one_small_file_has_no_index(source: Path, tmp_path: Path) -> None:
+    save_hf(TENSORS, source, tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert json.loads((tmp_path / "out/config.json").read_text()) == {"num_hidden_layers": 4, "dtype": "bfloat16"}
+
+
+def test_weights_may_be_read_by_whom_the_rest_may(source: Path, tmp_path: Path) -> None:
+    before = os.umask(0o026)
+    try:
+        save_hf(TENSORS, source, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {stat.filemode(file.stat().st_mode) for file in (tmp_path / "out").iterdir()} == {"-rw-r-----"}
+
+
+def test_shards_stay_under_their_limit_and_the_index_names_them(source: Path, tmp_path: Path) -> None:
+    save_hf(TENSORS, source, tmp_path / "out", shard_bytes=40)
+    files = HfFiles(tmp_path / "out")
+    assert {found.file for found in files.tensors.values()} == {
+        f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)
+    }
+    assert json.loads((tmp_path / "out" / INDEX).read_text())["metadata"] == {"total_size": 100}
+    for name, tensor in TENSORS:
+        assert torch.equal(load_file(tmp_path / "out" / files.tensors[name].file)[name], tensor)
+
+
+def test_config_of_a_cut_model_is_the_one_written(source: Path, tmp_path: Path) -> None:
+    save_hf(TENSORS, source, tmp_path / "out", hf={"num_hidden_layers": 2})
+    assert json.loads((tmp_path / "out/config.json").read_text())["num_hidden_layers"] == 2
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_copies_are_written_where_the_source_has_them(source: Path, tmp_path: Path, has_copy: bool) -> None:
+    (source / INDEX).unlink()
+    before = {"t1": torch.zeros(10), **({"t1.again": torch.zeros(10)} if has_copy else {})}
+    save_file(before, source / "model.safetensors")
+    save_hf(TENSORS, source, tmp_path / "out", copies={"t1.again": "t1", "t2.again": "t2"})
+    written = load_file(tmp_path / "out/model.safetensors")
+    assert written.keys() == {*dict(TENSORS), *(["t1.again"] if has_copy else [])}
+    assert all(torch.equal(written[name], dict(TENSORS)[name[:2]]) for name in written)
+
+
+def test_existing_folder_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(SlimeError, match="exists already"):
+        save_hf(TENSORS, source, source)
+
+
+def test_interrupted_export_leaves_nothing_and_the_next_one_works(source: Path, tmp_path: Path) -> None:
+    def torn() -> Iterator[tuple[str, torch.Tensor]]:
+        yield TENSORS[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_hf(torn(), source, tmp_path / "out", shard_bytes=10)
+    assert not (tmp_path / "out").exists()
+    save_hf(TENSORS, source, tmp_path / "out")
+    assert len(HfFiles(tmp_path / "out").tensors) == len(TENSORS)
+
+
+def test_full_disk_is_named(source: Path, tmp_path: Path) -> None:
+    large = [("large", torch.zeros(2**18))]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    try:
+        with pytest.raises(SlimeError, match=r"out: .*full"):
+            save_hf(large, source, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "out").exists()
