@@ -150,8 +150,10 @@ def test_every_escape_is_refused_below_a_run_s_reward():
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_program_that_takes_too_much_ends(name):
+def test_a_program_that_takes_too_much_ends(name, monkeypatch):
     code, fault = LIMITS[name]
+    if name != "sleep":  # a busy machine may give it less than the quarter of a core that the clock's limit counts on
+        monkeypatch.setattr(Spec, "wall_s", 100)
     assert run(Spec(code, cpu_s=1, memory_mb=256)).fault.startswith(fault if fault.startswith("it ") else "it took")
 
 
