@@ -17,6 +17,7 @@ def test_supervision_alone_needs_no_engine(tmp_path: Path) -> None:
     settings = {
         "algo": "sft",
         "eval.path": "null",
+        "sft.eval_path": "${sft.path}",
         "train.megatron.pipeline_model_parallel_size": 2,
         "train.megatron.virtual_pipeline_model_parallel_size": 2,
     }
@@ -27,6 +28,9 @@ def test_supervision_alone_needs_no_engine(tmp_path: Path) -> None:
     knows_nothing = math.log(128)  # of every token of the vocabulary alike
     assert losses[0] > knows_nothing
     assert losses[-1] < knows_nothing - 0.5
+    measured = {row["step"]: row["eval/loss"] for row in run.rows("sft") if "eval/loss" in row}
+    assert list(measured) == [0, 3]
+    assert measured[0] > knows_nothing > measured[3] + 0.5
     logs = {log.name for log in (run.path / "logs").iterdir()}
     assert "trainer-1.log" in logs
     assert not {log for log in logs if log.startswith(("engine", "reward", "router"))}
