@@ -95,10 +95,10 @@ def time_parts(clock: Clock) -> None:
     from slime_plugin_endpoint.hearing import Hearing
     from slime_plugin_endpoint.tree import Tree
 
-    from slime.engine_client.batched_requests import RequestBatcher
-    from slime.engine_client.client import EngineClient
     from slime.sampling.chat_format import ChatFormat
     from slime.sampling.generate import Generator
+    from slime_plugin_sglang.driver.batched_requests import RequestBatcher
+    from slime_plugin_sglang.driver.client import SGLangClient
 
     clock.time(chat_completions, "read", "parse")
     clock.time(Tree, "place", "match the history")
@@ -107,7 +107,7 @@ def time_parts(clock: Clock) -> None:
     clock.time(ChatFormat, "behind", "suffix difference")
     clock.time(ChatFormat, "render", "render the template")
     clock.time(ChatFormat, "_encoded", "tokenize")
-    clock.time(EngineClient, "generate", "engine client")
+    clock.time(SGLangClient, "generate", "engine client")
     clock.time(RequestBatcher, "_serve", "engine client")
     clock.time(aiohttp.client_proto.ResponseHandler, "data_received", "engine client")
     clock.time(Generator, "text", "detokenize")
@@ -120,8 +120,8 @@ async def measure(num: int, turns: int, answer_tokens: int) -> None:
     from slime_plugin_endpoint.program import EndpointProgram
 
     from plugins.programs.endpoint.tests.played import AGENTS, Stage
-    from slime.engine_client.client import EngineClient
     from slime.net import Endpoint, Secret
+    from slime_plugin_sglang.driver.client import SGLangClient
 
     clock, found, taken = Clock(), dict[str, float](), list[float]()
     time_parts(clock)
@@ -144,7 +144,7 @@ async def measure(num: int, turns: int, answer_tokens: int) -> None:
         engine = subprocess.Popen([sys.executable, __file__, "--engine", tokens], stdout=subprocess.PIPE, text=True)
         try:
             assert engine.stdout, "it is a pipe"
-            client = EngineClient(Endpoint(engine.stdout.readline().strip(), Secret("any")))
+            client = SGLangClient(Endpoint(engine.stdout.readline().strip(), Secret("any")))
             stage.engine = client  # type: ignore[assignment]
             AGENTS["now"] = agent
             path = f"{Stage.__module__}:now"

@@ -25,8 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slime import plugins
 from slime.config.hf import read_hf_config
-from slime.engine_client.client import Completion, EngineClient
+from slime.engine_client.client import Completion
 from slime.net import Endpoint
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing.engines import as_exported, running_engine
 from slime_testing.models import run_config
 from slime_testing.publishing import publish
@@ -53,7 +54,7 @@ def prompt_tokens(folder: Path) -> list[list[int]]:
 
 async def answers(engine: Endpoint, prompts: Sequence[list[int]], num_tokens: int) -> list[Completion]:
     """An answer to each prompt, all asked at once."""
-    client = EngineClient(engine)
+    client = SGLangClient(engine)
     sampling = {"max_new_tokens": num_tokens, "temperature": 1.0, "ignore_eos": True}
     try:
         return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))

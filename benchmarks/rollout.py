@@ -35,15 +35,16 @@ from slime.config.paths import resolve
 from slime.config.schema import SamplingConfig, SlimeConfig
 from slime.data.prompts import PromptSource
 from slime.data.tokenize import load_tokenizer
-from slime.engine_client.client import Completion, EngineClient
+from slime.engine_client.client import Completion
 from slime.engine_client.engine_set import EngineSet
-from slime.engines.process import EngineProcess
 from slime.net import LOOPBACK, Endpoint
 from slime.reward.service import RewardService
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
 from slime.topology.topology import read_topology
+from slime_plugin_sglang.driver.client import SGLangClient
+from slime_plugin_sglang.driver.process import EngineProcess
 from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish
 
@@ -52,7 +53,7 @@ VERSION = 1
 Body = Mapping[str, Any]
 
 
-class RecordingClient(EngineClient):
+class RecordingClient(SGLangClient):
     """Keeps what was asked, so that exactly the same can be asked again."""
 
     def __init__(self, engine: Endpoint) -> None:

@@ -68,11 +68,11 @@ class Setting:
 
     def __init__(self, folder: Path, start: Callable[[list[int]], str], args: argparse.Namespace) -> None:
         from slime.config.schema import DataConfig, RewardConfig, RolloutConfig, SamplingConfig
-        from slime.engine_client.client import EngineClient
         from slime.engine_client.engine_set import EngineSet
         from slime.net import Endpoint, Secret
         from slime.sampling.chat_format import ChatFormat
         from slime.sampling.sampler import Sampler
+        from slime_plugin_sglang.driver.client import SGLangClient
         from tests.sampling.formats import FORMATS, tokenizer_of
 
         (folder / "generation_config.json").write_text("{}")
@@ -85,7 +85,7 @@ class Setting:
         limit = args.turns * (args.answer_tokens + 100)
         self.sampling = SamplingConfig(max_response_tokens=limit)
         cfg = RolloutConfig(max_requests_per_engine=args.attempts, sampling=self.sampling)
-        self.client = EngineClient(Endpoint(start(ids), Secret("any")))
+        self.client = SGLangClient(Endpoint(start(ids), Secret("any")))
         self.chat = ChatFormat(tokenizer, DataConfig(path=""), 10_000)
         engines = EngineSet([self.client])
         self.sampler = Sampler(

@@ -20,8 +20,8 @@ def _mooncake():
     import torch
 
     from slime.config.schema import Device
-    from slime.engines.kv_transfer import require_mooncake
     from slime.errors import SlimeError
+    from slime_plugin_sglang.driver.kv_transfer import require_mooncake
 
     try:
         require_mooncake(Device.cuda if torch.cuda.is_available() else Device.cpu)

@@ -24,8 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, Placement, SlimeConfig
-from slime.engine_client.client import Completion, EngineClient
-from slime.engines.process import EngineProcess
+from slime.engine_client.client import Completion
 from slime.models.bridge import HfConfig
 from slime.net import LOOPBACK, Endpoint
 from slime.topology.quantization import weight_format
@@ -33,6 +32,8 @@ from slime.topology.topology import read_topology
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
 from slime.weights.quantized import Quantizer, parts_of, quantized, quantizer_of
 from slime_plugin_fp8_block.blocks import E4M3
+from slime_plugin_sglang.driver.client import SGLangClient
+from slime_plugin_sglang.driver.process import EngineProcess
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from tests.agreement import FEW, FEWER, Agreement
@@ -279,7 +280,7 @@ def _prompts(hf: HfConfig) -> dict[str, list[list[int]]]:
 
 
 async def _sample(engine: Endpoint, prompts: Sequence[list[int]], version: int = VERSION) -> list[TrainSample]:
-    client = EngineClient(engine)
+    client = SGLangClient(engine)
     sampling = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     try:
         answers = await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))

@@ -42,7 +42,7 @@ BUDGETS = {
     "data": 1405,
     "sampling": 3020,
     "plan": 825,
-    "engine_client": 990,
+    "engine_client": 480,
     "verbs": 360,
     "engines": 590,
     "algo": 667,

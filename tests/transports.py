@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from slime.engine_client.client import Completion, EngineClient
+from slime.engine_client.client import Completion
 from slime.net import LOOPBACK, Endpoint, serve_store
 from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
@@ -20,6 +20,7 @@ from slime.weights.publisher.handover import results
 from slime.weights.publisher.shared_memory import SharedMemory
 from slime_plugin_broadcast.groups import join_engines
 from slime_plugin_broadcast.source import Broadcast
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing.publishing import publish_over
 from weight_buckets.bucket import Bucket, SharedBucket
 from weight_buckets.receipt import BucketNote
@@ -40,7 +41,7 @@ def generate(engine: Endpoint, num_tokens: int = 8, **sampling: Any) -> Completi
     """One answer to `PROMPT`."""
 
     async def request() -> Completion:
-        client = EngineClient(engine)
+        client = SGLangClient(engine)
         try:
             return await client.generate(PROMPT, {"max_new_tokens": num_tokens, "ignore_eos": True, **sampling})
         finally:

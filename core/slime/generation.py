@@ -24,8 +24,7 @@ from slime.data.tokenize import Tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engine_client.gate import Gate
-from slime.engine_client.pairs import Pairs
-from slime.engines.limits import require_room
+from slime.engines.software import software
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.run_data import Data
 from slime.sampling.ahead import AheadRollout
@@ -147,8 +146,9 @@ def open_generation(
     installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
     cfg, topology = cluster.topology.config, cluster.topology
     endpoints = cluster.engines.endpoints
+    serving = software(cfg.cluster.device)
     clients = [
-        EngineClient(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
+        serving.client(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
         for index, endpoint in enumerate(endpoints)
     ]
 
@@ -157,10 +157,10 @@ def open_generation(
 
     for client in clients:
         stack.callback(close, client)
-    runner.run(require_room(clients, cfg))
+    runner.run(serving.require_room(clients, cfg))
     returns, roles = engine_return(), [group.role for group in topology.group_of_engine]
     engines = EngineSet(
-        [runner.run(Pairs.of(roles, clients))] if topology.works_in_pairs else clients,
+        [runner.run(serving.pairs(roles, clients))] if topology.works_in_pairs else clients,
         notice_s=NOTICE_S if returns.may_return(topology) else 0.0,
     )
     returning = returns.returning(topology, cluster.calls, cluster.engines, events, clients, engines, learner)

@@ -11,11 +11,12 @@ from slime.cluster.engines import devices_beside
 from slime.cluster.placement import slots
 from slime.cluster.watch import first_end
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
-from slime.engines.process import End, EngineProcess
 from slime.engines.rendezvous import Rendezvous
+from slime.engines.software import End
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
 from slime.topology.topology import read_topology
+from slime_plugin_sglang.driver.process import EngineProcess
 
 
 def over_hosts(device: str, placement: str, devices_per_node: int) -> SlimeConfig:

@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from slime.engine_client.client import EngineClient
 from slime.net import Endpoint, Secret
 from slime.types import Verdict
+from slime_plugin_sglang.driver.client import SGLangClient
 
 STOP_TOKEN = 0
 
 
 @asynccontextmanager
-async def connected(endpoint: Endpoint) -> AsyncIterator[EngineClient]:
+async def connected(endpoint: Endpoint) -> AsyncIterator[SGLangClient]:
     """A client that is closed in the end."""
-    client = EngineClient(endpoint)
+    client = SGLangClient(endpoint)
     try:
         yield client
     finally:

@@ -10,14 +10,14 @@ from aiohttp import web
 
 from slime.builtins import Single
 from slime.config.schema import RewardConfig, RolloutConfig, SamplingConfig
-from slime.engine_client import batched_requests
-from slime.engine_client.batched_requests import AT_ITS_END, RequestBatcher, events
 from slime.engine_client.client import FinishReason, ServerFault
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.sampling.sampler import Sampler
 from slime.types import Group, Prompt, Sample
+from slime_plugin_sglang.driver import batched_requests
+from slime_plugin_sglang.driver.batched_requests import AT_ITS_END, RequestBatcher, events
 from tests.engine_client import virtual_clock
 from tests.engine_client.scripted_engine import STOP_TOKEN, Letters, Scorer, ScriptedEngine, answer, connected
 

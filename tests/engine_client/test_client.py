@@ -5,10 +5,11 @@ import socket
 
 import pytest
 
-from slime.engine_client.batched_requests import events, joined
-from slime.engine_client.client import EngineClient, FinishReason
+from slime.engine_client.client import FinishReason
 from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
+from slime_plugin_sglang.driver.batched_requests import events, joined
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import ScriptedEngine, connected
@@ -32,7 +33,7 @@ def with_client(endpoint, use, **options):
     """Run `await use(client)` in an event loop of its own."""
 
     async def run():
-        client = EngineClient(endpoint, **options)
+        client = SGLangClient(endpoint, **options)
         try:
             return await use(client)
         finally:
@@ -133,7 +134,7 @@ def test_no_answer_in_time_is_an_error():
 def test_a_response_may_take_longer_than_an_answer():
     async def generate():
         async with ScriptedEngine(token_s={5: 0.1}) as engine:
-            client = EngineClient(engine.endpoint, timeout_s=0.2)
+            client = SGLangClient(engine.endpoint, timeout_s=0.2)
             try:
                 return await client.generate([5], {"max_new_tokens": 4})
             finally:
@@ -189,4 +190,4 @@ def test_engine_that_is_gone_is_named_with_its_log(tmp_path):
 def test_weights_that_were_never_published_are_refused():
     answer = {"meta_info": {"finish_reason": {"type": "stop"}, "weight_version": "unpublished"}}
     with pytest.raises(SlimeError, match=r"serves 'unpublished' weights\. Publish"):
-        EngineClient(nobody(9))._completion(answer)
+        SGLangClient(nobody(9))._completion(answer)

@@ -13,12 +13,13 @@ import pytest
 from aiohttp import web
 
 from slime.config.schema import Device, EngineGroupConfig, Role, SlimeConfig
-from slime.engine_client import pairs as pairs_module
-from slime.engine_client.client import EngineClient, FinishReason, ServerFault
-from slime.engine_client.pairs import NO_COMPLETION, ROOMS, Pairs, PrefillServer
+from slime.engine_client.client import NO_COMPLETION, FinishReason, ServerFault
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.topology.topology import read_topology
+from slime_plugin_sglang.driver import pairs as pairs_module
+from slime_plugin_sglang.driver.client import SGLangClient
+from slime_plugin_sglang.driver.pairs import ROOMS, Pairs, PrefillServer
 
 SAMPLING = {"max_new_tokens": 3}
 Answer = Callable[["Side"], Awaitable[dict[str, Any]]]
@@ -130,7 +131,7 @@ def use(prefill: list[Answer], decode: list[Answer], work: Callable[..., Awaitab
         async with AsyncExitStack() as stack:
             behind = [await stack.enter_async_context(Side(answer)) for answer in decode]
             before = [await stack.enter_async_context(Side(answer, 700 + n)) for n, answer in enumerate(prefill)]
-            clients = [EngineClient(side.endpoint) for side in (*behind, *before)]
+            clients = [SGLangClient(side.endpoint) for side in (*behind, *before)]
             for client in clients:
                 stack.push_async_callback(client.close)
             roles = [engine.role for engine in read_topology(cfg).engines]
@@ -188,7 +189,7 @@ def test_clients_that_follow_others_use_no_room_of_theirs() -> None:
     """SGLang's scheduler dies of a room that it knows as done or aborted, and knows it forever."""
 
     async def rooms() -> list[int]:
-        client = EngineClient(Endpoint("http://127.0.0.1:1", Secret("any")))
+        client = SGLangClient(Endpoint("http://127.0.0.1:1", Secret("any")))
         numbers = [PrefillServer(client, number, 700).room()["bootstrap_room"] for number in (0, 0, 0, 1)]
         await client.close()
         return numbers

@@ -19,14 +19,15 @@ import pytest
 
 from slime.compose.compose import compose
 from slime.config.schema import SlimeConfig
-from slime.engine_client.client import EngineClient, FinishReason
-from slime.engine_client.pairs import Pairs
-from slime.engines.limits import require_room
-from slime.engines.process import EngineProcess
+from slime.engine_client.client import FinishReason
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
 from slime.topology.topology import read_topology
+from slime_plugin_sglang.driver.client import SGLangClient
+from slime_plugin_sglang.driver.pairs import Pairs
+from slime_plugin_sglang.driver.process import EngineProcess
+from slime_plugin_sglang.driver.room import require_room
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.sampling.test_loop_sglang import Bench, responses
@@ -63,7 +64,7 @@ def use(cfg: SlimeConfig, engines: list[EngineProcess], work: Callable[..., Awai
 
     async def main() -> Any:
         async with AsyncExitStack() as stack:
-            clients = [EngineClient(engine.endpoint) for engine in engines]
+            clients = [SGLangClient(engine.endpoint) for engine in engines]
             for client in clients:
                 stack.push_async_callback(client.close)
             await require_room(clients, cfg)
@@ -90,7 +91,7 @@ def test_both_roles_hold_what_was_published_and_say_so(cfg, engines, weights):
     receipt = publish(iter(weights.items()), [engine.endpoint for engine in engines], 7, 1 << 24)
     assert receipt.engines == tuple(engine.endpoint.url for engine in engines)
 
-    async def ask(pairs: Pairs, prefill: EngineClient, decode: EngineClient) -> Any:
+    async def ask(pairs: Pairs, prefill: SGLangClient, decode: SGLangClient) -> Any:
         stop = await pairs.generate([5, 6, 7], {"max_new_tokens": 400, "stop_token_ids": list(range(64))})
         return await pairs.generate([5, 6, 7], {"max_new_tokens": 1, "ignore_eos": True}), stop
 
@@ -126,7 +127,7 @@ def test_the_death_of_decode_is_named_and_prefill_is_free_again(cfg, engines, we
     """The last of this file: it takes an engine."""
     publish(iter(weights.items()), [engine.endpoint for engine in engines], 8, 1 << 24)
 
-    async def kill(pairs: Pairs, prefill: EngineClient, decode: EngineClient) -> tuple[list[Any], tuple[int, int]]:
+    async def kill(pairs: Pairs, prefill: SGLangClient, decode: SGLangClient) -> tuple[list[Any], tuple[int, int]]:
         running = [asyncio.create_task(pairs.generate([5, number], LONG)) for number in range(40)]
         while (await decode.load())[1] < 40:  # some decode, others wait for room
             assert not [task for task in running if task.done()], "none can have ended yet"

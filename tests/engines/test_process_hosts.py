@@ -15,10 +15,9 @@ import torch
 from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
-from slime.engine_client.client import EngineClient
-from slime.engines.process import DYING_S
 from slime.errors import SlimeError
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing.engines import as_exported, engine_over_hosts
 from slime_testing.models import random_model
 from slime_testing.publishing import publish
@@ -59,7 +58,7 @@ def tensors(model, folder):
 
 def greedy(endpoint):
     async def request():
-        client = EngineClient(endpoint)
+        client = SGLangClient(endpoint)
         try:
             sampling = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.0}
             return await asyncio.gather(*[client.generate(prompt, sampling) for prompt in PROMPTS])
@@ -144,7 +143,8 @@ def test_a_rank_that_is_killed_is_named_with_its_host_and_ends_all(processes):
     leaders = [psutil.Process(process.pid) for process in processes]
     family = [*leaders, *(child for leader in leaders for child in leader.children(recursive=True))]
     os.kill(scheduler, signal.SIGKILL)
-    ends = {process: process.end(10 * DYING_S) for process in (second, first)}
+    psutil.wait_procs(leaders, timeout=30)
+    ends = {process: process.end(waits=True) for process in (second, first)}
     said = str(first_end(ends.values()))
     assert said.startswith(f"engine-0-node1 (node_rank 1, pid {second.pid} on {socket.gethostname()}): ended")
     assert f"process {scheduler} was killed by SIGKILL" in said

@@ -13,7 +13,6 @@ from slime.algo.advantages import GroupMean
 from slime.builtins import KeepAll, Single
 from slime.config.choices import Publish
 from slime.config.schema import RewardConfig, RolloutConfig, SamplingConfig
-from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engine_client.gate import Gate
 from slime.net import Endpoint
@@ -25,6 +24,7 @@ from slime.sampling.sampler import Sampler
 from slime.sampling.samples import to_train_samples
 from slime.segments import Segment
 from slime.types import IS_CURRENT
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import Letters, Scorer
@@ -51,7 +51,7 @@ async def collect(endpoint: Endpoint, models: dict[int, Any], mode: Publish) -> 
         publish=mode,
         sampling=SamplingConfig(max_response_tokens=150),
     )
-    client = EngineClient(endpoint, 60.0)
+    client = SGLangClient(endpoint, 60.0)
     engines = EngineSet([client])
     gate = Gate(engines, mode, 60.0)
     sampler = Sampler(cfg, RewardConfig(name="scripted"), 5, engines, Letters(), Single(), Scorer(), None, gate)

@@ -21,10 +21,7 @@ from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.data.prompts import PromptSource
 from slime.data.tokenize import load_tokenizer
-from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
-from slime.engine_client.pairs import Pairs
-from slime.engines.process import EngineProcess
 from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
 from slime.sampling.buffer import FifoBuffer
@@ -33,6 +30,9 @@ from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
 from slime.topology.topology import read_topology
 from slime.types import Status
+from slime_plugin_sglang.driver.client import SGLangClient
+from slime_plugin_sglang.driver.pairs import Pairs
+from slime_plugin_sglang.driver.process import EngineProcess
 from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish
 
@@ -89,7 +89,7 @@ class Bench:
 
     async def _collect(self, versions, disturb, evaluates) -> list[Collected]:
         async with AsyncExitStack() as stack:
-            clients = [self._client(stack, EngineClient(engine.endpoint)) for engine in self.engines]
+            clients = [self._client(stack, SGLangClient(engine.endpoint)) for engine in self.engines]
             topology, front = read_topology(self.cfg), clients
             if topology.works_in_pairs:
                 front = [await Pairs.of((group.role for group in topology.group_of_engine), clients)]
@@ -116,7 +116,7 @@ class Bench:
         assert seen == [(done, 20) for done in range(1, 21)]
         return found.stats
 
-    def _client(self, stack: AsyncExitStack, client: EngineClient) -> EngineClient:
+    def _client(self, stack: AsyncExitStack, client: SGLangClient) -> SGLangClient:
         stack.push_async_callback(client.close)
         return client
 

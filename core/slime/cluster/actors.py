@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slime.digest import FileFacts
-    from slime.engines.process import End, EngineProcess
     from slime.engines.rendezvous import Rendezvous
+    from slime.engines.software import End, Server
     from slime.train.packing import RankLayout
     from slime.train.rank import Saving, TrainerRank, Usage
     from slime.types import Batch, Receipt
@@ -210,7 +210,7 @@ class EngineActor(Actor):
     def __init__(self, run: RunInfo, index: int, node_rank: int) -> None:
         super().__init__(run, process_name(index, node_rank))
         self.index, self.node_rank = index, node_rank
-        self.process: EngineProcess | None = None
+        self.process: Server | None = None
         self._meeting = ExitStack()
 
     def meet(self) -> Rendezvous:
@@ -221,9 +221,9 @@ class EngineActor(Actor):
 
     def start(self, devices: Sequence[str], rendezvous: Rendezvous | None) -> Endpoint:
         """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
-        from slime.engines.process import EngineProcess
+        from slime.engines.software import software
 
-        self.process = EngineProcess(
+        self.process = software(self.run.topology.cluster.device).server(
             self.run.topology,
             self.index,
             self.node_rank,
@@ -249,9 +249,7 @@ class EngineActor(Actor):
 
     def end(self) -> End | None:
         """How the server has ended, if it has; one that is about to gets the time to."""
-        from slime.engines.process import DYING_S
-
-        return self.process.end(DYING_S) if self.process else None
+        return self.process.end(waits=True) if self.process else None
 
     def stop(self) -> None:
         self._meeting.close()

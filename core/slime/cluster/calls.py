@@ -24,7 +24,7 @@ from stack_dumps.blame import apart, suspects
 if TYPE_CHECKING:
     from ray.exceptions import RayError
 
-    from slime.engines.process import End
+    from slime.engines.software import End
 
 STOP_S = 3.0
 """How long work that asks engines has to end once it is cancelled."""

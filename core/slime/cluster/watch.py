@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ray.exceptions import RayError
 
     from slime.cluster.ray_starter import RayHosts
-    from slime.engines.process import End
+    from slime.engines.software import End
 
 CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""

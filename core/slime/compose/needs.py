@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from slime.config.passthrough import made_for
 from slime.config.paths import exists
 from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig
-from slime.engines.kv_transfer import require_mooncake
+from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import absent, install
 from slime.topology.launcher import launcher_name
@@ -83,9 +83,9 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
     for distribution, wanted in made_for().items():
         if distribution not in lacking:
             yield from _version(distribution, wanted)
-    if topology.works_in_pairs and topology.cluster.num_nodes == 1:
+    if topology.works_in_pairs and topology.cluster.num_nodes == 1 and "slime-plugin-sglang" not in lacking:
         try:
-            require_mooncake(topology.cluster.device)
+            software(topology.cluster.device).require_transfer(topology.cluster.device)
         except SlimeError as need:
             yield need
 

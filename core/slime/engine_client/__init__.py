@@ -1,1 +1,1 @@
-"""Requests to SGLang engines: to one, to prefill and decode engines in pairs, and to several."""
+"""Requests to engines: what one is asked, which of several gets it, and the gate in front of them."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from slime.engine_client.client import NO_COMPLETION, Completion, EngineGone, ServerFault
+from slime.engine_client.client import NO_COMPLETION, Completion, Engine, EngineGone, ServerFault
 from slime.errors import SlimeError
 from slime.topology.engines import MAX_IMBALANCE
 
@@ -18,25 +18,6 @@ REST_S = 60.0
 """An engine that was gone gets no request for this long, unless all are gone."""
 AGAIN_S = 1.0
 """How long it takes until a gone engine is asked again, where nothing but to wait is left."""
-
-
-class Engine(Protocol):
-    """A member of an `EngineSet`: an `EngineClient`, or the `Pairs` of prefill and decode engines.
-
-    Attributes:
-        num_generating: engines that decode; each takes `rollout.max_requests_per_engine` requests at once.
-    """
-
-    url: str
-    num_generating: int
-
-    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion: ...
-
-    async def abort_all(self) -> None: ...
-
-    async def flush_cache(self) -> None: ...
-
-    async def load(self) -> tuple[int, int]: ...
 
 
 class _Member:
@@ -76,7 +57,7 @@ class EngineSet:
 
     A request that begins as the one before it did follows it to its engine, whose prefix cache may know the beginning
     by now, unless that one would have over `MAX_IMBALANCE` requests more than another. Requests that are made at one
-    moment reach an engine in one message (`slime.engine_client.batched_requests`).
+    moment reach an engine in one message (`slime_plugin_sglang.driver.batched_requests`).
 
     Where an engine is gone, others take its requests, from the beginning; which tokens a sample gets does not depend on
     where it is generated, if the engines run deterministically. Where no other is left, requests wait until an engine

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slime.config.choices import Publish
-from slime.engine_client.client import Completion, EngineClient
-from slime.engine_client.engine_set import Engine, EngineSet
+from slime.engine_client.client import Completion, Engine, EngineClient
+from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer
 
 ABORT_AGAIN_S = 0.5

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from slime.algo.stages import run_stages
-from slime.config.schema import Role, RolloutConfig, SamplingConfig, SlimeConfig
-from slime.errors import SlimeError
-
-if TYPE_CHECKING:
-    from slime.engine_client.client import EngineClient
+from slime.config.schema import RolloutConfig, SamplingConfig, SlimeConfig
 
 KEPT_BACK = 6
 """SGLang refuses a request of `limit - KEPT_BACK` tokens or more. A response that was aborted before its last token is
@@ -49,23 +45,3 @@ def longest_of(rollout: RolloutConfig, sampling: SamplingConfig) -> int:
     """The most tokens that prompt and response may have together under `sampling`."""
     longest = rollout.max_prompt_tokens + sampling.max_response_tokens
     return min(longest, sampling.max_sequence_tokens or longest)
-
-
-async def require_room(engines: Sequence[EngineClient], cfg: SlimeConfig) -> None:
-    """Check the limits of running engines: their pool's size is known to them alone.
-
-    Raises:
-        SlimeError: a sequence may be longer than an engine takes.
-    """
-    longest, key = longest_sequence(cfg)
-    for engine in engines:
-        info = await engine.server_info()
-        context = room(info["max_req_input_len"] + KEPT_BACK, num_drafted=num_drafted(info))
-        pool = info["max_total_num_tokens"]
-        if info["disaggregation_mode"] == Role.decode.value:  # kept free: a longer one would wait for ever
-            pool -= info["num_reserved_decode_tokens"]
-        fits = min(context, room(pool, page_size=info["page_size"]))
-        if longest > fits:
-            what = f"takes sequences of at most {fits} tokens, but prompt and response may have {longest}"
-            todo = f"Lower rollout.max_prompt_tokens or {key}, or give it memory (rollout.sglang.mem_fraction_static)."
-            raise SlimeError(what, where=f"engine {engine.url}", todo=todo)

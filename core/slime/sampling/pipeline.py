@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from slime.config.schema import RewardConfig
-from slime.engine_client.engine_set import Engine, EngineSet
+from slime.engine_client.client import Engine
+from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer, SlimeError
 from slime.sampling.attempts import Attempts
 from slime.sampling.held import GRACE_S

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, SlimeConfig
-from slime.engines.process import EngineProcess
 from slime.engines.rendezvous import open_rendezvous
+from slime.engines.software import Server, software
 from slime.net import LOOPBACK
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology, read_topology
@@ -47,7 +47,7 @@ def topology_at(cfg: SlimeConfig, model_path: Path) -> Topology:
 
 
 @contextmanager
-def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: Any) -> Iterator[list[EngineProcess]]:
+def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: Any) -> Iterator[list[Server]]:
     """An engine with a process of one rank on each of `hosts` hosts, all of which are this one; logs in `folder`."""
     cfg = cpu_config(tp_size=hosts, **sglang)
     cfg.cluster.num_nodes = hosts
@@ -55,7 +55,8 @@ def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: 
     with open_rendezvous(LOOPBACK, "") as rendezvous, ExitStack() as stack, ThreadPoolExecutor(hosts) as pool:
         logs = [folder / f"{process_name(0, rank)}.log" for rank in range(hosts)]
         processes = [
-            EngineProcess(topology, 0, rank, rendezvous, host=LOOPBACK, log=log) for rank, log in enumerate(logs)
+            software(Device.cpu).server(topology, 0, rank, rendezvous, host=LOOPBACK, log=log)
+            for rank, log in enumerate(logs)
         ]
         for process in processes:
             stack.callback(process.stop)
@@ -65,11 +66,11 @@ def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: 
 
 
 @contextmanager
-def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[EngineProcess]:
+def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[Server]:
     """An engine for the model at `model_path`, stopped afterwards."""
     cfg = cpu_config(**sglang)
     cfg.cluster.devices_per_node = sglang.get("tp_size", 1)  # all on one host
-    engine = EngineProcess(topology_at(cfg, model_path), host=LOOPBACK, log=log)
+    engine = software(Device.cpu).server(topology_at(cfg, model_path), host=LOOPBACK, log=log)
     engine.start()
     try:
         yield engine

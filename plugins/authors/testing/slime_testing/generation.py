@@ -13,13 +13,15 @@ import torch
 
 from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.config.paths import resolve
-from slime.engine_client.client import Completion, EngineClient
+from slime.config.schema import Device
+from slime.engine_client.client import Completion
+from slime.engines.software import software
 from slime.net import Endpoint
 from slime.topology.quantization import WeightFormat
 from slime.weights.quantized import Quantizer, parts_of, quantized, quantizer_of
 from slime_testing import models
 from slime_testing.engines import as_exported, hf_tensors, running_engine
-from slime_testing.publishing import publish
+from slime_testing.publishing import TIMEOUT_S, publish
 
 TOLERANCE = 1e-5
 """Nats, fp32 on both sides: the sums run in another order, which costs about 1e-6; a stale tensor costs more than 1."""
@@ -91,7 +93,7 @@ def hold(model: torch.nn.Module, published: Mapping[str, torch.Tensor], quantize
 
 
 async def _generate(engine: Endpoint) -> Completion:
-    client = EngineClient(engine)
+    client = software(Device.cpu).client(engine, TIMEOUT_S)
     try:
         return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
     finally:

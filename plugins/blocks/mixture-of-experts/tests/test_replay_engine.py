@@ -14,13 +14,13 @@ from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.config.schema import SamplingConfig
 from slime.data.tokenize import load_tokenizer
-from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.net import Endpoint
 from slime.sampling.generate import Generator
 from slime.segments import Segment
 from slime.types import Status, TrainSample
 from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing import models
 from slime_testing.engines import as_exported, running_engine
 from slime_testing.publishing import publish
@@ -40,7 +40,7 @@ PROMPT = tuple(range(20, 43))
 async def generated(engine: Endpoint, folder: str) -> list[Segment]:
     """Samples of one prompt, of which two come at once and a third finds it in the cache; a conversation of two turns;
     and a response that was aborted and then continued."""
-    client = EngineClient(engine)
+    client = SGLangClient(engine)
     sampling = SamplingConfig(max_response_tokens=200)
     tokenizer = load_tokenizer(resolve(folder))
     generator = Generator(EngineSet([client]), sampling, tokenizer, recordings=[recording_of(resolve(folder))])

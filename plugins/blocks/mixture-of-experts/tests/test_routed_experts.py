@@ -11,7 +11,6 @@ import pytest
 from slime import driver_state
 from slime.compose.compose import compose
 from slime.config.schema import LossMean
-from slime.engine_client.batched_requests import _parts, _Waiting
 from slime.errors import SlimeError
 from slime.reward.judge import lean
 from slime.sampling.buffer import group_of, state_of
@@ -20,6 +19,7 @@ from slime.segments import Rows, Segment, WeightSpan
 from slime.train.packing import pack
 from slime.types import Group, Prompt, Sample, TrainSample
 from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
+from slime_plugin_sglang.driver.batched_requests import _parts, _Waiting
 
 OF_FEW = RoutedExperts(layers=(1, 2, 3), num_layers=4, num_experts=8, topk=2)
 TOKENS = list(range(20, 32))

@@ -40,7 +40,7 @@ def test_on_a_cpu_the_fields_of_the_server_reach_it(tiny_model: Path, monkeypatc
     import torch
 
     import sglang_torch_cpu
-    from slime.engines.process import server_args
+    from slime_plugin_sglang.driver.process import server_args
     from slime_plugin_sglang.launcher import start_quickly
 
     given = []

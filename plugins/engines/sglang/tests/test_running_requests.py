@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from slime.engine_client.client import Completion, EngineClient, FinishReason
+from slime.engine_client.client import Completion, FinishReason
 from slime.errors import SlimeError
 from slime.net import Endpoint
+from slime_plugin_sglang.driver.client import SGLangClient
 from slime_plugin_sglang.running_requests import RUNNING
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
@@ -42,7 +43,7 @@ def models(hf_model, tiny_model) -> dict[int, Any]:
 class Bench:
     """A client, with an engine that serves version `FIRST`."""
 
-    def __init__(self, client: EngineClient, endpoint: Endpoint, models: dict[int, Any]) -> None:
+    def __init__(self, client: SGLangClient, endpoint: Endpoint, models: dict[int, Any]) -> None:
         self.client, self.models, self._endpoint = client, models, endpoint
 
     async def publish(self, version: int, *, flushes: bool = True) -> None:
@@ -80,7 +81,7 @@ Use = Callable[[Bench], Coroutine[Any, Any, None]]
 def with_bench(endpoint: Endpoint, models: dict[int, Any]) -> Callable[[Use], None]:
     def run(use: Use) -> None:
         async def main() -> None:
-            client = EngineClient(endpoint, 60.0)
+            client = SGLangClient(endpoint, 60.0)
             bench = Bench(client, endpoint, models)
             try:
                 await bench.publish(FIRST)

@@ -28,9 +28,9 @@ from slime.compose.compose import Composed, examine
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import Role, SlimeConfig
 from slime.contracts import Source
-from slime.engine_client.client import EngineClient
-from slime.engine_client.pairs import Pairs
+from slime.engine_client.client import Engine
 from slime.engines.limits import longest_of
+from slime.engines.software import software
 from slime.plan.flops import ForwardFlops
 from slime.run_dir import RunDir
 from slime.topology.topology import read_topology
@@ -221,17 +221,18 @@ class FullStep:
 
     async def _generate(self, logs: Path) -> None:
         cfg, decoded = self.cfg, min(DECODED, self.longest // 2)
+        topology = self._cluster.topology
+        serving = software(topology.cluster.device)
         clients = [
-            EngineClient(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
+            serving.client(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
             for index, endpoint in enumerate(self._cluster.engines.endpoints)
         ]
-        topology = self._cluster.topology
-        asked: list[EngineClient | Pairs] = []
+        asked: list[Engine] = []
         for client, group in zip(clients, topology.group_of_engine, strict=True):
             asked += [client] * group.dp
         if topology.works_in_pairs:
             decoding = sum(group.dp for group in topology.group_of_engine if group.role is Role.decode)
-            asked = [await Pairs.of((engine.role for engine in topology.engines), clients)] * decoding
+            asked = [await serving.pairs((engine.role for engine in topology.engines), clients)] * decoding
         sampling = {"temperature": 1.0, "max_new_tokens": decoded, "ignore_eos": True}
         prompts = [self._tokens(self.longest - decoded).tolist() for _ in asked]
         try:

@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slime.config.schema import Role
-from slime.engine_client.client import NO_COMPLETION, Completion, EngineClient, FinishReason, ServerFault
+from slime.engine_client.client import NO_COMPLETION, Completion, FinishReason, ServerFault
 from slime.errors import SlimeError
+from slime_plugin_sglang.driver.client import SGLangClient
 
 ABORT_AGAIN_S = 0.5
 """A request on its way is missed by an abort."""
@@ -45,7 +46,7 @@ class Server:
         load: what its open requests amount to.
     """
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: SGLangClient) -> None:
         self.client, self.load = client, 0
 
     def ask(self, amount: int, *request: Any, **fields: Any) -> _Answer:
@@ -71,7 +72,7 @@ class PrefillServer(Server):
     own, because a decode engine knows rooms of all of them.
     """
 
-    def __init__(self, client: EngineClient, number: int, bootstrap_port: int) -> None:
+    def __init__(self, client: SGLangClient, number: int, bootstrap_port: int) -> None:
         super().__init__(client)
         first = 1 + secrets.randbelow(FIRST_ROOMS)  # SGLang takes room 0 for none
         self._rooms = itertools.count(number * ROOMS + first)
@@ -96,7 +97,7 @@ class Pairs:
     requests. Where one side fails, the other is told to stop.
 
     Raises (every method):
-        SlimeError: as `EngineClient`, of the side that failed first.
+        SlimeError: as `SGLangClient`, of the side that failed first.
     """
 
     def __init__(self, prefill: Sequence[PrefillServer], decode: Sequence[Server]) -> None:
@@ -107,7 +108,7 @@ class Pairs:
         self.num_generating = len(decode)
 
     @classmethod
-    async def of(cls, roles: Iterable[Role], clients: Sequence[EngineClient]) -> Pairs:
+    async def of(cls, roles: Iterable[Role], clients: Sequence[SGLangClient]) -> Pairs:
         """Of a run's engines; each that prefills is asked for the port that it found at its start."""
         prefill, decode = list[PrefillServer](), list[Server]()
         for role, client in zip(roles, clients, strict=True):
@@ -119,7 +120,7 @@ class Pairs:
         return cls(prefill, decode)
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
-        """As `EngineClient.generate`.
+        """As `SGLangClient.generate`.
 
         Raises:
             SlimeError: also if the two sides hold other weights.
@@ -165,7 +166,7 @@ class Pairs:
         return max(sum(num_requests[:split]), sum(num_requests[split:])), sum(tokens for _, tokens in loads)
 
 
-async def _end(answer: _Answer, client: EngineClient, rid: str) -> None:
+async def _end(answer: _Answer, client: SGLangClient, rid: str) -> None:
     """Let the side that waits for one that failed stop waiting."""
     with suppress(SlimeError, TimeoutError):  # it failed too; the first failure is the one to tell
         async with asyncio.timeout(END_S):

@@ -19,76 +19,48 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 
-from slime.config.schema import Device, Role
-from slime.engines.kv_transfer import require_mooncake
+from slime.config.schema import Role
 from slime.engines.rendezvous import Rendezvous
 from slime.engines.scratch import ChildEnd, clear, how_ended, scratch_prefix
+from slime.engines.software import End
 from slime.errors import NoAnswer, SlimeError
-from slime.extras import install
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
+from slime_plugin_sglang.driver.kv_transfer import require_mooncake
 from stack_dumps.dumps import look
 
-ENGINES = "slime_engines"
-"""Entry-point group: the name of an inference server -> the module that is run as one. Core imports none of them."""
+LAUNCHER = "slime_plugin_sglang.launcher"
+"""The module that runs one SGLang server: `python -m MODULE FIELD=JSON ...`."""
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
 PORT_TAKEN = re.compile("address already in use|port.* is not available in", re.IGNORECASE)
 """What uvicorn writes, after which SGLang neither serves nor ends; and what SGLang writes of the further ports that
 data-parallel attention needs, which it counts from that one."""
 TAIL_LINES, TAIL_CHARACTERS = 5, 400
+DYING_S = 3.0
+"""From the death of one of SGLang's processes to the end of the server."""
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:[ \t]+.*\n?)?", re.M)
 """Of Python, with its line of source."""
 _STATISTICS = re.compile(r"(Prefill|Decode) batch|Bucket \d+ of|were replayed|Cache flushed|HTTP/1")
 """What a log says of work that goes well."""
-DYING_S = 3.0
-"""From the death of one of SGLang's processes to the end of the server."""
 
 
 def server_args(fields: Mapping[str, Any]) -> list[str]:
-    """Fields of `ServerArgs` as arguments of `launcher`, `field=<JSON>` each.
+    """Fields of `ServerArgs` as arguments of `LAUNCHER`, `field=<JSON>` each.
 
     By field and not by command-line flag: SGLang's flags cannot say false where the default is true.
     """
     return [f"{name}={json.dumps(value)}" for name, value in fields.items()]
-
-
-def launcher(device: Device) -> str:
-    """The module that runs one SGLang server: `python -m MODULE FIELD=JSON ...`.
-
-    Raises:
-        SlimeError: the distribution that brings it is not installed on this host.
-    """
-    found = entry_points(group=ENGINES, name="sglang")
-    if not found:
-        raise SlimeError("engines need slime-plugin-sglang, which is not installed here", todo=install(device.value))
-    return next(iter(found)).value
-
-
-@dataclass(frozen=True)
-class End:
-    """Of a server that nobody stopped.
-
-    Attributes:
-        killed: by a signal from outside, and so not because another server had ended.
-        at: when the first of its processes ended, in seconds since the epoch by the clock of its host.
-        error: how, with the end of its log.
-    """
-
-    killed: bool
-    at: float
-    error: SlimeError
 
 
 class EngineProcess:
@@ -135,16 +107,15 @@ class EngineProcess:
         """Start the server and wait until it answers.
 
         Raises:
-            SlimeError: what starts it is not installed here; it died (with the end of its log), or was not up within
-                `cluster.start_timeout_s` seconds.
+            SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
         """
-        deadline, module = time.monotonic() + self._start_timeout_s, launcher(self._device)
+        deadline = time.monotonic() + self._start_timeout_s
         if self.engine.role is not Role.regular:
             require_mooncake(self._device)
         num_attempts = 1 if self.rendezvous else PORT_ATTEMPTS  # the others would have to start again, too
         for attempt in range(num_attempts):
             with reserved_port(self.host) as port, reserved_port(self.host) as bootstrap_port:
-                self._spawn(module, port, bootstrap_port)
+                self._spawn(port, bootstrap_port)
                 try:
                     if self._is_ready(deadline):
                         if not self.node_rank:
@@ -159,14 +130,14 @@ class EngineProcess:
                 raise self._died(output)
         raise AssertionError("the last attempt returns or raises")
 
-    def _spawn(self, module: str, port: int, bootstrap_port: int) -> None:
+    def _spawn(self, port: int, bootstrap_port: int) -> None:
         self.endpoint = replace(self.endpoint, url=f"http://{self.host}:{port}")
         self._scratch = tempfile.mkdtemp(prefix=scratch_prefix(self.mark))
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._ended_at = None
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *server_args(self.fields(port, bootstrap_port))],
+                [sys.executable, "-m", LAUNCHER, *server_args(self.fields(port, bootstrap_port))],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -228,15 +199,15 @@ class EngineProcess:
         with self.log.open("a") as log:
             log.write("\n\n".join(str(each) for each in seen if each.name.startswith(self.log.stem)) + "\n")
 
-    def end(self, dying_s: float = 0.0) -> End | None:
+    def end(self, *, waits: bool = False) -> End | None:
         """How it has ended; None if it lives.
 
         Args:
-            dying_s: seconds to wait for the end of one that is about to.
+            waits: gives one that is about to end the time to.
         """
         if not self._scratch:  # not started, or stopped
             return None
-        self._waiting.join(dying_s)
+        self._waiting.join(DYING_S if waits else 0.0)
         if self._ended_at is None:
             return None
         output, how, at = self._output(), how_ended(self._process.returncode), self._ended_at

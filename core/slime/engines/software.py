@@ -1,0 +1,136 @@
+"""The inference server that engines run: a distribution of its own, behind one seam."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol, cast
+
+from slime.config.schema import Device, Role, SlimeConfig
+from slime.engine_client.client import Engine, EngineClient
+from slime.engines.rendezvous import Rendezvous
+from slime.errors import SlimeError
+from slime.extras import install
+from slime.net import Endpoint, Secret
+from slime.topology.topology import Topology
+
+ENGINES = "slime_engines"
+"""Entry-point group: the name of an inference server -> its `Software`. Core imports none of them."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Of a server that nobody stopped.
+
+    Attributes:
+        killed: by a signal from outside, and so not because another server had ended.
+        at: when the first of its processes ended, in seconds since the epoch by the clock of its host.
+        error: how, with the end of its log.
+    """
+
+    killed: bool
+    at: float
+    error: SlimeError
+
+
+class Server(Protocol):
+    """One server on this host, from start to stop. It ends with the process that started it, however that ends.
+
+    Attributes:
+        endpoint: where it answers, once it is up.
+    """
+
+    endpoint: Endpoint
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of the process group that holds everything the engine started."""
+
+    def start(self) -> Endpoint:
+        """Start the server and wait until it answers.
+
+        Raises:
+            SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
+        """
+
+    def end(self, *, waits: bool = False) -> End | None:
+        """How it has ended; None if it lives.
+
+        Args:
+            waits: gives one that is about to end the time to.
+        """
+
+    def release_memory(self, tags: Sequence[str]) -> None:
+        """Give the device memory behind `tags` back, once the last request has left the engine."""
+
+    def resume_memory(self, tags: Sequence[str]) -> None:
+        """Take the device memory behind `tags` again; what it held is lost."""
+
+    def stop(self) -> None:
+        """Kill the server and all its workers."""
+
+
+class Software(Protocol):
+    """An inference server."""
+
+    def server(
+        self,
+        topology: Topology,
+        index: int = 0,
+        node_rank: int = 0,
+        rendezvous: Rendezvous | None = None,
+        *,
+        host: str,
+        log: Path,
+        devices: Sequence[str] = (),
+        key: Secret | None = None,
+        mark: str = "",
+    ) -> Server:
+        """Of one engine, or of its part on this host; it is not started yet.
+
+        Args:
+            topology: of the run.
+            index: which engine of it, counted over all groups.
+            node_rank: which process of the engine, one a host.
+            rendezvous: of an engine over several hosts.
+            host: address it listens on.
+            log: file its output is appended to.
+            devices: CUDA devices it uses, as CUDA_VISIBLE_DEVICES names them; empty: those of this process.
+            key: what requests must carry; None: one of its own.
+            mark: of the run, in the names of everything temporary that it leaves on the host.
+        """
+
+    def client(self, endpoint: Endpoint, timeout_s: float, *, log: Path | None = None) -> EngineClient:
+        """Requests to a server, of which each but those that generate may take `timeout_s`; `log` is named in
+        errors."""
+
+    async def pairs(self, roles: Iterable[Role], clients: Sequence[EngineClient]) -> Engine:
+        """Prefill and decode engines as one; `roles` are those of `clients`."""
+
+    async def require_room(self, clients: Sequence[EngineClient], cfg: SlimeConfig) -> None:
+        """Check the limits of running engines: their pool's size is known to them alone.
+
+        Raises:
+            SlimeError: a sequence may be longer than an engine takes.
+        """
+
+    def require_transfer(self, device: Device) -> None:
+        """Look for what moves KV caches from prefill to decode engines, on this host.
+
+        Raises:
+            SlimeError: naming what to install.
+        """
+
+
+def software(device: Device) -> Software:
+    """What a run's engines are.
+
+    Raises:
+        SlimeError: the distribution that brings it is not installed on this host.
+    """
+    found = entry_points(group=ENGINES, name="sglang")
+    if not found:
+        raise SlimeError("engines need slime-plugin-sglang, which is not installed here", todo=install(device.value))
+    return cast(Software, next(iter(found)).load())
