@@ -90,12 +90,12 @@ class Clock:
 
 def time_parts(clock: Clock) -> None:
     import aiohttp.client_proto
+    from slime_plugin_conversations.chat_format import ChatFormat
     from slime_plugin_endpoint import chat_completions
     from slime_plugin_endpoint.attempt import Attempt
     from slime_plugin_endpoint.hearing import Hearing
     from slime_plugin_endpoint.tree import Tree
 
-    from slime.sampling.chat_format import ChatFormat
     from slime.sampling.generate import Generator
     from slime_plugin_sglang.driver.batched_requests import RequestBatcher
     from slime_plugin_sglang.driver.client import SGLangClient

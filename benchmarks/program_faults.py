@@ -30,9 +30,10 @@ EVERY = 5
 
 def sampler(folder: Path, program: Any, args: argparse.Namespace) -> tuple[Any, Any]:
     """A sampler of conversations with an engine that takes its time, and the prompts' tokens."""
+    from slime_plugin_conversations.chat_format import ChatFormat
+
     from slime.config.schema import DataConfig, ProgramConfig, RewardConfig, RolloutConfig, SamplingConfig
     from slime.engine_client.engine_set import EngineSet
-    from slime.sampling.chat_format import ChatFormat
     from slime.sampling.sampler import Sampler
     from tests.engine_client.scripted_engine import Scorer
     from tests.sampling.formats import FORMATS, tokenizer_of
@@ -95,7 +96,7 @@ def wrong(samples: list[Any], faults: dict[str, str], prompts: int) -> list[str]
 def measure(folder: Path, faults: dict[str, str], args: argparse.Namespace) -> tuple[float, list[str]]:
     """Attempts a second, and what is wrong."""
     from slime.config.schema import ProgramConfig
-    from slime.sampling.isolated import opened
+    from slime.sampling.programs import opened
 
     options = {"faults": faults, "folder": str(folder)}
     cfg = ProgramConfig("faulty", options, num_workers=args.workers, memory_mb=256, timeout_s=args.timeout_s)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slime.errors import SlimeError
 
 if TYPE_CHECKING:
     from slime.types import Message, Turn
+
+
+class RefusedError(SlimeError):
+    """The chat template does not take these messages."""
+
+
+class TooLongError(RefusedError):
+    """A conversation begins with more tokens than `rollout.max_prompt_tokens`."""
 
 
 class Conversation(Protocol):
@@ -19,7 +29,7 @@ class Conversation(Protocol):
         `length`. Aborts are as in `Responder.respond`.
 
         Raises:
-            RefusedError: the chat template refuses the messages (`slime.sampling.chat_format`); nothing was said then.
+            RefusedError: the chat template refuses the messages; nothing was said then.
         """
 
     def branch(self, num_turns: int) -> Conversation:
@@ -29,3 +39,18 @@ class Conversation(Protocol):
     def take_back(self) -> None:
         """Forget the last turn, and what was said before it: nobody heard it, so it is neither judged nor trained
         on."""
+
+
+class Chat(Protocol):
+    """A tokenizer's chat template, for conversations of several turns."""
+
+    def conversation(self, model: Any, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
+        """A new conversation.
+
+        Args:
+            model: of the attempt, a `slime.sampling.conversation.Model`.
+            messages, tools: see `slime.contracts.Responder.conversation`.
+        """
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Any], *, prompt: bool = False) -> str:
+        """What the template writes for these messages; `prompt` opens the model's turn behind them."""

@@ -41,6 +41,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/observers/learning": ("slime-plugin-learning", ("subscriber/learning",)),
     "plugins/observers/samples": ("slime-plugin-samples", ("subscriber/samples",)),
     "plugins/observers/trackers": ("slime-plugin-trackers", ("subscriber/trackers",)),
+    "plugins/programs/conversations": ("slime-plugin-conversations", ("conversation/chat-template",)),
     "plugins/programs/endpoint": ("slime-plugin-endpoint", ("program/endpoint", "verb/check-chat")),
     "plugins/programs/gym": ("slime-plugin-gym", ("program/gym", "reward/reasoning-gym")),
     "plugins/programs/verifiers": ("slime-plugin-verifiers", ("program/verifiers",)),
@@ -58,6 +59,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
 """Folder in a checkout -> the distribution, and the names and keys that it brings."""
 ASKED_BY: Mapping[str, Sequence[str]] = {
     "plugins/launchers/ssh": ("plugins/launchers/ray",),
+    "plugins/programs/conversations": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/check-reward": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory", "plugins/estimates/publish"),
     "plugins/verbs/preflight": ("plugins/observers/console", "plugins/estimates/memory", "plugins/launchers/ray"),

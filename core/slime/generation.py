@@ -31,12 +31,11 @@ from slime.sampling.ahead import AheadRollout
 from slime.sampling.begun import Begun
 from slime.sampling.beside import beside
 from slime.sampling.by_set import ProgramBySet, own_of_sets
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.evaluate import evaluate_sets
 from slime.sampling.guarded import FilterChain
-from slime.sampling.isolated import opened
 from slime.sampling.loop import Collected, Rollout
 from slime.sampling.pipeline import Scorer
+from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import Sampler
 from slime.topology.recordings import recordings_of
 
@@ -173,7 +172,8 @@ def open_generation(
         programs[of] = stack.enter_context(opened(own, log, [token_file()]))
     if programs:
         program = ProgramBySet(program, programs)
-    chat = ChatFormat(tokenizer, cfg.data, cfg.rollout.max_prompt_tokens)
+    kit = installed_kit()
+    chat = kit.chat(tokenizer, cfg.data, cfg.rollout.max_prompt_tokens) if kit else None
     gate = None
     if data.prompts and cfg.rollout.max_staleness:
         gate = Gate(engines, cfg.rollout.publish, cfg.rollout.request_timeout_s)

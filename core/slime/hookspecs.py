@@ -52,6 +52,12 @@ class SlimeHooks(Protocol):
         """Programs: `{name: factory}`, selected by `rollout.program.name`; its `options` become keywords."""
 
     @hookspec
+    def slime_conversations(self) -> Mapping[str, Factory]:
+        """What programs need beyond one response in the driver's process: `{name: factory}`; the first by name is
+        taken. A factory returns a `slime.sampling.programs.ProgramKit`: conversations that keep their tokens, and
+        workers in which programs run."""
+
+    @hookspec
     def slime_prompt_sets(self) -> Mapping[str, Callable[[str], Path]]:
         """Prompt sets by address: `{scheme: function}`. A key such as `data.path` may then be `<scheme>://...`; the
         function gets the whole address, and returns a file of rows. The same address has the same rows, or a

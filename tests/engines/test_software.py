@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slime.testing.engines import cpu_config, topology_at
+from slime_testing.engines import cpu_config, topology_at
 
 from slime.config.schema import Device
 from slime.engine_client.client import EngineClient

@@ -6,11 +6,12 @@ import asyncio
 import json
 from pathlib import Path
 
+from slime_plugin_conversations.chat_format import ChatFormat
+
 from slime.config.schema import DataConfig, SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample
 from tests.sampling.formats import FORMATS, tokenizer_of

@@ -6,10 +6,11 @@ import asyncio
 import random
 
 import pytest
+from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig
+from slime.conversation import RefusedError, TooLongError
 from slime.errors import SlimeError
-from slime.sampling.chat_format import ChatFormat, RefusedError, TooLongError
 from slime.sampling.stats import group_stats
 from slime.types import Group, Status
 

@@ -7,14 +7,14 @@ import json
 import random
 
 import pytest
+from slime_plugin_conversations import chat_format
+from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig, SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
-from slime.sampling import chat_format
 from slime.sampling.attempts import Attempts
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample, Status, Turn
 

@@ -6,12 +6,13 @@ import time
 
 import psutil
 import pytest
+from slime_plugin_conversations.isolated import Isolated
 
 from slime import plugins
 from slime.config.schema import ProgramConfig
 from slime.sampling import held
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.isolated import Isolated, opened
+from slime.sampling.programs import opened
 from slime.types import Status, Verdict
 
 from . import faulty

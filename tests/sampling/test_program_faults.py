@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.builtins import KeepAll
 from slime.config.schema import DataConfig, ProgramConfig, RewardConfig, RolloutConfig, SamplingConfig
@@ -17,7 +18,6 @@ from slime.engine_client.client import Completion
 from slime.engine_client.engine_set import EngineSet
 from slime.sampling import held
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
 from slime.types import Prompt, Status

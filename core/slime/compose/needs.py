@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import PurePosixPath
 
+from slime import plugins
 from slime.config.passthrough import made_for
 from slime.config.paths import exists
-from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig
+from slime.config.rollout import ProgramConfig
+from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
 from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
-from slime.extras import absent, install
+from slime.extras import absent, how_to_get, install
 from slime.topology.launcher import launcher_name
 from slime.topology.topology import Topology
 
@@ -26,7 +28,8 @@ def needs(topology: Topology) -> list[SlimeError]:
     sections: dict[str, DataConfig | EvalConfig | SetConfig] = {"data": cfg.data, **cfg.data.named()}
     sections |= {"eval": cfg.eval, **cfg.eval.named()}
     rows = [need for home, section in sections.items() for need in _rows(home, section)]
-    return [*_model(cfg.model), *rows, *_hosts(cfg.cluster), *_interface(cfg.cluster), *_packages(topology)]
+    hosts = [*_hosts(cfg.cluster), *_interface(cfg.cluster)]
+    return [*_model(cfg.model), *rows, *hosts, *_packages(topology), *_programs(cfg)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -88,6 +91,15 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
             software(topology.cluster.device).require_transfer(topology.cluster.device)
         except SlimeError as need:
             yield need
+
+
+def _programs(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """What only attempts of one response do without."""
+    sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
+    chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
+    if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():
+        what = f"every program but '{ProgramConfig.name}' needs slime-plugin-conversations, which is not installed"
+        yield SlimeError(what, where="rollout.program", todo=how_to_get("conversation/chat-template"))
 
 
 def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:

@@ -9,8 +9,8 @@ from guarded_workers.wire import FaultError
 from guarded_workers.worker import describe
 from slime.config.rollout import ProgramConfig
 from slime.contracts import Program
+from slime.conversation import Chat
 from slime.errors import SlimeError
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.conversation import Model
 from slime.sampling.generate import Generator
 from slime.sampling.held import TimeLimit, held
@@ -42,7 +42,7 @@ class Attempts(Requests):
         *,
         is_evaluation: bool = False,
         max_requests: int = 1,
-        chat: ChatFormat | None = None,
+        chat: Chat | None = None,
         timeout_s: float = ProgramConfig.timeout_s,
     ) -> None:
         super().__init__(generator, seed, version, max_requests=max_requests, chat=chat)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from slime.errors import SlimeError
 from slime.sampling.generate import sampling_seed
 from slime.sampling.guarded import REASON
+from slime.sampling.programs import no_kit
 from slime.sampling.suspended import Suspended
 from slime.segments import Segment
 from slime.types import Finish, Message, Sample, Status, Turn
 
 if TYPE_CHECKING:
-    from slime.sampling.chat_format import ChatFormat
+    from slime.conversation import Chat, Conversation
     from slime.sampling.held import TimeLimit
     from slime.sampling.requests import Requests
 
@@ -64,10 +65,10 @@ class Model:
         return Turn(self.sample.response, self.finish)
 
     def conversation(self, messages: Sequence[Message] | None = None, tools: Sequence[Any] = ()) -> Conversation:
-        return Conversation(self, messages, tools)
+        return self._chat.conversation(self, messages, tools)
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, prompt: bool = False) -> str:
-        return self.chat.render(messages, tools, prompt=prompt)
+        return self._chat.render(messages, tools, prompt=prompt)
 
     def note(self, name: str, value: float) -> None:
         if not REASON.fullmatch(name):
@@ -75,8 +76,9 @@ class Model:
         self.sample.metadata[name] = float(value)
 
     @property
-    def chat(self) -> ChatFormat:
-        assert self.attempts.chat, "the sampler has a chat format"
+    def _chat(self) -> Chat:
+        if self.attempts.chat is None:
+            raise no_kit()
         return self.attempts.chat
 
     @property
@@ -206,102 +208,3 @@ class Model:
         """Cancel the program at its next await."""
         assert self._task, "a program runs in a task"
         self._task.cancel()
-
-
-class Conversation:
-    """A `slime.conversation.Conversation`. With its first response it becomes a segment.
-
-    Args:
-        messages: what it begins with; None: the prompt's.
-        tools: JSON schemas that the chat template shows the model.
-        begun: of a branch, the tokens that it begins with, in place of the messages, and how many it may have behind
-            them.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        messages: Sequence[Message] | None,
-        tools: Sequence[Any],
-        begun: tuple[tuple[int, ...], int] | None = None,
-    ) -> None:
-        self._model, self._messages, self._tools, self._branched = model, messages, tools, begun
-        self._segment: Segment | None = None
-        self._seed = self._limit = 0
-        self._is_asking = False
-        self._said: list[tuple[int, Answer]] = []
-
-    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
-        if self._is_asking:
-            raise RuntimeError("turn() was called before it had returned")
-        self._is_asking = True
-        try:
-            return await self._turn(new, max_tokens, stop)
-        finally:
-            self._is_asking = False
-
-    async def _turn(self, new: Sequence[Message], max_tokens: int | None, stop: Sequence[str]) -> Turn:
-        model, generator, turns = self._model, self._model.attempts.generator, self._model.sample.turns
-        written: Sequence[int] = ()
-        if new and (self._segment or self._branched):
-            written = model.chat.behind(self._tokens, new, self._tools)
-        if self._segment is None:
-            context, self._limit = self._branched or self._begin(new)
-            if len(written) >= self._limit:
-                return self._without_room()
-            self._segment, self._seed = model.begin(context)
-        segment, begun = self._segment, self._num_said + len(written)
-        if begun >= self._limit:
-            return self._without_room()
-        segment.write(written)
-        turns += [dict(message) for message in new]
-        limit = self._limit if max_tokens is None else min(self._limit, begun + max_tokens)
-        response = await model.extend(segment, begun, limit, self._seed, stop)
-        answer = model.answers[-1]
-        self._said.append((len(segment.tokens), answer))
-        full_text = generator.text(generator.without_end(response), special=True)
-        turns.append({"role": "assistant", "content": full_text})
-        model.go_away()
-        return Turn(answer.text, model.finish, full_text, len(segment.context) + begun, len(response))
-
-    def branch(self, num_turns: int) -> Conversation:
-        assert self._segment is not None, "a conversation that has begun"
-        assert num_turns <= len(self._said), "these turns were said"
-        end = self._said[num_turns - 1][0] if num_turns else 0
-        context = (*self._segment.context, *self._segment.tokens[:end])
-        return Conversation(self._model, self._messages, self._tools, (context, self._limit - end))
-
-    def take_back(self) -> None:
-        assert self._segment is not None, "a conversation that has begun"
-        assert self._said, "a turn was said"
-        assert not self._is_asking, "the last turn is whole"
-        _, answer = self._said.pop()
-        self._model.forget(answer)
-        self._segment.cut(self._num_said)
-        if not self._said:
-            self._model.drop(self._segment)
-
-    @property
-    def _num_said(self) -> int:
-        """Tokens up to the end of the last turn, behind the context."""
-        return self._said[-1][0] if self._said else 0
-
-    @property
-    def _tokens(self) -> Sequence[int]:
-        """All up to the end of the last turn."""
-        if self._segment:
-            return self._segment.tokens
-        return self._branched[0] if self._branched else ()
-
-    def _without_room(self) -> Turn:
-        self._model.status = Status.TRUNCATED
-        return Turn("", "length")
-
-    def _begin(self, new: Sequence[Message]) -> tuple[tuple[int, ...], int]:
-        """The tokens that it begins with, and how many it may have behind them."""
-        model = self._model
-        prompt, context = model.sample.prompt, model.sample.prompt.tokens
-        if self._messages is not None or self._tools or new:
-            own = prompt.messages if self._messages is None else model.chat.escaped(self._messages)
-            context = tuple(model.chat.first([*own, *model.chat.escaped(new)], self._tools))
-        return context, model.attempts.generator.limit(context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from slime.sampling.chat_format import ChatFormat
+from slime.conversation import Chat
 from slime.sampling.generate import Generator
 
 
@@ -29,7 +29,7 @@ class Requests:
     """
 
     def __init__(
-        self, generator: Generator, seed: int, version: int, *, max_requests: int = 1, chat: ChatFormat | None = None
+        self, generator: Generator, seed: int, version: int, *, max_requests: int = 1, chat: Chat | None = None
     ) -> None:
         self.generator, self.seed, self.version, self.chat = generator, seed, version, chat
         self.slots = asyncio.Semaphore(max_requests)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from slime.config.schema import RewardConfig, RolloutConfig, SamplingConfig
 from slime.contracts import Program
+from slime.conversation import Chat
 from slime.data.tokenize import Tokenizer
 from slime.engine_client.engine_set import EngineSet
 from slime.engine_client.gate import Gate
 from slime.models.traits import Recording
 from slime.sampling.attempts import Attempts
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.generate import Generator
 from slime.sampling.pipeline import FailureBudget, Pipeline, Scorer
 
@@ -42,7 +42,7 @@ class Sampler:
     tokenizer: Tokenizer
     program: Program
     scorer: Scorer
-    chat: ChatFormat | None = None
+    chat: Chat | None = None
     gate: Gate | None = None
     recordings: Sequence[Recording] = ()
 

@@ -29,7 +29,6 @@ PROMPT = [5, 6, 7, 9, 11]
 NUM_TOKENS = 24
 BUCKET_BYTES = 1 << 12
 """Small: most tensors go alone, but what the engine's loader fuses must come together nevertheless."""
-"""Quantised at once."""
 
 
 def check_generation(

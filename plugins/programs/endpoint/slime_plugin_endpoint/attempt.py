@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 
 from slime.contracts import Responder
-from slime.sampling.chat_format import RefusedError, TooLongError
+from slime.conversation import RefusedError, TooLongError
 from slime.types import Turn, Verdict
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.said import Answer, RefusedRequestError, Request, messages_of

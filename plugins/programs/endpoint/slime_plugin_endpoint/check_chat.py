@@ -34,9 +34,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Raises SlimeError: the folder has no tokenizer with a chat template."""
+    from slime_plugin_conversations.chat_format import ChatFormat
+
     from slime.config.schema import DataConfig
     from slime.data.tokenize import load_tokenizer
-    from slime.sampling.chat_format import ChatFormat
 
     tokenizer = load_tokenizer(Path(args.model))
     chat, faults = ChatFormat(tokenizer, DataConfig(path=""), MAX_TOKENS), 0

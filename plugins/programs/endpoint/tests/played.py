@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from slime_plugin_conversations.chat_format import ChatFormat
 from slime_plugin_endpoint.options import EndpointOptions
 from slime_plugin_endpoint.program import Endpoint, EndpointProgram
 
@@ -16,7 +17,6 @@ from slime.config.schema import DataConfig, SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
-from slime.sampling.chat_format import ChatFormat
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample
 from tests.sampling.formats import FORMATS, tokenizer_of

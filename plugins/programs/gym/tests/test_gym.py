@@ -11,7 +11,7 @@ import pytest
 from slime.compose.compose import compose
 from slime.config.rollout import ProgramConfig
 from slime.errors import SlimeError
-from slime.sampling.isolated import opened
+from slime.sampling.programs import opened
 from slime.types import Status, Verdict, VerdictKind
 from tests.sampling.played import Played
 

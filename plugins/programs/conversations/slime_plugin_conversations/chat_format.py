@@ -15,10 +15,13 @@ from itertools import groupby
 from typing import Any
 
 from slime.config.schema import DataConfig
+from slime.conversation import RefusedError, TooLongError
 from slime.data.chat import Chat
 from slime.data.tokenize import Tokenizer, encode, end_tokens, render
 from slime.errors import SlimeError
+from slime.sampling.conversation import Model
 from slime.types import Message
+from slime_plugin_conversations.conversation import Conversation
 
 SAID = "probe."
 """What the made-up turns say."""
@@ -29,16 +32,8 @@ _MOST_BASES = 256
 """Made-up conversations whose texts are kept."""
 
 
-class RefusedError(SlimeError):
-    """The chat template does not take these messages."""
-
-
-class TooLongError(RefusedError):
-    """A conversation begins with more tokens than `rollout.max_prompt_tokens`."""
-
-
 class ChatFormat:
-    """A tokenizer's chat template, for conversations of several turns.
+    """A tokenizer's chat template, for conversations of several turns: a `slime.conversation.Chat`.
 
     Args:
         tokenizer: with a chat template.
@@ -50,6 +45,10 @@ class ChatFormat:
         self._tokenizer, self._data, self._max_prompt_tokens = tokenizer, data, max_prompt_tokens
         self._end_tokens = end_tokens(tokenizer)
         self._bases: dict[str, str] = {}
+
+    def conversation(self, model: Model, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
+        """A new one, which begins with `messages`, or with the prompt's."""
+        return Conversation(model, self, messages, tools)
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """Token ids of a conversation that the model is to answer.

@@ -25,28 +25,10 @@ _OF_CONVERSATION = ("turn", "branch", "take_back")
 
 
 @contextmanager
-def opened(cfg: ProgramConfig, log: Path | None = None, hidden: Sequence[Path] = ()) -> Iterator[Program]:
-    """The program of a run: in workers, unless it says `in_driver`.
-
-    Args:
-        log: file that gets what it prints in its workers, and the stacks of its exceptions.
-        hidden: files that it cannot read there, where the machine permits to hide them.
-
-    Raises:
-        SlimeError: there is none of that name, or it cannot be created.
-    """
-    registry = plugins.load().programs
-    program: Program = registry.create(cfg.name, **cfg.options)
-    if getattr(program, "in_driver", False):
-        try:
-            yield program
-        finally:
-            close = getattr(program, "close", None)
-            if close:
-                close()
-        return
-    servant = "slime.sampling.in_worker:Runner"
-    pool = pool_of(registry.get(cfg.name), cfg, "rollout.program", servant, first=1, log=log, hidden=hidden)
+def isolated(cfg: ProgramConfig, log: Path | None, hidden: Sequence[Path]) -> Iterator[Program]:
+    """The program that `cfg` names, in worker processes: see `slime.sampling.programs.ProgramKit`."""
+    chosen, servant = plugins.load().programs.get(cfg.name), "slime_plugin_conversations.in_worker:Runner"
+    pool = pool_of(chosen, cfg, "rollout.program", servant, first=1, log=log, hidden=hidden)
     pool.start()
     try:
         yield Isolated(pool)
@@ -58,7 +40,7 @@ class Isolated:
     """A `slime.contracts.Program` of which each attempt occupies a worker.
 
     Args:
-        pool: of workers that run `slime.sampling.in_worker.Runner`.
+        pool: of workers that run `slime_plugin_conversations.in_worker.Runner`.
     """
 
     in_driver = True
