@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slime_testing.engines import cpu_config, topology_at
 
 from slime.config.schema import Device
 from slime.engine_client.client import EngineClient
 from slime.engines import software
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, Secret
+from slime_testing.engines import cpu_config, topology_at
 
 
 def test_a_host_without_what_starts_engines_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

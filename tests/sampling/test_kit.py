@@ -17,8 +17,8 @@ from slime.registry import Contribution, Registry
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.sampling.programs import installed_kit, opened
-from slime_testing.programs import ProgramCase, _Letters, _Model
 from slime.types import Prompt, Sample, Status, Task, Turn
+from slime_testing.programs import ProgramCase, _Letters, _Model
 
 HOW = r"slime-plugin-conversations, which is not installed\. Run: pip install slime-plugin-conversations\. In a ch"
 

@@ -36,29 +36,6 @@ from slime_testing.ranks import Rank, run_ranks
 Parallel = Mapping[str, Any]
 """`train.megatron`: parallel sizes and precision; what is left of the ranks is data parallel."""
 
-TWO_RANKS: dict[str, Parallel] = {
-    "dp2": {},
-    "tp2": {"tensor_model_parallel_size": 2},
-    "pp2": {"pipeline_model_parallel_size": 2},
-}
-TWO_RANKS_MOE: dict[str, Parallel] = {**TWO_RANKS, "ep2": {"expert_model_parallel_size": 2}}
-FOUR_RANKS: dict[str, Parallel] = {
-    "tp2-pp2": {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2},
-    "pp2-vpp2-cp2": {
-        "pipeline_model_parallel_size": 2,
-        "virtual_pipeline_model_parallel_size": 2,
-        "context_parallel_size": 2,
-    },
-}
-FOUR_RANKS_MOE: dict[str, Parallel] = {
-    "tp2-pp2-ep2": {**FOUR_RANKS["tp2-pp2"], "expert_model_parallel_size": 2},
-    "tp2-etp2-ep2": {
-        "tensor_model_parallel_size": 2,
-        "expert_model_parallel_size": 2,
-        "expert_tensor_parallel_size": 2,
-    },
-}
-
 SEQUENCE_LENGTHS = (3, 17, 40, 8)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from slime_plugin_megatron.weights.save_hf import save_hf
 from slime_testing import models
-from slime_testing.contract import CHECKS, contracts
+from slime_testing.contract import CHECKS, EP, LAYOUTS_MOE, TP, contracts
 
 CONTRACTS = contracts(Path(__file__).parent / "configs")
 DENSE, MOE = dict(CONTRACTS["dense"].hf), dict(CONTRACTS["moe"].hf)
@@ -44,8 +44,7 @@ def test_cut_model_is_the_first_layers(tmp_path: Path) -> None:
 def test_round_trip_of_cut_experts_is_exact(tmp_path: Path) -> None:
     """Weights only: gloo cannot gather the unequal token counts that training in this layout has (NCCL can)."""
     models.write_checkpoint(MOE, tmp_path, max_shard_size="150KB")
-    layout = models.FOUR_RANKS_MOE["tp2-etp2-ep2"]
-    models.check_round_trip("glm4_moe", tmp_path, 4, {"tp2-etp2-ep2": layout})
+    models.check_round_trip("glm4_moe", tmp_path, 4, {"tp2-etp2-ep2": {TP: 2, EP: 2, "expert_tensor_parallel_size": 2}})
 
 
 @pytest.mark.slow
@@ -54,7 +53,7 @@ def test_round_trip_in_bf16_keeps_the_correction_bias_in_fp32(tmp_path: Path) ->
     kinds = {name: tensor.dtype for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     assert kinds["model.layers.1.mlp.gate.e_score_correction_bias"] is torch.float32
     assert kinds["model.norm.weight"] is torch.bfloat16
-    layouts = {name: {**parallel, "bf16": True} for name, parallel in models.TWO_RANKS_MOE.items()}
+    layouts = {name: {**parallel, "bf16": True} for name, parallel in LAYOUTS_MOE[2].items()}
     models.check_round_trip("glm4_moe", tmp_path, 2, layouts)
 
 
