@@ -47,6 +47,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/programs/verifiers": ("slime-plugin-verifiers", ("program/verifiers",)),
     "plugins/rewards/code": ("slime-plugin-code", ("reward/code",)),
     "plugins/rewards/rewards": ("slime-plugin-rewards", ("reward.path",)),
+    "plugins/rollouts/ahead": ("slime-plugin-ahead", ("rollout/ahead",)),
     "plugins/verbs/check-reward": ("slime-plugin-check-reward", ("verb/check-reward",)),
     "plugins/verbs/completion": ("slime-plugin-completion", ("verb/completion",)),
     "plugins/verbs/convert": ("slime-plugin-convert", ("verb/convert", "verb/plan convert")),
@@ -60,6 +61,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
 ASKED_BY: Mapping[str, Sequence[str]] = {
     "plugins/launchers/ssh": ("plugins/launchers/ray",),
     "plugins/programs/conversations": ("plugins/libraries/guarded-workers",),
+    "plugins/rollouts/ahead": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/check-reward": ("plugins/libraries/guarded-workers",),
     "plugins/verbs/fit": ("plugins/engines/sglang-rules", "plugins/estimates/memory", "plugins/estimates/publish"),
     "plugins/verbs/preflight": ("plugins/observers/console", "plugins/estimates/memory", "plugins/launchers/ray"),

@@ -23,17 +23,17 @@ from slime.data.named import HeldOut
 from slime.data.tokenize import Tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
-from slime.engine_client.gate import Gate
 from slime.engines.software import software
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.run_data import Data
-from slime.sampling.ahead import AheadRollout
+from slime.sampling.ahead import AheadRollout, installed_ahead
 from slime.sampling.begun import Begun
 from slime.sampling.beside import beside
 from slime.sampling.by_set import ProgramBySet, own_of_sets
+from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate_sets
 from slime.sampling.guarded import FilterChain
-from slime.sampling.loop import Collected, Rollout
+from slime.sampling.loop import Rollout
 from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import Sampler
@@ -99,7 +99,7 @@ class Generation:
 
     @property
     def _ahead(self) -> AheadRollout | None:
-        return self._rollout if isinstance(self._rollout, AheadRollout) else None
+        return None if isinstance(self._rollout, Rollout) else self._rollout
 
     def beside(self, work: Callable[[], T]) -> T:
         """What `work` returns, which trainers do. What was begun ahead is generated meanwhile; nothing of it changes
@@ -175,8 +175,9 @@ def open_generation(
     kit = installed_kit()
     chat = kit.chat(tokenizer, cfg.data, cfg.rollout.max_prompt_tokens) if kit else None
     gate = None
-    if data.prompts and cfg.rollout.max_staleness:
-        gate = Gate(engines, cfg.rollout.publish, cfg.rollout.request_timeout_s)
+    ahead = installed_ahead() if data.prompts and cfg.rollout.max_staleness else None
+    if ahead:
+        gate = ahead.gate(engines, cfg.rollout.publish, cfg.rollout.request_timeout_s)
     sampler = Sampler(
         cfg.rollout,
         cfg.reward,
@@ -192,14 +193,14 @@ def open_generation(
     rollout: Rollout | AheadRollout | None = None
     if data.prompts:
         chosen = FilterChain(installed.filters, cfg.filter, cfg.cluster.hang_timeout_s)
-        make = partial(AheadRollout, num_steps=cfg.run.num_steps) if gate else Rollout
+        make = partial(ahead.rollout, num_steps=cfg.run.num_steps) if ahead else Rollout
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
         stack.callback(_close, runner, rollout)
     return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
 
 
 def _close(runner: asyncio.Runner, rollout: Rollout | AheadRollout) -> None:
-    if isinstance(rollout, AheadRollout):
+    if not isinstance(rollout, Rollout):
         runner.run(rollout.close())
 
 

@@ -58,6 +58,11 @@ class SlimeHooks(Protocol):
         workers in which programs run."""
 
     @hookspec
+    def slime_rollouts(self) -> Mapping[str, Factory]:
+        """Rollouts that go on while trainers work, which `rollout.max_staleness` asks for: `{name: factory}`; the first
+        by name is taken. A factory returns a `slime.sampling.ahead.Ahead`."""
+
+    @hookspec
     def slime_prompt_sets(self) -> Mapping[str, Callable[[str], Path]]:
         """Prompt sets by address: `{scheme: function}`. A key such as `data.path` may then be `<scheme>://...`; the
         function gets the whole address, and returns a file of rows. The same address has the same rows, or a

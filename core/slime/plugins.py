@@ -104,6 +104,7 @@ class Plugins:
         self.rewards: Registry[Reward] = self.registries["reward"]
         self.programs: Registry[Program] = self.registries["program"]
         self.conversations: Registry[Any] = self.registries["conversation"]
+        self.rollouts: Registry[Any] = self.registries["rollout"]
         self.filters: Registry[SampleFilter] = self.registries["filter"]
         self.buffers: Registry[BufferPolicy] = self.registries["buffer"]
         self.objectives: Registry[Objective] = self.registries["algo"]

@@ -16,16 +16,17 @@ from slime.builtins import KeepAll, Single
 from slime.config.choices import Publish
 from slime.config.schema import EvalConfig, RewardConfig, RolloutConfig, SamplingConfig
 from slime.engine_client.engine_set import EngineSet
-from slime.engine_client.gate import Gate
 from slime.errors import SlimeError
-from slime.sampling.ahead import AheadRollout, staleness
 from slime.sampling.begun import Begun
 from slime.sampling.buffer import FifoBuffer
+from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate
-from slime.sampling.loop import Collected, Rollout
+from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
 from slime.sampling.samples import to_train_samples
 from slime.types import Group, Verdict
+from slime_plugin_ahead.gate import EngineGate
+from slime_plugin_ahead.rollout import GroupsAhead, staleness
 from tests.engine_client.scripted_engine import Letters, Scorer
 from tests.engine_client.virtual_clock import VirtualEngine, run
 
@@ -66,11 +67,11 @@ class Bench:
     async def train(self, num_steps: int, *, evaluates: bool = False) -> None:
         """The next steps, up to the checkpoint behind the last of them."""
         engines = EngineSet([self.engine])
-        gate = Gate(engines, self.cfg.publish, 600.0)
+        gate = EngineGate(engines, self.cfg.publish, 600.0)
         reward = RewardConfig(name="scripted", max_failed_share=self.max_failed_share)
         sampler = Sampler(self.cfg, reward, 5, engines, Letters(), Single(), self.scorer, None, gate)
         sources = {"prompts": self.prompts, "buffer": FifoBuffer(), "sample_filter": self.filter, "begun": self.begun}
-        rollout = AheadRollout(self.cfg, sampler, num_steps=STEPS, **sources)
+        rollout = GroupsAhead(self.cfg, sampler, num_steps=STEPS, **sources)
 
         async def publish() -> None:
             await gate.close()

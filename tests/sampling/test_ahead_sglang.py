@@ -14,16 +14,16 @@ from slime.builtins import KeepAll, Single
 from slime.config.choices import Publish
 from slime.config.schema import RewardConfig, RolloutConfig, SamplingConfig
 from slime.engine_client.engine_set import EngineSet
-from slime.engine_client.gate import Gate
 from slime.net import Endpoint
-from slime.sampling.ahead import AheadRollout
 from slime.sampling.begun import Begun
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.loop import Collected
+from slime.sampling.collected import Collected
 from slime.sampling.sampler import Sampler
 from slime.sampling.samples import to_train_samples
 from slime.segments import Segment
 from slime.types import IS_CURRENT
+from slime_plugin_ahead.gate import EngineGate
+from slime_plugin_ahead.rollout import GroupsAhead
 from slime_plugin_sglang.driver.client import SGLangClient
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
@@ -53,10 +53,10 @@ async def collect(endpoint: Endpoint, models: dict[int, Any], mode: Publish) -> 
     )
     client = SGLangClient(endpoint, 60.0)
     engines = EngineSet([client])
-    gate = Gate(engines, mode, 60.0)
+    gate = EngineGate(engines, mode, 60.0)
     sampler = Sampler(cfg, RewardConfig(name="scripted"), 5, engines, Letters(), Single(), Scorer(), None, gate)
     sources = {"prompts": Prompts(), "buffer": FifoBuffer(), "sample_filter": KeepAll(), "begun": Begun()}
-    rollout = AheadRollout(cfg, sampler, num_steps=STEPS, **sources)
+    rollout = GroupsAhead(cfg, sampler, num_steps=STEPS, **sources)
     collected = []
     try:
         for version in range(STEPS):

@@ -94,12 +94,16 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
 
 
 def _programs(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """What only attempts of one response do without."""
+    """What only attempts of one response, which are made when their step comes, do without."""
     sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
     chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
     if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():
         what = f"every program but '{ProgramConfig.name}' needs slime-plugin-conversations, which is not installed"
         yield SlimeError(what, where="rollout.program", todo=how_to_get("conversation/chat-template"))
+
+    if cfg.rollout.max_staleness and not plugins.load().rollouts.names():
+        what = "generating for steps to come needs slime-plugin-ahead, which is not installed"
+        yield SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
 
 
 def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:

@@ -1,215 +1,106 @@
-"""The sampling loop of a run whose steps train on groups that were begun before (`rollout.max_staleness` above 0)."""
+"""The seam to rollouts that go on while trainers work (`rollout.max_staleness` above 0): a plugin brings them."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from slime.config.schema import RolloutConfig
-from slime.contracts import BufferPolicy, SampleFilter
-from slime.sampling.attempts import begin_again
-from slime.sampling.begun import Begun
-from slime.sampling.loop import Collected, Judge, Progress, PromptStream, new_group
-from slime.sampling.pipeline import Pipeline
-from slime.sampling.sampler import Sampler
-from slime.sampling.stats import (
-    engine_stats,
-    group_stats,
-    lag_stats,
-    set_stats,
-    shaping_stats,
-    staleness_stats,
-    zero_variance,
-)
-from slime.types import Group
+from slime import plugins
+from slime.config.choices import Publish
+from slime.engine_client.client import Completion
+from slime.engine_client.engine_set import EngineSet
+from slime.errors import SlimeError
+from slime.extras import how_to_get
+from slime.sampling.collected import Collected, Progress
 
 
-class AheadRollout:
+class Passed(NamedTuple):
+    """A request's answer.
+
+    Attributes:
+        version: that the engines held when it was sent.
+        is_interrupted: the gate closed meanwhile, and may have aborted it.
+    """
+
+    completion: Completion
+    version: int
+    is_interrupted: bool
+
+
+class Gate(Protocol):
+    """Lets requests through to the engines, or has them wait.
+
+    Attributes:
+        version: of the weights that every engine holds; behind a gate that is closed, of those that they held.
+    """
+
+    version: int
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether tokens are sampled on keys and values of older weights than their own."""
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Passed:
+        """As `EngineSet.generate`, once the gate is open."""
+
+    async def close(self) -> None:
+        """Let nothing through from now on. Afterwards the engines generate nothing, and take new weights.
+
+        Raises:
+            SlimeError: an engine is gone, or does not answer.
+        """
+
+    async def open(self, version: int) -> None:
+        """Go on: every engine holds `version`."""
+
+
+class AheadRollout(Protocol):
     """Generates for the steps to come, as long as its event loop turns.
-
-    With N for `max_staleness` and P for `prompts_per_step`, (N + 1) P groups are under way when new weights come, less
-    those that the steps to the end of the run do not need. A step takes the P that were begun first, of those that
-    the filter keeps, and waits for them; so each is trained on at most N versions after it was begun, and which
-    prompts a step has does not depend on what is long. What a filter drops is made up for at once.
-
-    Args:
-        cfg: how many groups, and how sampled.
-        sampler: makes and judges the attempts.
-        num_steps: of the whole run.
-        prompts, buffer, sample_filter: where groups come from, and which of them are kept.
-        begun: holds them; what a checkpoint had of them goes on.
 
     Attributes:
         num_overlapped: tokens of responses that ended while trainers worked, since the last step was collected.
     """
 
-    def __init__(
-        self,
-        cfg: RolloutConfig,
-        sampler: Sampler,
-        *,
-        num_steps: int,
-        prompts: PromptStream,
-        buffer: BufferPolicy,
-        sample_filter: SampleFilter,
-        begun: Begun,
-    ) -> None:
-        self._cfg, self._sampler, self._num_steps = cfg, sampler, num_steps
-        self._prompts, self._buffer, self._begun = prompts, buffer, begun
-        self._judge = Judge(sample_filter, cfg.prompts_per_step)
-        self._version = self._num_used = self._num_begun_again = self.num_overlapped = 0
-        self._pipeline: Pipeline | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
+    num_overlapped: int
 
     @property
     def num_tokens(self) -> int:
         """Of responses that ended since the last step was collected."""
-        return self._pipeline.attempts.num_tokens if self._pipeline else 0
 
     def go_on(self, version: int) -> None:
         """Every engine holds `version` now; begin what may be begun."""
-        self._version, self._num_used = version, 0
-        if self._pipeline is None:
-            num_expected = self._cfg.prompts_per_step * self._cfg.samples_per_prompt
-            self._pipeline = self._sampler.begin(self._cfg.sampling, version, num_expected)
-            self._submit(group for name, group in self._begun.groups.items() if name not in self._begun.decisions)
-            self._task = asyncio.ensure_future(self._run(self._pipeline))
-        self._begin()
 
-    async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
-        """The groups of the step that trains weight `version`; waits for them.
-
-        Args:
-            progress: told after each finished group.
-
-        Raises:
-            SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing.
-        """
-        assert version == self._version, "the step trains what was published last"
-        assert self._pipeline, "weights were published"
-        start = time.perf_counter()
-        while not self._may_be_used(groups := self._next_groups()):
-            progress(sum(group.id in self._begun.decisions for group in groups), self._cfg.prompts_per_step)
-            await self._change()
-        waited = time.perf_counter() - start
-        decisions = self._begun.decisions
-        settled = [name for name, decision in decisions.items() if not decision.keep]
-        settled += [group.id for group in groups]
-        judged = [(self._begun.groups[name], decisions[name]) for name in self._begun.groups if name in settled]
-        for name in settled:
-            self._begun.remove(name)
-        self._num_used += len(groups)
-        stats = self._stats(groups, [group for group, _ in judged], self._pipeline)
-        return Collected(tuple(groups), tuple(judged), {**stats, "seconds/generate": waited, "seconds/reward": 0.0})
+    async def collect(self, version: int, progress: Progress) -> Collected:
+        """The groups of the step that trains weight `version`; waits for them. As `slime.sampling.loop.Rollout`."""
 
     async def close(self) -> None:
         """Leave everything where it stands."""
-        if self._task and self._pipeline:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # what ended it has been raised
-                await self._task
-            await self._pipeline.cancel()
-
-    def _next_groups(self) -> list[Group]:
-        """What the step is to train on, as far as it was begun."""
-        dropped = {name for name, decision in self._begun.decisions.items() if not decision.keep}
-        left = [group for name, group in self._begun.groups.items() if name not in dropped]
-        return left[: self._cfg.prompts_per_step]
-
-    def _may_be_used(self, groups: list[Group]) -> bool:
-        """Whether all of them have ended, and none is too old: such a one, which a run has that continues with a lower
-        bound, is begun again."""
-        if len(groups) < self._cfg.prompts_per_step or any(group.id not in self._begun.decisions for group in groups):
-            return False
-        old = [group for group in groups if staleness(group, self._version) > self._cfg.max_staleness]
-        for group in old:
-            del self._begun.decisions[group.id]
-            for sample in group.samples:
-                begin_again(sample)
-        self._num_begun_again += len(old)
-        self._submit(old)
-        return not old
-
-    async def _run(self, pipeline: Pipeline) -> None:
-        while True:
-            if not pipeline.active:
-                await self._change()
-                continue
-            group = await pipeline.next_finished()
-            self._begun.decisions[group.id] = self._judge.decide(group, self._version)
-            self._begin()
-
-    async def _change(self) -> None:
-        """Until groups are begun or have ended; raises what ended the loop."""
-        changed = self._changed
-        waiting = asyncio.ensure_future(changed.wait())
-        others = [self._task] if self._task and self._task is not asyncio.current_task() else []
-        try:
-            await asyncio.wait([waiting, *others], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        for task in others:
-            if task.done():
-                task.result()
-
-    def _begin(self) -> None:
-        """As many new groups as there is room for, and as steps are left for."""
-        a_step = self._cfg.prompts_per_step
-        room = min(self._cfg.max_staleness + 1, self._num_steps - self._version) * a_step - self._num_used
-        under_way = sum(
-            decision is None or decision.keep for decision in map(self._begun.decisions.get, self._begun.groups)
-        )
-        if (count := room - under_way) > 0:
-            groups = self._buffer.take(count, self._version)
-            groups += [new_group(self._cfg, prompt) for prompt in self._prompts.take(count - len(groups))]
-            self._begun.groups |= {group.id: group for group in groups}
-            self._submit(groups)
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _submit(self, groups: Iterable[Group]) -> None:
-        assert self._pipeline
-        for group in groups:
-            self._pipeline.submit(group)
-
-    def _stats(self, groups: list[Group], settled: list[Group], pipeline: Pipeline) -> dict[str, float]:
-        """Of the step's groups and of those dropped since the last one; tokens and seconds since then."""
-        version, attempts, bound = self._version, pipeline.attempts, self._cfg.max_staleness
-        ages = [staleness(group, version) for group in groups]
-        counts = {
-            "rollout/num_tokens": float(self.num_tokens),
-            "rollout/overlap_share": self.num_overlapped / max(1, self.num_tokens),
-            "rollout/groups_ahead": float(len(self._begun.groups)),
-            "rollout/finished_groups_ahead": float(len(self._begun.decisions)),
-            "rollout/begun_again_groups": float(self._num_begun_again),
-        }
-        drops = {reason: float(count) for reason, count in sorted(self._judge.dropped.items())}
-        if attempts.num_drafted:
-            counts["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
-        found = {
-            **group_stats(settled),
-            **set_stats(settled),
-            **zero_variance(groups),
-            **lag_stats(groups, version, bound),
-            **staleness_stats(ages),
-            **shaping_stats(groups),
-            **counts,
-            **drops,
-            **engine_stats(pipeline.busy_seconds()),
-            **pipeline.failures.stats(),
-        }
-        pipeline.reset_counts()
-        self._judge.dropped.clear()
-        self.num_overlapped = self._num_begun_again = 0
-        return found
 
 
-def staleness(group: Group, version: int) -> int:
-    """Versions between the oldest token of a group and `version`."""
-    return max(
-        (version - span.version for sample in group.samples for span in sample.spans if span.version is not None),
-        default=0,
-    )
+@dataclass(frozen=True)
+class Ahead:
+    """What a plugin brings.
+
+    Attributes:
+        gate: of the engines, of what becomes of requests inside when it closes, and of the seconds within which an
+            aborted one is answered.
+        rollout: arguments as of `slime.sampling.loop.Rollout`, and `num_steps` of the whole run.
+    """
+
+    gate: Callable[[EngineSet, Publish, float], Gate]
+    rollout: Callable[..., AheadRollout]
+
+
+def installed_ahead() -> Ahead:
+    """What is installed.
+
+    Raises:
+        SlimeError: nothing is.
+    """
+    registry = plugins.load().rollouts
+    if not registry.names():
+        what = "steps that are generated ahead need slime-plugin-ahead, which is not installed"
+        raise SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
+    found: Ahead = registry.create(registry.names()[0])
+    return found

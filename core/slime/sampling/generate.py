@@ -12,9 +12,9 @@ from slime.config.schema import SamplingConfig
 from slime.data.tokenize import Tokenizer, end_tokens
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
-from slime.engine_client.gate import Gate, Passed
 from slime.errors import SlimeError
 from slime.models.traits import Recording
+from slime.sampling.ahead import Gate, Passed
 from slime.segments import Segment, WeightSpan
 from slime.types import Sample, Status
 

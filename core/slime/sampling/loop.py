@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from slime.config.schema import RolloutConfig
@@ -13,6 +12,7 @@ from slime.contracts import BufferPolicy, SampleFilter
 from slime.errors import SlimeError
 from slime.sampling.attempts import begin_again
 from slime.sampling.begun import Begun
+from slime.sampling.collected import Collected, Progress
 from slime.sampling.pipeline import Pipeline
 from slime.sampling.sampler import Sampler
 from slime.sampling.stats import (
@@ -29,29 +29,11 @@ from slime.types import Decision, Group, Prompt, Sample, Status
 MAX_FRUITLESS = 20
 """The run stops when the filter has dropped this many times `prompts_per_step` groups in a row."""
 
-Progress = Callable[[int, int], None]
-"""Called with (groups kept, groups needed)."""
-
 
 class PromptStream(Protocol):
     """Where new prompts come from; `PromptSource` is one."""
 
     def take(self, count: int) -> list[Prompt]: ...
-
-
-@dataclass(frozen=True)
-class Collected:
-    """What one step trains on.
-
-    Attributes:
-        groups: `prompts_per_step` of them, in the order they were begun (not the order they finished).
-        judged: every group that finished, in that order, with what the filter said of it.
-        stats: metrics by name; the two under `seconds/` are wall time.
-    """
-
-    groups: tuple[Group, ...]
-    judged: tuple[tuple[Group, Decision], ...]
-    stats: dict[str, float]
 
 
 class Judge:

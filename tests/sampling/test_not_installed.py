@@ -1,4 +1,4 @@
-"""Programs where nothing is installed for them but the one of one response."""
+"""What a run says where what its program or its rollout needs is not installed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from slime.config.schema import SamplingConfig
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.registry import Contribution, Registry
+from slime.sampling.ahead import installed_ahead
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.sampling.programs import installed_kit, opened
@@ -45,6 +46,16 @@ def test_a_plan_names_what_its_program_needs() -> None:
     [need] = examine([*run, "task=calculator"]).needs
     assert need.where == "rollout.program"
     assert "every program but 'single' needs slime-plugin-conversations" in str(need)
+
+
+def test_a_plan_names_what_generates_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.load(), "rollouts", Registry("rollout", []))
+    assert examine(["+model=glm4-tiny", "+cluster=local"]).needs == []
+    [need] = examine(["+model=glm4-tiny", "+cluster=local", "rollout.max_staleness=1"]).needs
+    assert need.where == "rollout.max_staleness"
+    assert "slime-plugin-ahead, which is not installed. Run: pip install slime-plugin-ahead. In a ch" in str(need)
+    with pytest.raises(SlimeError, match="slime-plugin-ahead"):
+        installed_ahead()
 
 
 @pytest.mark.usefixtures("_without")

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from slime.config.choices import Publish
-from slime.engine_client.client import Completion, Engine, EngineClient
+from slime.engine_client.client import Engine, EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer
+from slime.sampling.ahead import Passed
 
 ABORT_AGAIN_S = 0.5
 """A request on its way while the engine aborts is missed by that abort."""
 
 
-class Passed(NamedTuple):
-    """A request's answer.
-
-    Attributes:
-        version: that the engines held when it was sent.
-        is_interrupted: the gate closed meanwhile, and may have aborted it.
-    """
-
-    completion: Completion
-    version: int
-    is_interrupted: bool
-
-
-class Gate:
-    """Lets requests through to the engines, or has them wait.
+class EngineGate:
+    """A `slime.sampling.ahead.Gate`.
 
     Args:
         publish: what becomes of those that are inside when it closes.
