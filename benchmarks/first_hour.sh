@@ -5,8 +5,8 @@
 # requirements/; slime and its plugins are taken from this checkout.
 #
 # part     about, s  what it shows
-# cold          130  the first start on this machine, to 4 steps: kernels are compiled into FOLDER/kernels
-# warm          100  the same again: kernels are there
+# cold          130  the first start on this machine, to 4 steps: kernels and bytecode are compiled into FOLDER/kernels
+# warm           60  the same again: they are there
 # all-sizes     110  decode graphs of all of SGLang's sizes, where the recipe has 17
 # turns         180  100 steps in which trainer and engine take turns; with `together` the cost of moving
 # together      160  100 steps in which they stay
@@ -20,6 +20,7 @@ PYTHONPATH=$(python3 benchmarks/metadata.py "$out/metadata")${PYTHONPATH:+:$PYTH
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false RAY_memory_monitor_refresh_ms=0
 export TRITON_CACHE_DIR=$out/kernels/triton TORCHINDUCTOR_CACHE_DIR=$out/kernels/inductor SGLANG_DG_CACHE_DIR=$out/kernels/gemm
 export FLASHINFER_WORKSPACE_BASE=$out/kernels CUDA_CACHE_PATH=$out/kernels/cuda
+unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$out/kernels/bytecode  # images that keep none compile at every start
 card=cluster.device_memory_mb=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
 read -ra parts <<<"${*:-cold warm all-sizes turns together seed-1 seed-2 seed-3}"
 

@@ -104,7 +104,7 @@ class Lora(torch.nn.Module):
 
     def added_weight(self) -> Tensor:
         """See `slime_plugin_megatron.model.linear.Adapted`."""
-        return self.lora_scale * (self.up().float() @ self.down().float())
+        return (self.lora_scale * self.up().float()) @ self.down().float()
 
     @contextmanager
     def merged(self) -> Iterator[None]:

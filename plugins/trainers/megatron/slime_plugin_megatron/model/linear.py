@@ -68,7 +68,7 @@ def whole_weight(layer: Any) -> Tensor:
     weight: Tensor = layer.weight
     if not isinstance(layer, Adapted):
         return weight
-    return (weight.to(torch.promote_types(weight.dtype, torch.float32)) + layer.added_weight()).to(weight.dtype)
+    return (layer.added_weight() + weight).to(weight.dtype)
 
 
 def device_of(config: TransformerConfig) -> torch.device:
