@@ -10,8 +10,11 @@ import pytest
 PREPARED = """
 import sys
 from slime.cluster.actors import TrainerActor
+from slime.compose.compose import examine
+actor = object.__new__(TrainerActor)
+actor.cfg = examine(["+model=glm4-tiny", "+cluster=local"]).cfg
 assert "torch" not in sys.modules
-object.__new__(TrainerActor).prepare()
+actor.prepare()
 import torch
 before = set(sys.modules)
 from slime_plugin_megatron.trainer import Trainer
