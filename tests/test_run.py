@@ -19,7 +19,7 @@ from slime.files import files_under
 from slime.run_dir import RunDir
 from slime_plugin_ray.reaper import wait_until_gone
 from slime_testing.patience import run_within
-from tests.running import GONE_S, NO_CHECKPOINTS, NO_STOP, SPREAD, Run
+from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -53,9 +53,11 @@ def test_every_step_is_measured(finished: Run) -> None:
     assert all(row["publish/num_bytes"] == 789_376 * 4 for row in steps)
 
 
-def test_an_engine_imports_no_model_that_it_does_not_serve(finished: Run) -> None:
-    """SGLang's log tells of those that need packages which are not installed."""
-    assert "sglang.srt.models" not in (finished.path / "logs/engine-0.log").read_text()
+def test_an_engine_imports_no_model_that_it_does_not_serve_and_no_trainer(finished: Run) -> None:
+    """SGLang's log tells of models that need packages which are not installed, and Megatron-core of itself."""
+    log = (finished.path / "logs/engine-0.log").read_text()
+    assert "sglang.srt.models" not in log
+    assert "Megatron" not in log
 
 
 def test_tensorboard_shows_samples_of_every_step_and_evaluation(finished: Run) -> None:
@@ -178,11 +180,9 @@ def servers(run: Run) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(
-    tmp_path: Path, how: signal.Signals
-) -> None:
-    """The engine is kept from coming up, which the supervised steps do not wait for."""
+def test_a_run_that_is_terminated_while_its_engine_starts_leaves_no_process(tmp_path: Path) -> None:
+    """The engine is kept from coming up, which the supervised steps do not wait for. Ctrl-C ends the same way: a run of
+    agents (`plugins/programs/endpoint`) gets one."""
     run = Run(tmp_path, cluster="local2", settings={"sft.num_steps": 5000}).start()
     run.until(lambda: bool(servers(run)))
     servers(run)[0].suspend()
@@ -190,7 +190,7 @@ def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(
     second = Run(tmp_path / "again").start_beside(run)
     assert second.finish() == 2
     assert "another run is using this directory" in second.text()
-    run.kill(how)
+    run.kill(signal.SIGTERM)
     assert run.process.returncode == 130
     assert run.strays() == []
     said = run.text()
@@ -229,8 +229,6 @@ def test_a_run_whose_rewards_are_all_equal_stops_with_a_checkpoint(tmp_path: Pat
     )
     assert run.start().finish() == 2
     assert [row["step"] for row in run.rows("rl")] == [0, 1, 2, 3, 4]
-    run.settings = {**run.settings, **NO_STOP}
-    run.start().succeed()
 
 
 def test_mixtures_of_experts_over_two_ranks_and_two_kinds_of_engines(tmp_path: Path) -> None:

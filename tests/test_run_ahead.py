@@ -45,9 +45,10 @@ def test_a_run_that_may_not_be_ahead_counts_nothing_of_it(finished: Run) -> None
     assert set(counts.values()) == {TINY["rollout.samples_per_prompt"]}
 
 
-@pytest.mark.parametrize("bound", [1, 2])
-def test_a_run_ahead(bound: int, tmp_path: Path) -> None:
-    """The gain is counted: tokens of responses that ended while the trainer worked."""
+def test_a_run_ahead(tmp_path: Path) -> None:
+    """Two steps; the other ways to publish are one ahead. The gain is counted: tokens of responses that ended while the
+    trainer worked."""
+    bound = 2
     run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}).start().succeed()
     steps = steps_of(run)
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))

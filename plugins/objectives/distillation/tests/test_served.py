@@ -1,4 +1,5 @@
-"""A teacher that a server has: its log-probs against transformers', and what is said where it does not answer."""
+"""A teacher that a server has: its log-probs against transformers', and what is said where it does not answer. Whole
+runs with it, and with the same one in a folder."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from slime_testing.models import random_model, write_checkpoint
 from slime_testing.objectives import check_objective
 from slime_testing.publishing import publish
 from slime_testing.recorded import recorded_samples
-from tests.running import NO_STOP, Run, end_all
+from tests.running import NO_CHECKPOINTS, NO_STOP, Run, end_all
 
 TINY = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
 HF = json.loads((TINY / "config.json").read_text())
@@ -111,21 +112,56 @@ def test_the_server_is_looked_at_before_a_run_starts(url: str, tmp_path: Path) -
         Server(url, "NO_KEY").require_tokens_of(TINY)
 
 
+OPD: dict[str, Any] = {"algo": "opd", "eval.path": "null", **NO_STOP}
+
+
+@pytest.fixture(scope="module")
+def held(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[float]]:
+    """A finished run whose teacher is in a folder `teacher` beside it, and the divergence from the teacher by step."""
+    folder = tmp_path_factory.mktemp("held")
+    own = {"algo.teacher.path": shutil.copytree(teacher, folder / "teacher")}
+    run = Run(folder, settings={**OPD, **own}).start().succeed()
+    assert all(row["train/grad_norm"] > 0 for row in run.rows("rl") if "train/teacher_kl" in row)
+    return run, divergences(run)
+
+
+def divergences(run: Run) -> list[float]:
+    return [row["train/teacher_kl"] for row in run.rows("rl") if "train/teacher_kl" in row]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(url: str, teacher: Path, tmp_path: Path) -> None:
-    settings = {"algo": "opd", "eval.path": "null", "run.num_steps": 2, "train.checkpoint.interval": "null", **NO_STOP}
-    ways: dict[str, dict[str, Any]] = {
-        "served": {"algo.options.teacher_url": url, "algo.options.teacher_key_env": KEY},
-        "held": {"algo.teacher.path": teacher},
-    }
-    found = {}
-    for name, own in ways.items():
-        (tmp_path / name).mkdir()
-        rows = Run(tmp_path / name, settings={**settings, **own}).start().succeed().rows("rl")
-        found[name] = [row["train/teacher_kl"] for row in rows if "train/teacher_kl" in row]
-    assert len(found["held"]) == 2
-    assert found["served"] == pytest.approx(found["held"], rel=1e-4)
+def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(
+    url: str, held: tuple[Run, list[float]], tmp_path: Path
+) -> None:
+    own = {"algo.options.teacher_url": url, "algo.options.teacher_key_env": KEY}
+    run = Run(tmp_path, settings={**OPD, **own, **NO_CHECKPOINTS}).start().succeed()
+    assert len(held[1]) == 4
+    assert divergences(run) == pytest.approx(held[1], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_continues_bit_for_bit_with_the_same_teacher_alone(held: tuple[Run, list[float]]) -> None:
+    """Its last steps come a second time: what it left behind them is taken away."""
+    run, _ = held
+    losses, weights = run.losses(), run.weights()
+    newest = sorted((run.path / "checkpoints").iterdir())[-1]
+    for folder in (newest, run.path / "export"):
+        shutil.rmtree(folder)
+    moved = (run.folder / "teacher").rename(run.folder / "moved")
+    run.settings = {**run.settings, "algo.teacher.path": moved}
+    run.start().succeed()
+    assert run.losses() == losses
+    assert run.weights() == weights
+
+    shutil.rmtree(newest)
+    [file] = moved.glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert run.start().finish() == 2
+    assert "is not the file that the run's checkpoint was taken with" in run.text().splitlines()[-1]
 
 
 def opd(**options: Any) -> Any:

@@ -19,6 +19,9 @@ import os, sys, json, time
 from openai import OpenAI
 
 task = json.loads(sys.stdin.readline())
+with open(__file__ + ".begun", "ab", buffering=0) as begun:
+    begun.write(b".")
+    number = begun.tell()
 client = OpenAI()
 messages = [{"role": "user", "content": os.environ["SLIME_PROMPT"]}]
 said = client.chat.completions.create(model="policy", messages=messages, max_tokens=12).choices[0].message
@@ -26,7 +29,7 @@ messages += [said.model_dump(), {"role": "user", "content": "1+1="}]
 for _ in client.chat.completions.create(model="policy", messages=messages, max_tokens=12, stream=True):
     pass
 HANGS = os.environ.get("HANGS")
-while HANGS == "all" or HANGS == str(task["attempt"]):
+while HANGS == "all" or HANGS == "later" and number > 6 and task["attempt"] == 1:
     time.sleep(60)
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -58,24 +61,21 @@ def num_agents(run: Run) -> int:
     return sum(line[1:] == [str(run.folder / "my_agent.py")] for line in lines)
 
 
-def test_a_run_trains_an_agent_program_by_its_url(tmp_path: Path) -> None:
-    run = agents(tmp_path).start().succeed()
-    for number, row in enumerate(run.rows("rl"), start=1):
-        assert (row["rollout/requests_mean"], row["rollout/forks_mean"]) == (2, 0)
-        assert row["train/grad_norm"] > 0
-        samples = list(read_samples(run.path / f"samples/step-{number:06}.jsonl"))
-        assert len(samples) == 6
-        for sample in samples:
-            assert [turn["role"] for turn in sample["turns"]] == ["assistant", "user", "assistant"]
+def test_a_run_trains_an_agent_program_by_its_url_and_one_that_never_ends_costs_its_attempt(tmp_path: Path) -> None:
+    """The agents of the first step all end; of the second, the second attempt at each prompt does not."""
+    settings = {"rollout.program.timeout_s": 40, "reward.max_failed_share": 0.5}
+    run = agents(tmp_path, settings=settings, environment={"HANGS": "later"}).start()
+    run.until(lambda: run.has_step("rl", 1))
     assert "closed" not in run.text()
-
-
-def test_an_agent_that_never_ends_costs_its_attempt(tmp_path: Path) -> None:
-    settings = {"rollout.program.timeout_s": 40, "reward.max_failed_share": 0.5, "run.num_steps": 1}
-    run = agents(tmp_path, settings=settings, environment={"HANGS": "1"}).start().succeed()
-    [row] = run.rows("rl")
-    assert row["rollout/requests_mean"] == 2
+    first, second = run.succeed().rows("rl")
+    assert (first["rollout/requests_mean"], first["rollout/forks_mean"]) == (2, 0)
+    assert first["train/grad_norm"] > 0
     samples = list(read_samples(run.path / "samples/step-000001.jsonl"))
+    assert len(samples) == 6
+    for sample in samples:
+        assert [turn["role"] for turn in sample["turns"]] == ["assistant", "user", "assistant"]
+    assert second["rollout/requests_mean"] == 2
+    samples = list(read_samples(run.path / "samples/step-000002.jsonl"))
     assert sorted(str(sample["verdict"]) for sample in samples if sample["finish"] == "failed") == ["timeout"] * 2
 
 
