@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 import tomllib
 from pathlib import Path
@@ -166,7 +165,14 @@ def test_installing_a_plugin_changes_nothing_else(tmp_path: Path) -> None:
 
 GUIDE = (ROOT / "docs/install.md").read_text(encoding="utf-8")
 CONTAINERFILE = (ROOT / "Containerfile").read_text(encoding="utf-8")
-INSTALLS = re.compile(r"^(?:\$|RUN) \.venv/bin/pip install (.*\[gpu\].+)$", re.MULTILINE)
+INSTALLS = re.compile(r"^(?:\$|RUN) \.venv/bin/pip install (.*requirements/gpu.txt)$", re.MULTILINE)
+
+
+def listed(extra: str) -> tuple[str, list[Path]]:
+    """What `requirements/<extra>.txt` names: slime with its extra, and folders of this repository."""
+    lines = (ROOT / f"requirements/{extra}.txt").read_text(encoding="utf-8").splitlines()
+    ours, *folders = [line for line in lines if not line.startswith("#")]
+    return ours, [ROOT / folder for folder in folders]
 
 
 def test_the_container_installs_what_a_host_does() -> None:
@@ -180,20 +186,30 @@ def test_the_container_has_every_file_that_the_installation_reads() -> None:
     ]
     assert [source for source in copied if not (ROOT / source).exists()] == []
     core = project(ROOT / "pyproject.toml")
-    assert {"pyproject.toml", "core", "plugins", core["readme"], *core["license-files"]} == set(copied)
+    read = {"pyproject.toml", "core", "plugins", "requirements/gpu.txt", core["readme"], *core["license-files"]}
+    assert read == set(copied)
 
 
 def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin_that_needs_no_account() -> None:
     """What pip makes of the guide's line; that the rest resolves is asked in test_requirements.py. Nothing that runs
     SGLang on a CPU is in it."""
-    [line] = INSTALLS.findall(GUIDE)
-    ours, *plugins = shlex.split(line)
-    found = sorted(path for pattern in plugins for path in ROOT.glob(pattern))
+    ours, found = listed("gpu")
     libraries = [ROOT / "plugins/cpu/megatron-core-portable", *ROOT.glob("plugins/libraries/*")]
     without_account = [file.parent for file in PLUGINS if file.parent.name not in ("wandb", "mlflow", "testing")]
     assert found == sorted([*libraries, *without_account]), "these bring many packages, or are for authors"
     dry = ("--dry-run", "--report", "-", "--no-index", "--no-deps", "--no-build-isolation")
-    [found] = json.loads(pip("install", *dry, ours))["install"]
-    assert found["metadata"]["name"] == CORE
-    assert found["requested_extras"] == ["gpu"]
-    assert any(need.startswith("sglang==") for need in found["metadata"]["requires_dist"] if "'gpu'" in need)
+    [asked] = json.loads(pip("install", *dry, ours))["install"]
+    assert asked["metadata"]["name"] == CORE
+    assert asked["requested_extras"] == ["gpu"]
+    assert any(need.startswith("sglang==") for need in asked["metadata"]["requires_dist"] if "'gpu'" in need)
+
+
+def test_the_planning_installation_needs_nothing_that_trains() -> None:
+    """pip would look for a distribution of this repository on the public index if the list lacked it."""
+    ours, folders = listed("plan")
+    assert ours == ".[plan]"
+    projects = [project(folder / "pyproject.toml") for folder in folders]
+    needs = {Requirement(need).name for one in projects for need in one.get("dependencies", ())}
+    first_party = {project(file)["name"] for file in ROOT.glob("plugins/*/*/pyproject.toml")}
+    assert needs & first_party <= {one["name"] for one in projects}
+    assert not needs & {"torch", "ray", "sglang", "megatron-core", "triton", "transformers"}
