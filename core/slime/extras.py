@@ -13,8 +13,7 @@ DISTRIBUTION = "slime-rl"
 EXTRAS = {"cuda": "gpu", "cpu": "cpu"}
 """By `cluster.device`: the extra that brings all. Its metadata lists what the other extras have, too."""
 IN_A_CHECKOUT = {
-    "cuda": "pip install '.[gpu]' ./plugins/cpu/megatron-core-portable ./plugins/libraries/* ./plugins/trainers/* "
-    "./plugins/engines/* ./plugins/launchers/ray ./plugins/formats/* ./plugins/observers/*, or 'make setup' for a CPU",
+    "cuda": "pip install --requirement requirements/gpu.txt, or 'make setup' for a CPU",
     "cpu": "'make setup'",
 }
 
