@@ -125,7 +125,7 @@ def test_in_the_reward_it_has_the_gradient_of_the_divergence_of_sequences(is_old
         torch.testing.assert_close(found[0], wanted[0], **EXACT)
         in_loss = objective(kl_estimator=KlEstimator.k3, kl_unbiased=True).loss(scores, inputs)
         assert (gradient_of(in_loss.loss, *logits)[0] - wanted[0]).abs().max() > 1e-3, "of each token alone"
-    assert float(terms.token_sums["kl"]) == pytest.approx(float((logp - ref).sum()), rel=1e-12)
+    assert terms.token_sums["kl"].item() == pytest.approx((logp - ref).sum().item(), rel=1e-12)
 
 
 @pytest.mark.parametrize(

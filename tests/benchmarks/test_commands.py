@@ -23,7 +23,7 @@ def commands() -> Iterator[tuple[str, str]]:
                 yield name, command.partition("+")[2].strip()
 
 
-@pytest.mark.parametrize(("name", "settings"), commands())
+@pytest.mark.parametrize(("name", "settings"), list(commands()))
 def test_run_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, settings: str) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     rest = runpy.run_path(str(BENCHMARKS / f"{name}.py"))["REST"]
@@ -86,7 +86,7 @@ def parts_of_the_first_hour() -> Iterator[tuple[str, list[str]]]:
         yield part, [*always, *(word for several in arrayed for word in several)]
 
 
-@pytest.mark.parametrize(("part", "words"), parts_of_the_first_hour())
+@pytest.mark.parametrize(("part", "words"), list(parts_of_the_first_hour()))
 def test_the_first_hour_has_runs_that_fit(part: str, words: list[str]) -> None:
     composed = examine(words)
     assert composed.problems == []

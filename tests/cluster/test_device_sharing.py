@@ -67,7 +67,7 @@ def test_every_turn_follows_every_other(first: str, last: str) -> None:
     assert len(cluster.calls) == calls, "who is there already does not move"
 
 
-@pytest.mark.parametrize(("turn", "moves"), zip(HELD, ([], [], ["release kv_cache", "onload"]), strict=True))
+@pytest.mark.parametrize(("turn", "moves"), list(zip(HELD, ([], [], ["release kv_cache", "onload"]), strict=True)))
 def test_reading_moves_no_more_than_the_trainers(turn: str, moves: list[str]) -> None:
     cluster: Any = Recorder()
     sharing = DeviceSharing(cluster)

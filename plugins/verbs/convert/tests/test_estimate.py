@@ -97,7 +97,7 @@ def rows() -> Iterator[ParameterSet]:
         yield pytest.param(*found.groups(default=""), marks=[pytest.mark.slow] if is_large else [])
 
 
-@pytest.mark.parametrize(("conversion", "source", "words", "moved", "process", "time"), rows())
+@pytest.mark.parametrize(("conversion", "source", "words", "moved", "process", "time"), list(rows()))
 def test_table_in_the_docs(conversion: str, source: str, words: str, moved: str, process: str, time: str) -> None:
     asset = source.removesuffix("-FP8").removesuffix("-BF16")
     [folder] = [resolve(path) for path in RECIPES if path.endswith(f"/{asset}")]
