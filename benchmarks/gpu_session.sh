@@ -73,7 +73,7 @@ whole=() layers=() in80=()
 
 for part in "${parts[@]}"; do
   case $part in
-    kernels) pytest kernels 200 -m gpu tests/weights ;;
+    kernels) pytest kernels 200 -m gpu tests/weights plugins/libraries/weight-buckets/tests ;;
     tests) pytest tests 560 -m gpu -k "not real_head_sizes" ;;  # "generation" has them all at once
     generation) run generation 420 python3 benchmarks/generation.py ;;
     fp8)
