@@ -105,7 +105,8 @@ def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPa
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
     functions = "def score(response, label): ...\ndef score_group(responses, label): ...\n"
     (tmp_path / "my_file.py").write_text(functions)
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
+    for pairs in ("pairs.jsonl", "held-out.jsonl"):
+        (tmp_path / pairs).write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
     (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')
     shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "runs/teacher/export")
     (tmp_path / "runs/teacher/export/model.safetensors").touch()
