@@ -17,6 +17,8 @@ from slime_plugin_ray.gpus import read_gpus
 from tests.site import Site
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")
+PACKING = ("numpy",)
+"""What a plan packs a step with, as the run does: some 0.05 s."""
 COMPOSING = ("omegaconf", "hydra", "yaml", "slime.config.schema", "asyncio", "rich")
 """What a verb does without that looks at no config."""
 RUN = ["+model=glm4-tiny", "+cluster=local"]
@@ -35,7 +37,7 @@ print(json.dumps({{"code": code, "modules": sorted(sys.modules)}}))
         (["plugins"], (*HEAVY, *COMPOSING)),
         (["plugins", "--json"], (*HEAVY, *COMPOSING)),
         (["plan", "--help"], (*HEAVY, *COMPOSING)),
-        (["plan", *RUN], HEAVY),
+        (["plan", *RUN], tuple(name for name in HEAVY if name not in PACKING)),
         (["plan", "--config", *RUN], HEAVY),
     ],
 )
