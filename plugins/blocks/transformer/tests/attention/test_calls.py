@@ -1,6 +1,7 @@
 """Which sequences of a pack one call of a kernel serves, and that the calls together are causal attention.
 
-cuDNN runs on GPUs alone (`tests/test_on_gpu.py` of this distribution); here torch's plain kernel takes its batches, in float64.
+cuDNN runs on GPUs alone (`tests/test_on_gpu.py` of this distribution); here torch's plain kernel takes its batches, in
+float64.
 """
 
 from __future__ import annotations
