@@ -41,7 +41,7 @@ BUDGETS = {
     "reward": 212,
     "data": 1405,
     "sampling": 2362,
-    "plan": 925,
+    "plan": 825,
     "engine_client": 367,
     "verbs": 360,
     "engines": 282,

@@ -69,11 +69,6 @@ def test_text_and_document_say_the_same(words: tuple[str, ...], tmp_path: Path) 
     assert {key: parsed(value) for key, value in settings.items()} == told["learning"]
     batches = " ".join(text["batches"])
     assert [size for size in told["batch"].values() if f"{size:,}" not in batches] == []
-    packs = told["packs"]
-    assert f" {packs['a_rank']:,.1f} micro-batches" in batches
-    assert f" {packs['fill']:.1%} full" in batches
-    assert (f" {packs['over_rounds']:.3f} round" in batches) == (told["sizes"]["dp"] > 1)
-    assert (f" {packs['pipeline_idle']:.1%} of the time" in batches) == (told["sizes"]["pp"] > 1)
     for line, (name, sizes) in zip(text.get("requests of an engine", []), told["requests"].items(), strict=True):
         assert line.strip().startswith(f"{name}: ")
         assert [size for size in sizes.values() if size is not None and f"{size:,}" not in line] == []

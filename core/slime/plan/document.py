@@ -38,7 +38,6 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         "summary": summary(composed, model, plugins),
         "learning": learning(model.topology),
         "batch": batch(composed.cfg, model.topology.grid),
-        "packs": {**model.packs._asdict(), "pipeline_idle": round(model.idle, 4)},
         "requests": requests(model.topology),
         **_topology(model.topology, model),
         **UNKNOWN,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from slime.config.hf import config_folder, read_hf_config
+from slime.config.hf import read_hf_config
 from slime.config.schema import SlimeConfig
 from slime.models.blocks import BuildingBlock
 from slime.models.shapes import Block
@@ -79,7 +79,7 @@ def attention_length(cfg: SlimeConfig, plugins: Plugins) -> float:
     bounded, it is a line that is right for the longest sequence of the run. Infinite for a family with blocks that
     state no sizes: a sequence is as much work as it has tokens then.
     """
-    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     bridge = plugins.models.create(cfg.model.family)
     mapping = bridge.weight_mapping(hf)
     if unknown_parameter(mapping):

@@ -10,8 +10,6 @@ from typing import Any
 from slime.compose.compose import Composed
 from slime.config.hf import config_folder, read_hf_config
 from slime.layout import split_layers
-from slime.plan.flops import attention_length
-from slime.plan.packs import Packs, foretold
 from slime.plan.part import PlanPart
 from slime.plugins import Plugins
 from slime.sizes.model import ModelSizes, keywords_of, sizes_of
@@ -44,7 +42,6 @@ class PlannedModel:
     Attributes:
         hf: config.json, cut as the run cuts it.
         architecture: keywords of Megatron's TransformerConfig.
-        packs: what a step is packed into, foretold.
         dimensions: parallel dimensions, those of experts only where there are some.
         unknown: the first parameter of a family with blocks of its own, whose sizes are not known.
         parts: what plugins say of it, where the sizes are known.
@@ -55,16 +52,10 @@ class PlannedModel:
     architecture: Mapping[str, Any]
     topology: Topology
     stages: Sequence[Stage]
-    packs: Packs
     dimensions: Sequence[str]
     unknown: str | None
     parts: Sequence[PlanPart] = ()
     adapters: int = 0
-
-    @property
-    def idle(self) -> float:
-        """Share of a pipeline stage's time without work."""
-        return self.packs.idle(len(self.stages), len(self.stages[0].chunks))
 
 
 def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
@@ -84,9 +75,8 @@ def read_model(composed: Composed, plugins: Plugins) -> PlannedModel:
         parts = [each.factory(sizes=sizes) for each in plugins.registries["plan_part"]]
         stages = list(_with_parameters(stages, sizes))
         learning = sum(weight.numel for weight in sizes.adapters)
-    packs = foretold(cfg, topology.grid, len(stages[0].chunks), attention_length(cfg, plugins))
     dimensions = ("tp", "cp", "dp", "pp", *expert)
-    return PlannedModel(hf, architecture, topology, stages, packs, dimensions, unknown, parts, learning)
+    return PlannedModel(hf, architecture, topology, stages, dimensions, unknown, parts, learning)
 
 
 def _with_parameters(stages: Sequence[Stage], sizes: ModelSizes) -> Iterator[Stage]:

@@ -44,14 +44,13 @@ def report(composed: Composed, plugins: Plugins) -> str:
     """The plan of a run without problems."""
     assert not composed.problems, "a plan is made of a run that can start"
     cfg, model = composed.cfg, read_model(composed, plugins)
-    grid = model.topology.grid
     sections = [
         [_row(name, text) for name, text in summary(composed, model, plugins).items()],
         ["", "processes", *_processes(cfg.reward, model.topology)],
         ["", "pipeline stages", *_pipeline(model)],
         ["", "trainer ranks", *_ranks(model)],
-        ["", "parallel groups", *_groups(grid, model.dimensions)],
-        ["", "batches", *batch_lines(batch(cfg, grid), grid, model.packs, model.idle)],
+        ["", "parallel groups", *_groups(model.topology.grid, model.dimensions)],
+        ["", "batches", *batch_lines(batch(cfg, model.topology.grid), model.topology.grid)],
         [
             "",
             "learning",

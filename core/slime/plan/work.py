@@ -16,7 +16,6 @@ from slime.config.keys import ANY_NAME, own_keys, value_of
 from slime.config.schema import Role, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid
-from slime.plan.packs import Packs
 from slime.topology.quantization import choices
 from slime.topology.server_fields import requests_per_rank
 from slime.topology.topology import Topology
@@ -131,8 +130,8 @@ def requests(topology: Topology) -> dict[str, dict[str, int | None]]:
     return found
 
 
-def batch_lines(sizes: dict[str, int], grid: Grid, packs: Packs, idle: float) -> Iterator[str]:
-    """`batch` in words, and what a step of it is packed into."""
+def batch_lines(sizes: dict[str, int], grid: Grid) -> Iterator[str]:
+    """`batch` in words."""
     group = (
         f", {sizes['tokens_a_rank']:,} a rank of a context-parallel group of {grid.cp}" if grid.cp > 1 else " a rank"
     )
@@ -141,12 +140,6 @@ def batch_lines(sizes: dict[str, int], grid: Grid, packs: Packs, idle: float) ->
     step = f"{sizes['samples']:,} samples, at most {sizes['samples_a_rank']:,} a data-parallel rank"
     of = f"; {sizes['optimizer_steps']} a rollout, which begins {sizes['begun']:,} responses" if longest else ""
     yield f"  optimizer step  {step}{of}"
-    filled = f"{packs.a_rank:,.1f} micro-batches a data-parallel rank, {packs.fill:.1%} full"
-    yield f"  packs           {filled}, if lengths are spread evenly up to the longest"
-    waits = [f"the busiest rank has {packs.over_ranks:.3f} of the mean work, {packs.over_rounds:.3f} round for round"]
-    waits = waits * (grid.dp > 1) + [f"stages idle {idle:.1%} of the time"] * (grid.pp > 1)
-    if waits:
-        yield f"  waiting         {'; '.join(waits)}"
 
 
 def request_lines(groups: dict[str, dict[str, int | None]]) -> Iterator[str]:

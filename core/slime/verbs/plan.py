@@ -29,18 +29,17 @@ data, the run directory, the layout, the memory of devices and hosts. Exit code 
 
 
 def run(args: Namespace) -> int:
+    from slime.plan.document import document
+    from slime.plan.report import report
+
     composed = examine_with_run_dir(args.keys)
     code = EXIT_ERROR if composed.problems else 0
     if args.json:
-        from slime.plan.document import document
-
         print(json.dumps(document(composed, plugins.load()), indent=1))
         return code
     if args.config:
         print(printable(composed.yaml) if sys.stdout.isatty() else composed.yaml, end="")
     elif not composed.problems:
-        from slime.plan.report import report
-
         print(printable(report(composed, plugins.load())))
     for problem in composed.problems:
         print(f"slime: {problem}", file=sys.stderr)

@@ -16,7 +16,6 @@ from slime.engines.limits import longest_of
 from slime.layout import Grid, split_layers
 from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
-from slime.plan.packs import Packs, lengths_of
 from slime.types import RL
 from slime_plugin_memory.trainer import TrainerRank
 from slime_plugin_publish.seconds import NETWORK
@@ -65,11 +64,6 @@ class Work:
         """Tokens of the longest sequence: lengths are taken to be spread evenly between 0 and twice their mean."""
         return 2 * self.tokens * self.sequences / (self.sequences + 1)
 
-    @property
-    def lengths(self) -> list[list[int]]:
-        """Tokens of the sequences of some optimizer steps, as `slime plan` draws them."""
-        return lengths_of(int(2 * self.tokens), max(1, self.sequences // self.optimizer_steps))
-
 
 def work_of(cfg: SlimeConfig) -> Work:
     """Of one rollout, or of one supervised step."""
@@ -86,14 +80,14 @@ class Layout:
     """What `fit` chooses for the trainers.
 
     Attributes:
-        packs: of an optimizer step.
+        cap: tokens of a micro-batch of one context-parallel group.
         per_node: GPUs a host.
         deepep: exchanges the experts' tokens, and sends each once a host.
     """
 
     grid: Grid
     megatron: Mapping[str, Any]
-    packs: Packs
+    cap: int
     per_node: int
     cpu_adam: bool
     deepep: bool = False
@@ -111,14 +105,16 @@ def training_seconds(
     Args:
         ranks: one of every pipeline stage.
     """
-    grid, model, batches = layout.grid, trained.model, layout.packs.a_rank
-    pack = work.sequences * work.tokens / work.optimizer_steps / grid.dp / batches
+    grid, model = layout.grid, trained.model
+    tokens = work.sequences * work.tokens / work.optimizer_steps / grid.dp
+    batches = max(1.0, -(-tokens // layout.cap))
+    pack = tokens / batches
     split = split_layers(model["num_layers"], grid, layout.megatron)
     stages = [[layer for chunk in chunks for layer in chunk] for chunks in split]
     products = 2 if ranks[0].trains_adapters else 3  # forward, gradients of inputs, and those of weights that learn
     passes = products + layout.recomputes
-    busiest = UNEVEN_EXPERTS if grid.ep > 1 else 1.0
-    by_stage = [trained.stage(layers, is_last=layers is stages[-1], uneven=busiest) for layers in stages]
+    uneven = UNEVEN_EXPERTS if grid.ep > 1 else 1.0
+    by_stage = [trained.stage(layers, is_last=layers is stages[-1], uneven=uneven) for layers in stages]
     slowest = by_stage.index(max(by_stage))
     forward = by_stage[slowest] * pack / (grid.tp * grid.cp) / MATMUL + LAYER_S / 3 * len(stages[slowest])
     parts = {"compute": batches * products * forward, "recomputation": batches * layout.recomputes * forward}
@@ -126,11 +122,7 @@ def training_seconds(
     for name, seconds in exchanged.items():
         parts[name] = batches * seconds
     parts["log-probs"] = work.log_probs * batches * (forward + sum(exchanged.values()) / passes)
-    together = grid.ep * grid.etp > grid.tp * grid.cp  # ranks that share experts, at every micro-batch
-    uneven = layout.packs.over_rounds if together else layout.packs.over_ranks
-    parts["uneven packs"] = (uneven - 1) * sum(parts.values())
-    idle = layout.packs.idle(grid.pp, len(split[0]))
-    parts["pipeline bubble"] = idle / (1 - idle) * sum(parts.values())
+    parts["pipeline bubble"] = (grid.pp - 1) * sum(parts.values()) / batches
     shard = pack / (grid.cp * grid.tp) * model["hidden_size"] * BF16
     parts["pipeline sends"] = 2 * (batches + grid.pp - 1) * shard / NETWORK * (grid.pp > 1)
     parts["gradients"] = max(_gradients(layout, rank) for rank in ranks)

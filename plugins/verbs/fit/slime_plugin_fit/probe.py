@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -38,7 +37,6 @@ from slime.topology.topology import read_topology
 from slime.train.packing import pack_for
 from slime.types import ADVANTAGES, PREFERENCE, ROLLOUT_LOGPROBS, TrainSample
 from slime_plugin_fit.estimate import MOVES, Layout, Work, training_seconds
-from slime_plugin_fit.packing import Packing
 from slime_plugin_memory.estimate import GpuMemory
 from slime_plugin_memory.memory_plan import MemoryPlan
 from slime_plugin_memory.trainer import GIB, Phase
@@ -266,12 +264,11 @@ def _table(composed: Composed, step: FullStep, measured: Sequence[Measured]) -> 
 
 def _estimated(plan: MemoryPlan, step: FullStep) -> dict[str, float]:
     cfg = plan.cfg
-    packing = Packing([[step.longest] * (step.num_sequences // step.num_steps)], math.inf)
     work = Work(step.num_sequences, step.longest, step.num_steps)
     layout = Layout(
         plan.grid,
         plan.model,
-        packing.of(plan.grid, plan.model, plan.tokens),
+        plan.tokens,
         cfg.cluster.devices_per_node,
         bool(cfg.train.optimizer.get("optimizer_cpu_offload")),
         plan.model.get("moe_flex_dispatcher_backend") == "deepep",

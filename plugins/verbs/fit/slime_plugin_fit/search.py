@@ -25,7 +25,7 @@ from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.layout import FIRST, LAST, SIZE_KEYS, Grid, read_grid, split_layers
 from slime.models.bridge import HfConfig
-from slime.plan.flops import ForwardFlops, attention_length
+from slime.plan.flops import ForwardFlops
 from slime.plugins import Plugins
 from slime.sizes.model import keywords_of, sizes_of
 from slime.sizes.parameters import Held, unknown_parameter
@@ -37,7 +37,6 @@ from slime_plugin_fit.candidate import Candidate, published
 from slime_plugin_fit.engines import engine_changes
 from slime_plugin_fit.estimate import Layout, Work, training_seconds, work_of
 from slime_plugin_fit.generation import engine_seconds
-from slime_plugin_fit.packing import Packing
 from slime_plugin_memory.memory_plan import MemoryPlan, most
 from slime_plugin_memory.problems import memory_problems
 from slime_plugin_memory.trainer import BF16, Phase, TrainerRank
@@ -141,7 +140,6 @@ class _Search:
     hf: HfConfig
     memory: MemoryPlan
     work: Work
-    packing: Packing
     _held: dict[Any, list[Held]] = field(default_factory=dict)
     _too_large: set[int] = field(default_factory=set)
 
@@ -159,8 +157,7 @@ class _Search:
             raise SlimeError(f"nobody told the size of '{name}'", where=f"model family {cfg.model.family}", todo=todo)
         model = keywords_of(cfg.train.megatron, bridge, hf)
         memory = MemoryPlan.of(sizes_of(composed.topology or Topology(cfg, ()), model, mapping))
-        work = work_of(cfg)
-        return cls(cfg, plugins, hf, memory, work, Packing(work.lengths, attention_length(cfg, plugins)))
+        return cls(cfg, plugins, hf, memory, work_of(cfg))
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -324,8 +321,8 @@ class _Search:
 
     def _seconds(self, grid: Grid, megatron: Changes, cap: int, offloads: bool) -> dict[str, float]:
         deepep = megatron.get("moe_token_dispatcher_type") == "flex"
-        model, per_node = {**self._bare, **megatron}, self.cfg.cluster.devices_per_node
-        layout = Layout(grid, model, self.packing.of(grid, model, cap), per_node, offloads, deepep)
+        per_node = self.cfg.cluster.devices_per_node
+        layout = Layout(grid, {**self._bare, **megatron}, cap, per_node, offloads, deepep)
         return training_seconds(self.work, self._trained, layout, self._ranks(grid, megatron, offloads))
 
     @staticmethod

@@ -20,7 +20,7 @@ EXCHANGES = ("tensor parallel", "context parallel", "expert parallel", "pipeline
 COLUMNS = {
     "compute": ("compute",),
     "again": ("recomputation", "log-probs"),
-    "bubble": ("uneven packs", "pipeline bubble"),
+    "bubble": ("pipeline bubble",),
     "exchange": EXCHANGES,
     "update": ("gradients", "optimizer", MOVES),
     "publish": (PUBLISH,),

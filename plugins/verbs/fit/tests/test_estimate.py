@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from slime.layout import Grid
 from slime.plan.flops import ForwardFlops
 from slime_plugin_fit.estimate import HBM, NVLINK, Layout, Work, training_seconds, work_of
 from slime_plugin_fit.generation import _exchange, engine_seconds, generation_seconds, held_out_prompts
-from slime_plugin_fit.packing import Packing
 from slime_plugin_publish.seconds import NETWORK
 
 ONE, ALONE = Grid(1), {"num_layers": 12}
@@ -25,8 +23,7 @@ def seconds(words: list[str], grid: Grid, pack: int, sequence: int, packs: int, 
     trained = ForwardFlops(plan.model, plan.weights, sequence)
     work = Work(packs * pack // sequence * grid.dp, sequence)
     cpu_adam = bool(plan.cfg.train.optimizer.get("optimizer_cpu_offload"))
-    packed = Packing([[sequence] * work.sequences], math.inf).of(grid, plan.model, pack)
-    parts = training_seconds(work, trained, Layout(grid, plan.model, packed, 8, cpu_adam), plan.trainers)
+    parts = training_seconds(work, trained, Layout(grid, plan.model, pack, 8, cpu_adam), plan.trainers)
     return {name: value for name, value in parts.items() if not name.startswith("moves")}  # the engines' part
 
 
@@ -52,7 +49,7 @@ def test_measured_steps(words: list[str], grid: Grid, pack: int, sequence: int, 
 
 
 def test_parts_of_a_pipeline() -> None:
-    """1F1B with m equal micro-batches and p stages idles p - 1 of m + p - 1 turns."""
+    """1F1B with m micro-batches and p stages idles p - 1 of m + p - 1 turns."""
     parts = seconds(PP2, Grid(2, pp=2), 8192, 1024, 16)
     busy = parts["compute"]
     assert parts["pipeline bubble"] == pytest.approx(busy / 16)
@@ -128,8 +125,7 @@ def test_log_probs_are_forward_passes_of_all_packs() -> None:
     kl = plan_of("+model=glm4-9b", "+cluster=h100x8", "algo.kl_coef=0.1")
     assert work_of(kl.cfg).log_probs == 1
     trained, work = ForwardFlops(kl.model, kl.weights, 4608), work_of(kl.cfg)
-    packs = Packing(work.lengths, math.inf).of(kl.grid, kl.model, 9216)
-    layout = Layout(kl.grid, kl.model, packs, 8, cpu_adam=False)
+    layout = Layout(kl.grid, kl.model, 9216, 8, cpu_adam=False)
     parts = training_seconds(work, trained, layout, kl.trainers)
     exchanged = parts["tensor parallel"] + parts["context parallel"]
     assert parts["log-probs"] == pytest.approx(parts["compute"] / 3 + exchanged / (4 if layout.recomputes else 3))
