@@ -48,7 +48,7 @@ def test_a_verb_that_needs_more_says_what_brings_it(planning: Any, tmp_path: Pat
     random = planning.slime("convert", "random", config, tmp_path / "random")
     brings = (
         (report, "'slime report' comes with slime-plugin-watch", "Run: pip install slime-plugin-watch."),
-        (random, "this needs torch", EXTRA),
+        (random, "this needs slime-plugin-megatron", EXTRA),
     )
     for done, what, todo in brings:
         assert done.returncode == 2, done.stdout
