@@ -150,10 +150,11 @@ class Setting:
 
 
 async def measure(args: argparse.Namespace, folder: Path, start: Callable[[list[int]], str]) -> None:
-    from slime.imports import importing
+    from slime.imports import collect_rarely, importing
 
     with importing():  # as a run does
         setting = Setting(folder, start, args)
+    collect_rarely()
     await setting.make(8 * 8)
     memory, clock = psutil.Process().memory_info().rss, time.process_time()
     began = time.perf_counter()

@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 770,
     "weights": 885,
-    ".": 4876,
+    ".": 4881,
     "cluster": 1805,
     "train": 755,
     "compose": 2297,
@@ -40,7 +40,7 @@ BUDGETS = {
     "sizes": 385,
     "reward": 212,
     "data": 1405,
-    "sampling": 2362,
+    "sampling": 2358,
     "plan": 825,
     "engine_client": 367,
     "verbs": 360,

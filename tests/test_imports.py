@@ -47,6 +47,22 @@ def test_collections_that_were_off_stay_off() -> None:
         gc.enable()
 
 
+def test_many_objects_that_live_are_looked_through_rarely() -> None:
+    """In a process of its own, as it is told for good."""
+    program = """
+import gc
+from slime.imports import collect_rarely
+def passes():
+    before = sum(each["collections"] for each in gc.get_stats())
+    made = [[] for _ in range(30_000)]
+    return sum(each["collections"] for each in gc.get_stats()) - before
+assert passes() > 10
+collect_rarely()
+assert passes() <= 1
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_process_ends_in_silence() -> None:
     """Triton's library looks at its end for what nobody released."""
     program = "from slime.imports import importing\nwith importing():\n    import triton"

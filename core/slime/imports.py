@@ -29,6 +29,12 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
+def collect_rarely() -> None:
+    """Look for garbage after 50,000 new objects, not 700: thousands of attempts make many that live, and looking
+    through them takes up to a sixth of the driver's time. Not for a process whose garbage may hold tensors."""
+    gc.set_threshold(50_000)
+
+
 def import_file(file: Path, name: str) -> ModuleType:
     """The module of a Python file, run again at every call. It stands in `sys.modules` under `name`, so that what it
     defines can be pickled. `name` should be unlike that of any installed module."""

@@ -213,6 +213,22 @@ class Scripted:
         return await self.does(model)
 
 
+def test_the_text_with_special_tokens_is_that_of_all_but_the_end(parts, tmp_path):
+    form, tokenizer, _ = parts
+    ends = [*(form_token(tokenizer, word) for word in form.ends), form_token(tokenizer, "</tool_call>")]  # one is plain
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    chat, rng = ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT), random.Random(1)
+    ends.append(tokenizer.eos_token_id)
+    plain = [number for number in tokenizer.get_vocab().values() if number not in tokenizer.all_special_ids]
+    assert chat.full_text([], "") == ""
+    for words in (plain, sorted(tokenizer.get_vocab().values())):
+        for _ in range(200):
+            said = [number for number in rng.choices(words, k=rng.randint(1, 6)) if number not in ends]
+            response = said + [rng.choice(ends)] * rng.randint(0, 1)
+            text = tokenizer.decode(response, skip_special_tokens=True)
+            assert chat.full_text(response, text) == tokenizer.decode(said, skip_special_tokens=False)
+
+
 def test_conversations_of_an_attempt_are_segments_of_it(parts):
     async def two_at_once(model):
         main, other = model.conversation(), model.conversation([{"role": "user", "content": "help"}])

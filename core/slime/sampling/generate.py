@@ -113,14 +113,10 @@ class Generator:
         response, sequence = self._sampling.max_response_tokens, self._sampling.max_sequence_tokens
         return response if sequence is None else min(response, sequence - len(context))
 
-    def text(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Tokens of a response as text; `special` tokens, if they are wanted, too."""
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special)
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens of a response as text, without special tokens."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
-
-    def without_end(self, response: Sequence[int]) -> Sequence[int]:
-        """A response's tokens but for an end token."""
-        return response[:-1] if response and response[-1] in self._end_tokens else response
 
     def _append(self, segment: Segment, begun: int, limit: int, passed: Passed, stop: Sequence[str]) -> bool:
         """Add what was generated up to and with the first token that ends the response; whether there is one.

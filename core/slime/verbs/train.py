@@ -7,7 +7,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from slime.arguments import ArgumentParser
-from slime.imports import importing
+from slime.imports import collect_rarely, importing
 
 if TYPE_CHECKING:
     from slime.compose.compose import Composed
@@ -32,6 +32,7 @@ def run(args: Namespace) -> None:
     with importing():
         from slime.run import train
 
+    collect_rarely()
     train(composed)
 
 

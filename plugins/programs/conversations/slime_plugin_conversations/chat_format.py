@@ -85,6 +85,25 @@ class ChatFormat:
         written = bool(tokens) and tokens[-1] in self._end_tokens and ids[:1] == [tokens[-1]]
         return ids[written:]
 
+    def full_text(self, response: Sequence[int], text: str) -> str:
+        """Text of a response with its special tokens, but for the token that ends it.
+
+        Args:
+            text: of the response without special tokens, which is the same where it has none.
+        """
+        has_end = bool(response) and response[-1] in self._end_tokens
+        said = response[:-1] if has_end else response
+        if self._special.isdisjoint(said) and (not has_end or response[-1] in self._special):
+            return text
+        full_text: str = self._tokenizer.decode(said, skip_special_tokens=False)
+        return full_text
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """Tokens that decoding can leave out."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset({*self._tokenizer.all_special_ids, *(number for number, token in added if token.special)})
+
     def _begun(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
         """Text of a conversation that the model is to answer, with calls and results as the template knows them."""
         problem = None

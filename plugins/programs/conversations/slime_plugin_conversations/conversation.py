@@ -48,7 +48,7 @@ class Conversation:
             self._is_asking = False
 
     async def _turn(self, new: Sequence[Message], max_tokens: int | None, stop: Sequence[str]) -> Turn:
-        model, generator, turns = self._model, self._model.attempts.generator, self._model.sample.turns
+        model, turns = self._model, self._model.sample.turns
         written: Sequence[int] = ()
         if new and (self._segment or self._branched):
             written = self._chat.behind(self._tokens, new, self._tools)
@@ -66,7 +66,7 @@ class Conversation:
         response = await model.extend(segment, begun, limit, self._seed, stop)
         answer = model.answers[-1]
         self._said.append((len(segment.tokens), answer))
-        full_text = generator.text(generator.without_end(response), special=True)
+        full_text = self._chat.full_text(response, answer.text)
         turns.append({"role": "assistant", "content": full_text})
         model.go_away()
         return Turn(answer.text, model.finish, full_text, len(segment.context) + begun, len(response))
