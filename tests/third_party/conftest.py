@@ -195,8 +195,8 @@ def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
     examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry")
     bare.build(*(HERE / example for example in examples))
-    plugins = [f"slime-plugin-{name}" for name in ("samples", "testing", "sglang", "glm4", "math", "dynamic-sampling")]
-    bare.install("slime-rl", *plugins, *(f"slime-{example}" for example in examples))
+    plugins = [name for name in LAPTOP_RUN if name.startswith("slime-plugin-")]
+    bare.install("slime-rl", *plugins, "slime-plugin-testing", *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
     bare.install("--no-deps", "--ignore-installed", *(path.name for path in LIBRARIES))
     return bare
