@@ -8,7 +8,7 @@ busiest rank over the mean; `waiting` the same where ranks wait for the slowest 
 do that share experts. `least`: no packing can have less waiting, because of the largest sequences. `ms` is of the
 processor. Work is n + n^2 / attention tokens for a sequence of n.
 
-Beside it, from the same lengths, what other trainers' packers do, written anew from their descriptions: first fit in
+Beside it, from the same lengths, the packers of other trainers, implemented here from their descriptions: first fit in
 the order of arrival (slime, miles), best fit decreasing (TRL), and Karmarkar and Karp's differencing over as many
 micro-batches as the tokens need (verl; 2,048 sequences only). Their micro-batches are dealt to ranks in turn; `over`
 counts those above the cap.

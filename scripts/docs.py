@@ -80,7 +80,7 @@ def _accepted_tables() -> Iterator[str]:
     yield from ["", "## Megatron-core's fields", ""]
     yield "These may be set, and no others: many of Megatron-core's fields do nothing here. A test shows what each of"
     yield "them changes (`plugins/trainers/megatron/tests/test_fields.py`); those with a dagger change no number."
-    yield "What config.json decides may be repeated as it stands there. `slime plan` refuses the rest, with the reason."
+    yield "A value of config.json may be set if it is the same there. `slime plan` refuses the rest, with the reason."
     for section, fields in ACCEPTED.items():
         yield from ["", f"| `{section}.` | what it does | values | does nothing without |", "|---|---|---|---|"]
         for name, field in fields.items():

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from slime import __main__ as command
 from slime import plugins
@@ -131,6 +132,7 @@ def test_a_mistyped_name_gets_the_nearest_one(bare: Site) -> None:
 def test_a_file_of_the_name_wins(site: Site) -> None:
     paths = "@hookimpl\ndef slime_config_paths(): return ['pkg://acme_bare.conf']"
     site.add("acme-bare", f"{PLUGIN}\n{paths}", conf={"reward/strictly.yaml": "name: strictly\nnum_workers: 3"})
+    ConfigStore.instance().repo["reward"].pop("strictly.yaml", None)  # left by compositions before in this process
     cfg = compose([*LAPTOP, *CHOSEN])
     assert (cfg.reward.name, cfg.reward.num_workers, cfg.filter.name) == ("strictly", 3, "choosy")
 

@@ -1,9 +1,9 @@
 """From the sizes of units to micro-batches: which stand together, and which rank gets them. No torch.
 
-A unit has rows, of which a micro-batch holds so many and no more, and work. Ranks that share experts wait, micro-batch
-for micro-batch, for the one with most work, so what they are at together, a round, should be alike.
+A unit has rows and work. A micro-batch has a maximum of rows. Ranks that share experts wait at every micro-batch for the
+rank with the most work, so the micro-batches that they compute at the same time, a round, should have equal work.
 
-Nothing depends on chance, and all of it takes some 20 ms for 8,192 units (`benchmarks/packing.py`).
+Nothing depends on chance. `benchmarks/packing.py` prints how long it takes.
 """
 
 from __future__ import annotations
