@@ -46,8 +46,8 @@ class Shape:
         return first.num_tokens - first.num_response_tokens - 1 if self.share_prompts else 0
 
     def room(self, samples: Sequence[TrainSample], unit: Unit) -> int:
-        """Rows that a unit takes of its micro-batch: its tokens, or, if that is more, its keys over `KEYS_A_ROW`, where every
-        sample that shares a prompt counts the prompt's keys again."""
+        """Rows that a unit takes of its micro-batch: its tokens, or, if that is more, its keys over `KEYS_A_ROW`.
+        Every sample that shares a prompt counts the prompt's keys again."""
         first, *others = unit
         shared = self.num_shared(samples, unit)
         rows = [padded(samples[i].num_tokens - shared, self.align) for i in others]

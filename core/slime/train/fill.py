@@ -1,7 +1,7 @@
 """From the sizes of units to micro-batches: which stand together, and which rank gets them. No torch.
 
-A unit has rows and work. A micro-batch has a maximum of rows. Ranks that share experts wait at every micro-batch for the
-rank with the most work, so the micro-batches that they compute at the same time, a round, should have equal work.
+A unit has rows and work. A micro-batch has a maximum of rows. Ranks that share experts wait at every micro-batch for
+the rank with the most work, so the micro-batches that they compute at the same time, a round, should have equal work.
 
 Nothing depends on chance. `benchmarks/packing.py` prints how long it takes.
 """
