@@ -1,7 +1,7 @@
 """Finds the installed plugins, asks each one its hooks, and keeps what they contribute by name.
 
-pluggy cannot say which plugin answered a hook, so every plugin gets a manager of its own. A plugin that cannot be used
-is kept with its problem: `slime plugins` lists it, `train`, `eval` and `plan` refuse to start beside it.
+pluggy cannot say which plugin answered a hook, so each plugin is asked by its own functions. A plugin that cannot be
+used is kept with its problem: `slime plugins` lists it, `train`, `eval` and `plan` refuse to start beside it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Plugin:
     contributions: list[Contribution] = field(default_factory=list)
     config_paths: tuple[str, ...] = ()
     schemas: Mapping[str, type] = field(default_factory=dict)
-    hooks: pluggy.HookRelay | None = None
+    hooks: Mapping[str, pluggy.HookImpl] = field(default_factory=dict)
     problem: SlimeError | None = None
 
     def broken(self, what: str, todo: str = "") -> SlimeError:
@@ -72,7 +72,7 @@ class Plugin:
     @property
     def checks(self) -> bool:
         """Whether it implements `slime_check`."""
-        return self.hooks is not None and bool(self.hooks.slime_check.get_hookimpls())
+        return "slime_check" in self.hooks
 
     def brings(self) -> dict[str, list[str]]:
         """Kind -> names of what it contributes, for a listing; a plugin that only checks says so."""
@@ -85,12 +85,10 @@ class Plugin:
 
     def ask(self, hook: str, **arguments: Any) -> Any:
         """The plugin's answer to one hook, None if it does not implement it; SlimeError if it raises."""
-        assert self.hooks is not None, "a plugin without hooks is broken and is not asked"
-        if not (asked := getattr(self.hooks, hook)).get_hookimpls():  # as most are of most plugins
+        if (own := self.hooks.get(hook)) is None:
             return None
         with foreign(self.broken, f"{hook} raised {{}}"):
-            answers = asked(**arguments)
-        return answers[0] if answers else None
+            return own.function(**{name: arguments[name] for name in own.argnames})
 
 
 class Plugins:
@@ -195,25 +193,28 @@ def load() -> Plugins:
 
 def discover(entries: Iterable[EntryPoint]) -> Plugins:
     """Load every entry point, the built-ins first, and mark what is broken or claimed twice."""
-    installed = [_load_builtins()] + [_load_entry(entry) for entry in sorted(entries, key=lambda entry: entry.name)]
+    specs = pluggy.PluginManager("slime")
+    specs.add_hookspecs(SlimeHooks)
+    ordered = sorted(entries, key=lambda entry: entry.name)
+    installed = [_load_builtins(specs)] + [_load_entry(entry, specs) for entry in ordered]
     _mark_duplicates(installed, "entry point", lambda plugin: [plugin.name])
     _mark_duplicates(installed, "", lambda plugin: [f"{item.kind} '{item.name}'" for item in plugin.contributions])
     return Plugins(installed)
 
 
-def _load_builtins() -> Plugin:
+def _load_builtins(specs: pluggy.PluginManager) -> Plugin:
     plugin = Plugin("slime", BUILTIN, slime.__version__)
-    _read_hooks(plugin, EntryPoint(plugin.name, "slime.builtins", ENTRY_POINT_GROUP).load())
+    _read_hooks(plugin, EntryPoint(plugin.name, "slime.builtins", ENTRY_POINT_GROUP).load(), specs)
     return plugin
 
 
-def _load_entry(entry: EntryPoint) -> Plugin:
+def _load_entry(entry: EntryPoint, specs: pluggy.PluginManager) -> Plugin:
     assert entry.dist is not None, "an entry point read from metadata knows its distribution"
     described = entry.dist.metadata  # which is parsed again whenever it is asked for
     plugin = Plugin(entry.name, described["Name"], described["Version"])
     try:
         _check_slime_version(plugin, described.get_all("Requires-Dist") or [])
-        _read_hooks(plugin, _import(plugin, entry))
+        _read_hooks(plugin, _import(plugin, entry), specs)
         _check_contributes(plugin)
     except SlimeError as problem:
         plugin.problem = problem
@@ -230,16 +231,22 @@ def _import(plugin: Plugin, entry: EntryPoint) -> Any:
         return entry.load()
 
 
-def _read_hooks(plugin: Plugin, module: Any) -> None:
-    """Register `module` alone, and ask it everything that does not depend on a run."""
-    manager = pluggy.PluginManager("slime")
-    manager.add_hookspecs(SlimeHooks)
+def _read_hooks(plugin: Plugin, module: Any, specs: pluggy.PluginManager) -> None:
+    """Find the hooks of `module`, and ask it everything that does not depend on a run.
+
+    `specs` knows what hooks there are. A plugin leaves it again, so that none depends on another: one manager for each
+    would read the specifications once for every plugin.
+    """
     try:
-        manager.register(module, plugin.name)
-        manager.check_pending()
+        specs.register(module, plugin.name)
+        own = specs.get_hookcallers(module) or []
+        plugin.hooks = {hook.name: hook.get_hookimpls()[0] for hook in own}
     except pluggy.PluginValidationError as error:
-        raise plugin.broken(_signature_fault(manager, error), _ASK_AUTHOR) from error
-    plugin.hooks = manager.hook
+        raise plugin.broken(_signature_fault(error), _ASK_AUTHOR) from error
+    finally:
+        specs.unregister(name=plugin.name)
+    if unknown := [hook.name for hook in own if not hook.has_spec()]:
+        raise plugin.broken(_unknown_hook(unknown[0]), _ASK_AUTHOR)
     for kind, hook in HOOK_OF_KIND.items():
         plugin.contributions += _contributions(plugin, kind, hook)
     plugin.config_paths = tuple(_config_path(plugin, path) for path in plugin.ask("slime_config_paths") or ())
@@ -249,12 +256,13 @@ def _read_hooks(plugin: Plugin, module: Any) -> None:
 _ASK_AUTHOR = "docs/hooks.md gives every hook's signature; correct the plugin"
 
 
-def _signature_fault(manager: pluggy.PluginManager, error: pluggy.PluginValidationError) -> str:
+def _unknown_hook(name: str) -> str:
+    known = [hook for hook in vars(SlimeHooks) if hook.startswith("slime_")]
+    return f"there is no hook '{name}'. {did_you_mean(name, known).rstrip('.')}"
+
+
+def _signature_fault(error: pluggy.PluginValidationError) -> str:
     """pluggy's several lines about a hook as one."""
-    known = [name for name in vars(SlimeHooks) if name.startswith("slime_")]
-    unknown = [name for name in vars(manager.hook) if name.startswith("slime_") and name not in known]
-    if unknown:
-        return f"there is no hook '{unknown[0]}'. {did_you_mean(unknown[0], known).rstrip('.')}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "wrong hook signature: " + "; ".join(lines[1:])
 

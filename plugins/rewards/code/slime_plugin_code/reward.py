@@ -13,11 +13,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime.types import Sample, Verdict
-from slime_plugin_code import remote
-from slime_plugin_code.sandbox import Ended, NotRunError, Spec, run
+
+if TYPE_CHECKING:
+    from slime_plugin_code.sandbox import Ended
 
 _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.S)
 _MOST_DEEP = 50
@@ -50,6 +51,8 @@ class CodeReward:
     """Run programs on a machine that cannot confine them. They may then do all that this user may."""
 
     def score(self, sample: Sample) -> Verdict:
+        from slime_plugin_code.sandbox import NotRunError  # here, because importing a plugin is to be quick
+
         try:
             cases = cases_of(sample.prompt.label)[: self.max_tests]
         except (ValueError, SyntaxError, RecursionError) as problem:
@@ -69,9 +72,11 @@ class CodeReward:
         return Verdict.of(share if self.partial else float(share == 1), tests_passed=share)
 
     def _passes(self, code: str, case: Case) -> bool:
-        spec = Spec(code, case.call, self.cpu_s, self.memory_mb, unconfined=self.unconfined)
+        from slime_plugin_code import remote, sandbox
+
+        spec = sandbox.Spec(code, case.call, self.cpu_s, self.memory_mb, unconfined=self.unconfined)
         local = self.sandbox == LOCAL
-        ended = run(spec, case.given) if local else remote.run(self.sandbox, spec, case.given)
+        ended = sandbox.run(spec, case.given) if local else remote.run(self.sandbox, spec, case.given)
         return not ended.fault and _is_right(ended, case)
 
 

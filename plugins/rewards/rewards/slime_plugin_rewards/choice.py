@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slime.types import Sample, Status, Verdict
-from slime_plugin_math.answers import find_answer
-from slime_plugin_math.compare import same
 from slime_plugin_math.options import AnswerForm
 
 _LETTERS = "ABCDEFGHIJ"
@@ -27,6 +25,9 @@ class GpqaReward:
     """Value of a wrong or missing answer; a right one is 1."""
 
     def score(self, sample: Sample) -> Verdict:
+        from slime_plugin_math.answers import find_answer  # here, because importing a plugin is to be quick
+        from slime_plugin_math.compare import same
+
         choices = sample.prompt.metadata.get(self.choices_column)
         texts = [str(choice) for choice in choices] if isinstance(choices, list | tuple) else []
         letter = _letter(sample.prompt.label, texts)

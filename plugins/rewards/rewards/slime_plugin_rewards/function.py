@@ -8,7 +8,6 @@ columns) or `sample` (all of it). It returns a number, true or false, or a `Verd
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
 import inspect
 import numbers
@@ -140,6 +139,8 @@ def _file(where: str) -> Path | None:
 
 
 def _digest(file: Path) -> str:
+    import hashlib  # here, because it loads OpenSSL
+
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +21,9 @@ def post(url: str, body: Any, headers: Mapping[str, str], *, timeout_s: float, t
     Raises:
         ServerError: after `tries` requests there is none.
     """
+    import urllib.error  # here, because every command imports the rewards, and few ask a server
+    import urllib.request
+
     data = json.dumps(body).encode()
     for attempt in range(tries):
         request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})

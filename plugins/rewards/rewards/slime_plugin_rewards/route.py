@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from guarded_workers.worker import describe
 from slime.contracts import GroupReward, Reward, RewardModel
 from slime.errors import SlimeError
 from slime.types import Sample, Verdict
@@ -73,6 +72,8 @@ def _scored(reward: RewardModel, sample: Sample) -> Verdict:
     try:
         return reward.score(sample)
     except Exception as error:  # noqa: BLE001  (a plugin's code)
+        from guarded_workers.worker import describe  # here, because importing a plugin is to be quick
+
         return Verdict.error(describe(error))
 
 

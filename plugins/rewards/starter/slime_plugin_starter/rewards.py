@@ -12,8 +12,6 @@ from difflib import SequenceMatcher
 from fractions import Fraction
 
 from slime.types import Sample, Status, Verdict
-from slime_plugin_math.answers import find_answer
-from slime_plugin_math.compare import same
 from slime_plugin_math.options import AnswerForm
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -93,6 +91,9 @@ class Gsm8kReward:
         label = sample.prompt.label
         if not isinstance(label, str) or "####" not in label:
             return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} has no ####")
+        from slime_plugin_math.answers import find_answer  # here, because importing a plugin is to be quick
+        from slime_plugin_math.compare import same
+
         is_cut = sample.status is Status.TRUNCATED
         answer, _ = find_answer(sample.response, AnswerForm.auto, is_cut=is_cut)
         correct = answer is not None and same(answer, label.rpartition("####")[2].strip())
