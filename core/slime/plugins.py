@@ -195,8 +195,8 @@ def discover(entries: Iterable[EntryPoint]) -> Plugins:
     """Load every entry point, the built-ins first, and mark what is broken or claimed twice."""
     specs = pluggy.PluginManager("slime")
     specs.add_hookspecs(SlimeHooks)
-    ordered = sorted(entries, key=lambda entry: entry.name)
-    installed = [_load_builtins(specs)] + [_load_entry(entry, specs) for entry in ordered]
+    installed = [_load_builtins(specs)]
+    installed += [_load_entry(entry, specs) for entry in sorted(entries, key=lambda entry: entry.name)]
     _mark_duplicates(installed, "entry point", lambda plugin: [plugin.name])
     _mark_duplicates(installed, "", lambda plugin: [f"{item.kind} '{item.name}'" for item in plugin.contributions])
     return Plugins(installed)
@@ -232,11 +232,7 @@ def _import(plugin: Plugin, entry: EntryPoint) -> Any:
 
 
 def _read_hooks(plugin: Plugin, module: Any, specs: pluggy.PluginManager) -> None:
-    """Find the hooks of `module`, and ask it everything that does not depend on a run.
-
-    `specs` knows what hooks there are. A plugin leaves it again, so that none depends on another: one manager for each
-    would read the specifications once for every plugin.
-    """
+    """Find the hooks of `module`, which leaves `specs` again, and ask it everything that does not depend on a run."""
     try:
         specs.register(module, plugin.name)
         own = specs.get_hookcallers(module) or []
@@ -246,7 +242,8 @@ def _read_hooks(plugin: Plugin, module: Any, specs: pluggy.PluginManager) -> Non
     finally:
         specs.unregister(name=plugin.name)
     if unknown := [hook.name for hook in own if not hook.has_spec()]:
-        raise plugin.broken(_unknown_hook(unknown[0]), _ASK_AUTHOR)
+        nearest = did_you_mean(unknown[0], (hook for hook in vars(SlimeHooks) if hook.startswith("slime_")))
+        raise plugin.broken(f"there is no hook '{unknown[0]}'. {nearest.rstrip('.')}", _ASK_AUTHOR)
     for kind, hook in HOOK_OF_KIND.items():
         plugin.contributions += _contributions(plugin, kind, hook)
     plugin.config_paths = tuple(_config_path(plugin, path) for path in plugin.ask("slime_config_paths") or ())
@@ -254,11 +251,6 @@ def _read_hooks(plugin: Plugin, module: Any, specs: pluggy.PluginManager) -> Non
 
 
 _ASK_AUTHOR = "docs/hooks.md gives every hook's signature; correct the plugin"
-
-
-def _unknown_hook(name: str) -> str:
-    known = [hook for hook in vars(SlimeHooks) if hook.startswith("slime_")]
-    return f"there is no hook '{name}'. {did_you_mean(name, known).rstrip('.')}"
 
 
 def _signature_fault(error: pluggy.PluginValidationError) -> str:

@@ -61,7 +61,10 @@ LIMITS = {
     "sleep": ("import time; time.sleep(60)", "it waited too long"),
     "memory": ("x = bytearray(4 << 30)", "it ended with 1"),
     "output": ("import os\nwhile True: os.write(1, b'x' * 65536)", "it "),
-    "threads": ("import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "it "),
+    "threads": (
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "it ",
+    ),
     "crash": ("import ctypes; ctypes.string_at(0)", "it ended with -11"),
 }
 _CALL = """

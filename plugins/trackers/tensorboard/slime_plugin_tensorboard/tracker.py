@@ -16,9 +16,9 @@ NUM_PROMPTS = 4
 
 
 class TensorBoard:
-    """Writes events through tensorboardX's synchronous writer.
+    """Writes events through TensorBoard's own messages and records, a file for each stage and session.
 
-    Its `SummaryWriter` would hand them to a thread, which dies silently on a full disk and then blocks the run.
+    Its `EventFileWriter` would hand them to a thread, which dies silently on a full disk and then blocks the run.
     """
 
     by_default = True
@@ -36,39 +36,46 @@ class TensorBoard:
 
     def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
         """One event with every value of a step, flushed."""
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        self._write(stage, step, time, scalars)
+        self._write(stage, step, time, summary=scalars)
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
         """A text of the best and the worst responses to a few prompts."""
-        from tensorboardX.summary import text
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text.metadata import create_summary_metadata
 
         for name, rows in samples.items():
             shown = [row for pair in best_and_worst(rows, NUM_PROMPTS) for row in pair]
-            self._write(stage, step, time, text(name, "\n\n".join(map(_text, shown))))
+            text = TensorProto(dtype=DT_STRING, string_val=["\n\n".join(map(_text, shown)).encode()])
+            value = Summary.Value(tag=name, tensor=text, metadata=create_summary_metadata(name, ""))
+            self._write(stage, step, time, summary=Summary(value=[value]))
 
-    def _write(self, stage: str, step: int, time: float, summary: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
+    def _write(self, stage: str, step: int, time: float, **what: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
 
         writer = self._writers.get(stage) or self._open(stage)
-        writer.write_event(Event(wall_time=time, step=step, summary=summary))
+        writer.write(Event(wall_time=time, step=step, **what).SerializeToString())
         writer.flush()
 
     def _open(self, stage: str) -> Any:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder = self._folder / stage
         folder.mkdir(parents=True, exist_ok=True)
-        # The name has the time in whole seconds only, and the writer truncates an existing file: hence the suffix.
-        writer = EventsWriter(str(folder / "events"), filename_suffix=f".{len(list(folder.iterdir()))}")
-        # TensorBoard hides what an earlier session wrote from this step on.
+        now = time.time()
+        # TensorBoard reads the files in the order of their names.
+        file = folder / f"events.out.tfevents.{now:.0f}.{len(list(folder.iterdir()))}"
+        self._writers[stage] = RecordWriter(file.open("xb"))
+        self._write(stage, 0, now, file_version="brain.Event:2")
+        # It hides what an earlier session wrote from this step on.
         step = self._resumed[1] + 1 if self._resumed and self._resumed[0] == stage else 0
-        writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
-        self._writers[stage] = writer
-        return writer
+        self._write(stage, step, now, session_log=SessionLog(status=SessionLog.START))
+        return self._writers[stage]
 
     def finish(self, status: RunStatus) -> None:
         """Flush and close every stage's file."""

@@ -1,9 +1,8 @@
 """What TensorBoard reads of a run that was resumed."""
 
-import struct
-
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import SessionLog
 
 from slime.compose.compose import examine
 from slime.types import TrackedRun
@@ -22,13 +21,9 @@ def log_steps(folder, stage, steps, resumed=None):
 
 
 def events(folder):
-    """Every TensorBoard event under `folder`: TFRecords of length, its checksum, data, its checksum."""
+    """Every event that TensorBoard reads under `folder`; it has scalars as tensors."""
     for path in sorted(folder.rglob("*tfevents*")):
-        data = path.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            yield Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
+        yield from EventFileLoader(str(path)).Load()
 
 
 def test_it_keeps_the_contract(tmp_path):
@@ -36,7 +31,7 @@ def test_it_keeps_the_contract(tmp_path):
     found = list(events(tmp_path / "tensorboard/rl"))
     assert {event.step for event in found} == {0, 1, 2}
     [first, *others] = [value for event in found for value in event.summary.value if "samples" in value.tag]
-    assert [value.tag for value in (first, *others)] == ["rollout/samples/text_summary"] * 4
+    assert [value.tag for value in (first, *others)] == ["rollout/samples"] * 4
     assert first.metadata.plugin_data.plugin_name == "text"
     best, worst = first.tensor.string_val[0].decode().split("\n\n**")
     assert best.startswith(
@@ -58,7 +53,7 @@ def test_tensorboard_has_every_value_and_hides_what_runs_again(tmp_path):
     log_steps(tmp_path, "rl", [2, 3], resumed=("rl", 1))
     assert {path.name for path in folder.iterdir()} == {"sft", "rl"}
     rl = list(events(folder / "rl"))
-    values = [(event.step, value.tag, value.simple_value) for event in rl for value in event.summary.value]
+    values = [(event.step, value.tag, value.tensor.float_val[0]) for event in rl for value in event.summary.value]
     assert values == [(step, "rollout/reward_mean", pytest.approx(step / 10)) for step in (1, 2, 3, 2, 3)]
     starts = [event.step for event in rl if event.session_log.status == SessionLog.START]
     assert starts == [0, 2]
