@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 770,
     "weights": 885,
-    ".": 4881,
+    ".": 4882,
     "cluster": 1805,
     "train": 755,
     "compose": 2297,
@@ -41,7 +41,7 @@ BUDGETS = {
     "reward": 212,
     "data": 1405,
     "sampling": 2358,
-    "plan": 825,
+    "plan": 829,
     "engine_client": 367,
     "verbs": 360,
     "engines": 282,

@@ -20,6 +20,7 @@ IN_A_CHECKOUT = {
 APART: Mapping[str, tuple[str, Sequence[str]]] = {
     "plugins/engines/sglang-rules": ("slime-plugin-sglang-rules", ("engine_check/sglang",)),
     "plugins/engines/returning": ("slime-plugin-returning", ("engine_return/restart",)),
+    "plugins/estimates/bubbles": ("slime-plugin-bubbles", ("plan_part/bubbles",)),
     "plugins/estimates/memory": ("slime-plugin-memory", ("memory_estimate/cuda",)),
     "plugins/estimates/nearest": ("slime-plugin-nearest", ("adviser/nearest",)),
     "plugins/estimates/publish": ("slime-plugin-publish", ("plan_part/publish",)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.third_party.conftest import HERE_INSTALLED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = ("+model=glm5.2", "+cluster=h100x256")
@@ -22,6 +25,23 @@ def test_glm_5_2_is_planned_without_the_training_stack(planning: Any) -> None:
     [lacks] = [line for line in plan.stderr.splitlines() if "not installed" in line]
     assert lacks.startswith("slime: before it can run: megatron-core, sglang, aiohttp and ")
     assert EXTRA in lacks
+
+
+def test_waiting_is_foretold_only_with_numpy(planning: Any, tmp_path: Path) -> None:
+    """Nothing else of the plan depends on it; of what a run lacks there is one package less."""
+    plain = planning.slime("plan", *RUN)
+    installed = planning.beside(tmp_path, "slime-plugin-bubbles")
+    without = installed.slime("plan", *RUN)
+    assert without.returncode == 0, without.stderr
+    assert without.stdout == plain.stdout
+    numpy = tmp_path / "numpy"
+    numpy.mkdir()
+    for entry in ("numpy", "numpy.libs"):
+        if (HERE_INSTALLED / entry).exists():
+            (numpy / entry).symlink_to(HERE_INSTALLED / entry)
+    told = replace(installed, path=(*installed.path, numpy)).slime("plan", *RUN)
+    assert told.returncode == 0, told.stderr
+    assert "of a step's passes, on the way of " in told.stdout
 
 
 @pytest.mark.parametrize("words", [("plan", *RUN, "--json"), ("plugins",), ("--help",), ("completion", "bash")])

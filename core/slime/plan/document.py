@@ -15,7 +15,7 @@ from slime.plan.work import batch, learning, requests
 from slime.plugins import Plugins
 from slime.topology.topology import Engine, Topology, Trainer
 
-UNKNOWN = {"publish": None, "publish_seconds": None}
+UNKNOWN = {"bubbles": None, "publish": None, "publish_seconds": None}
 """Of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
 SCHEMA = 2
 """Version of the document: a field that changes its meaning or goes raises it; a new one does not."""

@@ -84,8 +84,13 @@ def attention_length(cfg: SlimeConfig, plugins: Plugins) -> float:
     mapping = bridge.weight_mapping(hf)
     if unknown_parameter(mapping):
         return math.inf
-    model, longest = keywords_of(cfg.train.megatron, bridge, hf), cfg.train.max_tokens_per_micro_batch
-    short, long = (_flops(ForwardFlops(model, weights_of(model, mapping), tokens)) for tokens in (0, longest))
+    model = keywords_of(cfg.train.megatron, bridge, hf)
+    return attention_length_of(model, weights_of(model, mapping), cfg.train.max_tokens_per_micro_batch)
+
+
+def attention_length_of(model: Mapping[str, Any], weights: Sequence[Weight], longest: int) -> float:
+    """The same of a model whose sizes are known, in a run whose longest sequence has `longest` tokens."""
+    short, long = (_flops(ForwardFlops(model, weights, tokens)) for tokens in (0, longest))
     return longest * short / (long - short)
 
 
