@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,31 @@ def version_of(project: dict[str, Any], where: Path) -> str:
     return found[1]
 
 
+def all_of(name: str, extra: str, optional: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What an extra asks for, and what those of its own distribution do that it names, as a build writes it."""
+    for need in optional[extra]:
+        if need.startswith(f"{name}["):
+            for other in need.removeprefix(f"{name}[").rstrip("]").split(","):
+                yield from all_of(name, other, optional)
+        else:
+            yield need
+
+
+def only_for(extra: str, need: str) -> str:
+    need, _, marker = need.partition(";")
+    return f"{need.strip()} ; {f'({marker.strip()}) and ' if marker else ''}extra == '{extra}'"
+
+
 def describe(pyproject: Path, folder: Path) -> None:
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     name, version = project["project"]["name"], version_of(project, pyproject.parent)
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     needs = [f"Requires-Dist: {need}\n" for need in project["project"].get("dependencies", [])]
+    optional = project["project"].get("optional-dependencies", {})
+    for extra in optional:
+        asked = dict.fromkeys(all_of(name, extra, optional))
+        needs += [f"Provides-Extra: {extra}\n", *(f"Requires-Dist: {only_for(extra, need)}\n" for need in asked)]
     head = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
     (info / "METADATA").write_text(head + "".join(needs), encoding="utf-8")
     groups = project["project"].get("entry-points", {})

@@ -39,7 +39,8 @@ def test_the_name_is_not_the_one_that_somebody_else_has_on_the_package_index() -
 def test_a_plugin_depends_on_slime_by_that_name(pyproject: Path) -> None:
     """In the repository and in every example: who asks the index for `slime` gets a stranger's code."""
     assert project(pyproject)["name"] == f"slime-plugin-{pyproject.parent.name}"
-    assert f"{CORE}>=0.1,<0.2" in project(pyproject)["dependencies"]
+    extra = "[plan]" if pyproject.parents[1].name == "models" else ""
+    assert f"{CORE}{extra}>=0.1,<0.2" in project(pyproject)["dependencies"]
 
 
 @pytest.mark.parametrize("pyproject", PLUGINS, ids=lambda path: path.parent.name)
@@ -93,7 +94,7 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     ours = {f"slime-plugin-{name}" for name in names}
     libraries = {file.parent.name for file in ROOT.glob("plugins/libraries/*/pyproject.toml")}
     assert {"megatron-core-portable", "slime-plugin-megatron", *libraries, *ours} <= named["train"]
-    assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang"}
+    assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang", "slime-plugin-bubbles"}
     assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}
 
 

@@ -58,9 +58,13 @@ LAPTOP_RUN = (
     "slime-plugin-transformer",
     "slime-plugin-math",
     "slime-plugin-dynamic-sampling",
+    "slime-plugin-broadcast",
+    "slime-plugin-fp8-block",
+    "slime-plugin-memory",
+    "slime-plugin-publish",
 )
 """What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, the model, and what the model's own
-metadata asks for: its task, the blocks that not all families have, and the filter of its larger recipes."""
+metadata asks for: its task, the blocks that not all families have, what larger recipes use, and what a plan says."""
 collect_ignore = [
     "closeness",
     "int8",
@@ -170,12 +174,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture(scope="session")
 def planning(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheels of slime, GLM-5 and two verbs beside what slime asks for without an extra."""
+    """The wheels of slime, GLM-5 and a verb beside what slime asks for without an extra."""
     folder = tmp_path_factory.mktemp("planning") / "env"
     venv.create(folder)
     borrow_packages(folder, needed_by("slime-rl", "slime-plugin-math", "slime-plugin-console"))
     environment = Environment(folder, bare.wheels)
-    environment.install("slime-plugin-glm5", "slime-plugin-convert", "slime-plugin-completion")
+    environment.install("slime-plugin-glm5", "slime-plugin-completion")
     return environment
 
 

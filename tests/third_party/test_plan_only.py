@@ -55,8 +55,7 @@ def test_layouts_are_proposed_without_the_training_stack(planning: Any, tmp_path
     assert refused.returncode == 2, refused.stdout
     assert refused.stderr.startswith("slime: 'slime plan --fit' comes with slime-plugin-fit, which is not installed.")
     assert refused.stderr.count("\n") == 1, refused.stderr
-    asks = ("slime-plugin-fit", "slime-plugin-memory", "slime-plugin-publish", "slime-plugin-sglang-rules")
-    done = planning.beside(tmp_path, *asks).slime("plan", *RUN, "--fit")
+    done = planning.beside(tmp_path, "slime-plugin-fit").slime("plan", *RUN, "--fit")
     assert done.returncode == 0, done.stderr
     assert "the fastest of 22 layouts" in done.stdout
 
@@ -65,7 +64,9 @@ def test_a_verb_that_needs_more_says_what_brings_it(planning: Any, tmp_path: Pat
     (tmp_path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "time": 1.0, "rollout/reward_mean": 0.5}\n')
     report = planning.slime("report", tmp_path)
     config = "pkg://slime_plugin_glm5/assets/glm5-tiny"
-    random = planning.slime("convert", "random", config, tmp_path / "random")
+    random = planning.beside(tmp_path / "convert", "slime-plugin-convert").slime(
+        "convert", "random", config, tmp_path / "random"
+    )
     brings = (
         (report, "'slime report' comes with slime-plugin-watch", "Run: pip install slime-plugin-watch."),
         (random, "this needs slime-plugin-megatron", EXTRA),

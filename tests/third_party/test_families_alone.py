@@ -1,0 +1,70 @@
+"""`pip install slime-plugin-<family>` is enough to plan every recipe of the family."""
+
+from __future__ import annotations
+
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.metadata import describe
+from tests.third_party.conftest import FIRST_PARTY, ROOT, Environment, borrow_packages, needed_by
+
+FAMILIES = sorted(path.name for path in FIRST_PARTY if path.parent.name == "models")
+PLANS = """
+import sys
+from slime.compose.compose import examine
+for recipe in sys.argv[1:]:
+    model, _, cluster = recipe.partition("@")
+    composed = examine([f"+model={model}", f"+cluster={cluster}"])
+    for problem in composed.problems:
+        print(f"{recipe}: {problem}")
+    if not composed.memory and "local" not in cluster:
+        print(f"{recipe}: its memory is not known")
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """What slime and the mathematical rewards ask for, and no distribution of this repository."""
+    folder = tmp_path_factory.mktemp("outside") / "env"
+    venv.create(folder)
+    borrow_packages(folder, needed_by("slime-rl", "slime-plugin-math"))
+    return Environment(folder, folder)
+
+
+def projects_of(family: str) -> list[Path]:
+    """The project of a family, and those of this repository that its metadata asks for."""
+    described = {path: tomllib.loads((path / "pyproject.toml").read_text())["project"] for path in FIRST_PARTY}
+    by_name = {project["name"]: path for path, project in described.items()}
+    asked, found = [Requirement(f"slime-plugin-{family}")], set[Path]()
+    while asked:
+        need = asked.pop()
+        path = by_name.get(need.name)
+        if path is None or (path in found and not need.extras):
+            continue
+        found.add(path)
+        optional = described[path].get("optional-dependencies", {})
+        needs = [*described[path]["dependencies"], *(each for extra in need.extras for each in optional[extra])]
+        asked += map(Requirement, needs)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_alone_plans_its_recipes(outside: Environment, family: str, tmp_path: Path) -> None:
+    projects = projects_of(family)
+    assert not {path.name for path in projects} & {"megatron", "sglang-torch-cpu", "mixture"}
+    for path in projects:
+        describe(path / "pyproject.toml", tmp_path)
+    sources = (ROOT / "core" if path == ROOT else path for path in projects)
+    [conf] = (ROOT / "plugins/models" / family).glob("*/conf/recipe")
+    recipes = sorted(file.stem for file in conf.glob("*@*.yaml"))
+    assert recipes
+    alone = Environment(outside.folder, outside.wheels, (tmp_path, *sources))
+    planned = alone.run("-c", PLANS, *recipes)
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout == ""
