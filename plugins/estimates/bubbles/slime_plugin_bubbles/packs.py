@@ -14,8 +14,8 @@ from slime.train.bins import Shape, share_out
 from slime.types import TrainSample
 from slime_plugin_bubbles.lengths import Drawn, Lengths, num_together
 
-MOST, MOST_STEPS = 1024, 8
-"""Sequences that a plan packs, some 20 ms, and optimizer steps of them. Those of more than one take four times as long.
+MOST, MOST_STEPS = 512, 8
+"""Sequences that a plan packs, some 8 ms, and optimizer steps of them. Those of more than one take four times as long.
 """
 
 

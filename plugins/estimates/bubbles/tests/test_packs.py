@@ -80,6 +80,7 @@ def test_it_is_what_a_run_packs(grid: Grid, shares: bool, pairs: bool, monkeypat
     seen = [runs_pack(drawn, grid, shape) for drawn in steps]
     for drawn, work in zip(steps, seen, strict=True):
         np.testing.assert_allclose(packed_work(drawn, shape), work)
+    monkeypatch.setattr(packs, "MOST", 1024)
     monkeypatch.setattr(packs, "MOST_STEPS", 2)
     found = foretold(lengths, grid, grid.vpp, shape)
     assert found.micro_batches == np.mean([work.shape[1] for work in seen])
@@ -123,11 +124,12 @@ def test_few_steps_foretell_the_mean_of_many(count: int, longest: int, grid: Gri
 
 @pytest.mark.parametrize(("count", "grid"), [(8192, Grid(64, ep=8)), (4096, Grid(8, pp=4)), (3000, Grid(1))])
 def test_of_a_large_step_a_part_is_packed(count: int, grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose mean length is within a twentieth."""
     lengths, shape = uniform(16384, count), shape_of(grid, 32768)
     part = foretold(lengths, grid, 1, shape)
     monkeypatch.setattr(packs, "MOST", count)
     whole = foretold(lengths, grid, 1, shape)
-    assert part.micro_batches == pytest.approx(whole.micro_batches, abs=max(1, 0.03 * whole.micro_batches))
+    assert part.micro_batches == pytest.approx(whole.micro_batches, abs=max(1, 0.05 * whole.micro_batches))
     assert part.full == pytest.approx(whole.full, abs=0.03)
     assert part.ranks == pytest.approx(whole.ranks, abs=0.01)
     assert part.pipeline == pytest.approx(whole.pipeline, abs=0.01)
