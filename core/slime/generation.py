@@ -25,6 +25,7 @@ from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engines.software import software
 from slime.events import Evaluation, Events, Ready, Samples, Starting
+from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
 from slime.sampling.ahead import AheadRollout, installed_ahead
 from slime.sampling.begun import Begun
@@ -40,8 +41,6 @@ from slime.sampling.sampler import Sampler
 from slime.topology.recordings import recordings_of
 
 T = TypeVar("T")
-NOTICE_S = 20.0
-"""From the death of an engine until it is known, with time to spare: everybody is asked each second."""
 
 
 class Generation:

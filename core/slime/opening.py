@@ -27,6 +27,7 @@ from slime.observe.shown import shown_config
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
+from slime.reward.engines import FrozenEngines
 from slime.reward.service import RewardService
 from slime.run_data import Data
 from slime.run_dir import RunDir, container, step_of, with_resume_hint
@@ -98,13 +99,14 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     if log_metrics:
         events.subscribe(StatusFile(folder))
         stack.enter_context(events.until_ended())
-    rewards = RewardService(cfg.reward, folder.logs / "reward.log", [token_file()]) if topology.generates else None
+    frozen = FrozenEngines([group.name for group in topology.group_of_frozen])
+    rewards = _reward_of("", cfg.reward, folder.logs, frozen) if topology.generates else None
     if rewards:
         stack.enter_context(rewards)
     of_sets = {}
     for of, (name, options) in (own_of_sets("reward", cfg.data, cfg.eval) if rewards else {}).items():
         own = dataclasses.replace(cfg.reward, name=name, options=options)
-        of_sets[of] = stack.enter_context(_reward_of(of, own, folder.logs))
+        of_sets[of] = stack.enter_context(_reward_of(of, own, folder.logs, frozen))
     if log_metrics:
         metrics = stack.enter_context(MetricsLog(folder))
         events.subscribe(metrics, first=True)
@@ -112,7 +114,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     stack.enter_context(with_resume_hint(folder, cfg.sft.num_steps))
     events.publish(Starting(f"starting {_processes(topology)}"))
     require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics)
-    cluster = stack.enter_context(open_cluster(topology, here, folder.logs, events.publish, require_ready))
+    cluster = stack.enter_context(open_cluster(topology, here, folder.logs, events.publish, require_ready, frozen))
     buffer = GuardedBuffer(installed.buffers, cfg.buffer.name, cfg.buffer.options, cfg.cluster.hang_timeout_s)
     begun, sharing, stages = Begun(), DeviceSharing(cluster), run_stages(cfg)
     cluster.start()
@@ -149,11 +151,15 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, engines)
 
 
-def _reward_of(prompts: str, cfg: RewardConfig, logs: Path) -> RewardService:
-    """The reward of one prompt set."""
-    return RewardService(cfg, logs / f"reward-{prompts.replace('/', '-')}.log", [token_file()])
+def _reward_of(prompts: str, cfg: RewardConfig, logs: Path, frozen: FrozenEngines) -> RewardService:
+    """The reward of one prompt set, or where that is empty of all others."""
+    name = f"reward-{prompts.replace('/', '-')}" if prompts else "reward"
+    return RewardService(cfg, logs / f"{name}.log", [token_file()], frozen)
 
 
 def _processes(topology: Topology) -> str:
-    counts = {"trainer ranks": topology.cluster.num_trainers, "engines": len(topology.group_of_engine)}
+    counts = {
+        "trainer ranks": topology.cluster.num_trainers,
+        "engines": len(topology.group_of_engine + topology.group_of_frozen),
+    }
     return " and ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in counts.items() if count)

@@ -223,6 +223,7 @@ class EngineActor(Actor):
         """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
         from slime.engines.software import software
 
+        is_frozen = self.index >= len(self.run.topology.group_of_engine)
         self.process = software(self.run.topology.cluster.device).server(
             self.run.topology,
             self.index,
@@ -231,7 +232,7 @@ class EngineActor(Actor):
             host=self.host(),
             log=self.log,
             devices=devices,
-            key=self.run.key,
+            key=None if is_frozen else self.run.key,  # rewards get it, who are not to ask the others
             mark=self.run.mark,
         )
         return self.process.start()

@@ -11,6 +11,7 @@ from slime.cluster.calls import Calls
 from slime.cluster.watch import Member
 from slime.engines.rendezvous import Rendezvous
 from slime.net import Endpoint
+from slime.reward.engines import FrozenEngines
 from slime.topology.topology import Topology
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -24,19 +25,28 @@ class Engines:
     """Starts all processes; asks the first of each engine, which speaks for its others.
 
     Args:
-        processes: of each engine, the actors that keep them, by `node_rank`.
+        processes: of each engine, frozen ones last, the actors that keep them, by `node_rank`.
+        frozen: learns where frozen engines are.
 
     Attributes:
-        endpoints: of each engine, once it is up.
+        endpoints: of each engine that gets weights, once it is up.
     """
 
-    def __init__(self, calls: Calls, topology: Topology, processes: Sequence[Sequence[Member]]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        topology: Topology,
+        processes: Sequence[Sequence[Member]],
+        frozen: FrozenEngines | None = None,
+    ) -> None:
         self._calls, self._topology, self._processes = calls, topology, processes
+        self._num_trained = len(topology.group_of_engine)
+        self.frozen = frozen or FrozenEngines([group.name for group in topology.group_of_frozen])
         self._starting: dict[Any, Member] = {}
         self.endpoints: tuple[Endpoint, ...] = ()
 
     def begin(self, devices: Sequence[str] = ()) -> None:
-        """Start every process; they hold no weights until the first publish.
+        """Start every process; they hold no weights until the first publish, but for frozen ones.
 
         Args:
             devices: colocated: the CUDA device of each trainer rank. Otherwise Ray has given a process its own.
@@ -96,13 +106,16 @@ class Engines:
         """Wait until every process is up."""
         answers = iter(self._calls.wait(self._starting, STARTING, self._topology.cluster.start_timeout_s))
         by_engine = [[next(answers) for _ in nodes] for nodes in self._processes]
-        self.endpoints = tuple(of_processes[0] for of_processes in by_engine)
+        found = tuple(of_processes[0] for of_processes in by_engine)
+        self.endpoints = found[: self._num_trained]
+        for number, endpoint in enumerate(found[self._num_trained :]):
+            self.frozen.found(number, endpoint)
 
     def memory(self, action: Literal["release", "resume"], *tags: str) -> None:
-        """Have every rank of every engine release or resume the device memory behind SGLang's `tags`."""
+        """Have every rank of the engines beside trainers release or resume the device memory behind SGLang's `tags`."""
         what, limit_s = f"{action} {' and '.join(tags)} of engines", self._topology.cluster.hang_timeout_s
         method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
-        self._calls.all([nodes[0] for nodes in self._processes], what, limit_s, method, *tags)
+        self._calls.all([nodes[0] for nodes in self._processes[: self._num_trained]], what, limit_s, method, *tags)
 
     def stop(self) -> None:
         """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""
@@ -114,15 +127,18 @@ class Engines:
 
 
 def devices_beside(topology: Topology, devices: Sequence[str]) -> list[list[list[str]]]:
-    """Of each engine's processes the devices of the trainer ranks beside it; empty where they share none.
+    """Of each engine's processes the devices of the trainer ranks beside it, frozen ones' last; empty where they share
+    none.
 
     Args:
         devices: of each trainer rank.
     """
+    alone: list[list[list[str]]] = [[[] for _ in nodes] for nodes in topology.frozen_places]
     if not topology.shares_gpus:
-        return [[[] for _ in nodes] for nodes in topology.engine_places]
+        return [[[] for _ in nodes] for nodes in (*topology.engine_places, *topology.frozen_places)]
     beside = [iter([devices[rank] for rank in ranks]) for ranks in topology.engine_ranks]
-    return [
+    shared = [
         [[next(of_engine) for _ in place.devices] for place in nodes]
         for of_engine, nodes in zip(beside, topology.engine_places, strict=True)
     ]
+    return [*shared, *alone]

@@ -23,6 +23,7 @@ from slime.config.paths import located
 from slime.config.schema import WeightsConfig
 from slime.events import Subscriber, Waiting
 from slime.net import new_key
+from slime.reward.engines import FrozenEngines
 from slime.topology.placement import process_name
 from slime.topology.quantization import folders
 from slime.topology.topology import Topology
@@ -71,7 +72,8 @@ def _for_actors(topology: Topology) -> Topology:
         rollout=dataclasses.replace(cfg.rollout, **quantized),
         weights=_with_located_folder(topology),
     )
-    return dataclasses.replace(topology, config=located_config)
+    frozen = tuple(dataclasses.replace(group, model=group.model and located(group.model)) for group in topology.frozen)
+    return dataclasses.replace(topology, config=located_config, frozen=frozen)
 
 
 def _with_located_folder(topology: Topology) -> WeightsConfig:
@@ -89,6 +91,7 @@ def open_cluster(
     logs: Path,
     tell: Subscriber = lambda event: None,
     require_ready: Callable[[Collection[str]], None] = lambda nodes: None,
+    frozen: FrozenEngines | None = None,
 ) -> Iterator[Cluster]:
     """Have the other hosts join, reserve the devices, create every actor, and take all of it down at the end.
 
@@ -96,6 +99,7 @@ def open_cluster(
         logs: folder of the run directory.
         tell: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
+        frozen: learns where frozen engines are.
     """
     with here.everywhere(topology, logs) as hosts:
         slots = reserve(topology, tell)
@@ -121,7 +125,7 @@ def open_cluster(
             hosts,
             lambda what, whom: tell(Waiting(what, whom, logs)),
         )
-        engines = Engines(calls, topology, processes)
+        engines = Engines(calls, topology, processes, frozen)
         try:
             yield Cluster(topology, calls, TrainerGroup(calls, topology.cluster), engines)
         finally:

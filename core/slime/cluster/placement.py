@@ -81,7 +81,8 @@ def hosts_of(topology: Topology) -> list[int]:
 
 
 def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
-    """The slot of every trainer rank, and of every engine's processes, by the hosts that the topology gives them.
+    """The slot of every trainer rank, and of every engine's processes, those of frozen ones last, by the hosts that the
+    topology gives them.
 
     On a shared GPU Ray counts the trainer rank alone; the engine's process learns of its devices when it starts.
     """
@@ -93,8 +94,11 @@ def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     return (
         [slot(place, 1) for place in topology.trainer_places],
         [
-            tuple(slot(place, 0 if topology.shares_gpus else len(place.devices)) for place in places)
-            for places in topology.engine_places
+            *(
+                tuple(slot(place, 0 if topology.shares_gpus else len(place.devices)) for place in places)
+                for places in topology.engine_places
+            ),
+            *(tuple(slot(place, len(place.devices)) for place in places) for places in topology.frozen_places),
         ],
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from slime.compose.asynchrony import staleness_problems
 from slime.compose.chosen import choice_problems, choices_of
 from slime.compose.data_files import data_problems
+from slime.compose.frozen import frozen_problems, frozen_warnings
 from slime.compose.hosts import launcher_problems
 from slime.compose.learning import learning_problems
 from slime.compose.names import address_problems, environment_problems, name_problems
@@ -83,19 +84,21 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
         topology = read_topology(cfg)
     except SlimeError as problem:
         return Checked([*problems, problem])
-    groups = list(role_problems(topology.groups)) or list(span_problems(cfg.cluster, topology.groups))
+    every = (*topology.groups, *topology.frozen)
+    groups = list(role_problems(topology.groups)) or list(span_problems(cfg.cluster, every))
     if groups:  # whatever asks for engines needs them right
         return Checked(problems + groups)
     problems += [*staleness_problems(topology), *transport_problems(topology)]
     if topology.transport not in plugins.transports:
         return Checked(problems, topology)
-    places = list(placement_problems(cfg.cluster, topology.groups))
-    checked = Checked([*problems, *places], topology)
+    places = list(placement_problems(cfg.cluster, topology.groups, topology.frozen))
+    checked = Checked([*problems, *places, *frozen_problems(topology)], topology)
     _model(topology, plugins, checked, is_placed=not places)
     checked.problems += plugins.check(cfg)
     if not checked.problems:
         tight = checked.memory.warnings() if checked.memory else ()
-        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unchecked(topology)]
+        unknown = (*frozen_warnings(topology), *unchecked(topology))
+        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unknown]
     return checked
 
 

@@ -39,8 +39,9 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
         differs = quantizes(cfg.rollout) or _has_experts(cfg.model, plugins)
         cfg.algo.importance_tokens = ImportanceTokens.all if differs else ImportanceTokens.stale
     with contextlib.suppress(SlimeError):  # `check` finds it again
-        if groups := read_topology(cfg).groups:
-            cfg.rollout.engines = with_sizes(cfg.rollout.engines, groups)
+        topology = read_topology(cfg)
+        if topology.groups:
+            cfg.rollout.engines = with_sizes(cfg.rollout.engines, (*topology.groups, *topology.frozen))
     cfg.observe.trackers = switched(default_trackers(plugins) | cfg.observe.trackers)
     cfg.filter.then = switched(cfg.filter.then)
     complete(choices_of(cfg), plugins)

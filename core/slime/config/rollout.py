@@ -54,13 +54,17 @@ class EngineGroupConfig:
     """regular: an engine does prefill and decode; prefill, decode: engines of the two groups work in pairs."""
     devices: int | None = key(None, DEVICES, known_as="rollout_num_gpus")
     """Devices of all engines of the group. Empty, for an only group: those of the trainers (colocated), those that the
-    trainers leave (disaggregated), or those of one engine (cpu)."""
+    trainers and frozen groups leave (disaggregated), or those of one engine (cpu). Of a frozen group: one engine's."""
     devices_per_engine: int | None = key(None, DEVICES)
     """Devices of one engine, which may span hosts; empty: tp_size x pp_size of its SGLang fields."""
     sglang: dict[str, Any] = field(default_factory=dict)
     """Fields of SGLang's ServerArgs for this group; they win over `rollout.sglang`."""
     environment: dict[str, Any] = field(default_factory=dict)
     """Environment variables of this group's processes; they win over `cluster.environment`."""
+    model: str | None = None
+    """HF folder of a model of its own. The group is frozen then: its engines load these weights and keep them, on
+    devices of their own, and answer rewards (`reward=judge reward.options.engines=NAME`). Empty: they sample from the
+    trained model."""
 
 
 @dataclass
@@ -109,8 +113,8 @@ class RolloutConfig:
     sglang: dict[str, Any] = key(make=dict, may_change="*")
     """Fields of SGLang's ServerArgs of every engine: tp_size, mem_fraction_static, attention_backend, ..."""
     engines: dict[str, EngineGroupConfig] = field(default_factory=dict)
-    """Groups of equal engines by name; empty: one group `default` of regular engines. Each has the keys `role`,
-    `devices`, `devices_per_engine`, `sglang` and `environment`."""
+    """Groups of equal engines by name; if none samples: one more, `default`, of regular engines. Each has the keys
+    `role`, `devices`, `devices_per_engine`, `sglang`, `environment` and `model`."""
 
     @property
     def oldest_trained(self) -> int | None:

@@ -242,6 +242,7 @@ def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
         ("engine", len(topology.engines), f"SGLang, {_placed(topology)}, weights by {topology.transport}"),
+        ("frozen engine", len(topology.frozen_engines), "SGLang, each with a model of its own"),
         ("reward worker", reward.num_workers if topology.engines else 0, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
@@ -308,10 +309,11 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def _engines(topology: Topology) -> Iterator[str]:
-    width = max(len(engine.name) for engine in topology.engines)
-    for engine in topology.engines[:MAX_ROWS]:
-        yield f"  {engine.name:<{width}}  {engine.role.name:<8} {_places(engine.nodes)}"
-    yield from _more(len(topology.engines), "engines")
+    width = max(len(engine.name) for engine in topology.every_engine)
+    for engines, role in ((topology.engines, None), (topology.frozen_engines, "frozen")):
+        for engine in engines[:MAX_ROWS]:
+            yield f"  {engine.name:<{width}}  {role or engine.role.name:<8} {_places(engine.nodes)}"
+        yield from _more(len(engines), "engines")
 
 
 def _places(nodes: Sequence[HostDevices]) -> str:
@@ -327,7 +329,7 @@ def _told(topology: Topology) -> Iterator[list[str]]:
 
     Addresses are found when an engine starts; the seed is that of the group's first engine.
     """
-    firsts = [engine for engine in topology.engines if engine.name.endswith("-0")]
+    firsts = [engine for engine in topology.every_engine if engine.name.endswith("-0")]
     for engine in firsts:
         of, first = engine.name.removesuffix("-0"), firsts[0]
         whole = engine is first

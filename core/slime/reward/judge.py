@@ -10,6 +10,7 @@ from guarded_workers.wire import FaultError
 from guarded_workers.worker import Line
 from slime import plugins
 from slime.contracts import GroupReward
+from slime.reward.engines import Addresses, tell
 from slime.reward.verdicts import checked, fields
 from slime.types import Sample
 
@@ -28,12 +29,14 @@ class Judge:
         self._reward = plugins.load().rewards.get(name).factory(**options)
         self.told = isinstance(self._reward, GroupReward)
 
-    def answer(self, message: Sample | list[Sample], _: Line) -> Any:
-        if isinstance(message, Sample):
-            return fields(checked(self._reward.score(message), "score"))
-        said = self._reward.score_group(message)
-        if not isinstance(said, list | tuple) or len(said) != len(message):
-            raise FaultError(f"score_group returned {said!r:.80}, not a list of {len(message)} Verdicts")
+    def answer(self, message: tuple[Sample | list[Sample], Addresses], _: Line) -> Any:
+        asked, addresses = message
+        tell(addresses)
+        if isinstance(asked, Sample):
+            return fields(checked(self._reward.score(asked), "score"))
+        said = self._reward.score_group(asked)
+        if not isinstance(said, list | tuple) or len(said) != len(asked):
+            raise FaultError(f"score_group returned {said!r:.80}, not a list of {len(asked)} Verdicts")
         return [fields(checked(each, "score_group")) for each in said]
 
 

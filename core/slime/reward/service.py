@@ -12,9 +12,10 @@ from guarded_workers.process import LostWorkerError
 from guarded_workers.wire import FaultError
 from slime import plugins
 from slime.config.schema import RewardConfig
+from slime.reward.engines import Addresses, FrozenEngines
 from slime.reward.judge import lean
 from slime.reward.verdicts import verdict
-from slime.types import Prompt, Sample, Verdict
+from slime.types import Prompt, Sample, Verdict, VerdictKind
 from slime.workers import WorkerPool, pool_of
 
 _CLOSED = Verdict.error("the reward service was closed")
@@ -31,11 +32,19 @@ class RewardService:
         cfg: which reward, and its limits.
         log: file that gets what rewards print and the stacks of their exceptions; None discards it.
         hidden: files that rewards cannot read, where the machine permits to hide them.
+        frozen: engines that rewards may ask. What waits for one is not late; one that dies costs no verdict.
     """
 
-    def __init__(self, cfg: RewardConfig, log: Path | None = None, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        cfg: RewardConfig,
+        log: Path | None = None,
+        hidden: Sequence[Path] = (),
+        frozen: FrozenEngines | None = None,
+    ) -> None:
         assert cfg.num_workers > 0, "compose() refuses a service without workers"
         self._cfg, self._log, self._hidden = cfg, log, hidden
+        self._frozen = frozen or FrozenEngines()
         self._pool: WorkerPool | None = None
         self._judges_groups = False
 
@@ -64,7 +73,16 @@ class RewardService:
         """The verdicts on the samples of a prompt, in their order; never raises."""
         return await self._asked([lean(sample) for sample in samples], len(samples))
 
-    async def _asked(self, message: Sample | list[Sample], count: int) -> list[Verdict]:
+    async def _asked(self, asked: Sample | list[Sample], count: int) -> list[Verdict]:
+        """So many verdicts of a worker; asked for again where an engine that it may have asked died meanwhile."""
+        while True:
+            addresses, num_lost = await self._frozen.up(), self._frozen.num_lost
+            judged = await self._once((asked, addresses), count)
+            failed = any(verdict.kind is VerdictKind.ERROR for verdict in judged)
+            if not failed or (self._pool and self._pool.is_closed) or not await self._frozen.any_lost(num_lost):
+                return judged
+
+    async def _once(self, message: tuple[Sample | list[Sample], Addresses], count: int) -> list[Verdict]:
         """So many verdicts of a worker; all of them the same one without a value where it gives no answer."""
         assert self._pool, "start() comes first"
         lost: list[str] = []

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+from slime import plugins
+from slime.config.hf import QUANTIZATION, read_hf_config
+from slime.errors import SlimeError
 from slime.layout import Grid
 from slime.models.bridge import HfConfig, ModelBridge
 from slime.models.mapping import WeightMapping
 from slime.models.shapes import Block
-from slime.sizes.parameters import Held, Weight, copies_embeddings, held_by_stage, in_force, weights_of
+from slime.sizes.parameters import (
+    Held,
+    Weight,
+    copies_embeddings,
+    held_by_stage,
+    in_force,
+    unknown_parameter,
+    weights_of,
+)
 from slime.topology.adapters import adapters_of
 from slime.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model beside the trained one; its attributes are as of `ModelSizes`."""
+
+    model: Mapping[str, Any]
+    weights: Sequence[Weight]
 
 
 @dataclass(frozen=True)
@@ -24,12 +44,14 @@ class ModelSizes:
         model: Megatron's keywords of the model and its layout, with `vocab_size`.
         weights: every tensor of the model.
         adapters: the parameters of adapters, which learn in the place of the model's.
+        frozen: by engine group the models that frozen engines have, as far as their sizes are known.
     """
 
     topology: Topology
     model: Mapping[str, Any]
     weights: Sequence[Weight]
     adapters: Sequence[Weight] = ()
+    frozen: Mapping[str, OtherModel] = field(default_factory=dict)
 
     def held_of(self, grid: Grid, model: Mapping[str, Any]) -> list[Held]:
         """What a rank of every stage of a layout holds."""
@@ -64,7 +86,22 @@ def sizes_of(topology: Topology, model: Mapping[str, Any], mapping: WeightMappin
     """
     adapters = adapters_of(topology.config.train)
     learning = weights_of(model, adapters.mapping(mapping)) if adapters else []
-    return ModelSizes(topology, model, weights_of(model, mapping), learning)
+    return ModelSizes(topology, model, weights_of(model, mapping), learning, frozen_sizes(topology))
+
+
+def frozen_sizes(topology: Topology) -> dict[str, OtherModel]:
+    """By group, the models of frozen engines: of families that are installed and state the sizes of their blocks, and
+    in 16 bits."""
+    models, found = plugins.load().models, {}
+    for group in topology.frozen:
+        with suppress(SlimeError, KeyError, TypeError, ValueError, ArithmeticError):  # it cannot be read
+            hf = read_hf_config(group.model or "")
+            bridge = models.create(hf["model_type"])
+            mapping = bridge.weight_mapping(hf)
+            if not hf.get(QUANTIZATION) and not unknown_parameter(mapping):
+                model = keywords_of({}, bridge, hf)
+                found[group.name] = OtherModel(model, weights_of(model, mapping))
+    return found
 
 
 def keywords_of(megatron: Mapping[str, Any], bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from slime.algo.stages import run_stages
-from slime.config.schema import ClusterConfig, EngineGroupConfig, Role, SlimeConfig
+from slime.config.schema import ClusterConfig, EngineGroupConfig, Role, RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
 
 DEFAULT = "default"
-"""Name of the only group where `rollout.engines` names none."""
+"""Name of the only group that samples where `rollout.engines` names none."""
 MAX_IMBALANCE = 8
 """Requests one of several engines may have more than another (`slime.engine_client.engine_set`)."""
 
@@ -28,6 +29,7 @@ class EngineGroup:
         environment: variables by the user: the cluster's and over them the group's own.
         most_requests: that one of the engines has at once. `EngineSet` may give one engine more than another.
         own_fields: those of `sglang` that the group itself sets.
+        model: HF folder of a model of its own, whose weights its engines load and keep; None: the trained model.
     """
 
     name: str
@@ -38,6 +40,7 @@ class EngineGroup:
     environment: Mapping[str, str]
     most_requests: int
     own_fields: frozenset[str] = frozenset()
+    model: str | None = None
 
     def home_of(self, key: str) -> str:
         """The config key that gives one of SGLang's fields: the group's own, or that of all groups."""
@@ -83,26 +86,58 @@ def generates(cfg: SlimeConfig) -> bool:
     return run_stages(cfg).reinforces or cfg.eval.path is not None
 
 
+def sampling_groups(rollout: RolloutConfig) -> dict[str, EngineGroupConfig]:
+    """Those of `rollout.engines` that have the trained model; the others are frozen."""
+    return {name: group for name, group in rollout.engines.items() if group.model is None}
+
+
+def frozen_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
+    """The groups that have models of their own, in the order of the config; none if the run never generates. One that
+    does not say how many devices it has is one engine.
+
+    Raises:
+        SlimeError: a size contradicts another, or does not divide; a role is not regular, or the name is taken.
+    """
+    frozen = {name: group for name, group in cfg.rollout.engines.items() if group.model is not None}
+    for name, group in frozen.items():
+        if name == DEFAULT:
+            todo = "Call it 'judge', for instance."
+            what = "is the name of a group that samples, and this one has a model of its own"
+            raise SlimeError(what, where=f"rollout.engines.{name}", todo=todo)
+        if group.role is not Role.regular:
+            todo = "Remove it, or remove the group's model."
+            what = f"is {group.role.name}, but engines that have a model of their own do not work in pairs"
+            raise SlimeError(what, where=f"rollout.engines.{name}.role", todo=todo)
+    if not generates(cfg):
+        return ()
+    return tuple(_group(cfg, name, group, lambda per_engine: per_engine) for name, group in frozen.items())
+
+
 def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
-    """The groups in the order of the config; none if the run never generates.
+    """The groups that sample, in the order of the config; none if the run never generates.
 
     Raises:
         SlimeError: a size is missing, contradicts another, or does not divide.
     """
     if not generates(cfg):
         return ()
-    configured, cluster = cfg.rollout.engines or {DEFAULT: EngineGroupConfig()}, cfg.cluster
-    groups = []
-    for name, group in configured.items():
-        sglang = {**cfg.rollout.sglang, **group.sglang}
-        devices, per_engine = _sizes(name, group, sglang, None if len(configured) > 1 else cluster)
-        sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
-        environment = in_words({**cluster.environment, **group.environment})
-        most, own = cfg.rollout.max_requests_per_engine, frozenset(group.sglang)
-        groups.append(EngineGroup(name, group.role, devices, per_engine, sglang, environment, most, own))
+    configured = sampling_groups(cfg.rollout) or {DEFAULT: EngineGroupConfig()}
+    others = sum(group.devices for group in frozen_groups(cfg))
+    everything = partial(_all_devices, cfg.cluster, others) if len(configured) == 1 else None
+    groups = [_group(cfg, name, group, everything) for name, group in configured.items()]
     if sum(group.num_engines for group in groups) > 1 and not work_in_pairs(groups):
         groups = [dataclasses.replace(group, most_requests=group.most_requests + MAX_IMBALANCE) for group in groups]
     return tuple(groups)
+
+
+def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, unset: Callable[[int], int] | None) -> EngineGroup:
+    """One group; `unset` as in `_sizes`."""
+    sglang = {**cfg.rollout.sglang, **group.sglang}
+    devices, per_engine = _sizes(name, group, sglang, unset)
+    sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
+    environment = in_words({**cfg.cluster.environment, **group.environment})
+    most, own = cfg.rollout.max_requests_per_engine, frozenset(group.sglang)
+    return EngineGroup(name, group.role, devices, per_engine, sglang, environment, most, own, group.model)
 
 
 def work_in_pairs(groups: Iterable[EngineGroup]) -> bool:
@@ -125,20 +160,20 @@ def with_sizes(
 
 
 def _sizes(
-    name: str, group: EngineGroupConfig, sglang: Mapping[str, Any], cluster: ClusterConfig | None
+    name: str, group: EngineGroupConfig, sglang: Mapping[str, Any], unset: Callable[[int], int] | None
 ) -> tuple[int, int]:
     """Devices of all engines of a group, and of one.
 
     Args:
-        cluster: of the only group, which has all devices unless it says how many.
+        unset: how many it has if it does not say so, of those of one engine; None: it has to.
     """
     where = f"rollout.engines.{name}"
     per_engine = _devices_per_engine(where, group, sglang)
     devices = group.devices
     if devices is None:
-        if cluster is None:
+        if unset is None:
             raise SlimeError("is not set, and there are several groups", where=f"{where}.devices", todo="Set it.")
-        devices = _all_devices(cluster, per_engine)
+        devices = unset(per_engine)
     if devices < 1 or devices % per_engine:
         below = max(devices, 0) // per_engine * per_engine
         above = below + per_engine
@@ -173,16 +208,18 @@ def size(sglang: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _all_devices(cluster: ClusterConfig, per_engine: int) -> int:
+def _all_devices(cluster: ClusterConfig, others: int, per_engine: int) -> int:
+    """Of the only group that samples; `others` are those of frozen groups."""
     if not cluster.on_gpus:
         return per_engine
     if cluster.colocated:
         return cluster.num_trainers
     have = cluster.num_nodes * cluster.devices_per_node
-    if cluster.num_trainers >= have:
+    if cluster.num_trainers + others >= have:
         todo = "Lower it, raise cluster.num_nodes, or set cluster.placement=colocated."
-        raise SlimeError(f"leaves none of {have} devices to engines", where="cluster.num_trainers", todo=todo)
-    return have - cluster.num_trainers
+        beside = f" beside {others} of frozen engines" if others else ""
+        raise SlimeError(f"leaves none of {have} devices to engines{beside}", where="cluster.num_trainers", todo=todo)
+    return have - cluster.num_trainers - others
 
 
 def role_problems(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:

@@ -55,6 +55,20 @@ def engine_places(cluster: ClusterConfig, groups: Sequence[EngineGroup]) -> list
     return [_over_hosts(cluster, start, size) for start, size in zip(starts, sizes, strict=True)]
 
 
+def frozen_places(
+    cluster: ClusterConfig, groups: Sequence[EngineGroup], frozen: Sequence[EngineGroup]
+) -> list[tuple[HostDevices, ...]]:
+    """The same of frozen engines, which share devices with nobody: behind the trainers and the other engines."""
+    before, sizes = _sizes(groups), _sizes(frozen)
+    if not cluster.on_gpus:
+        return list(_cpu_places(cluster, [*before, *sizes]))[len(before) :]
+    first = cluster.num_trainers
+    if before and not cluster.colocated:
+        first = _starts(cluster, first, before)[-1] + before[-1]
+    starts = _starts(cluster, first, sizes)
+    return [_over_hosts(cluster, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
 def num_hosts(cluster: ClusterConfig, devices_per_engine: int) -> int:
     """Hosts that an engine of this size takes, and processes that it has."""
     return -(-devices_per_engine // cluster.devices_per_node)
@@ -105,9 +119,12 @@ def _place(cluster: ClusterConfig, first: int, count: int) -> HostDevices:
     return HostDevices(node, range(device, device + count))
 
 
-def placement_problems(cluster: ClusterConfig, groups: Sequence[EngineGroup]) -> Iterator[SlimeError]:
+def placement_problems(
+    cluster: ClusterConfig, groups: Sequence[EngineGroup], frozen: Sequence[EngineGroup] = ()
+) -> Iterator[SlimeError]:
     """Whether trainers and engines fit the devices. Asked of groups without `role_problems` and `span_problems`."""
     have, engines = cluster.num_nodes * cluster.devices_per_node, sum(group.devices for group in groups)
+    beside = sum(group.devices for group in frozen) if cluster.on_gpus else 0
     if not cluster.on_gpus or (cluster.colocated and groups):
         need, parts = cluster.num_trainers, "one for each trainer rank"
         if cluster.on_gpus:
@@ -115,6 +132,8 @@ def placement_problems(cluster: ClusterConfig, groups: Sequence[EngineGroup]) ->
     else:
         need = cluster.num_trainers + engines
         parts = f"{cluster.num_trainers} trainer ranks and {engines} engine devices"
+    if beside:
+        need, parts = need + beside, f"{parts}, and {beside} of frozen engines"
     if need > have:
         where = f"cluster {cluster.name} has {cluster.num_nodes} x {cluster.devices_per_node} devices"
         todo = "Lower cluster.num_trainers or rollout.engines.*.devices, or raise cluster.num_nodes."

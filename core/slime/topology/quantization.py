@@ -10,7 +10,7 @@ from slime import plugins
 from slime.config.hf import QUANTIZATION, config_folder, read_hf_config
 from slime.config.schema import ModelConfig, RolloutConfig
 from slime.errors import SlimeError
-from slime.topology.engines import EngineGroup
+from slime.topology.engines import EngineGroup, sampling_groups
 
 _OF_THE_FOLDER = frozenset(
     {QUANTIZATION, "_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"}
@@ -97,7 +97,7 @@ def choices(rollout: RolloutConfig) -> dict[str, str]:
 
 def quantizes(rollout: RolloutConfig) -> bool:
     """Whether engines hold weights or KV caches in less than 16 bits."""
-    fields = [rollout.sglang, *(group.sglang for group in rollout.engines.values())]
+    fields = [rollout.sglang, *(group.sglang for group in sampling_groups(rollout).values())]
     cache = [str(each.get("kv_cache_dtype")) for each in fields]
     asks = any(each.get("quantization") for each in fields) or any(dtype.startswith("fp") for dtype in cache)
     return bool(choices(rollout)) or asks

@@ -17,6 +17,8 @@ from slime.topology.recordings import recordings_of
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
+_FROZEN = {"load_format": "auto", "weight_version": "frozen", "skip_tokenizer_init": False}
+"""Of an engine that loads a model of its own, and answers in words."""
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
 build). Low-latency kernels take any size that divides the experts."""
@@ -28,34 +30,43 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
 
     The folders of model and tokenizer are those of the host that asks.
     """
-    model = _folder(cfg.model.path)
+    model = _folder(group.model or cfg.model.path)
     fields: dict[str, Any] = {
         "model_path": model,
         "device": cfg.cluster.device.value,
-        "load_format": "dummy",
-        "weight_version": UNPUBLISHED,
+        **(_FROZEN if group.model else _trained_fields(cfg)),
         "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
         "skip_server_warmup": True,
-        "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
         "log_level_http": "warning",
         **_most_running(group),
         **_device_fields(cfg.cluster, group),
         **_role_fields(cfg.cluster, group),
         **_host_fields(cfg.cluster, group),
         **draft_fields(group.sglang),
-        **{name: value for each in recordings_of(cfg.model, cfg.train) for name, value in each.server_fields.items()},
         **group.sglang,
     }
-    if not cfg.cluster.on_gpus:
-        fields.pop(SAVER, None)  # host memory cannot be given up
+    if group.model or not cfg.cluster.on_gpus:
+        fields.pop(SAVER, None)  # nobody takes turns with frozen engines, and host memory cannot be given up
     if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
         fields.setdefault("speculative_draft_model_path", model)
+    if group.model:
+        return fields
     if cfg.model.tokenizer is not None:
         fields["tokenizer_path"] = _folder(cfg.model.tokenizer)
     if overrides := _overrides(cfg):
         own = json.loads(fields.get("json_model_override_args", "{}"))
         fields["json_model_override_args"] = json.dumps(own | overrides)
     return fields
+
+
+def _trained_fields(cfg: SlimeConfig) -> dict[str, Any]:
+    """Of an engine that gets the trained model's weights by publishing, and tokens."""
+    return {
+        "load_format": "dummy",
+        "weight_version": UNPUBLISHED,
+        "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
+        **{name: value for each in recordings_of(cfg.model, cfg.train) for name, value in each.server_fields.items()},
+    }
 
 
 def _folder(path: str) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from slime.config.schema import ClusterConfig, Role, SlimeConfig, WeightsConfig
 from slime.layout import Grid, read_grid
-from slime.topology.engines import EngineGroup, engine_groups, work_in_pairs
+from slime.topology.engines import EngineGroup, engine_groups, frozen_groups, work_in_pairs
 from slime.topology.environment import engine_environment, trainer_environment
-from slime.topology.placement import SAVER, HostDevices, engine_places, engine_ranks, trainer_places
+from slime.topology.placement import SAVER, HostDevices, engine_places, engine_ranks, frozen_places, trainer_places
 from slime.topology.quantization import WeightFormat, weight_format
 from slime.topology.server_fields import drafts_with_own_layer, server_fields
 from slime.topology.transport import publishers, sources, transport_name
@@ -43,7 +43,8 @@ class Engine:
         nodes: the places of its processes, in the order of SGLang's `node_rank`; the first one serves requests.
         fields: fields of `ServerArgs`, less addresses and `node_rank`.
         environment: variables that slime sets for each of its processes.
-        publishers: trainer ranks that hand it weights, as `slime.topology.transport.publishers` says.
+        publishers: trainer ranks that hand it weights, as `slime.topology.transport.publishers` says; none if it is
+            frozen.
     """
 
     index: int
@@ -63,11 +64,14 @@ class Topology:
 
     Attributes:
         config: what it was read from.
-        groups: of equal engines; none if the run never samples.
+        groups: of equal engines that sample from the trained model; none if the run never samples.
+        frozen: of engines that have models of their own. What is said of engines here is said of those of `groups`,
+            unless it names these.
     """
 
     config: SlimeConfig = field(repr=False)
     groups: tuple[EngineGroup, ...]
+    frozen: tuple[EngineGroup, ...] = ()
 
     @property
     def cluster(self) -> ClusterConfig:
@@ -129,6 +133,11 @@ class Topology:
         return tuple(group for group in self.groups for _ in range(group.num_engines))
 
     @cached_property
+    def group_of_frozen(self) -> tuple[EngineGroup, ...]:
+        """The group of every frozen engine."""
+        return tuple(group for group in self.frozen for _ in range(group.num_engines))
+
+    @cached_property
     def engine_ranks(self) -> list[range]:
         """Colocated: the trainer ranks beside each engine, in the order of its tensor-parallel ranks."""
         return engine_ranks(self.cluster, self.groups)
@@ -142,10 +151,16 @@ class Topology:
         """Of every engine's processes."""
         return engine_places(self.cluster, self.groups)
 
+    @cached_property
+    def frozen_places(self) -> list[tuple[HostDevices, ...]]:
+        """Of every frozen engine's processes."""
+        return frozen_places(self.cluster, self.groups, self.frozen)
+
     @property
     def places(self) -> list[HostDevices]:
-        """Of all processes."""
-        return [*self.trainer_places, *(place for places in self.engine_places for place in places)]
+        """Of all processes, frozen engines' too."""
+        engines = (place for places in (*self.engine_places, *self.frozen_places) for place in places)
+        return [*self.trainer_places, *engines]
 
     @property
     def num_processes(self) -> list[int]:
@@ -164,7 +179,28 @@ class Topology:
     @cached_property
     def engines(self) -> tuple[Engine, ...]:
         ranks = publishers(self.cluster, self.groups, self.transport)
-        numbers = (number for group in self.groups for number in range(group.num_engines))
+        return self._engines_of(self.groups, self.engine_places, ranks, 0)
+
+    @cached_property
+    def frozen_engines(self) -> tuple[Engine, ...]:
+        """Their indices follow those of `engines`."""
+        places = self.frozen_places
+        return self._engines_of(self.frozen, places, [range(0)] * len(places), len(self.group_of_engine))
+
+    @property
+    def every_engine(self) -> tuple[Engine, ...]:
+        """All by their indices, frozen ones too."""
+        return (*self.engines, *self.frozen_engines)
+
+    def _engines_of(
+        self,
+        groups: Sequence[EngineGroup],
+        places: Sequence[tuple[HostDevices, ...]],
+        publishers: Sequence[range],
+        first: int,
+    ) -> tuple[Engine, ...]:
+        """The engines of `groups`, of which `first` is the index of the first one."""
+        known = ((group, number) for group in groups for number in range(group.num_engines))
         return tuple(
             Engine(
                 index=index,
@@ -175,8 +211,8 @@ class Topology:
                 environment=engine_environment(self.cluster, group),
                 publishers=of_engine,
             )
-            for index, (group, number, nodes, of_engine) in enumerate(
-                zip(self.group_of_engine, numbers, self.engine_places, ranks, strict=True)
+            for index, ((group, number), nodes, of_engine) in enumerate(
+                zip(known, places, publishers, strict=True), first
             )
         )
 
@@ -187,4 +223,4 @@ def read_topology(cfg: SlimeConfig) -> Topology:
     Raises:
         SlimeError: sizes of engine groups contradict each other.
     """
-    return Topology(cfg, engine_groups(cfg))
+    return Topology(cfg, engine_groups(cfg), frozen_groups(cfg))

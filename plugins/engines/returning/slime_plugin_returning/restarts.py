@@ -58,7 +58,7 @@ class Restarts:
 
     Attributes:
         why_not: see `Restarting`.
-        endpoints: of every engine; of one that is lost, where it was last.
+        endpoints: of every engine that gets weights; of one that is lost, where it was last.
         num_begun: starts so far.
         seconds: from deaths to the first requests after them, so far.
     """
@@ -66,11 +66,12 @@ class Restarts:
     def __init__(self, topology: Topology, calls: Calls, engines: Engines, events: Events) -> None:
         cfg = topology.config.rollout
         self.why_not = why_not(topology)
-        self._budget = cfg.restarts if may_return(topology) else 0
+        self._budget, self._budget_of_frozen = cfg.restarts if may_return(topology) else 0, cfg.restarts
         self._window_s, self._start_s = cfg.restart_window_s, topology.cluster.start_timeout_s
         self._calls, self._processes, self._events = calls, engines, events
-        self._engines = [_Engine() for _ in engines.endpoints]
         self.endpoints = list(engines.endpoints)
+        self._frozen = engines.frozen
+        self._engines = [_Engine() for _ in (*self.endpoints, *self._frozen.endpoints())]
         self.num_begun, self.seconds = 0, 0.0
 
     def spare(self, member: Member, death: Death) -> bool:
@@ -86,17 +87,17 @@ class Restarts:
                 self._look(index, engine)
 
     def lost(self) -> list[int]:
-        """Engines that take no requests."""
-        return [index for index, engine in enumerate(self._engines) if engine.is_lost]
+        """Engines that get weights, and take no requests."""
+        return [index for index, _ in enumerate(self.endpoints) if self._engines[index].is_lost]
 
     def empty(self) -> list[int]:
         """Engines that are up again, and have no weights yet."""
         return [index for index in self.lost() if self._engines[index].starting is None]
 
     def reachable(self) -> list[Endpoint | None]:
-        """Of every engine that is up its endpoint."""
-        starting = [engine.starting is not None for engine in self._engines]
-        return [None if starts else endpoint for starts, endpoint in zip(starting, self.endpoints, strict=True)]
+        """Of every engine that gets weights and is up its endpoint."""
+        known = zip(self._engines, self.endpoints, strict=False)
+        return [None if engine.starting is not None else endpoint for engine, endpoint in known]
 
     def has_weights(self, index: int, endpoint: Endpoint) -> bool:
         """An engine has got its weights at `endpoint`: whether it is back by that. Not if it has died since, nor if it
@@ -104,25 +105,32 @@ class Restarts:
         engine = self._engines[index]
         if not engine.is_lost or engine.starting is not None or self.endpoints[index] != endpoint:
             return False
+        self._is_back(index)
+        return True
+
+    def _is_back(self, index: int) -> None:
+        engine = self._engines[index]
         engine.is_lost = False
         seconds = time.monotonic() - engine.deaths[-1]
         self.seconds += seconds
         self._events.publish(EngineBack(process_name(index, 0), seconds))
-        return True
 
     def _begin(self, index: int, death: SlimeError) -> bool:
-        engine, now = self._engines[index], time.monotonic()
+        engine, now, frozen = self._engines[index], time.monotonic(), index - len(self.endpoints)
+        budget = self._budget if frozen < 0 else self._budget_of_frozen
         while engine.deaths and now - engine.deaths[0] > self._window_s:
             engine.deaths.popleft()
-        if len(engine.deaths) >= self._budget:
+        if len(engine.deaths) >= budget:
             return False
         engine.deaths.append(now)
+        if frozen >= 0 and not engine.is_lost:
+            self._frozen.lost(frozen)
         engine.is_lost = True
         self.num_begun += 1
         self._calls.leave(self._processes.processes(index))
         engine.starting = self._processes.begin_again(index)
         why = f"{death.where}: {death.what}"
-        self._events.publish(EngineLost(process_name(index, 0), why, len(engine.deaths), self._budget))
+        self._events.publish(EngineLost(process_name(index, 0), why, len(engine.deaths), budget))
         return True
 
     def _look(self, index: int, engine: _Engine) -> None:
@@ -140,9 +148,14 @@ class Restarts:
         elif not waiting:
             for node, (place, _) in zip(nodes, engine.starting, strict=True):
                 node.node, node.host, node.pid = ray.get(place)
-            self.endpoints[index] = ray.get(engine.starting[0][1])
+            endpoint, frozen = ray.get(engine.starting[0][1]), index - len(self.endpoints)
             engine.starting = None
             self._calls.join(nodes)
+            if frozen < 0:
+                self.endpoints[index] = endpoint
+            else:  # it has its weights
+                self._frozen.found(frozen, endpoint)
+                self._is_back(index)
 
     def _fault(
         self, starting: Sequence[tuple[Any, Any]], ready: Sequence[Any], nodes: Sequence[Member]

@@ -13,6 +13,7 @@ from slime.compose.compose import examine
 from slime.errors import Death
 from slime.events import EngineLost, Event, Events
 from slime.net import Endpoint, Secret
+from slime.reward.engines import FrozenEngines
 from slime.topology.topology import Topology, read_topology
 from slime_plugin_returning.restarts import Restarts, may_return, why_not
 
@@ -24,14 +25,16 @@ def topology(cluster: str = "local", *words: str) -> Topology:
 
 
 class Processes:
-    """Of two engines; their starts never end."""
+    """Of two engines that get weights, and a frozen one; their starts never end."""
 
     def __init__(self) -> None:
+        self.frozen = FrozenEngines(["judge"])
+        self.frozen.found(0, Endpoint("http://host:7", Secret("its own")))
         self.endpoints = [Endpoint(f"http://host:{port}", Secret("any")) for port in (1, 2)]
         self.begun: list[int] = []
 
     def index_of(self, member: Member) -> int | None:
-        return {"engine-0": 0, "engine-1": 1}.get(member.name)
+        return {"engine-0": 0, "engine-1": 1, "engine-2": 2}.get(member.name)
 
     def processes(self, index: int) -> list[Member]:
         return [Member(f"engine-{index}", None)]
@@ -95,6 +98,17 @@ def test_an_engine_that_died_again_has_no_weights() -> None:
     assert not restarts.has_weights(0, old), "it starts"
     assert not restarts.has_weights(0, replace(old, url="http://host:3"))
     assert restarts.lost() == [0]
+
+
+@pytest.mark.parametrize("cluster", ["local", "h200x2"])
+def test_a_frozen_engine_comes_back_also_beside_engines_that_do_not(cluster: str) -> None:
+    restarts, processes, _ = restarts_of(topology(cluster, "rollout.restarts=1"))
+    assert restarts.spare(Member("engine-2", None), DEATH)
+    assert (processes.begun, processes.frozen.num_lost, processes.frozen.endpoints()) == ([2], 1, [None])
+    assert restarts.lost() == restarts.empty() == [], "nobody hands it weights, nor samples from it"
+    assert restarts.reachable() == processes.endpoints
+    restarts._engines[2].starting = None  # it is up again
+    assert not restarts.spare(Member("engine-2", None), DEATH), "one restart is all"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class MemoryPlan(ModelSizes):
 
     @classmethod
     def of(cls, sizes: ModelSizes) -> MemoryPlan:
-        return cls(sizes.topology, sizes.model, sizes.weights, sizes.adapters)
+        return cls(sizes.topology, sizes.model, sizes.weights, sizes.adapters, sizes.frozen)
 
     @property
     def cfg(self) -> SlimeConfig:
@@ -174,7 +174,7 @@ class MemoryPlan(ModelSizes):
 
     @cached_property
     def engines(self) -> dict[str, EngineRank]:
-        """A rank of every group."""
+        """A rank of every group that samples."""
         longest = longest_sequence(self.cfg)[0] if self.topology.generates else 1
         return {
             group.name: EngineRank(
@@ -192,16 +192,37 @@ class MemoryPlan(ModelSizes):
         }
 
     @cached_property
+    def frozen_engines(self) -> dict[str, EngineRank]:
+        """A rank of every frozen group whose model's sizes are known. What it is asked is taken to be as long as a
+        sample."""
+        longest = longest_sequence(self.cfg)[0] if self.topology.generates else 1
+        known = ((group, self.frozen[group.name]) for group in self.topology.frozen if group.name in self.frozen)
+        return {
+            group.name: EngineRank(group, other.model, other.weights, longest, self.device_bytes)
+            for group, other in known
+        }
+
+    @property
+    def every_engine(self) -> dict[str, EngineRank]:
+        """A rank of every group."""
+        return {**self.engines, **self.frozen_engines}
+
+    @cached_property
     def devices(self) -> list[Place]:
         """Every kind of device."""
         groups = self.topology.groups
         arriving = 0.0 if self.colocated else self.bucket
         engines = {group.name: self.engines[group.name].on_device(bucket=arriving) for group in groups}
         trainers = [trainer.on_device() for trainer in self.trainers]
+        frozen = [
+            Place(f"engine group {name}", rank.on_device(bucket=0.0), None, rank.group)
+            for name, rank in self.frozen_engines.items()
+        ]
         if not (self.colocated and groups):
             return [
                 *(Place(_stage(stage, self.grid), table, stage) for stage, table in enumerate(trainers)),
                 *(Place(f"engine group {group.name}", engines[group.name], None, group) for group in groups),
+                *frozen,
             ]
         places = []
         for stage, group in self._pairs():
@@ -209,7 +230,7 @@ class MemoryPlan(ModelSizes):
             table.merge(trainers[stage])
             table.merge(engines[group.name])
             places.append(Place(f"{_stage(stage, self.grid)}, engine group {group.name}", table, stage, group))
-        return places
+        return [*places, *frozen]
 
     def _pairs(self) -> list[tuple[int, EngineGroup]]:
         """Stages and engine groups that share a device."""
@@ -225,10 +246,12 @@ class MemoryPlan(ModelSizes):
         """A host full of trainers of each stage, and of engines."""
         per_host = min(self.cfg.cluster.devices_per_node, self.cfg.cluster.num_trainers)
         beside = per_host if self.colocated else self.cfg.cluster.devices_per_node - per_host
+        frozen = sum(group.devices for group in self.topology.frozen) if self.colocated else 0  # else among the others
+        alone = min(frozen, self.cfg.cluster.devices_per_node - per_host)
         places = []
         for stage, trainer in enumerate(self.trainers):
             table = trainer.on_host(per_host)
-            table.add("engine processes", PROCESS * beside if self.engines else 0, table.phases)
+            table.add("engine processes", PROCESS * (beside + alone) if self.engines else 0, table.phases)
             table.add("kept versions", self._kept(int(stage == 0), beside), table.phases)
             places.append(Place(_stage(stage, self.grid), table, stage))
         return places

@@ -22,7 +22,7 @@ DEVICE = "memory a device"
 
 def memory_problems(plan: MemoryPlan) -> Iterator[SlimeError]:
     """Phases that do not fit, as far as sizes are known; at most one of all kinds of device, and one of hosts."""
-    for rank in plan.engines.values():
+    for rank in plan.every_engine.values():
         yield from _pool_problems(plan, rank)
     if plan.device_bytes is not None:
         fullest = max(plan.devices, key=most)
@@ -92,7 +92,7 @@ def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:
     if plan.topology.shares_gpus and not plan.topology.takes_turns:
         yield BY_TURNS
     if table.peak in (Phase.generate, Phase.start) and place.group is not None:
-        rank = plan.engines[place.group.name]
+        rank = plan.every_engine[place.group.name]
         assert plan.device_bytes is not None, "else no room is known"
         lower = int(((rank.fraction or 0.0) - over / (plan.device_bytes - rank.context)) * 100) / 100
         if lower > 0:
@@ -141,4 +141,6 @@ def _has_room(plan: MemoryPlan) -> bool:
     """Whether devices, with the margin, hosts and token pools have room. Asked where a device's memory is known."""
     assert plan.room is not None, "see above"
     on_hosts = plan.host_bytes is None or max(map(most, plan.hosts)) <= plan.host_bytes
-    return on_hosts and max(map(most, plan.devices)) <= plan.room and not any(map(_is_short, plan.engines.values()))
+    return (
+        on_hosts and max(map(most, plan.devices)) <= plan.room and not any(map(_is_short, plan.every_engine.values()))
+    )

@@ -17,7 +17,7 @@ def memory_sections(plan: MemoryPlan) -> Iterator[tuple[str, list[str]]]:
     for place in plan.devices:
         if place.stage is None:
             yield _title("memory a device", place, plan.device_bytes), [*_table(place.table)]
-    if engines := plan.engines:
+    if engines := plan.every_engine:
         yield "token pools", [_pool(name, rank) for name, rank in engines.items()]
     host = max(plan.hosts, key=most)
     yield _title("memory a host", host, plan.host_bytes), [*_table(host.table)]
@@ -52,7 +52,7 @@ def _pool(name: str, rank: EngineRank) -> str:
 
 def document(plan: MemoryPlan) -> dict[str, Any]:
     """The fields of `slime plan --json` that are this estimate's: bytes by item and phase, and the engines' pools."""
-    return {"memory": _memory(plan), "pools": {name: _pool_fields(rank) for name, rank in plan.engines.items()}}
+    return {"memory": _memory(plan), "pools": {name: _pool_fields(rank) for name, rank in plan.every_engine.items()}}
 
 
 def _memory(plan: MemoryPlan) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
 from slime.config.schema import RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.layout import FIRST, LAST, SIZE_KEYS, divisors, read_grid, split_layers
-from slime.topology.engines import DEFAULT
+from slime.topology.engines import DEFAULT, sampling_groups
 
 MEGATRON, ENGINES = "train.megatron", "rollout.engines."
 FARTHEST = 8
@@ -57,7 +57,7 @@ def _nearest(where: str, cfg: SlimeConfig) -> Iterator[Changes]:
     elif key == "dp_size":
         yield from _attention_ranks(where, group, cfg.rollout)
     elif key in ("devices", "devices_per_engine", "tp_size"):
-        name = group if home.startswith(ENGINES) else next(iter(cfg.rollout.engines), DEFAULT)
+        name = group if home.startswith(ENGINES) else next(iter(sampling_groups(cfg.rollout)), DEFAULT)
         yield from _engine_sizes(name, cfg.rollout, num_trainers)
 
 
@@ -94,7 +94,7 @@ def _divides(megatron: Mapping[str, Any], layers: int, num_trainers: int) -> boo
 def _attention_ranks(where: str, name: str, rollout: RolloutConfig) -> Iterator[Changes]:
     own = rollout.engines.get(name)
     sglang = {**rollout.sglang, **(own.sglang if own else {})}
-    groups = [own] if own else [*rollout.engines.values()]
+    groups = [own] if own else [*sampling_groups(rollout).values()]
     ranks = [group.devices_per_engine for group in groups if group.devices_per_engine] or [sglang.get("tp_size", 1)]
     yield from ({where: size} for size in _around(sglang.get("dp_size", 1), math.gcd(*ranks)) if size > 1)
 
@@ -112,7 +112,7 @@ def _engine_sizes(name: str, rollout: RolloutConfig, num_trainers: int) -> Itera
     if own or name != DEFAULT:
         yield from ({f"{home}.devices": total} for total in totals)
     if own and own.devices:
-        others = sum(group.devices or 0 for group in rollout.engines.values()) - own.devices
+        others = sum(group.devices or 0 for group in sampling_groups(rollout).values()) - own.devices
         rest = num_trainers - others
         yield from ({f"{home}.devices": rest, key: other} for other in _around(size, rest) if rest > 0)
 

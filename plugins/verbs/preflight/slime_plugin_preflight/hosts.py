@@ -169,6 +169,7 @@ def _folders(model: ModelConfig, rollout: RolloutConfig) -> Iterator[tuple[str, 
         "model.tokenizer": model.tokenizer,
         "model.weights": model.weights,
         **folders(rollout),
+        **{f"rollout.engines.{name}.model": group.model for name, group in rollout.engines.items()},
     }
     yield from ((key, path) for key, path in paths.items() if path is not None)
 

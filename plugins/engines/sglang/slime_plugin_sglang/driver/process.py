@@ -91,7 +91,7 @@ class EngineProcess:
         key: Secret | None = None,
         mark: str = "",
     ) -> None:
-        self.engine, self.host, self.log = topology.engines[index], host, log
+        self.engine, self.host, self.log = topology.every_engine[index], host, log
         self.devices, self.mark, self._device = devices, mark, topology.cluster.device
         self._start_timeout_s = topology.cluster.start_timeout_s
         self._request_timeout_s = topology.config.rollout.request_timeout_s

@@ -1,0 +1,102 @@
+"""Engines that rewards ask: those of a run that have models of their own (`rollout.engines.NAME.model`).
+
+The driver knows where they answer, also after one was started again, and tells a worker with each sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from slime.errors import SlimeError, did_you_mean
+from slime.net import Endpoint
+
+Addresses = Mapping[str, Sequence[Endpoint]]
+"""By group, the engines that are up; at least one of each."""
+POLL_S = 0.1
+NOTICE_S = 20.0
+"""From the death of an engine until it is known, with time to spare: everybody is asked each second."""
+_told: Addresses = {}
+
+
+def engines(group: str) -> Sequence[Endpoint]:
+    """For a reward, while it scores: where a group's engines answer, OpenAI's API at `url` + "/v1". Requests carry
+    `headers`, and go past a proxy.
+
+    Raises:
+        SlimeError: the run has no such group.
+    """
+    if group not in _told:
+        what = f"no engine group '{group}' with a model of its own was started for this reward"
+        raise SlimeError(what, where=f"rollout.engines.{group}", todo=did_you_mean(group, _told))
+    return _told[group]
+
+
+def tell(addresses: Addresses) -> None:
+    """In a worker, before it scores."""
+    global _told
+    _told = addresses
+
+
+class FrozenEngines:
+    """Where each frozen engine of a run is, kept by the driver in whichever thread.
+
+    Args:
+        groups: of each engine.
+
+    Attributes:
+        num_lost: engines that died so far.
+    """
+
+    def __init__(self, groups: Sequence[str] = ()) -> None:
+        self._groups = groups
+        self._at: list[Endpoint | None] = [None] * len(groups)
+        self.num_lost = 0
+
+    def found(self, number: int, endpoint: Endpoint) -> None:
+        """An engine answers, there."""
+        self._at[number] = endpoint
+
+    def lost(self, number: int) -> None:
+        """An engine has died, and is started again."""
+        self._at[number] = None
+        self.num_lost += 1
+
+    async def any_lost(self, num_lost: int) -> bool:
+        """Whether an engine has died since so many had. Who finds one gone is some seconds ahead of who looks after it:
+        for these it is waited."""
+        for _ in range(int(NOTICE_S / POLL_S)):
+            if self.num_lost > num_lost:
+                return True
+            if all(await asyncio.gather(*(_listens(endpoint) for endpoint in self._at if endpoint))):
+                return False
+            await asyncio.sleep(POLL_S)
+        return False
+
+    def endpoints(self) -> list[Endpoint | None]:
+        """Of each engine; None: it does not answer now."""
+        return [*self._at]
+
+    async def up(self) -> Addresses:
+        """Once every group has an engine that answers."""
+        while not all((known := self._known()).values()):
+            await asyncio.sleep(POLL_S)
+        return known
+
+    def _known(self) -> dict[str, list[Endpoint]]:
+        known: dict[str, list[Endpoint]] = {group: [] for group in self._groups}
+        for group, endpoint in zip(self._groups, self.endpoints(), strict=True):
+            if endpoint:
+                known[group].append(endpoint)
+        return known
+
+
+async def _listens(endpoint: Endpoint) -> bool:
+    at = urlsplit(endpoint.url)
+    try:
+        _, writer = await asyncio.open_connection(at.hostname, at.port)
+    except OSError:
+        return False
+    writer.close()
+    return True
