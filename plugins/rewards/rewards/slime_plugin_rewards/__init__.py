@@ -10,6 +10,7 @@ from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
+    from slime.errors import SlimeError
 
 
 @hookimpl
@@ -34,10 +35,10 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
-    from slime_plugin_rewards.checks import problems
+def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
+    from slime_plugin_rewards.checks import judge_problems, problems
 
-    return problems(cfg.reward.name, cfg.reward.options)
+    return [*problems(cfg.reward.name, cfg.reward.options), *judge_problems(cfg)]
 
 
 @hookimpl

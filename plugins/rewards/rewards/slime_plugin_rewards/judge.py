@@ -1,8 +1,10 @@
-"""Reward `judge`: a language model gives the grade, behind any URL of OpenAI's form (SGLang, vLLM, a provider)."""
+"""Reward `judge`: a language model gives the grade, an engine group's of the run or one behind any URL of OpenAI's form
+(SGLang, vLLM, a provider)."""
 
 from __future__ import annotations
 
 import os
+import random
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -28,13 +30,26 @@ _THINKING = "</think>"
 _MAX_CACHED = 4096
 
 
+def unclear(url: Any, group: Any, key_variable: Any, where: str = "reward.options") -> SlimeError | None:
+    """Why it is not clear whom to ask, if it is not."""
+    if bool(url) == bool(group):
+        what, todo = "names both url and engines" if url else "names nobody to ask", "Set one of url and engines."
+        return SlimeError(what, where=where, todo=todo)
+    if group and key_variable:
+        what = "is set, but a run's own engines have keys that slime makes"
+        return SlimeError(what, where=f"{where}.key_variable", todo="Remove it.")
+    return None
+
+
 @dataclass
 class JudgeReward:
     """The grade that the model writes. A judgement without a grade is an `error`, never a 0. The same text is judged
     once: temperature 0, and a cache by content in each worker."""
 
-    url: str
-    """Of the API, up to `/v1`."""
+    url: str | None = None
+    """Of the API, up to `/v1`; or else `engines`."""
+    engines: str | None = None
+    """Engine group of the run that has a model of its own (`rollout.engines.NAME.model`)."""
     model: str = "default"
     """Name of the model there."""
     template: str = TEMPLATE
@@ -55,6 +70,8 @@ class JudgeReward:
     """Requests for a sample, where the server is away, busy or broken."""
 
     def __post_init__(self) -> None:
+        if fault := unclear(self.url, self.engines, self.key_variable):
+            raise fault
         try:
             self._grade = re.compile(self.grade)
         except re.error as error:
@@ -104,8 +121,14 @@ class JudgeReward:
             **self.fields,
         }
         headers = {"Authorization": f"Bearer {os.environ[self.key_variable]}"} if self.key_variable else {}
-        url = f"{self.url.rstrip('/')}/chat/completions"
-        answer = post(url, body, headers, timeout_s=self.request_timeout_s, tries=self.tries)
+        api = str(self.url).rstrip("/")
+        if self.engines:
+            from slime.reward.engines import engines  # here, because importing a plugin is to be quick
+
+            engine = random.choice(engines(self.engines))
+            api, headers = f"{engine.url}/v1", engine.headers
+        url, of_run = f"{api}/chat/completions", self.engines is not None
+        answer = post(url, body, headers, timeout_s=self.request_timeout_s, tries=self.tries, passes_proxies=of_run)
         try:
             return str(answer["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError) as error:
