@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 WARM = 20
 """Conversations before those that are counted."""
 WORDS = "It is so. "
-HTTP = "http: uvicorn, starlette, the event loop"
+HTTP = "http, the event loop"
 
 
 class Clock:

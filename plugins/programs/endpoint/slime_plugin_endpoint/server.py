@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import ModuleType
-from typing import Any
 
 import orjson
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
-from uvicorn.server import ServerState
+from aiohttp import web
 
 from slime.contracts import Responder
 from slime_plugin_endpoint import anthropic_messages, chat_completions
@@ -32,6 +24,8 @@ STREAM_AFTER_S = 10.0
 there before can still be an error with its status."""
 MODEL = "policy"
 """The model's name in the list of models. Every name is accepted."""
+CLOSING_S = 1.0
+"""Seconds in which a client may still read what it was answered, once there are no more attempts."""
 _JSON = "application/json"
 
 
@@ -47,8 +41,8 @@ class Server:
         self._host, self._hearing = host, hearing
         self._attempts: dict[str, Attempt] = {}
         self._closed: set[str] = set()
-        self._starting: asyncio.Task[asyncio.Server] | None = None
-        self._state = ServerState()
+        self._starting: asyncio.Task[web.AppRunner] | None = None
+        self._stopping: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def attempt(self, model: Responder) -> AsyncIterator[tuple[Attempt, str]]:
@@ -57,8 +51,7 @@ class Server:
         self._attempts[attempt.key] = attempt
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
-            listening = await asyncio.shield(self._starting)
-            port = listening.sockets[0].getsockname()[1]
+            port = (await asyncio.shield(self._starting)).addresses[0][1]
             host = f"[{self._host}]" if ":" in self._host else self._host
             yield attempt, f"http://{host}:{port}/{attempt.key}"
         finally:
@@ -68,88 +61,81 @@ class Server:
             if not self._attempts:
                 self._stop()
 
-    async def _start(self) -> asyncio.Server:
-        config = uvicorn.Config(
-            self._app(), http="h11", ws="none", lifespan="off", log_config=None, access_log=False, date_header=False
-        )
-        config.load()
-        state = self._state = ServerState()
-        state.default_headers = config.encoded_headers
-        loop = asyncio.get_running_loop()
-
-        def protocol() -> Any:
-            return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
-
-        return await loop.create_server(protocol, self._host, 0, backlog=2048)
+    async def _start(self) -> web.AppRunner:
+        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=CLOSING_S)
+        await runner.setup()
+        await web.TCPSite(runner, self._host, 0, backlog=2048).start()
+        return runner
 
     def _stop(self) -> None:
         starting, self._starting = self._starting, None
         if starting and starting.done() and not starting.cancelled() and not starting.exception():
-            starting.result().close()
+            stopping = asyncio.create_task(starting.result().cleanup())
+            self._stopping.add(stopping)
+            stopping.add_done_callback(self._stopping.discard)
         elif starting:
             starting.cancel()
-        for connection in list(self._state.connections):
-            connection.shutdown()
         self._closed.clear()
 
-    def _app(self) -> Starlette:
-        routes = []
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=0)  # no limit
         for prefix in ("/{key}/v1", "/v1", "/{key}"):
-            routes.append(Route(f"{prefix}/chat/completions", self._chat_completions, methods=["POST"]))
-            routes.append(Route(f"{prefix}/messages", self._messages, methods=["POST"]))
-            routes.append(Route(f"{prefix}/models", self._models))
-        routes.append(Route("/{key}/verdict", self._verdict, methods=["POST"]))
-        return Starlette(routes=routes)
+            app.router.add_post(f"{prefix}/chat/completions", self._chat_completions)
+            app.router.add_post(f"{prefix}/messages", self._messages)
+            app.router.add_get(f"{prefix}/models", self._models)
+        app.router.add_post("/{key}/verdict", self._verdict)
+        return app
 
-    async def _chat_completions(self, http: HttpRequest) -> Response:
+    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
         return await self._answered(http, chat_completions)
 
-    async def _messages(self, http: HttpRequest) -> Response:
+    async def _messages(self, http: web.Request) -> web.StreamResponse:
         return await self._answered(http, anthropic_messages)
 
-    async def _models(self, http: HttpRequest) -> Response:
-        if isinstance(found := self._find(http, chat_completions), Response):
+    async def _models(self, http: web.Request) -> web.Response:
+        if isinstance(found := self._find(http, chat_completions), web.Response):
             return found
         model = {"id": MODEL, "object": "model", "type": "model", "display_name": MODEL, "created": 0,
                  "created_at": "1970-01-01T00:00:00Z", "owned_by": "slime"}  # fmt: skip
         listed = {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
-        return Response(orjson.dumps(listed), media_type=_JSON)
+        return _json(orjson.dumps(listed))
 
-    async def _verdict(self, http: HttpRequest) -> Response:
-        if isinstance(attempt := self._find(http, chat_completions), Response):
+    async def _verdict(self, http: web.Request) -> web.Response:
+        if isinstance(attempt := self._find(http, chat_completions), web.Response):
             return attempt
         try:
-            attempt.verdict = judged(await http.body())
+            attempt.verdict = judged(await http.read())
         except RefusedRequestError as error:
             return _refusal(chat_completions, error)
-        except ClientDisconnect:
-            return Response(status_code=HTTPStatus.BAD_REQUEST)
-        return Response(status_code=HTTPStatus.NO_CONTENT)
+        except ConnectionError:  # the client is gone
+            return web.Response(status=HTTPStatus.BAD_REQUEST)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
 
-    async def _answered(self, http: HttpRequest, dialect: ModuleType) -> Response:
+    async def _answered(self, http: web.Request, dialect: ModuleType) -> web.StreamResponse:
         try:
-            body = orjson.loads(await http.body())
+            body = orjson.loads(await http.read())
         except orjson.JSONDecodeError as error:
             return _fault(dialect, f"the body is not JSON: {error}", HTTPStatus.BAD_REQUEST)
-        except ClientDisconnect:
-            return Response(status_code=HTTPStatus.BAD_REQUEST)
-        if isinstance(attempt := self._find(http, dialect), Response):
+        except ConnectionError:  # the client is gone
+            return web.Response(status=HTTPStatus.BAD_REQUEST)
+        if isinstance(attempt := self._find(http, dialect), web.Response):
             return attempt
         try:
             if not isinstance(body, dict):
                 raise RefusedRequestError("the body is no object", "")
             request = dialect.read(body)
-            asked = attempt.ask(request, await _is_repeated(http))
+            asked = attempt.ask(request, _is_repeated(http))
         except RefusedRequestError as error:
             return _refusal(dialect, error)
-        told = _Told(http, dialect, request, asked)
-        if not request.is_streamed:
-            await asyncio.wait({asked.work})
-        return await told.begun()
+        asked.num_waiting += 1
+        try:
+            return await _told(http, dialect, request, asked)
+        finally:
+            asked.num_waiting -= 1
 
-    def _find(self, http: HttpRequest, dialect: ModuleType) -> Attempt | Response:
+    def _find(self, http: web.Request, dialect: ModuleType) -> Attempt | web.Response:
         bearer = http.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        keys = [http.path_params.get("key"), bearer, http.headers.get("x-api-key")]
+        keys = [http.match_info.get("key"), bearer, http.headers.get("x-api-key")]
         for key in keys:
             if key in self._attempts:
                 return self._attempts[key]
@@ -158,70 +144,54 @@ class Server:
         return _fault(dialect, "there is no attempt with this key", HTTPStatus.UNAUTHORIZED)
 
 
-async def _is_repeated(http: HttpRequest) -> bool | None:
+def _is_repeated(http: web.Request) -> bool | None:
     """What the SDKs of OpenAI and Anthropic say of a request."""
     count = http.headers.get("x-stainless-retry-count", "")
     return int(count) > 0 if count.isdecimal() else None
 
 
-class _Told(Response):
-    """An answer on its way to one client.
+async def _told(http: web.Request, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
+    """Answer one client."""
+    work = asked.work
+    if not work.done():
+        await asyncio.wait({work}, timeout=STREAM_AFTER_S if request.is_streamed else None)
+    if work.done() and (fault := _fault_of(dialect, asked)):
+        return fault
+    if request.is_streamed:
+        return await _streamed(http, dialect, request, asked)
+    body = dialect.whole(request, work.result())
+    asked.is_heard |= _is_there(http)
+    return _json(body)
 
-    Args:
-        http: what it asked by.
-        dialect: the API.
-    """
 
-    def __init__(self, http: HttpRequest, dialect: ModuleType, request: Request, asked: Asked) -> None:
-        super().__init__()
-        self._http, self._dialect, self._request, self._asked = http, dialect, request, asked
-        asked.num_waiting += 1
-
-    async def begun(self) -> Response:
-        """The response, once it is known how it begins."""
-        asked = self._asked
-        if not asked.work.done():
-            await asyncio.wait({asked.work}, timeout=STREAM_AFTER_S)
-        if asked.work.done() and (fault := _fault_of(self._dialect, asked)):
-            asked.num_waiting -= 1
-            return fault
-        return self
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._send(send)
-        finally:
-            self._asked.num_waiting -= 1
-
-    async def _send(self, send: Send) -> None:
-        kind = "text/event-stream" if self._request.is_streamed else _JSON
-        headers = [(b"content-type", kind.encode())]
-        work = self._asked.work
-        if not self._request.is_streamed:
-            body = self._dialect.whole(self._request, work.result())
-            headers.append((b"content-length", str(len(body)).encode()))
-            pieces = iter((body,))
-        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+async def _streamed(http: web.Request, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
+    response, work = web.StreamResponse(headers={"Content-Type": "text/event-stream"}), asked.work
+    try:
+        await response.prepare(http)
         while not work.done():
-            await send({"type": "http.response.body", "body": self._dialect.KEEP_ALIVE, "more_body": True})
+            await response.write(dialect.KEEP_ALIVE)
             await asyncio.wait({work}, timeout=STREAM_AFTER_S)
-        if self._request.is_streamed:
-            pieces = self._events()
-        body = b"".join(pieces)
-        if not await self._http.is_disconnected():
-            self._asked.is_heard |= not work.cancelled() and not work.exception()
-            await send({"type": "http.response.body", "body": body})
-
-    def _events(self) -> Iterator[bytes]:
-        if fault := _fault_of(self._dialect, self._asked):
-            yield b"".join(
-                (self._dialect.fault_event(orjson.loads(fault.body)["error"]["message"], fault.status_code),)
-            )
-        else:
-            yield from self._dialect.events(self._request, self._asked.work.result())
+        asked.is_heard |= _is_there(http) and not work.cancelled() and not work.exception()
+        await response.write(b"".join(_events(dialect, request, asked)))
+    except ConnectionError:  # the client is gone, and nobody else reads this
+        pass
+    return response
 
 
-def _fault_of(dialect: ModuleType, asked: Asked) -> Response | None:
+def _is_there(http: web.Request) -> bool:
+    """Whether the client has kept its connection."""
+    return http.transport is not None and not http.transport.is_closing()
+
+
+def _events(dialect: ModuleType, request: Request, asked: Asked) -> Iterator[bytes]:
+    if fault := _fault_of(dialect, asked):
+        assert isinstance(fault.body, bytes), "a fault is JSON"
+        yield dialect.fault_event(orjson.loads(fault.body)["error"]["message"], fault.status)
+    else:
+        yield from dialect.events(request, asked.work.result())
+
+
+def _fault_of(dialect: ModuleType, asked: Asked) -> web.Response | None:
     """What is said in place of an answer."""
     if asked.work.cancelled():
         return _fault(dialect, "the attempt has ended", HTTPStatus.GONE)
@@ -231,12 +201,15 @@ def _fault_of(dialect: ModuleType, asked: Asked) -> Response | None:
     return _fault(dialect, "the attempt cannot go on", HTTPStatus.SERVICE_UNAVAILABLE) if error else None
 
 
-def _refusal(dialect: ModuleType, error: RefusedRequestError) -> Response:
+def _refusal(dialect: ModuleType, error: RefusedRequestError) -> web.Response:
     body = dialect.fault(error.message, HTTPStatus.BAD_REQUEST, error.param or None, error.code)
-    return Response(body, HTTPStatus.BAD_REQUEST, media_type=_JSON)
+    return _json(body, HTTPStatus.BAD_REQUEST)
 
 
-def _fault(dialect: ModuleType, message: str, status: HTTPStatus) -> Response:
+def _fault(dialect: ModuleType, message: str, status: HTTPStatus) -> web.Response:
     # An SDK would repeat what is 500 or more; nothing here becomes better by that.
-    headers = {"x-should-retry": "false"}
-    return Response(dialect.fault(message, status), status, headers, media_type=_JSON)
+    return _json(dialect.fault(message, status), status, {"x-should-retry": "false"})
+
+
+def _json(body: bytes, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers=headers, content_type=_JSON)

@@ -33,9 +33,9 @@ async def played(python: str, client: str, folder: Path) -> tuple[Stage, object,
     answered = Server._answered
 
     async def noted(self, http, dialect):
-        body = await http.body()
+        body = await http.read()
         headers = {name: http.headers[name] for name in ("x-stainless-retry-count",) if name in http.headers}
-        sent.append({"path": http.url.path.partition("/v1/")[2], "headers": headers, "body": json.loads(body)})
+        sent.append({"path": http.path.partition("/v1/")[2], "headers": headers, "body": json.loads(body)})
         return await answered(self, http, dialect)
 
     Server._answered = noted

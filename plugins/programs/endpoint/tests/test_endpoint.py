@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from slime_plugin_endpoint import server
 from slime_plugin_endpoint.options import EndpointOptions
 from slime_plugin_endpoint.program import EndpointProgram
 
@@ -92,6 +93,33 @@ def test_a_stream_has_what_an_answer_has(tmp_path):
     sample = stage.play(agent)
     assert sample.status is Status.COMPLETED, sample.verdict
     stage.check(sample)
+
+
+def test_a_stream_begins_before_there_is_an_answer(tmp_path, monkeypatch, caplog):
+    """Who leaves it then has heard nothing."""
+    monkeypatch.setattr(server, "STREAM_AFTER_S", 0.1)
+    stage = Stage(tmp_path, counting(), delay_s=0.5)
+
+    async def agent(task, endpoint):
+        async def said(content: str, count: int) -> str:
+            body = {"messages": [user(content)], "stream": True}
+            found, url = "", f"{endpoint.url}/chat/completions"
+            async with httpx.AsyncClient(timeout=100) as raw, raw.stream("POST", url, json=body) as answer:
+                async for line in answer.aiter_lines():
+                    found += f"{line}\n"
+                    if found.count("the model thinks") == count:
+                        break
+            return found
+
+        await said("left", 1)
+        whole = await said("heard", 0)
+        assert whole.startswith(": the model thinks\n\n: the model thinks")
+        assert '"content":"answer 1"' in whole
+        assert whole.endswith("data: [DONE]\n\n")
+
+    sample = stage.play(agent)
+    assert stage.trained(sample) == [f"answer 1{END}"], sample.verdict
+    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
 
 
 def test_branches_sub_agents_and_compaction_are_segments(tmp_path):
