@@ -151,10 +151,17 @@ class Setting:
 
 async def measure(args: argparse.Namespace, folder: Path, start: Callable[[list[int]], str]) -> None:
     from slime.imports import collect_rarely, importing
+    from slime.time_limit import often
 
     with importing():  # as a run does
         setting = Setting(folder, start, args)
     collect_rarely()
+    with often():  # as well
+        await count(setting, args)
+    await setting.client.close()
+
+
+async def count(setting: Setting, args: argparse.Namespace) -> None:
     await setting.make(8 * 8)
     memory, clock = psutil.Process().memory_info().rss, time.process_time()
     began = time.perf_counter()
@@ -177,7 +184,6 @@ async def measure(args: argparse.Namespace, folder: Path, start: Callable[[list[
         await setting.hold()
         for how, name in (("cancel", "until all are cancelled"), ("abort", "until all are aborted")):
             print(f"{name:<46}{await setting.stop(args.attempts, how):>9.3f} s", flush=True)
-    await setting.client.close()
 
 
 def serve(tokens: list[int], latency: float) -> None:

@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 770,
     "weights": 885,
-    ".": 4887,
+    ".": 4938,
     "cluster": 1805,
     "train": 755,
     "compose": 2341,
@@ -39,7 +39,7 @@ BUDGETS = {
     "topology": 1505,
     "sizes": 418,
     "reward": 332,
-    "data": 1405,
+    "data": 1408,
     "sampling": 2358,
     "plan": 832,
     "engine_client": 367,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slime.time_limit import DidNotReturnError, within
+from slime.time_limit import DidNotReturnError, often, within
 
 
 def spin() -> None:
@@ -25,6 +25,20 @@ def test_it_is_ended_and_its_line_is_named(hang: Callable[[], object]) -> None:
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(DidNotReturnError, match=r"did not return within 0.05 s \(\w+.py:\d+ in .*\)"), within(0.05):
         hang()
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_bounds_that_are_set_often_are_kept() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with often():
+        stays = signal.getsignal(signal.SIGALRM)
+        for _ in range(2):
+            with pytest.raises(DidNotReturnError, match=r"within 0.05 s \(\w+.py:\d+ in spin\)"), within(0.05):
+                spin()
+            with within(0.05):
+                pass
+            assert signal.getsignal(signal.SIGALRM) is stays
+        time.sleep(0.1)
     assert signal.getsignal(signal.SIGALRM) is before
 
 

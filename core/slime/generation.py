@@ -38,6 +38,7 @@ from slime.sampling.loop import Rollout
 from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import Sampler
+from slime.time_limit import often
 from slime.topology.recordings import recordings_of
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Generation:
             ahead.go_on(version)
 
         self._run(gate.close(), "pausing engines")
-        values = self._runner.run(beside(partial(self._returning.publish, version)))
+        values = result_of(self._runner, beside(partial(self._returning.publish, version)))
         self._run(go_on(), "resuming engines")
         return values
 
@@ -106,7 +107,7 @@ class Generation:
         if self._ahead is None:
             return work()
         before = self._ahead.num_tokens
-        result = self._runner.run(self._returning.beside(beside(work)))
+        result = result_of(self._runner, self._returning.beside(beside(work)))
         self._ahead.num_overlapped += self._ahead.num_tokens - before
         return result
 
@@ -119,7 +120,20 @@ class Generation:
         return found.stats
 
     def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        return self._runner.run(self._calls.watched(self._returning.beside(work), what))
+        return result_of(self._runner, self._calls.watched(self._returning.beside(work), what))
+
+
+def result_of(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. It does not pass through the runner's task: as that ends, the runner compares handlers of
+    signals, for which Python writes the task down with its result, each token of a step's samples."""
+    found: list[T] = []
+
+    async def keep() -> None:
+        found.append(await work)
+
+    with often():
+        runner.run(keep())
+    return found[0]
 
 
 def open_generation(

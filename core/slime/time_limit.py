@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any, ClassVar
 
 
 class DidNotReturnError(Exception):
@@ -26,7 +27,52 @@ def failure(error: BaseException) -> str:
 
 
 class _TimeIsUp(BaseException):
-    """Raised in the midst of somebody's code, which must not catch it: no `Exception`."""
+    """Raised in the midst of somebody's code, which must not catch it: no `Exception`. Says where."""
+
+
+class Handler:
+    """A handler of a signal, set for a block of the main thread; in a block of the same one it is set already.
+
+    Attributes:
+        known: all that there are.
+    """
+
+    known: ClassVar[list[Handler]] = []
+
+    def __init__(self, number: signal.Signals, handle: Callable[[int, FrameType | None], None]) -> None:
+        self._number, self._handle = number, handle
+        self._num_blocks = 0
+        self._before: Any = None
+        self.known.append(self)
+
+    def __enter__(self) -> None:
+        if not self._num_blocks:
+            self._before = signal.signal(self._number, self._handle)
+        self._num_blocks += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._num_blocks -= 1
+        if not self._num_blocks:
+            signal.signal(self._number, self._before)
+
+
+def _ring(_: int, frame: FrameType | None) -> None:
+    place = f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name})" if frame else ""
+    raise _TimeIsUp(place)
+
+
+_RINGS = Handler(signal.SIGALRM, _ring)
+
+
+@contextmanager
+def often() -> Iterator[None]:
+    """Bounds are set often in this block: their handlers stay in place, because to set one takes longer than the rest.
+    Other threads than the main one have none."""
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for handler in Handler.known:
+                stack.enter_context(handler)
+        yield
 
 
 @contextmanager
@@ -42,21 +88,11 @@ def within(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    place = ""
-
-    def ring(_: int, frame: FrameType | None) -> None:
-        nonlocal place
-        if frame:
-            place = f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name})"
-        raise _TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    except _TimeIsUp:
-        raise DidNotReturnError(f"did not return within {seconds:g} s{place}") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with _RINGS:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        except _TimeIsUp as end:
+            raise DidNotReturnError(f"did not return within {seconds:g} s{end}") from None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)

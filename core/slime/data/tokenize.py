@@ -20,6 +20,7 @@ from typing import Any
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.imports import importing
+from slime.time_limit import Handler
 from slime.types import Message
 
 Tokenizer = Any
@@ -175,6 +176,9 @@ def _stop(number: int, frame: object) -> None:
     raise _TooLong(f"it takes more than {RENDER_S:g} s of a processor")
 
 
+_STOPS = Handler(signal.SIGVTALRM, _stop)
+
+
 @contextmanager
 def _bounded() -> Iterator[None]:
     """Bound the processor time and the memory of a chat template. Wall-clock time would fail good templates on a busy
@@ -186,15 +190,14 @@ def _bounded() -> Iterator[None]:
     with open("/proc/self/statm", "rb", buffering=0) as file:
         used = int(file.read().split()[0]) * mmap.PAGESIZE
     limits = [limit for limit in (used + RENDER_BYTES, own, most) if limit != resource.RLIM_INFINITY]
-    before = signal.signal(signal.SIGVTALRM, _stop)
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
-    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (own, most))
-        signal.signal(signal.SIGVTALRM, before)
+    with _STOPS:
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
+        signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            resource.setrlimit(resource.RLIMIT_AS, (own, most))
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
