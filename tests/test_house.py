@@ -40,7 +40,7 @@ BUDGETS = {
     "sizes": 418,
     "reward": 332,
     "data": 1408,
-    "sampling": 2358,
+    "sampling": 2364,
     "plan": 832,
     "engine_client": 367,
     "verbs": 360,

@@ -30,9 +30,10 @@ def importing() -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """Look for garbage after 50,000 new objects, not 700: thousands of attempts make many that live, and looking
-    through them takes up to a sixth of the driver's time. Not for a process whose garbage may hold tensors."""
-    gc.set_threshold(50_000)
+    """Look for garbage after 500,000 new objects, not 700: thousands of attempts make many that live, and looking
+    through them takes up to a sixth of the driver's time, a tenth after 50,000. Not for a process whose garbage may
+    hold tensors."""
+    gc.set_threshold(500_000)
 
 
 def import_file(file: Path, name: str) -> ModuleType:

@@ -111,9 +111,9 @@ class Pipeline:
         self._wake: asyncio.Future[bool] | None = None
         self._finished: dict[str, Group] = {}
         self._judged_together: set[str] = set()  # groups, now
-        self._aborting = False
+        self._aborting = self._has_moved = False
         self.active: dict[str, Group] = {}
-        attempts.when_away = self._wake_up
+        attempts.when_away = self._one_away
         self.seconds = {"generate": 0.0, "reward": 0.0}
         self._busy_before = engines.busy_seconds()
 
@@ -238,12 +238,13 @@ class Pipeline:
             if self._ended:
                 break
             self._fill()
-            if not is_patient and self.attempts.num_asking:
+            if not is_patient and self.attempts.num_asking and not self._has_moved:
                 loads = await self._progress(loads)
+            self._has_moved = False
         return self._ended.popleft()
 
     async def _wait(self) -> bool:
-        """Until something ends or an attempt is away; false if the patience is over before.
+        """Until something ends, or an attempt is away and another one can begin; false if the patience is over before.
 
         A queue and `asyncio.wait_for` would make a task of each wait.
         """
@@ -260,6 +261,11 @@ class Pipeline:
     def _wake_up(self) -> None:
         if self._wake:
             _set(self._wake, True)
+
+    def _one_away(self) -> None:
+        self._has_moved = True
+        if self._waiting:
+            self._wake_up()
 
     async def _progress(self, before: Mapping[Engine, tuple[int, int]]) -> Mapping[Engine, tuple[int, int]]:
         """What the engines have to do now, unless it is what they had to do before."""

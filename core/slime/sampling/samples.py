@@ -168,18 +168,18 @@ def missing_shares(samples: Sequence[TrainSample], names: Iterable[str]) -> dict
 def _loss_mask(segment: Segment, version: int, max_weight_lag: int | None) -> np.ndarray:
     """[num_tokens] float32, without the tokens that are too old."""
     mask = np.asarray(segment.loss_mask, dtype=np.float32)
-    return mask if max_weight_lag is None else mask * (_lags(segment, version) <= max_weight_lag)
+    if max_weight_lag is None or all(_lag(span, version) <= max_weight_lag for span in segment.spans):
+        return mask
+    young: np.ndarray = mask * _of_tokens(segment, [_lag(span, version) <= max_weight_lag for span in segment.spans])
+    return young
 
 
 def _is_current(segment: Segment, version: int) -> np.ndarray:
     """[num_tokens] float32, 1 where weights of `version` alone say the log-prob."""
-    counts = [span.num_tokens for span in segment.spans]
-    is_mixed = np.repeat(np.asarray([span.is_mixed for span in segment.spans], bool), counts)
-    current: np.ndarray = (_lags(segment, version) == 0) & ~is_mixed
-    return current.astype(np.float32)
+    return _of_tokens(segment, [_lag(span, version) == 0 and not span.is_mixed for span in segment.spans])
 
 
-def _lags(segment: Segment, version: int) -> np.ndarray:
-    """[num_tokens] weight versions that each token is older than `version`."""
-    spans = np.asarray([(_lag(span, version), span.num_tokens) for span in segment.spans], np.int64).reshape(-1, 2)
-    return np.repeat(spans[:, 0], spans[:, 1])
+def _of_tokens(segment: Segment, of_spans: Sequence[bool]) -> np.ndarray:
+    """[num_tokens] float32, of what is true of each span."""
+    repeated: np.ndarray = np.repeat(np.asarray(of_spans, np.float32), [span.num_tokens for span in segment.spans])
+    return repeated
