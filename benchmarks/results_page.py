@@ -28,7 +28,14 @@ COLUMNS = {
 """Column -> metric and digits behind the point."""
 WARM = 50
 """Steps after which seconds are counted, where a run has many."""
-FILES = {"smollm2-h200": WARM, "smollm2-h100": WARM, "tool-h100": 5, "staleness-h100": 3, "objectives-h100": 5}
+FILES = {
+    "smollm2-h200": WARM,
+    "smollm2-h100": WARM,
+    "tool-h100": 5,
+    "staleness-h100": 3,
+    "objectives-h100": 5,
+    "agent-laptop": 5,
+}
 """The same by file."""
 PANELS = (
     ("held_out", "held-out reward"),
