@@ -32,12 +32,14 @@ def install() -> None:
     GroupCoordinator.reduce_scatterv = reduce_scatter_rows
     dp_attention.memcpy_triton = copy_rows
     TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value = length_of_padding
-    ForwardBatch.prepare_mlp_sync_batch = _around(unpinned, ForwardBatch.prepare_mlp_sync_batch)
-    fused_moe_native.moe_forward_native = _around(experts_of_this_rank, fused_moe_native.moe_forward_native)
-    IdleSleeper.maybe_sleep = _around(sleep_shortly, IdleSleeper.maybe_sleep)
+    ForwardBatch.prepare_mlp_sync_batch = around(unpinned, ForwardBatch.prepare_mlp_sync_batch)
+    fused_moe_native.moe_forward_native = around(experts_of_this_rank, fused_moe_native.moe_forward_native)
+    IdleSleeper.maybe_sleep = around(sleep_shortly, IdleSleeper.maybe_sleep)
 
 
-def _around(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def around(replacement: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls `replacement` with `original` and its own arguments."""
+
     def call(*arguments: Any, **named: Any) -> Any:
         return replacement(original, *arguments, **named)
 
@@ -101,6 +103,8 @@ def experts_of_this_rank(
 
 class _NotPinned(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.pin_memory:
+            return args[0]
         return function(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
 
 

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
-from sglang_torch_cpu import attention, deterministic, fp8, latent, parallel, prompts
+from sglang_torch_cpu import attention, deterministic, fp8, latent, lora, parallel, prompts
 
 
 class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
@@ -58,6 +58,7 @@ class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
         deterministic.install()
         latent.install()
         fp8.install()
+        lora.install()
         parallel.install()
         prompts.install()
 
