@@ -29,14 +29,14 @@ KNOW_BLOCKS = {
 `slime.models.blocks`, `slime.models.traits`, the rules of the weight mapping."""
 BUDGETS = {
     "models": 770,
-    "weights": 885,
+    "weights": 902,
     ".": 4938,
     "cluster": 1805,
-    "train": 755,
+    "train": 756,
     "compose": 2341,
     "config": 1933,
     "observe": 515,
-    "topology": 1505,
+    "topology": 1534,
     "sizes": 418,
     "reward": 332,
     "data": 1408,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from slime_testing.patience import run_within
 from tests.running import Run
@@ -24,16 +25,13 @@ def score(sample: Sample) -> float:
 """A preference that any model can learn in a few steps, whatever it knew."""
 
 
-def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_path: Path) -> None:
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    (tmp_path / "reward.py").write_text(REWARD)
-    base = finished.path / "export"
-    settings = {
+def settings_of(folder: Path, base: Path) -> dict[str, object]:
+    """Of a run in `folder` that begins with the model `base`."""
+    (folder / "reward.py").write_text(REWARD)
+    return {
         "model.path": base,
         "model.init": "checkpoint",
-        "reward.path": f"{tmp_path}/reward.py:score",
+        "reward.path": f"{folder}/reward.py:score",
         "task": "none",
         "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
         "rollout.max_prompt_tokens": 32,
@@ -47,12 +45,23 @@ def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_pa
         "eval.interval": 5,
         "train.checkpoint.interval": 5,
     }
-    run = Run(tmp_path, settings=settings, shortened={}).start().succeed()
+
+
+def require_learning(run: Run) -> None:
     steps = [row for row in run.rows("rl") if "train/loss" in row]
     first, last = steps[0]["rollout/reward_mean"], steps[-1]["rollout/reward_mean"]
     assert last > first + 0.2, [row["rollout/reward_mean"] for row in steps]
     # fp32 on both sides: the engine multiplies by the sum of weight and adapter, the trainer by each.
     assert max(row["train/logprob_diff_max"] for row in steps) < 1e-3
+
+
+def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = finished.path / "export"
+    run = Run(tmp_path, settings=settings_of(tmp_path, base), shortened={}).start().succeed()
+    require_learning(run)
     tiny = sum(file.stat().st_size for file in (run.path / "checkpoints").rglob("*.distcp"))
     whole = sum(file.stat().st_size for file in (finished.path / "checkpoints").rglob("*.distcp"))
     assert tiny < whole
@@ -67,3 +76,17 @@ def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_pa
     result = json.loads((run.path / "eval/step-000005/result.json").read_text())["metrics"]
     [row] = [row for row in run.rows("rl") if row["step"] == 5 and "eval/reward_mean" in row]
     assert result["eval/reward_mean"] == pytest.approx(row["eval/reward_mean"], abs=1e-9)
+
+
+def test_a_run_learns_through_engines_that_get_adapters(finished: Run, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, finished.path / "export") | {
+        "train.lora.publish": "adapters",
+        "eval.path": "null",
+        "train.checkpoint.interval": "null",
+    }
+    run = Run(tmp_path, settings=settings, shortened={}).start().succeed()
+    require_learning(run)
+    sizes = [row["publish/num_bytes"] for row in run.rows("rl") if "publish/num_bytes" in row]
+    adapters = sum(tensor.nbytes for tensor in load_file(run.path / "adapter/adapter_model.safetensors").values())
+    assert set(sizes) == {adapters + 8}, "A, B and their scale; no step sees the version that the run begins with"
+    assert 10 * sizes[0] < (finished.path / "export/model.safetensors").stat().st_size

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime import plugins
+from slime.config.hf import config_folder, read_hf_config
+from slime.config.schema import ModelConfig
 from slime.config.train import TrainConfig
 from slime.errors import SlimeError
 
@@ -24,6 +26,18 @@ class Adapters(Protocol):
     @property
     def in_words(self) -> str:
         """Of the options, for the plan."""
+
+    @property
+    def scale_beside(self) -> float | None:
+        """By what engines multiply the products of A and B, which they get as they are; None: they get merged
+        weights."""
+
+    def engine_fields(self, base: WeightMapping, *, on_gpus: bool) -> Mapping[str, Any]:
+        """Fields of SGLang's `ServerArgs` with which engines have room for them.
+
+        Args:
+            base: of the model.
+        """
 
     def mapping(self, base: WeightMapping) -> WeightMapping:
         """The table of the adapters' parameters (`WeightMapping.adapts`); its HF names are those of their own files.
@@ -70,3 +84,16 @@ def adapters_of(train: TrainConfig) -> Adapters | None:
         what = f"is set, and so is train.{first}: a model has one kind of adapters"
         raise SlimeError(what, where=f"train.{second}", todo="Remove one of the two.")
     return next(iter(chosen.values()), None)
+
+
+def adapter_fields(model: ModelConfig, train: TrainConfig, *, on_gpus: bool) -> Mapping[str, Any]:
+    """Fields of engines that get adapters as they are, not merged.
+
+    Raises:
+        SlimeError: the model cannot be read.
+    """
+    adapters = adapters_of(train)
+    if adapters is None or adapters.scale_beside is None:
+        return {}
+    hf = read_hf_config(config_folder(model), model.num_layers)
+    return adapters.engine_fields(plugins.load().models.create(model.family).weight_mapping(hf), on_gpus=on_gpus)

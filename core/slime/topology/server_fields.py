@@ -10,6 +10,7 @@ from typing import Any
 from slime.config.hf import QUANTIZATION
 from slime.config.paths import exists, located, resolve
 from slime.config.schema import ClusterConfig, EvalConfig, Role, RolloutConfig, SlimeConfig
+from slime.topology.adapters import adapter_fields
 from slime.topology.engines import EngineGroup
 from slime.topology.placement import SAVER, num_hosts
 from slime.topology.quantization import weight_format
@@ -65,6 +66,7 @@ def _trained_fields(cfg: SlimeConfig) -> dict[str, Any]:
         "load_format": "dummy",
         "weight_version": UNPUBLISHED,
         "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
+        **adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus),
         **{name: value for each in recordings_of(cfg.model, cfg.train) for name, value in each.server_fields.items()},
     }
 

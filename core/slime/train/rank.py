@@ -105,9 +105,10 @@ class TrainerRank(Protocol):
         """Take up what was saved, also in another parallel layout."""
 
     def export_plan(
-        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None
+        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None, whole: bool
     ) -> Export:
-        """The weights in buckets, divided among `receivers`."""
+        """The weights in buckets, divided among `receivers`; if not `whole`, of a model whose adapters are published as
+        they are, these alone."""
 
     def export_hf(self, source: Path, destination: Path) -> None:
         """Write the current weights as an HF folder, with tokenizer and other files of the folder `source`."""

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from slime.config.choices import Publish
+from slime.errors import SlimeError
 from slime.net import Endpoint
+from slime.topology.adapters import adapters_of
 from slime.topology.topology import Topology
 from slime.types import Receipt
 from slime.weights.portions import Export, Receivers, drain
@@ -29,9 +31,10 @@ class Weights(Protocol):
     def device(self) -> torch.device: ...
 
     def export_plan(
-        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None
+        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None, whole: bool
     ) -> Export:
-        """The weights in buckets, divided among `receivers`."""
+        """The weights in buckets, divided among `receivers`; if not `whole`, of a model whose adapters are published as
+        they are, these alone."""
 
 
 class Publisher:
@@ -48,6 +51,8 @@ class Publisher:
         cfg = topology.config
         self._topology, self._trainer, self._timeout_s = topology, trainer, cfg.rollout.request_timeout_s
         self._flushes = not (cfg.rollout.max_staleness and cfg.rollout.publish is Publish.keep)
+        adapters = adapters_of(cfg.train)
+        self._beside = adapters is not None and adapters.scale_beside is not None
         self._serves, self._served = False, list[int]()
         self._quantizer = quantizer_of(topology.weight_format) if topology.weight_format else None
         if self._quantizer:
@@ -80,9 +85,10 @@ class Publisher:
         """
         bucket_bytes, drafts = bucket_mb * 2**20, self._topology.drafts
         receivers, quantizer = self._sender.receivers, self._quantizer
-        export = self._trainer.export_plan(bucket_bytes, receivers, drafts=drafts, quantizer=quantizer)
         asked = [endpoint for index in self._served if (endpoint := engines[index])]
         links = [EngineLink(endpoint, version, self._timeout_s, flushes=self._flushes) for endpoint in asked]
+        whole = not self._beside or _some_lack_weights(links)
+        export = self._trainer.export_plan(bucket_bytes, receivers, drafts=drafts, quantizer=quantizer, whole=whole)
         with ThreadPoolExecutor(len(links) + len(export.receivers)) as pool:
             handover = self._sender.begin(version, links, pool, export.receivers)
             if handover is None:
@@ -90,3 +96,16 @@ class Publisher:
                 return None
             receipt = publish_buckets(handover, export.run(), version, bucket_bytes)
         return receipt if self._serves else None
+
+
+def _some_lack_weights(links: Sequence[EngineLink]) -> bool:
+    """Collective: whether an engine that some rank serves has no version whole; one that died is named later."""
+    lacking = False
+    for link in links:
+        try:
+            lacking |= not link.weight_version().isdecimal()
+        except SlimeError:
+            lacking = True
+    told = [lacking] * dist.get_world_size()
+    dist.all_gather_object(told, lacking)
+    return any(told)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime.models.mapping import WeightMapping
-from slime_plugin_lora.options import LoraConfig
-from slime_plugin_lora.targets import adapter_rules, layers_of_experts, require_known
+from slime_plugin_lora.engines import engine_fields
+from slime_plugin_lora.options import LoraConfig, Published
+from slime_plugin_lora.targets import adapter_rules, layers_of_experts, layers_with_adapters, require_known
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +35,15 @@ class LoraAdapters:
     @property
     def in_words(self) -> str:
         on = ", ".join(self.options.targets) or "all linear layers but routed experts"
-        return f"LoRA of rank {self.rank}, alpha {self.options.alpha:g}, on {on}"
+        beside = "" if self.scale_beside is None else ", beside the weights of engines"
+        return f"LoRA of rank {self.rank}, alpha {self.options.alpha:g}, on {on}{beside}"
+
+    @property
+    def scale_beside(self) -> float | None:
+        return self.scale if self.options.publish is Published.adapters else None
+
+    def engine_fields(self, base: WeightMapping, *, on_gpus: bool) -> Mapping[str, Any]:
+        return engine_fields(self.rank, layers_with_adapters(base, self.options.targets), on_gpus=on_gpus)
 
     def mapping(self, base: WeightMapping) -> WeightMapping:
         require_known(base, self.options.targets)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slime.errors import SlimeError
 from slime.models.mapping import WeightMapping
 from slime_plugin_lora.layers import Part, adapt
-from slime_plugin_lora.options import LoraConfig
+from slime_plugin_lora.options import LoraConfig, Published
 from slime_plugin_lora.targets import Target, targets_of
 from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
 
@@ -33,7 +33,8 @@ def attach(modules: Sequence[nn.Module], base: WeightMapping, options: LoraConfi
     adapted = 0
     for name, held in local_tensors(modules, base).items():
         if targets := targets_of(held.entry.rule, options.targets):
-            adapt(owners[id(held.tensor)], [_part(name, held, target, options, seed) for target in targets], scale)
+            parts = [_part(name, held, target, options, seed) for target in targets]
+            adapt(owners[id(held.tensor)], parts, scale, beside=options.publish is Published.adapters)
             adapted += 1
     if not adapted:
         todo = "Name layers that every pipeline stage has, or use fewer stages."

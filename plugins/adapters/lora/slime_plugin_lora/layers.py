@@ -1,8 +1,8 @@
 """Linear layers with adapters: y = (W + scale B A) x, where W is frozen and its gradient is never computed.
 
-The sum is rounded to the precision of W, as engines get it (`whole_weight`), so that both compute with the same
-weights. Rounding has no gradient of its own: A and B get those of the sum that is not rounded. The sum is made for each
-product, forward and backward, and never kept.
+Where engines get the sum (`whole_weight`), it is rounded to the precision of W here too, so that both compute with the
+same weights. Rounding has no gradient of its own: A and B get those of the sum that is not rounded. The sum is made for
+each product, forward and backward, and never kept. Where engines get A and B, there is no sum: y = W x + scale B (A x).
 
 A layer gets another class in place, so that the names of its own parameters, and all code that holds it, stay.
 
@@ -79,6 +79,7 @@ class Lora(torch.nn.Module):
         lora_A, lora_B: by target [rank, input] and [output, rank], this rank's parts.
         lora_order: [output] where each row of the weight lies among the rows of all targets and behind them; None: they
             lie in this order.
+        lora_beside: the product of weight and adapter are two, as in engines that get adapters.
     """
 
     weight: Parameter
@@ -87,6 +88,7 @@ class Lora(torch.nn.Module):
     lora_order: Tensor | None
     lora_scale: float
     lora_halves: bool
+    lora_beside: bool
 
     def down(self) -> Tensor:
         """[r, input] all A, one below the other."""
@@ -108,7 +110,11 @@ class Lora(torch.nn.Module):
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """Inside, `weight` is the rounded sum. What autograd would keep of it is made again when it is asked for."""
+        """Inside, `weight` is the rounded sum, if there is one. What autograd would keep of it is made again when it is
+        asked for."""
+        if self.lora_beside:
+            yield
+            return
         with torch.no_grad():
             whole = whole_weight(self)
 
@@ -131,8 +137,19 @@ class Lora(torch.nn.Module):
         finally:
             del vars(self)["weight"]
 
+    def low(self, input_: Tensor) -> Tensor:
+        """A x, with the gradient that x has by it: of a sum x has that by W."""
+        return F.linear(input_ if self.lora_beside else input_.detach(), self.down())
+
     def learning(self, output: Tensor, low: Tensor) -> Tensor:
-        """The output as it is, from which A and B learn: `low` is A x."""
+        """The layer's output, from which A and B learn.
+
+        Args:
+            output: of the sum, or of W alone.
+            low: A x.
+        """
+        if self.lora_beside:
+            return output + F.linear(low * self.lora_scale, self.up())
         result: Tensor = _Learn.apply(output, low * self.lora_scale, self.up())  # type: ignore[no-untyped-call]
         return result
 
@@ -167,7 +184,7 @@ class LoraColumnParallelLinear(Divided, ColumnParallelLinear):  # type: ignore[m
         """[s, ..., input] -> [t, ..., output / tp]."""
         with self.merged():
             output, bias = ColumnParallelLinear.forward(self, input_, *args, **kwargs)
-        low = F.linear(input_.detach(), self.down())
+        low = self.low(input_)
         if self.sequence_parallel:
             low = gather_from_sequence_parallel_region(low, tensor_parallel_output_grad=True, group=self.tp_group)
         return self.learning(output, low), bias
@@ -183,7 +200,7 @@ class LoraRowParallelLinear(Divided, RowParallelLinear):  # type: ignore[misc]
         """[t, ..., input / tp] -> [s, ..., output]."""
         with self.merged():
             output, bias = RowParallelLinear.forward(self, input_)
-        low = F.linear(input_.detach(), self.down())
+        low = self.low(input_)
         if self.sequence_parallel:
             low = reduce_scatter_to_sequence_parallel_region(low, group=self.tp_group)
         return self.learning(output, low), bias
@@ -199,7 +216,7 @@ class LoraReplicatedLinear(Lora, ReplicatedLinear):
         """[s, ..., input] -> [s, ..., output]."""
         with self.merged():
             output, _ = ReplicatedLinear.forward(self, x)
-        return self.learning(output, F.linear(x.detach(), self.down())), None
+        return self.learning(output, self.low(x)), None
 
 
 _KINDS: dict[type, type[Lora]] = {
@@ -216,11 +233,12 @@ def _adapted_class(layer: type) -> type:
     return kind if layer in _KINDS else type(f"Lora{layer.__name__}", (layer, kind), {})
 
 
-def adapt(layer: Any, parts: Sequence[Part], scale: float) -> None:
+def adapt(layer: Any, parts: Sequence[Part], scale: float, *, beside: bool) -> None:
     """Give a layer adapters; B is zero at first.
 
     Args:
         layer: one of Megatron-core's or `ReplicatedLinear`, or of a class made of one.
+        beside: see `Lora`.
     """
     plain: type = type(layer)
     layer.__class__ = _adapted_class(plain)
@@ -228,7 +246,7 @@ def adapt(layer: Any, parts: Sequence[Part], scale: float) -> None:
     rows = torch.cat([part.rows for part in parts])
     order = _places(rows, len(layer.weight))
     layer.register_buffer("lora_order", order, persistent=False)
-    layer.lora_scale, layer.lora_halves = scale, any(part.halves for part in parts)
+    layer.lora_scale, layer.lora_halves, layer.lora_beside = scale, any(part.halves for part in parts), beside
     layer.lora_A = ParameterDict({part.name: _parameter(part.first.to(part.device)) for part in parts})
     sizes = {part.name: (len(part.rows), len(part.first)) for part in parts}
     layer.lora_B = ParameterDict(

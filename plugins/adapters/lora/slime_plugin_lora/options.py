@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from slime.config.declare import Bound, key
 from slime.config.train import TrainConfig
+
+
+class Published(enum.Enum):
+    """What engines get of adapters."""
+
+    merged = "merged"
+    adapters = "adapters"
 
 
 @dataclass
@@ -18,6 +26,9 @@ class LoraConfig:
     targets: list[str] = key(make=list, known_as="model.target_modules target_modules")
     """Linear layers that get an adapter, by the last part of their name in the checkpoint, as PEFT's `target_modules`:
     q_proj, down_proj, ...; empty: all of attention, dense MLPs and shared experts. Routed experts have none."""
+    publish: Published = key(Published.merged)
+    """merged: engines get W + alpha / rank B A, as many bytes as in full training. adapters: they get A and B, and W
+    once; they compute both products of every layer."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ def targets_of(rule: Rule, chosen: Collection[str]) -> list[Target]:
 
 def require_known(base: WeightMapping, chosen: Collection[str]) -> None:
     """Raises SlimeError if a name is that of no layer that may get an adapter."""
-    known = {target.name for rule in base.rules for target in targets_of(rule, ())}
+    known = layers_with_adapters(base, ())
     experts = layers_of_experts(base)
     for name in chosen:
         if name not in known:
@@ -62,6 +62,11 @@ def require_known(base: WeightMapping, chosen: Collection[str]) -> None:
             if name in experts:
                 what = f"'{name}' is a layer of routed experts alone, which have no adapters"
             raise SlimeError(what, where="train.lora.targets", todo=did_you_mean(name, known))
+
+
+def layers_with_adapters(base: WeightMapping, chosen: Collection[str]) -> set[str]:
+    """Names of the layers that get adapters."""
+    return {target.name for rule in base.rules for target in targets_of(rule, chosen)}
 
 
 def layers_of_experts(base: WeightMapping) -> set[str]:

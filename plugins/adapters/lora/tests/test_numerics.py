@@ -14,6 +14,7 @@ import torch
 
 from slime.config.keys import default_config
 from slime.config.schema import LossMean, SlimeConfig
+from slime_plugin_lora.options import Published
 from slime_testing.contract import CP, EP, PP, TP, UNEVEN, Contract
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
@@ -29,13 +30,22 @@ MODELS = {
     "tied embeddings": "llama/tests/configs/tied.json",
 }
 RANK, ALPHA = 4, 6.0
+BESIDE = {"publish": Published.adapters}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 LAYOUTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
-    2: {"dp2": {}, "dp2-recompute": RECOMPUTE, "tp2": {TP: 2}, "pp2": UNEVEN, "cp2": {CP: 2}},
+    2: {
+        "dp2": {},
+        "dp2-recompute": RECOMPUTE,
+        "tp2": {TP: 2},
+        "pp2": UNEVEN,
+        "cp2": {CP: 2},
+        "tp2-beside": {TP: 2, **BESIDE},
+    },
     4: {
         "tp2-pp2": {TP: 2, PP: 2},
         "tp2-cp2-recompute": {TP: 2, CP: 2, **RECOMPUTE},
         "pp2-vpp2-dp2": {PP: 2, "virtual_pipeline_model_parallel_size": 2},
+        "tp2-cp2-recompute-beside": {TP: 2, CP: 2, **RECOMPUTE, **BESIDE},
     },
 }
 WITH_EXPERTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
@@ -59,7 +69,10 @@ class Trained:
 
 
 def config(family: str, folder: Path, layout: Mapping[str, Any]) -> SlimeConfig:
+    """Of a layout, and what engines get."""
     cfg: Any = default_config()
+    cfg.train.lora.publish = layout.get("publish", Published.merged)
+    layout = {key: value for key, value in layout.items() if key != "publish"}
     cfg.model.family, cfg.model.path, cfg.run.num_steps = family, str(folder), NUM_STEPS
     cfg.train.megatron, cfg.train.logprob_chunk_tokens = dict(layout), 32
     cfg.train.optimizer = {"lr": 1e-2, "adam_eps": 1e-4, "weight_decay": 0.0}
@@ -135,20 +148,21 @@ def of_config(file: str) -> Contract:
     return Contract(json.loads((CONFIGS / file).read_text()))
 
 
-def one_rank(model: Contract, saved: Path | None = None) -> Trained:
-    [found] = run_ranks(train_layouts, 1, model.family, model.folder, {"one rank": {}}, saved)
+def one_rank(model: Contract, saved: Path | None = None, layout: Mapping[str, Any] | None = None) -> Trained:
+    [found] = run_ranks(train_layouts, 1, model.family, model.folder, {"one rank": layout or {}}, saved)
     return found["one rank"]  # type: ignore[no-any-return]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "fused gate and up, norms behind; beside"])
 def test_logits_and_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
     """At adapters that two steps have moved: fp32, sums of some hundred terms in another order."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    name, beside, _ = name.partition("; beside")
     model = of_config(MODELS[name])
-    ours = one_rank(model, tmp_path / "adapter")
+    ours = one_rank(model, tmp_path / "adapter", BESIDE if beside else {})
     base = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
     theirs: Any = PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
     loss = loss_of(theirs, model.hf["vocab_size"])

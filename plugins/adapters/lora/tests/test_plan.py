@@ -88,7 +88,7 @@ def refusal(*words: str) -> list[str]:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    alone = "train.lora.alpha and train.lora.targets do nothing without train.lora.rank"
+    alone = "the other keys of train.lora do nothing without train.lora.rank"
     assert any(alone in line for line in refusal("train.lora.alpha=16"))
     [line] = refusal(RANK, "train.lora.targets=[q_prj]")
     assert "'q_prj' is no linear layer of this model that can have an adapter. Did you mean 'q_proj'?" in line

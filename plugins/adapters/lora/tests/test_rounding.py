@@ -27,7 +27,7 @@ MODELS = ["qwen2/tests/configs/untied.json", "glm4/tests/configs/dense.json", "g
 RANK, SCALE = 4, 1.5
 
 
-def adapted() -> Any:
+def adapted(*, beside: bool = False) -> Any:
     """A layer of two targets and three rows that have no adapter, B far enough from zero for the sum to be rounded."""
     config = SimpleNamespace(
         params_dtype=torch.bfloat16, use_cpu_initialization=True, perform_initialization=True, sequence_parallel=False
@@ -37,7 +37,7 @@ def adapted() -> Any:
     rows = {"q": torch.arange(8), "k": torch.arange(11, 19)}
     device = torch.device("cpu")
     parts = [layers.Part(name, at, torch.randn(RANK, 24).bfloat16(), device, False) for name, at in rows.items()]
-    layers.adapt(layer, parts, SCALE)
+    layers.adapt(layer, parts, SCALE, beside=beside)
     for up in layer.lora_B.values():
         torch.nn.init.normal_(up, std=0.003)
     return layer
@@ -60,6 +60,21 @@ def test_a_layer_computes_with_what_is_published_and_learns_as_if_nothing_were_r
         of_down = SCALE * (flat[:, at] @ up.detach().double()).t() @ rows
         for parameter, wanted in ((up, of_up), (down, of_down)):
             assert (parameter.grad.double() - wanted).norm() <= 0.01 * wanted.norm(), name
+
+
+def test_beside_a_weight_nothing_is_rounded_to_it() -> None:
+    """What an engine computes that gets the adapters as they are, in its order."""
+    torch.manual_seed(0)
+    layer, x = adapted(beside=True), torch.randn(5, 24, dtype=torch.bfloat16, requires_grad=True)
+    output, _ = layer(x)
+    low = F.linear(x, layer.down()) * SCALE
+    assert torch.equal(output, F.linear(x, layer.weight) + F.linear(low, layer.up()))
+    gradient = torch.randn_like(output)
+    output.backward(gradient)
+    exact = layer.weight.double() + SCALE * layer.up().double() @ layer.down().double()
+    wanted = gradient.double() @ exact.detach()
+    assert x.grad is not None
+    assert (x.grad.double() - wanted).norm() <= 0.01 * wanted.norm()
 
 
 def test_the_sum_is_not_kept_for_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 
 from slime.net import Endpoint
 from slime.types import Receipt
@@ -12,6 +13,7 @@ from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Handover
 from slime.weights.publisher.publish import publish_buckets
 from slime.weights.publisher.shared_memory import SharedMemory
+from weight_buckets.adapters import of_adapter
 from weight_buckets.bucket import Bucket, SharedBucket, in_buckets, loaded_together
 from weight_buckets.views import Named, aligned
 
@@ -44,10 +46,16 @@ def publish_over(handover: Handover, tensors: Iterator[Named], version: int, buc
 
 
 def _portions(tensors: Iterator[Named], capacity: int) -> Iterator[Portion]:
-    runs = loaded_together(tensors, name=lambda named: named[0])
     before: list[Named] = []
-    for bucket in in_buckets(runs, capacity, lambda run: sum(aligned(tensor.nbytes) for _, tensor in run)):
+    for bucket in _buckets(tensors, capacity):
         if before:
             yield before, False
         before = bucket
     yield before, True
+
+
+def _buckets(tensors: Iterator[Named], capacity: int) -> Iterator[list[Named]]:
+    """Of weights, or of adapters."""
+    for _, same in groupby(tensors, key=lambda named: of_adapter(named[0])):
+        runs = loaded_together(same, name=lambda named: named[0])
+        yield from in_buckets(runs, capacity, lambda run: sum(aligned(tensor.nbytes) for _, tensor in run))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from slime_plugin_sglang.adapters import BUFFERS
 from slime_plugin_sglang.writes import Memory
 
 _COPIES = {"_weight_fp32": "weight"}
@@ -48,12 +49,14 @@ def after_dummy_weights(original: Callable[..., None], model: Any) -> None:
 
 
 def kept_beside(model: torch.nn.Module, parameters: Memory) -> Mapping[str, torch.Tensor]:
-    """The tensors that modules and their quantisation methods hold beside the model's parameters, by name."""
+    """The tensors that modules and their quantisation methods hold beside the model's parameters and the adapters of a
+    version, by name."""
     return {
         f"{name}.{attribute}": value
         for name, holder in _holders(model)
         for attribute, value in holder.items()
         if isinstance(value, torch.Tensor) and value.nbytes and not value.is_meta and parameters.find(value) is None
+        if attribute not in BUFFERS
     }
 
 

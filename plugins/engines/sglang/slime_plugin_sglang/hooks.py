@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from slime.errors import SlimeError
+from slime_plugin_sglang.adapters import know_manager, serve
 from slime_plugin_sglang.derived import after_dummy_weights
 from slime_plugin_sglang.experts import every_copy
 from slime_plugin_sglang.incoming import IncomingVersion
@@ -82,6 +83,9 @@ def install() -> None:
     HookRegistry.register(f"{locations}.logical_to_all_physical", every_copy, HookType.REPLACE)
     cache = "sglang.srt.layers.quantization.kv_cache.BaseKVCacheMethod"
     HookRegistry.register(f"{cache}.process_weights_after_loading", unset_scales, HookType.BEFORE)
+    lora = "sglang.srt.lora.lora_manager.LoRAManager"
+    HookRegistry.register(f"{lora}.__init__", know_manager, HookType.AFTER)
+    HookRegistry.register(f"{lora}.prepare_lora_batch", serve, HookType.AROUND)
 
 
 def unset_scales(method: Any, layer: Any) -> None:

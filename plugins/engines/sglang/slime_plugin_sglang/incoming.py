@@ -3,6 +3,9 @@
 Version 1 is loaded by SGLang's `load_weights` while its in-place writes are recorded. Later versions replay the
 recorded copies, bucket by bucket, as long as they bring the same tensors (`slime_plugin_sglang.load_plan`). Both are
 verified in the same way: digests are of what came, and parameters are compared with it after loading.
+
+Where engines have adapters beside their weights, every version brings them, and the weights come once: a version of
+adapters alone leaves them as they are.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import torch
 
 from slime.observe.stopwatch import Stopwatch
 from slime_plugin_sglang import derived
+from slime_plugin_sglang.adapters import IncomingAdapters, takes_adapters
 from slime_plugin_sglang.load_plan import LoadPlan, LoadPlans, ReceivedBucket
 from slime_plugin_sglang.version_check import VersionCheck, VersionFault, tensor_in_traceback
 from slime_plugin_sglang.writes import observed_writes
+from weight_buckets.adapters import of_adapter
 from weight_buckets.receipt import BucketNote, tensor_digest
 
 logger = logging.getLogger(__name__)
@@ -27,6 +32,8 @@ _writers: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, list[str]]] = wea
 """Of the last complete version: which tensors wrote each parameter."""
 _plans: weakref.WeakKeyDictionary[torch.nn.Module, LoadPlans] = weakref.WeakKeyDictionary()
 """Of the last complete version that was learnt."""
+_whole: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+"""The models whose weights are all of one version."""
 
 
 class Mode(enum.Enum):
@@ -60,6 +67,7 @@ class IncomingVersion:
         self.check = VersionCheck(version, parameters, _writers.get(model))
         self._plans: list[LoadPlan] = []
         self._num_replayed = 0
+        self._adapters = IncomingAdapters()
 
     def take(self, note: BucketNote, bucket: ReceivedBucket, load: Callable[[], Any]) -> None:
         """Read a bucket, bring it into the parameters, and book that.
@@ -73,7 +81,11 @@ class IncomingVersion:
         watch = Stopwatch()
         with watch("digest"):
             self.check.receive(note, bucket.tensors)
-        if note.index == 0:
+        if any(of_adapter(name) for name, _ in bucket.contents):
+            self._adapters.take(bucket.tensors)
+            return
+        if not self._plans:
+            _whole.discard(self._model)
             self._mode = self._choose(bucket)
             self._before = self._kept_beside() if self._mode is Mode.learn else {}
         plan = _plans[self._model].find(note.index, bucket.contents) if self._mode is Mode.replay else None
@@ -115,6 +127,19 @@ class IncomingVersion:
         Raises:
             VersionFault: as `VersionCheck.finish`; or the model computes with more than what a version brings.
         """
+        if takes_adapters(self._model) and not self._adapters:
+            raise VersionFault(f"version {note.version} has no adapters, for which the engine was started")
+        receipt = self._finish_weights(note) if self._plans else self._leave_weights(note)
+        if self._adapters:
+            self.check.partial |= self._adapters.finish(self._model)
+        return receipt
+
+    def _leave_weights(self, note: BucketNote) -> dict[str, Any]:
+        if self._model not in _whole:
+            raise VersionFault(f"version {note.version} is of adapters alone, and the engine has no weights yet")
+        return self.check.finish(note.digests, whole=False)
+
+    def _finish_weights(self, note: BucketNote) -> dict[str, Any]:
         if self._num_replayed and (afterwards := _afterwards(self._model)):
             afterwards()
         now = self._kept_beside() if self._mode is Mode.learn else {}
@@ -131,6 +156,7 @@ class IncomingVersion:
         elif self._mode is Mode.replay and self._num_replayed < len(self._plans):
             del _plans[self._model]  # the version is cut into other buckets now: the next one is learnt whole
         logger.info("Version %d: %d of %d buckets were replayed", note.version, self._num_replayed, len(self._plans))
+        _whole.add(self._model)
         return receipt
 
     def _kept_beside(self) -> Mapping[str, int]:

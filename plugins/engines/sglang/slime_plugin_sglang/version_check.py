@@ -104,17 +104,18 @@ class VersionCheck:
         self._complaints += [copy.complaint for copy in plan.copies]
         self.partial |= plan.partial
 
-    def finish(self, published: Sequence[int]) -> dict[str, Any]:
+    def finish(self, published: Sequence[int], *, whole: bool = True) -> dict[str, Any]:
         """After the last bucket: all tensors arrived as published, every copy holds the bits of its source, and every
         parameter was written completely.
 
         Args:
             published: the digest of each tensor, in the order in which they came.
+            whole: False: a version that leaves the parameters as they are.
 
         Returns:
             The receipt: what of this version came.
         """
-        coverages = self._written.items()  # looked at while the device is still busy
+        coverages = self._written.items() if whole else ()  # looked at while the device is still busy
         gaps = {name: ranges for name, coverage in coverages if len(ranges := coverage.missing())}
         digests = self._fingerprint.digests()
         if len(digests) != len(published):

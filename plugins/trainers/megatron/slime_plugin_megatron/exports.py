@@ -17,9 +17,9 @@ from slime.models.mapping import WeightMapping
 from slime_plugin_megatron.megatron import Model
 
 if TYPE_CHECKING:
-    from slime.weights.portions import Receivers
+    from slime.weights.portions import Export, Receivers
     from slime.weights.quantized import Quantizer
-    from slime_plugin_megatron.weights.export import Export, Inventory
+    from slime_plugin_megatron.weights.export import Inventory
 
 
 class Exports:
@@ -75,16 +75,37 @@ class Exports:
         from slime_plugin_megatron.weights.export import export_hf
 
         assert self.model.adapters, "asked of a model that has some"
-        tensors = list(export_hf(self.model.modules, self.model.adapters.mapping(self.mapping)))
+        mapping = self.model.adapters.mapping(self.mapping)
+        tensors = list(export_hf(self.model.modules, mapping, inventory=self.adapter_inventory))
         if dist.get_rank() == 0:
             with folder_aside(folder, replace=True) as aside:
                 self.model.adapters.save(tensors, aside, self.mapping, self.cfg.model.path)
 
     def export_plan(
-        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None
+        self,
+        bucket_bytes: int,
+        receivers: Receivers,
+        *,
+        drafts: bool,
+        quantizer: Quantizer | None,
+        whole: bool = True,
     ) -> Export:
-        """The same in buckets, divided among `receivers`. See `slime_plugin_megatron.weights.export.Export`."""
-        return self.inventory.export(self.mapping, bucket_bytes, receivers, drafts=drafts, quantizer=quantizer)
+        """The same in buckets, divided among `receivers`. See `slime_plugin_megatron.weights.export.Export`.
+
+        Args:
+            whole: False: of a model whose adapters are published as they are, these alone.
+        """
+        from slime_plugin_megatron.weights.adapters import WithAdapters
+
+        adapters = self.model.adapters
+        beside = adapters and adapters.scale_beside
+        of_weights = self.inventory.export(
+            self.mapping, bucket_bytes, receivers, drafts=drafts, quantizer=quantizer, merged=not beside
+        )
+        if not (adapters and beside):
+            return of_weights
+        of_adapters = self.adapter_inventory.export(adapters.mapping(self.mapping), bucket_bytes, receivers)
+        return WithAdapters(of_weights if whole else None, of_adapters, beside)
 
     @cached_property
     def inventory(self) -> Inventory:
@@ -92,3 +113,11 @@ class Exports:
         from slime_plugin_megatron.weights.export import take_inventory
 
         return take_inventory(self.model.modules, self.mapping)
+
+    @cached_property
+    def adapter_inventory(self) -> Inventory:
+        """The same of the adapters' parameters."""
+        from slime_plugin_megatron.weights.export import take_inventory
+
+        assert self.model.adapters, "asked of a model that has some"
+        return take_inventory(self.model.modules, self.model.adapters.mapping(self.mapping))

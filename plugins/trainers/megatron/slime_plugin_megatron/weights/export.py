@@ -9,7 +9,7 @@ folder that transformers loads (`slime_plugin_megatron.weights.save_hf`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -47,6 +47,7 @@ class Inventory:
         *,
         drafts: bool = True,
         quantizer: Quantizer | None = None,
+        merged: bool = True,
     ) -> Export:
         """An export of everything the mapping exports; what it does with these arguments is thought out once.
 
@@ -55,6 +56,7 @@ class Inventory:
             receivers: among whom buckets are divided (`Planner`), or None: every rank receives all.
             drafts: the part that drafts too, for which an engine that does not speculate has no place.
             quantizer: makes what engines hold; None: they hold the weights as they are.
+            merged: what adapters add is in the weights.
 
         Raises:
             SlimeError: the mapping names a parameter that no rank has.
@@ -64,7 +66,8 @@ class Inventory:
             form = quantizer.form if quantizer else None
             entries = [entry for entry in mapping.entries if entry.rule.exported and (drafts or not entry.rule.drafts)]
             self._plans[key] = Planner(self.holders, bucket_bytes, receivers, form).plan(entries)
-        return Export(self.local, self._plans[key], quantizer)
+        local = self.local if merged else {name: replace(held, layer=None) for name, held in self.local.items()}
+        return Export(local, self._plans[key], quantizer)
 
 
 @dataclass(frozen=True)
