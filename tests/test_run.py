@@ -62,7 +62,7 @@ def test_an_engine_imports_no_model_that_it_does_not_serve_and_no_trainer(finish
 
 def test_tensorboard_shows_samples_of_every_step_and_evaluation(finished: Run) -> None:
     shown = [
-        (event.step, value.tag.removesuffix("/samples/text_summary"))
+        (event.step, value.tag.removesuffix("/samples"))
         for event in events(finished.path / "tensorboard/rl")
         for value in event.summary.value
         if value.metadata.plugin_data.plugin_name == "text"
