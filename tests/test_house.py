@@ -36,7 +36,7 @@ BUDGETS = {
     "compose": 2341,
     "config": 1933,
     "observe": 515,
-    "topology": 1534,
+    "topology": 1539,
     "sizes": 418,
     "reward": 332,
     "data": 1408,

@@ -64,8 +64,8 @@ class FrozenEngines:
         self.num_lost += 1
 
     async def any_lost(self, num_lost: int) -> bool:
-        """Whether an engine has died since so many had. Who finds one gone is some seconds ahead of who looks after it:
-        for these it is waited."""
+        """Whether more than `num_lost` engines have died. A request fails some seconds before the death of its engine
+        is known, so this waits while an engine does not listen."""
         for _ in range(int(NOTICE_S / POLL_S)):
             if self.num_lost > num_lost:
                 return True

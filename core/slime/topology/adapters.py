@@ -86,14 +86,19 @@ def adapters_of(train: TrainConfig) -> Adapters | None:
     return next(iter(chosen.values()), None)
 
 
+def adapters_beside(train: TrainConfig) -> Adapters | None:
+    """Those that engines get as they are; None if there are none, or engines get merged weights."""
+    adapters = adapters_of(train)
+    return adapters if adapters and adapters.scale_beside is not None else None
+
+
 def adapter_fields(model: ModelConfig, train: TrainConfig, *, on_gpus: bool) -> Mapping[str, Any]:
     """Fields of engines that get adapters as they are, not merged.
 
     Raises:
         SlimeError: the model cannot be read.
     """
-    adapters = adapters_of(train)
-    if adapters is None or adapters.scale_beside is None:
+    if not (adapters := adapters_beside(train)):
         return {}
     hf = read_hf_config(config_folder(model), model.num_layers)
     return adapters.engine_fields(plugins.load().models.create(model.family).weight_mapping(hf), on_gpus=on_gpus)

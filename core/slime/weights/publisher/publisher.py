@@ -13,7 +13,7 @@ import torch.distributed as dist
 from slime.config.choices import Publish
 from slime.errors import SlimeError
 from slime.net import Endpoint
-from slime.topology.adapters import adapters_of
+from slime.topology.adapters import adapters_beside
 from slime.topology.topology import Topology
 from slime.types import Receipt
 from slime.weights.portions import Export, Receivers, drain
@@ -51,8 +51,7 @@ class Publisher:
         cfg = topology.config
         self._topology, self._trainer, self._timeout_s = topology, trainer, cfg.rollout.request_timeout_s
         self._flushes = not (cfg.rollout.max_staleness and cfg.rollout.publish is Publish.keep)
-        adapters = adapters_of(cfg.train)
-        self._beside = adapters is not None and adapters.scale_beside is not None
+        self._beside = adapters_beside(cfg.train) is not None
         self._serves, self._served = False, list[int]()
         self._quantizer = quantizer_of(topology.weight_format) if topology.weight_format else None
         if self._quantizer:

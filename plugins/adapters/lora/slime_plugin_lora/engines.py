@@ -63,7 +63,7 @@ def beside_problems(topology: Topology, base: WeightMapping, chosen: Collection[
     if topology.weights.num_sources > 1:
         yield f"{KEY} publishes from one trainer rank, and weights.num_sources is {topology.weights.num_sources}"
     for group in topology.groups:
-        for key, value in () if group.model else group.sglang.items():
+        for key, value in group.sglang.items():
             if key in _REFUSED and value not in _REFUSED[key]:
                 yield f"{KEY} was not seen to work with engines of {group.home_of(key)}={value}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from slime.sizes.model import ModelSizes
 from slime.sizes.version import version_bytes
-from slime.topology.adapters import adapters_of
+from slime.topology.adapters import adapters_beside
 from slime.topology.links import Link
 from slime_plugin_publish.links import publish_links
 from slime_plugin_publish.seconds import PublishSeconds, publish_lines, publish_seconds
@@ -26,8 +26,7 @@ class Publishing:
     def __init__(self, sizes: ModelSizes) -> None:
         self._topology = sizes.topology
         self.first_bytes = 0
-        adapters = adapters_of(sizes.topology.config.train)
-        if adapters and adapters.scale_beside is not None:
+        if adapters_beside(sizes.topology.config.train):
             sent = version_bytes(sizes.topology, [*sizes.weights, *sizes.adapters], sizes.model)
             self.first_bytes, sizes = sent, dataclasses.replace(sizes, weights=sizes.adapters)
         self.links = publish_links(sizes.topology, sizes.weights, sizes.model)
