@@ -150,6 +150,28 @@ def needed_by(*distributions: str) -> list[str]:
     return sorted({file.parts[0] for file in files} - {"..", "__pycache__"})
 
 
+def ours(*requirements: str) -> dict[str, Path]:
+    """The distributions of this repository that pip installs for these requirements, and where their projects lie."""
+    projects = {_name(path): path for path in FIRST_PARTY}
+    wanted, seen = [*requirements], set[str]()
+    while wanted:
+        if (line := wanted.pop()) in seen or (need := Requirement(line)).name not in projects:
+            continue
+        seen.add(line)
+        for asked in metadata.requires(need.name) or ():
+            marker = Requirement(asked).marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *need.extras)):
+                wanted.append(asked)
+    names = {Requirement(line).name for line in seen}
+    return {name: projects[name] for name in sorted(names)}
+
+
+def _name(project: Path) -> str:
+    if project == ROOT:
+        return "slime-rl"
+    return project.name if project in LIBRARIES else f"slime-plugin-{project.name}"
+
+
 def borrow_packages(environment: Path, names: Sequence[str]) -> None:
     """Make entries of this environment's packages visible in another one."""
     borrowed = environment / "borrowed"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 import venv
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from benchmarks.metadata import describe
-from tests.third_party.conftest import FIRST_PARTY, ROOT, Environment, borrow_packages, needed_by
+from tests.third_party.conftest import FIRST_PARTY, ROOT, Environment, borrow_packages, needed_by, ours
 
 FAMILIES = sorted(path.name for path in FIRST_PARTY if path.parent.name == "models")
 PLANS = """
@@ -37,30 +35,13 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(folder, folder)
 
 
-def projects_of(family: str) -> list[Path]:
-    """The project of a family, and those of this repository that its metadata asks for."""
-    described = {path: tomllib.loads((path / "pyproject.toml").read_text())["project"] for path in FIRST_PARTY}
-    by_name = {project["name"]: path for path, project in described.items()}
-    asked, found = [Requirement(f"slime-plugin-{family}")], set[Path]()
-    while asked:
-        need = asked.pop()
-        path = by_name.get(need.name)
-        if path is None or (path in found and not need.extras):
-            continue
-        found.add(path)
-        optional = described[path].get("optional-dependencies", {})
-        needs = [*described[path]["dependencies"], *(each for extra in need.extras for each in optional[extra])]
-        asked += map(Requirement, needs)
-    return sorted(found)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_alone_plans_its_recipes(outside: Environment, family: str, tmp_path: Path) -> None:
-    projects = projects_of(family)
-    assert not {path.name for path in projects} & {"megatron", "sglang-torch-cpu", "mixture"}
-    for path in projects:
+    projects = ours(f"slime-plugin-{family}")
+    assert not projects.keys() & {"slime-plugin-megatron", "sglang-torch-cpu"}
+    for path in projects.values():
         describe(path / "pyproject.toml", tmp_path)
-    sources = (ROOT / "core" if path == ROOT else path for path in projects)
+    sources = (ROOT / "core" if path == ROOT else path for path in projects.values())
     [conf] = (ROOT / "plugins/models" / family).glob("*/conf/recipe")
     recipes = sorted(file.stem for file in conf.glob("*@*.yaml"))
     assert recipes

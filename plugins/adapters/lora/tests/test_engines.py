@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +14,7 @@ from torch import Tensor
 from slime.compose.compose import examine
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
-from slime.config.schema import Device
-from slime.engine_client.client import Completion
-from slime.engines.software import Server, software
+from slime.engines.software import Server
 from slime.errors import SlimeError
 from slime.plan.model import read_model
 from slime.plugins import load
@@ -26,9 +23,9 @@ from slime.types import Receipt
 from slime_plugin_lora.engines import engine_fields
 from slime_plugin_publish.part import Publishing
 from slime_testing.engines import as_exported, running_engine
-from slime_testing.generation import NUM_TOKENS, PROMPT, TOLERANCE
+from slime_testing.generation import TOLERANCE, difference, generate
 from slime_testing.models import random_model
-from slime_testing.publishing import TIMEOUT_S, publish
+from slime_testing.publishing import publish
 from weight_buckets.adapters import PREFIX, SCALE
 
 RANK, SCALED_BY = 4, 2.0
@@ -89,27 +86,17 @@ def give(engine: Server, tensors: Tensors, version: int) -> Receipt:
 
 def require_merged(model: torch.nn.Module, added: Tensors, engine: Server, version: int) -> None:
     """The engine's log-probs are those of the model with the sums for weights, by transformers in fp32."""
-    completion = asyncio.run(generate(engine))
+    completion = generate(engine.endpoint)
     assert completion.weight_version == version
     state = model.state_dict(keep_vars=True)
     with torch.no_grad():
         before = {name: state[name].clone() for name in added}
         for name, sum_ in added.items():
             state[name].add_(sum_)
-        tokens = torch.tensor([*PROMPT, *completion.tokens])
-        logits = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
+        off_by = difference(model, completion)
         for name, value in before.items():
             state[name].copy_(value)
-    wanted = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
-    assert (torch.tensor(completion.logprobs) - wanted).abs().max() <= TOLERANCE
-
-
-async def generate(engine: Server) -> Completion:
-    client = software(Device.cpu).client(engine.endpoint, TIMEOUT_S)
-    try:
-        return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
-    finally:
-        await client.close()
+    assert off_by <= TOLERANCE
 
 
 def refuse(engine: Server, good: Tensors) -> None:
@@ -127,7 +114,7 @@ def refuse(engine: Server, good: Tensors) -> None:
         with pytest.raises(SlimeError, match=words):
             give(engine, faulty, 4)
     with pytest.raises(SlimeError, match="serves 'incomplete' weights"):
-        asyncio.run(generate(engine))
+        generate(engine.endpoint)
 
 
 BESIDE = ("train.lora.rank=8", "train.lora.publish=adapters")

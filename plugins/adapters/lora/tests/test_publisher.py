@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,15 @@ from torch import Tensor
 
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
-from slime.config.schema import Device
 from slime.engine_client.client import Completion
-from slime.engines.software import software
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint
 from slime.types import Receipt
 from slime_plugin_lora.engines import engine_fields
 from slime_testing.engines import hf_tensors, running_engine
-from slime_testing.generation import NUM_TOKENS, PROMPT, TOLERANCE
+from slime_testing.generation import TOLERANCE, difference, generate
 from slime_testing.models import transformers_model, write_checkpoint
-from slime_testing.publishing import TIMEOUT_S, publish
+from slime_testing.publishing import publish
 from slime_testing.ranks import Rank, run_ranks
 
 FOLDER = "pkg://slime_plugin_glm4/assets/glm4-tiny"
@@ -64,7 +61,7 @@ def published(rank: Rank, engine: Endpoint, folder: str, words: list[str]) -> li
         receipt = publisher.publish([engine], version, 1)
         merged = {name: tensor.clone() for name, tensor in trainer.export()}
         if receipt:
-            found.append(Version(receipt, merged, asyncio.run(generate(engine))))
+            found.append(Version(receipt, merged, generate(engine)))
     return found
 
 
@@ -75,14 +72,6 @@ def learn(trainer: Any) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
-
-
-async def generate(engine: Endpoint) -> Completion:
-    client = software(Device.cpu).client(engine, TIMEOUT_S)
-    try:
-        return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
-    finally:
-        await client.close()
 
 
 @pytest.mark.slow
@@ -102,15 +91,12 @@ def test_weights_come_once_and_whenever_an_engine_lacks_them(tmp_path: Path) -> 
             assert again == model + alone > 10 * alone
             for number, version in enumerate(versions, 1):
                 assert version.completion.weight_version == number
-                assert difference(hf, version) <= TOLERANCE
+                assert off_by(hf, version) <= TOLERANCE
 
 
 @torch.no_grad()
-def difference(hf: Any, version: Version) -> float:
+def off_by(hf: Any, version: Version) -> float:
     model = transformers_model(hf).eval()
     for name, tensor in hf_tensors(model):
         tensor.copy_(version.merged[name])
-    tokens = torch.tensor([*PROMPT, *version.completion.tokens])
-    logits = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
-    wanted = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
-    return float((torch.tensor(version.completion.logprobs) - wanted).abs().max())
+    return difference(model, version.completion)

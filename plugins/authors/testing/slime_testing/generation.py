@@ -72,9 +72,9 @@ def check_generation(
                 hold(model, exported, quantizer)
             receipt = publish(iter(exported.items()), [engine.endpoint], version, BUCKET_BYTES)
             assert receipt.num_tensors == len(exported)
-            completion = asyncio.run(_generate(engine.endpoint))
+            completion = generate(engine.endpoint)
             assert completion.weight_version == version
-            differences.append(_difference(model, completion))
+            differences.append(difference(model, completion))
     known = re.search(r"Version 2: (\d+) of (\d+) buckets were replayed", (scratch / "engine.log").read_text())
     assert known, "the engine did not log the second version"
     assert known[1] == known[2], known[0]
@@ -91,16 +91,22 @@ def hold(model: torch.nn.Module, published: Mapping[str, torch.Tensor], quantize
             tensor.copy_(quantizer.dequantize(parts, tensor.dtype))
 
 
-async def _generate(engine: Endpoint) -> Completion:
-    client = software(Device.cpu).client(engine, TIMEOUT_S)
-    try:
-        return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
-    finally:
-        await client.close()
+def generate(engine: Endpoint) -> Completion:
+    """What an engine samples behind `PROMPT`: `NUM_TOKENS` tokens."""
+
+    async def ask() -> Completion:
+        client = software(Device.cpu).client(engine, TIMEOUT_S)
+        try:
+            return await client.generate(PROMPT, {"max_new_tokens": NUM_TOKENS, "ignore_eos": True})
+        finally:
+            await client.close()
+
+    return asyncio.run(ask())
 
 
 @torch.no_grad()
-def _difference(model: torch.nn.Module, completion: Completion) -> float:
+def difference(model: torch.nn.Module, completion: Completion) -> float:
+    """The largest one, in nats, between the log-probs of `generate` and those of transformers' model."""
     tokens = torch.tensor([*PROMPT, *completion.tokens])
     logits = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
     wanted = logits.log_softmax(-1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
