@@ -5,6 +5,7 @@
     python benchmarks/train.py --gpus 2                 # all of glm4-9b-trial, cut by tensors or by layers
     python benchmarks/train.py --gpus 4 --profile       # 24 layers of GLM-4.7-Flash's sizes, its experts over the GPUs
     python benchmarks/train.py --gpus 4 model.num_layers=16 # ... on GPUs of 80 GB
+    python benchmarks/train.py --model glm4.5-air --gpus 2  # another model: its experts over two GPUs
     python benchmarks/train.py --device cpu --tiny      # a few seconds, to see that it runs
 
 Each row has processes of its own with the real Trainer: steps of `rl` on random tokens, `--micro-batches` packs an
@@ -46,17 +47,20 @@ TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
 GROUP = 8
 DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
-FLASH = [
-    *("+model=glm4.7-flash", "recipe=none", "model.init=random", "model.num_layers=24"),
-    "model.path=pkg://slime_plugin_glm4/assets/GLM-4.7-Flash",
-    "model.tokenizer=pkg://slime_plugin_glm4/assets/glm4-moe-lite-tiny",
-    *("eval.path=null", "rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=1024"),
-    *("train.checkpoint.interval=null", "train.checkpoint.export_hf=false", "cluster.device_memory_mb=null"),
+CUT = [
+    *("recipe=none", "model.init=random", "eval.path=null", "cluster.device_memory_mb=null"),
+    *("rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=1024"),
+    *("train.checkpoint.interval=null", "train.checkpoint.export_hf=false"),
 ]
-MODELS = {1: ["+model=glm4-9b-trial", "model.num_layers=12"], 2: ["+model=glm4-9b-trial"], 4: FLASH}
-TINY = {1: ["+model=glm4-tiny"], 2: ["+model=glm4-tiny"], 4: ["+model=glm4-moe-tiny"]}
+# Published sizes: the folder of their config, a tokenizer, and the layers that fit one, two and four H200s.
+EXPERTS = {
+    "glm4.7-flash": ("GLM-4.7-Flash", "glm4-moe-lite-tiny", {1: 6, 2: 12, 4: 24}),
+    "glm4.5-air": ("GLM-4.5-Air", "glm4-moe-tiny", {1: 3, 2: 6, 4: 12}),
+}
+NINE = {1: ["+model=glm4-9b-trial", "model.num_layers=12"], 2: ["+model=glm4-9b-trial"]}
+TINY = {"glm4-9b": "glm4-tiny", "glm4.7-flash": "glm4-moe-lite-tiny", "glm4.5-air": "glm4-moe-tiny"}
 CLUSTERS = {
-    **{("cuda", gpus): f"h200x{gpus}" for gpus in MODELS},
+    **{("cuda", gpus): f"h200x{gpus}" for gpus in (1, 2, 4)},
     ("cpu", 1): "local",
     ("cpu", 2): "local2",
     ("cpu", 4): "local2",
@@ -128,12 +132,6 @@ CASES = {
         Case(4096, 1024, pipeline=2),
         Case(8192, 1024, pipeline=2),
     ],
-    4: [
-        Case(8192, 2048, expert=4),
-        Case(16384, 2048, expert=4),
-        Case(8192, 2048, recompute=True, expert=4),
-        Case(16384, 2048, recompute=True, expert=4),
-    ],
 }
 TINY_CASES = {
     1: [
@@ -143,8 +141,23 @@ TINY_CASES = {
         Case(512, 64, prompt=40, shared=True),
     ],
     2: [Case(256, 64, tensor=2), Case(256, 64, pipeline=2), Case(256, 64)],
-    4: [Case(256, 64, expert=4), Case(256, 64)],
 }
+
+
+def over_experts(gpus: int, tiny: bool) -> list[Case]:
+    """The rows of a mixture of experts, with its experts over all GPUs."""
+    packs = [(256, 64)] if tiny else [(8192, 2048), (16384, 2048)]
+    return [Case(*pack, recompute=full, expert=gpus) for full in (False, True) for pack in packs]
+
+
+def arguments_of(model: str, gpus: int) -> list[str]:
+    """What composes the model at the sizes that its rows are measured at."""
+    if model not in EXPERTS:
+        return NINE[gpus]
+    folder, tokenizer, layers = EXPERTS[model]
+    assets = "pkg://slime_plugin_glm4/assets"
+    paths = [f"model.path={assets}/{folder}", f"model.tokenizer={assets}/{tokenizer}"]
+    return [f"+model={model}", *paths, f"model.num_layers={layers[gpus]}", *CUT]
 
 
 @dataclass(frozen=True)
@@ -284,8 +297,9 @@ def describe(cfg: SlimeConfig, num_micro_batches: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--gpus", type=int, choices=sorted(CASES), default=1, help="ranks, with --device cpu")
-    parser.add_argument("--tiny", action="store_true", help="glm4-tiny and small packs")
+    parser.add_argument("--gpus", type=int, choices=[1, 2, 4], default=1, help="ranks, with --device cpu")
+    parser.add_argument("--model", choices=list(TINY), help="glm4-9b on one and two GPUs, else glm4.7-flash")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model of the same kind, and small packs")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the rows to measure")
     parser.add_argument("--profile", action="store_true", help="after each row, where one more step's time goes")
@@ -293,9 +307,16 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # Adam on the CPU uses them all
     on_gpu = options.device == "cuda"
-    model, cluster = (TINY if options.tiny else MODELS)[options.gpus], CLUSTERS[options.device, options.gpus]
+    name = options.model or ("glm4-9b" if options.gpus in CASES else "glm4.7-flash")
+    if name not in EXPERTS and options.gpus not in CASES:
+        parser.error(f"{name} has no rows on {options.gpus} GPUs: --model is one of {', '.join(EXPERTS)}")
+    model = [f"+model={TINY[name]}"] if options.tiny else arguments_of(name, options.gpus)
+    cluster = CLUSTERS[options.device, options.gpus]
     arguments = [*model, f"+cluster={cluster}", *FOUR * (options.gpus == 4), *DATA, *options.overrides]
-    cases = (TINY_CASES if options.tiny else CASES)[options.gpus]
+    if name in EXPERTS:
+        cases = over_experts(options.gpus, options.tiny)
+    else:
+        cases = (TINY_CASES if options.tiny else CASES)[options.gpus]
     print(f"{describe(compose(arguments), options.micro_batches)}\n\n{HEAD}", flush=True)
     reached = []
     for number in options.only if options.only is not None else range(len(cases)):
