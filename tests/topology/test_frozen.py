@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,28 @@ def test_its_engines_load_their_own_model_and_get_nothing_from_trainers() -> Non
     assert trained["model_path"].endswith("/trained")
     assert (first.fields["dtype"], first.fields["tp_size"]) == ("float16", 2)
     assert SAVER not in first.fields, "it gives its memory to nobody"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "trunk"),
+    [
+        ("Glm4ForSequenceClassification", "Glm4ForCausalLM"),
+        ("Gemma3TextForSequenceClassification", "Gemma3ForCausalLM"),
+        ("Qwen2ForRewardModel", "Qwen2ForRewardModel"),
+    ],
+)
+def test_a_reward_models_engine_scores_with_the_layers_of_its_family(
+    tmp_path: Path, architecture: str, trunk: str
+) -> None:
+    config_json = {"architectures": [architecture], "model_type": "any", "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    own = {"json_model_override_args": '{"rope_theta": 1}'}
+    cfg = config("colocated", 12)
+    for sglang, overrides in (({}, {}), (own, {"rope_theta": 1})):
+        cfg.rollout.engines = {"rm": EngineGroupConfig(model=str(tmp_path), sglang=sglang)}
+        (engine,) = read_topology(cfg).frozen_engines
+        assert engine.fields["is_embedding"] is True
+        assert json.loads(engine.fields["json_model_override_args"]) == {"architectures": [trunk], **overrides}
 
 
 def test_it_works_in_no_pair() -> None:

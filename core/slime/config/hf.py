@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ NUM_LAYERS = "num_hidden_layers"
 NUM_NEXTN_LAYERS = "num_nextn_predict_layers"
 QUANTIZATION = "quantization_config"
 """What a published checkpoint says of weights that are quantised."""
+_CLASSIFIER, _CAUSAL = "ForSequenceClassification", "ForCausalLM"
+_REWARD_MODEL = "ForRewardModel"
+"""Ends the names of classes with heads of their own, which transformers has not; SGLang has those of some families."""
 
 
 def config_folder(model: ModelConfig) -> str:
@@ -45,6 +49,28 @@ def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
         what = f"'{NUM_LAYERS}' must be a number from 1 to {MAX_LAYERS:,}, got {str(layers)[:40]}"
         raise SlimeError(what, where=str(file), todo="Use the config.json that the model comes with.")
     return hf if num_layers is None else _cut(hf, num_layers, file)
+
+
+def scores(hf: Mapping[str, Any]) -> bool:
+    """Whether the model says numbers of a sequence, as reward models do, and writes no text."""
+    return any(name.endswith((_CLASSIFIER, _REWARD_MODEL)) for name in hf.get("architectures") or ())
+
+
+def num_labels(hf: Mapping[str, Any]) -> int:
+    """Numbers that a model which `scores` says of a sequence: of transformers' classes two, unless config.json says."""
+    if any(name.endswith(_REWARD_MODEL) for name in hf.get("architectures") or ()):
+        return 1
+    names = hf.get("id2label")
+    return len(names) if isinstance(names, dict) else int(hf.get("num_labels") or 2)
+
+
+def trunk_architectures(hf: Mapping[str, Any]) -> list[str]:
+    """The classes, as transformers names them, that have the layers of a model which `scores`, and write text."""
+    return [
+        # A family with several modalities has another class for text alone.
+        name.removesuffix(_CLASSIFIER).removesuffix("Text") + _CAUSAL if name.endswith(_CLASSIFIER) else name
+        for name in hf.get("architectures") or ()
+    ]
 
 
 def _parse(file: Path) -> dict[str, Any]:

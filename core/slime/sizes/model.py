@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime import plugins
-from slime.config.hf import QUANTIZATION, read_hf_config
+from slime.config.hf import QUANTIZATION, read_hf_config, scores
 from slime.errors import SlimeError
 from slime.layout import Grid
 from slime.models.bridge import HfConfig, ModelBridge
@@ -68,7 +68,7 @@ class ModelSizes:
     @property
     def critic_weights(self) -> list[Weight]:
         """What a critic has of the model: all but its output layer and what drafts. The value head is one row."""
-        return [weight for weight in self.weights if weight.block is not Block.output and not weight.drafts]
+        return _without_output(self.weights)
 
     def held_of_critic(self, grid: Grid, model: Mapping[str, Any]) -> list[Held]:
         """The same of a critic."""
@@ -100,8 +100,14 @@ def frozen_sizes(topology: Topology) -> dict[str, OtherModel]:
             mapping = bridge.weight_mapping(hf)
             if not hf.get(QUANTIZATION) and not unknown_parameter(mapping):
                 model = keywords_of({}, bridge, hf)
-                found[group.name] = OtherModel(model, weights_of(model, mapping))
+                weights = weights_of(model, mapping)
+                found[group.name] = OtherModel(model, _without_output(weights) if scores(hf) else weights)
     return found
+
+
+def _without_output(weights: Sequence[Weight]) -> list[Weight]:
+    """What there is of a model that gives one number a token."""
+    return [weight for weight in weights if weight.block is not Block.output and not weight.drafts]
 
 
 def keywords_of(megatron: Mapping[str, Any], bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:

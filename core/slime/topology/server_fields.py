@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from slime.config.hf import QUANTIZATION
+from slime.config.hf import QUANTIZATION, read_hf_config, scores, trunk_architectures
 from slime.config.paths import exists, located, resolve
 from slime.config.schema import ClusterConfig, EvalConfig, Role, RolloutConfig, SlimeConfig
+from slime.errors import SlimeError
 from slime.topology.adapters import adapter_fields
 from slime.topology.engines import EngineGroup
 from slime.topology.placement import SAVER, num_hosts
@@ -19,7 +20,8 @@ from slime.topology.recordings import recordings_of
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
 _FROZEN = {"load_format": "auto", "weight_version": "frozen", "skip_tokenizer_init": False}
-"""Of an engine that loads a model of its own, and answers in words."""
+"""Of an engine that loads a model of its own."""
+OVERRIDES = "json_model_override_args"
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
 build). Low-latency kernels take any size that divides the experts."""
@@ -32,10 +34,12 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
     The folders of model and tokenizer are those of the host that asks.
     """
     model = _folder(group.model or cfg.model.path)
+    scored_by = _scored_by(group.model)
     fields: dict[str, Any] = {
         "model_path": model,
         "device": cfg.cluster.device.value,
         **(_FROZEN if group.model else _trained_fields(cfg)),
+        **({"is_embedding": True} if scored_by else {}),
         "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
         "skip_server_warmup": True,
         "log_level_http": "warning",
@@ -50,14 +54,22 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
         fields.pop(SAVER, None)  # nobody takes turns with frozen engines, and host memory cannot be given up
     if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
         fields.setdefault("speculative_draft_model_path", model)
-    if group.model:
-        return fields
-    if cfg.model.tokenizer is not None:
+    if cfg.model.tokenizer is not None and not group.model:
         fields["tokenizer_path"] = _folder(cfg.model.tokenizer)
-    if overrides := _overrides(cfg):
-        own = json.loads(fields.get("json_model_override_args", "{}"))
-        fields["json_model_override_args"] = json.dumps(own | overrides)
+    if overrides := {"architectures": scored_by} if scored_by else {} if group.model else _overrides(cfg):
+        own = json.loads(fields.get(OVERRIDES, "{}"))
+        fields[OVERRIDES] = json.dumps(own | overrides)
     return fields
+
+
+def _scored_by(model: str | None) -> list[str]:
+    """The architectures of a reward model without its head, by which SGLang chooses attention and caches. None of a
+    model that writes, or of one that cannot be read, which `slime.compose.frozen` tells."""
+    try:
+        hf = read_hf_config(model) if model else {}
+    except SlimeError:
+        return []
+    return trunk_architectures(hf) if scores(hf) else []
 
 
 def _trained_fields(cfg: SlimeConfig) -> dict[str, Any]:

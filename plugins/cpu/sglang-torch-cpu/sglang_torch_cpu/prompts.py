@@ -54,16 +54,21 @@ def _once(runner: Any, original: Callable[..., Any], batch: Any, *arguments: Any
     copy_cache(runner.model_runner.token_to_kv_pool, batch, first)
     if capturer := get_global_experts_capturer():
         copy_rows(capturer.device_cache.buffer, batch, kept, first)
-    places = torch.tensor([kept.index(row) for row in first])
-    return replace(found, next_token_logits=found.next_token_logits.index_select(0, places))
+    places, name = torch.tensor([kept.index(row) for row in first]), _of_last_tokens(found)
+    return replace(found, **{name: getattr(found, name).index_select(0, places)})
+
+
+def _of_last_tokens(found: Any) -> str:
+    """The field that has a row a sequence: logits, or what a model that is served without generating says of it."""
+    return "next_token_logits" if hasattr(found, "next_token_logits") else "embeddings"
 
 
 def _is_plain(model_runner: Any, batch: Any) -> bool:
-    """Nothing is computed of the sequences but keys, values and the logits of their last tokens."""
+    """Nothing is computed of the sequences but keys, values and the logits, or scores, of their last tokens."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    embedded = (batch.input_embeds, batch.replace_embeds, batch.token_type_ids, batch.mrope_positions)
+    embedded = (batch.dimensions, batch.input_embeds, batch.replace_embeds, batch.token_type_ids, batch.mrope_positions)
     lists = (batch.lora_ids, batch.mm_inputs, batch.token_ids_logprobs, batch.top_logprobs_nums)
     starts = batch.extend_logprob_start_lens_cpu if batch.return_logprob else batch.extend_seq_lens_cpu
     return (
@@ -72,6 +77,8 @@ def _is_plain(model_runner: Any, batch: Any) -> bool:
         and model_runner.ps.pp_size == 1
         and batch.global_num_tokens_cpu is None
         and not batch.capture_hidden_mode.need_capture()
+        and not batch.return_pooled_hidden_states
+        and batch.multi_item_delimiter_indices is None
         and all(value is None for value in (*embedded, batch.encoder_lens, batch.spec_info))
         and not any(value for values in lists for value in values or ())
         and starts == batch.extend_seq_lens_cpu

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.pooler import EmbeddingPoolerOutput
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
@@ -85,9 +86,22 @@ def test_repeated_prompts_are_computed_once_and_change_nothing() -> None:
     assert (whole.num_tokens, once.num_tokens) == (16, 3 + 2 + 1 + 3)
 
 
+def test_what_a_model_that_scores_says_of_them_is_spread_too() -> None:
+    def scored(runner: Runner, found: ForwardBatch) -> EmbeddingPoolerOutput:
+        return EmbeddingPoolerOutput(embeddings=runner.execute(found).next_token_logits[:, 1:2])
+
+    whole, once, given = Runner(), Runner(), batch()
+    wanted = scored(whole, given)
+    assert torch.equal(prompts._once(once, scored, given).embeddings, wanted.embeddings)
+    assert once.num_tokens < whole.num_tokens
+
+
 @pytest.mark.parametrize(
     "fields",
     [
+        {"return_pooled_hidden_states": True},
+        {"multi_item_delimiter_indices": [torch.tensor([1])] * len(PROMPTS)},
+        {"dimensions": [2] * len(PROMPTS)},
         {"forward_mode": ForwardMode.MIXED},
         {"capture_hidden_mode": CaptureHiddenMode.LAST},
         {"extend_logprob_start_lens_cpu": [0] * len(PROMPTS)},

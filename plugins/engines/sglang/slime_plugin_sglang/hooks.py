@@ -31,6 +31,7 @@ from slime_plugin_sglang.experts import every_copy
 from slime_plugin_sglang.incoming import IncomingVersion
 from slime_plugin_sglang.load_plan import Partial, ReceivedBucket
 from slime_plugin_sglang.running_requests import flush_behind_waiting, under_requests
+from slime_plugin_sglang.scores import scoring_class
 from slime_plugin_sglang.side import EngineSide
 from slime_plugin_sglang.version_check import VersionFault, unused
 from weight_buckets.bucket import Header
@@ -79,6 +80,7 @@ def install() -> None:
     HookRegistry.register(f"{manager}.update_weights_from_distributed", under_requests, HookType.AROUND)
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.flush_cache", flush_behind_waiting, HookType.AROUND)
     HookRegistry.register("sglang.srt.model_loader.loader._post_load_weights", after_dummy_weights, HookType.AROUND)
+    HookRegistry.register("sglang.srt.model_loader.utils.get_model_architecture", scoring_class, HookType.AROUND)
     locations = "sglang.srt.eplb.expert_location.ExpertLocationMetadata"
     HookRegistry.register(f"{locations}.logical_to_all_physical", every_copy, HookType.REPLACE)
     cache = "sglang.srt.layers.quantization.kv_cache.BaseKVCacheMethod"

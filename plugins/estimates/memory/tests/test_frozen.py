@@ -33,6 +33,27 @@ def test_its_own_model_is_counted_on_its_own_devices(judge: Path) -> None:
     assert list(plan.engines) == ["default"]
 
 
+def test_a_reward_model_has_no_output_layer(judge: Path) -> None:
+    config = json.loads((judge / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "reward"}}
+    (judge / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    plan = plan_of(*RUN, f"rollout.engines.judge.model={judge}")
+    [place] = [place for place in plan.devices if place.group and place.group.name == "judge"]
+    assert {*place.table.rows["engine's weights"].values()} == {2 * 4_022_468_096}, "as where both layers are one"
+
+
+def test_a_model_with_several_labels_is_no_reward_model(judge: Path) -> None:
+    config = json.loads((judge / "config.json").read_text())
+    for labels, count in (({"id2label": {"0": "help", "1": "truth", "2": "style"}}, 3), ({}, 2)):
+        own = {"architectures": ["Qwen3ForSequenceClassification"], **labels}
+        (judge / "config.json").write_text(json.dumps({**config, **own}))
+        [problem] = examine([*RUN, f"rollout.engines.judge.model={judge}"]).problems
+        assert str(problem) == (
+            f"rollout.engines.judge.model: Qwen3ForSequenceClassification has {count} labels, and a reward is one "
+            "number. Name a reward model with one (id2label of config.json)."
+        )
+
+
 def test_a_judge_that_does_not_fit_is_named(judge: Path) -> None:
     words = ["rollout.engines.judge.devices=1", "+rollout.engines.judge.sglang.mem_fraction_static=0.05"]
     composed = examine([*RUN, f"rollout.engines.judge.model={judge}", "rollout.engines.default.devices=2", *words])

@@ -18,6 +18,8 @@ IS_LAST = "is_last"
 SCORE = "score.weight"
 """As transformers names the head of its classes for sequence classification."""
 OUTPUT = "output_layer.weight"
+SCORED_AT = {"slime_scored_at": "end_token"}
+"""In config.json, for who asks the model (reward `reward-model`): templates may write more behind the end token."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class RewardModel:
         pads_with_end = hf.get("pad_token_id") in (ends if isinstance(ends, list) else [ends])
         padding = {"pad_token_id": None} if pads_with_end else {}
         drafts = {"num_nextn_predict_layers": 0} if hf.get("num_nextn_predict_layers") else {}
-        return {**hf, **named, **padding, **drafts, "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+        return {**hf, **named, **padding, **drafts, "id2label": {"0": "reward"}, "label2id": {"reward": 0}, **SCORED_AT}
 
 
 def _last(sample: TrainSample) -> Any:

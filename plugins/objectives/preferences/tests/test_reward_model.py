@@ -103,6 +103,7 @@ def test_the_end_token_is_never_taken_for_padding(pad: int | None, ends: int | l
     exported = RewardModel().exported(config)
     assert exported["architectures"] == ["Glm4ForSequenceClassification"]
     assert exported["pad_token_id"] == kept
+    assert exported["slime_scored_at"] == "end_token"
 
 
 @pytest.mark.slow

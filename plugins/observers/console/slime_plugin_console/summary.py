@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
 from slime import files
+from slime.config.hf import read_hf_config, scores
+from slime.errors import SlimeError
 from slime.observe.metrics import HELD_OUT, LOGPROB_DIFF, LOSS, REWARD, SAVING, STAGES, TOKENS_PER_S, Row, read_rows
 from slime.types import RL, SFT
 from slime_plugin_console.progress import duration
@@ -114,8 +117,17 @@ def _contents(folder: Path) -> list[str]:
     """What lies in the run directory, and how to load the model."""
     there = {name: what for name, what in CONTENTS.items() if _holds_something(folder / name)}
     lines = [str(folder), *(f"  {name:<16}{what}" for name, what in there.items())]
-    load = f'AutoModelForCausalLM.from_pretrained("{folder / "export"}")'
-    return [*lines, "", f"load the model:  {load}"] if "export" in there else lines
+    if "export" not in there:
+        return lines
+    return [*lines, "", f'load the model:  {_class_of(folder / "export")}.from_pretrained("{folder / "export"}")']
+
+
+def _class_of(export: Path) -> str:
+    """transformers' class that reads it."""
+    with suppress(SlimeError):
+        if scores(read_hf_config(str(export))):
+            return "AutoModelForSequenceClassification"
+    return "AutoModelForCausalLM"
 
 
 def _holds_something(path: Path) -> bool:

@@ -1,5 +1,7 @@
 """The summary of a run, made from the files that a run leaves."""
 
+import json
+
 from slime.events import Restored, Step
 from slime.observe.metrics import MetricsLog
 from slime.run_dir import RunDir
@@ -66,6 +68,13 @@ def test_the_summary_says_what_happened(tmp_path):
         "",
         f'load the model:  AutoModelForCausalLM.from_pretrained("{run.export}")',
     ]
+
+
+def test_the_class_that_reads_a_reward_model_is_named(tmp_path):
+    run = finished_run(tmp_path / "run", rl=[])
+    config = {"architectures": ["Glm4ForSequenceClassification"], "model_type": "glm4", "num_hidden_layers": 2}
+    (run.export / "config.json").write_text(json.dumps(config))
+    assert f'AutoModelForSequenceClassification.from_pretrained("{run.export}")' in summary.write(run.path)
 
 
 def test_a_run_of_the_supervised_stage_alone_has_no_reward_to_show(tmp_path):
