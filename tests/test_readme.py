@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pkgutil
 import re
 import shlex
@@ -110,6 +111,9 @@ def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPa
     (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')
     shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "runs/teacher/export")
     (tmp_path / "runs/teacher/export/model.safetensors").touch()
+    scores = shutil.copytree(tmp_path / "runs/teacher/export", tmp_path / "runs/rm/export") / "config.json"
+    named = {"architectures": ["Glm4ForSequenceClassification"], "id2label": {"0": "reward"}}
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | named))
     monkeypatch.chdir(tmp_path)
     problems = examine([word for word in shlex.split(line) if "=" in word]).problems
     assert [problem for problem in problems if "which is not installed" not in problem.what] == []

@@ -99,7 +99,8 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     if log_metrics:
         events.subscribe(StatusFile(folder))
         stack.enter_context(events.until_ended())
-    frozen = FrozenEngines([group.name for group in topology.group_of_frozen])
+    models = {group.name: str(resolve(group.model)) for group in topology.frozen if group.model}
+    frozen = FrozenEngines([group.name for group in topology.group_of_frozen], models)
     rewards = _reward_of("", cfg.reward, folder.logs, frozen) if topology.generates else None
     if rewards:
         stack.enter_context(rewards)

@@ -12,23 +12,24 @@ from slime.config.schema import RewardConfig
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.reward import engines
-from slime.reward.engines import FrozenEngines
+from slime.reward.engines import FrozenEngine, FrozenEngines
 from slime.reward.service import RewardService
 from slime.types import VerdictKind
 from tests.reward.misbehaving import sample
 
 FIRST, SECOND = Endpoint("http://host:1", Secret("one")), Endpoint("http://host:2", Secret("two"))
+JUDGE = FrozenEngine(FIRST.url, FIRST.key, "models/judge")
 
 
 def test_a_group_that_was_not_started_is_named_by_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_told", {"judge": [FIRST]})
-    assert engines.engines("judge") == [FIRST]
+    monkeypatch.setattr(engines, "_told", {"judge": [JUDGE]})
+    assert engines.engines("judge") == [JUDGE]
     with pytest.raises(SlimeError, match=r"rollout.engines.jugde: no engine group 'jugde' .* Did you mean 'judge'\?"):
         engines.engines("jugde")
 
 
 def test_it_is_waited_for_until_each_group_has_an_engine() -> None:
-    frozen = FrozenEngines(["judge", "judge", "critic"])
+    frozen = FrozenEngines(["judge", "judge", "critic"], {"judge": "models/judge"})
 
     async def wait() -> engines.Addresses:
         waiting = asyncio.ensure_future(frozen.up())
@@ -38,7 +39,7 @@ def test_it_is_waited_for_until_each_group_has_an_engine() -> None:
         frozen.found(2, SECOND)
         return await waiting
 
-    assert asyncio.run(wait()) == {"judge": [FIRST], "critic": [SECOND]}
+    assert asyncio.run(wait()) == {"judge": [JUDGE], "critic": [FrozenEngine(SECOND.url, SECOND.key)]}
     assert asyncio.run(FrozenEngines().up()) == {}
 
 

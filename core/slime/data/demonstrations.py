@@ -104,7 +104,7 @@ def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_t
         what = "the conversation's tokens do not begin with its prompt's tokens"
         todo = "The chat template writes earlier turns differently once they are answered: set the template's keywords."
         raise SlimeError(what, where=row.where, todo=todo)
-    answer = _answer(whole[len(prompt) :], end_token)
+    answer = up_to_end(whole[len(prompt) :], end_token)
     if len(prompt) + len(answer) > max_tokens:
         raise _too_long(row, f"the demonstration has {len(prompt) + len(answer)} tokens, more than", max_tokens)
     return TrainSample(np.asarray(prompt + answer, dtype=np.int64), np.ones(len(answer), dtype=np.float32))
@@ -130,8 +130,8 @@ def _too_long(row: Row, what: str, max_tokens: int) -> SlimeError:
     return SlimeError(f"{what} {max_tokens}", where=row.where, todo=todo)
 
 
-def _answer(tokens: list[int], end_token: int) -> list[int]:
-    """The answer up to and including its end token.
+def up_to_end(tokens: list[int], end_token: int) -> list[int]:
+    """The tokens of an answer up to and including its end token.
 
     Some templates write text after it (a newline between turns), which is never generated; others open the next
     turn instead of closing this one, so that the end token is missing.

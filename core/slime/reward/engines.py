@@ -7,12 +7,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from slime.errors import SlimeError, did_you_mean
 from slime.net import Endpoint
 
-Addresses = Mapping[str, Sequence[Endpoint]]
+
+@dataclass(frozen=True)
+class FrozenEngine(Endpoint):
+    """Where an engine answers that has a model of its own.
+
+    Attributes:
+        model: HF folder of it, on the host of the reward.
+    """
+
+    model: str = ""
+
+
+Addresses = Mapping[str, Sequence[FrozenEngine]]
 """By group, the engines that are up; at least one of each."""
 POLL_S = 0.1
 NOTICE_S = 20.0
@@ -20,9 +33,9 @@ NOTICE_S = 20.0
 _told: Addresses = {}
 
 
-def engines(group: str) -> Sequence[Endpoint]:
-    """For a reward, while it scores: where a group's engines answer, OpenAI's API at `url` + "/v1". Requests carry
-    `headers`, and go past a proxy.
+def engines(group: str) -> Sequence[FrozenEngine]:
+    """For a reward, while it scores: where a group's engines answer, OpenAI's API at `url` + "/v1", and SGLang's own
+    beside it. Requests carry `headers`, and go past a proxy.
 
     Raises:
         SlimeError: the run has no such group.
@@ -44,19 +57,21 @@ class FrozenEngines:
 
     Args:
         groups: of each engine.
+        models: the folder of each group's model.
 
     Attributes:
         num_lost: engines that died so far.
     """
 
-    def __init__(self, groups: Sequence[str] = ()) -> None:
-        self._groups = groups
-        self._at: list[Endpoint | None] = [None] * len(groups)
+    def __init__(self, groups: Sequence[str] = (), models: Mapping[str, str] | None = None) -> None:
+        self._groups, self._models = groups, models or {}
+        self._at: list[FrozenEngine | None] = [None] * len(groups)
         self.num_lost = 0
 
     def found(self, number: int, endpoint: Endpoint) -> None:
         """An engine answers, there."""
-        self._at[number] = endpoint
+        model = self._models.get(self._groups[number], "")
+        self._at[number] = FrozenEngine(endpoint.url, endpoint.key, model)
 
     def lost(self, number: int) -> None:
         """An engine has died, and is started again."""
@@ -74,7 +89,7 @@ class FrozenEngines:
             await asyncio.sleep(POLL_S)
         return False
 
-    def endpoints(self) -> list[Endpoint | None]:
+    def endpoints(self) -> list[FrozenEngine | None]:
         """Of each engine; None: it does not answer now."""
         return [*self._at]
 
@@ -84,8 +99,8 @@ class FrozenEngines:
             await asyncio.sleep(POLL_S)
         return known
 
-    def _known(self) -> dict[str, list[Endpoint]]:
-        known: dict[str, list[Endpoint]] = {group: [] for group in self._groups}
+    def _known(self) -> dict[str, list[FrozenEngine]]:
+        known: dict[str, list[FrozenEngine]] = {group: [] for group in self._groups}
         for group, endpoint in zip(self._groups, self.endpoints(), strict=True):
             if endpoint:
                 known[group].append(endpoint)

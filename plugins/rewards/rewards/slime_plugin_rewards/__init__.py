@@ -1,4 +1,4 @@
-"""Rewards of general use: a function of yours, a route by a column, a judge, a server, and texts that are compared."""
+"""Rewards of general use: a function of yours, a route by a column, a judge, a reward model, a server, and likeness."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
     from slime_plugin_rewards.function import FunctionReward
     from slime_plugin_rewards.judge import JudgeReward
     from slime_plugin_rewards.remote import RemoteReward
+    from slime_plugin_rewards.reward_model import ModelReward
     from slime_plugin_rewards.route import RouteReward
     from slime_plugin_rewards.text import F1Reward
 
@@ -30,15 +31,17 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
         "gpqa": GpqaReward,
         "judge": JudgeReward,
         "remote": RemoteReward,
+        "reward-model": ModelReward,
         "route": RouteReward,
     }
 
 
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
-    from slime_plugin_rewards.checks import judge_problems, problems
+    from slime_plugin_rewards.asked import engine_problems
+    from slime_plugin_rewards.checks import problems
 
-    return [*problems(cfg.reward.name, cfg.reward.options), *judge_problems(cfg)]
+    return [*problems(cfg.reward.name, cfg.reward.options), *engine_problems(cfg)]
 
 
 @hookimpl

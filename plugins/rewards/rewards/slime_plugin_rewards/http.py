@@ -37,7 +37,7 @@ def post(
             with opener.open(request, timeout=timeout_s) as response:
                 return json.loads(response.read(_MAX_ANSWER_BYTES))
         except urllib.error.HTTPError as error:
-            fault = f"{url} answered {error.code} {error.reason}"
+            fault = f"{url} answered {error.code} {error.reason}{_said(error)}"
             if error.code not in _AGAIN:
                 raise ServerError(fault) from error
         except (OSError, ValueError) as error:  # away, slow, or no JSON
@@ -45,3 +45,12 @@ def post(
         if attempt + 1 < tries:
             time.sleep(_FIRST_WAIT_S * 2**attempt)
     raise ServerError(f"{fault} (tried {tries} times)")
+
+
+def _said(error: Any) -> str:
+    """The message of an error as OpenAI's API has them, which names what was wrong with the request."""
+    try:
+        said = json.loads(error.read(_MAX_ANSWER_BYTES))["error"]["message"]
+    except (OSError, ValueError, KeyError, TypeError):  # some other answer
+        return ""
+    return f": {said!s:.300}"

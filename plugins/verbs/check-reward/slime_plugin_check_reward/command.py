@@ -46,6 +46,10 @@ def run(args: Namespace) -> int:
     from slime_plugin_check_reward.trial import try_reward
 
     reward, data = read_keys(args.reward, args.keys)
+    if group := reward.options.get("engines"):
+        what = f"reward '{reward.name}' asks the engine group '{group}', which only a run starts"
+        todo = "Start a run with run.num_steps=1, and read its scores: slime samples runs/<name>."
+        raise SlimeError(what, where="reward.options.engines", todo=todo)
     trial = try_reward(reward, prompts_of(args.data, data, args.rows), args.template, args.pays)
     faults = trial.faults(args.least)
     if args.json:
