@@ -14,6 +14,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 
+from slime_plugin_latent_attention.heads import heads
 from slime_plugin_megatron.model.linear import ReplicatedLinear, RMSNorm, device_of
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_transformer.attention.core import CAUSAL, attended, core_attention
@@ -69,10 +70,15 @@ class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]
         Args:
             latent: of `down_queries`.
         """
-        up = self.linear_q_proj if self.config.q_lora_rank is None else self.linear_q_up_proj
-        query = up(latent)[0].unflatten(-1, (-1, self.q_head_dim))
-        plain, turning = query.split([self.config.qk_head_dim, self.config.qk_pos_emb_head_dim], dim=-1)
+        sizes = [self.config.qk_head_dim, self.config.qk_pos_emb_head_dim]
+        plain, turning = torch.split(self._queries(latent), sizes, dim=-1)
         return plain, self.rotate(turning, *table, True)
+
+    def _queries(self, latent: Tensor) -> Tensor:
+        """[t, h, q_head_dim], not turned yet."""
+        up = self.linear_q_proj if self.config.q_lora_rank is None else self.linear_q_up_proj
+        queries: Tensor = up(latent)[0].unflatten(-1, (-1, self.q_head_dim))
+        return queries
 
     def down_queries(self, hidden: Tensor) -> Tensor:
         """[s, hidden_size] -> compressed and normed [s, q_lora_rank]; hidden states where they are not compressed."""
@@ -91,6 +97,10 @@ class PackedLatentAttention(ReplicatedDownMLA):
     Shape letters: s tokens of a rank's sequence shard, t of its context-parallel rank, h heads of this rank.
     """
 
+    def __init__(self, config: MLATransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.heads = heads(device_of(config))
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -108,8 +118,8 @@ class PackedLatentAttention(ReplicatedDownMLA):
         given = (self.down_queries(hidden), latent, turning, *self.rotary_table(packed))
         fp8 = self.config.fp8 or self.config.fp4  # upstream takes False for yes
         up = CheckpointWithoutOutput(fp8) if self.recompute_up_proj and self.training else None
-        heads = up.checkpoint(self._query_key_value, *given) if up else self._query_key_value(*given)
-        out = attended(self, heads, attention_mask, packed)
+        qkv = up.checkpoint(self._query_key_value, *given) if up else self._query_key_value(*given)
+        out = attended(self, qkv, attention_mask, packed)
         if up:
             up.discard_output_and_register_recompute(out)
         output, bias = self.linear_proj(out)
@@ -120,9 +130,5 @@ class PackedLatentAttention(ReplicatedDownMLA):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[t, h, q_head_dim] twice and [t, h, v_head_dim], of compressed queries and latents [s, ...] and of the keys'
         part that is to be turned [t, rotary size]."""
-        table, sizes = RotaryTable(cos, sin), [self.config.qk_head_dim, self.config.v_head_dim]
-        query = torch.cat(self.up_queries(query_latent, table), dim=-1)
-        up = self.linear_kv_up_proj(latent)[0].unflatten(-1, (-1, sum(sizes)))
-        plain, value = up.split(sizes, dim=-1)
-        turned = self.rotate(turning[:, None], *table, True).expand(-1, plain.size(1), -1)
-        return query, torch.cat([plain, turned], dim=-1), value.contiguous()
+        up = self.linear_kv_up_proj(latent)[0].unflatten(-1, (-1, self.config.qk_head_dim + self.config.v_head_dim))
+        return self.heads(self._queries(query_latent), up, turning, cos, sin)

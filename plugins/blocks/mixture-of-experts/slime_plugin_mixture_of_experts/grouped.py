@@ -10,11 +10,15 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
 from megatron_core_portable import add_product
+from slime_plugin_megatron.model.linear import device_of
 from slime_plugin_mixture_of_experts.exchange import OnHost
+from slime_plugin_transformer.mlp.activation import weighted_swiglu
 
 
 class Groups:
@@ -44,15 +48,26 @@ class Groups:
 
 
 class GroupedExperts(GroupedMLP):  # type: ignore[misc]
-    """Megatron-core's experts with the parameters it gives them."""
+    """Megatron-core's experts with the parameters it gives them. Gated by silu, as all models with experts are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        chosen = self.config.gated_linear_unit, self.config.activation_func
+        assert chosen == (True, F.silu), "no bridge states another"
+        self.activate = weighted_swiglu(device_of(self.config))
 
     def forward(self, rows: Tensor, groups: Groups, probabilities: Tensor) -> tuple[Tensor, None]:
         """[r, h], by expert, and the weight of each row [r] -> [r, h], and no bias."""
         num_experts, hidden_size = self.num_local_experts, rows.size(-1)
         fused = self.config.gradient_accumulation_fusion
         gate_up = product(rows, self.weight1, (num_experts, hidden_size, -1), groups, fused=fused)
-        inner = self.activation_func_with_probs(gate_up, probabilities[:, None])
-        return product(inner, self.weight2, (num_experts, -1, hidden_size), groups, fused=fused), None
+        again = CheckpointWithoutOutput(fp8=None) if self.activation_recompute and self.training else None
+        given = gate_up, probabilities
+        inner = again.checkpoint(self.activate, *given) if again else self.activate(*given)
+        result = product(inner, self.weight2, (num_experts, -1, hidden_size), groups, fused=fused)
+        if again:
+            again.discard_output_and_register_recompute(result)
+        return result, None
 
 
 def product(rows: Tensor, weight: Tensor, shape: Sequence[int], groups: Groups, *, fused: bool) -> Tensor:

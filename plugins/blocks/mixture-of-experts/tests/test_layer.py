@@ -24,7 +24,13 @@ CONFIG = Path(__file__).parents[3] / "models/glm4/tests/configs/moe.json"
 TP, EP = "tensor_model_parallel_size", "expert_model_parallel_size"
 GROUPED = {"bf16": True, "moe_grouped_gemm": True}
 PART = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
-ONE_RANK: Mapping[str, Any] = {"single": {}, "grouped": GROUPED, "recompute": PART}
+ACTIVATION = {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}
+ONE_RANK: Mapping[str, Any] = {
+    "single": {},
+    "grouped": GROUPED,
+    "recompute": PART,
+    "grouped, activation": GROUPED | ACTIVATION,
+}
 TWO_RANKS: Mapping[str, Any] = {
     "ep2": {EP: 2},
     "ep2 grouped": {EP: 2, **GROUPED},
@@ -62,6 +68,10 @@ def _three_times(rank: Rank, folder: Path, megatron: dict[str, Any]) -> list[lis
     [layer, *_] = (part for module in trainer.model.modules for part in module.modules() if type(part) is ExpertLayer)
     assert isinstance(layer.experts, GroupedExperts) == ("moe_grouped_gemm" in megatron)
     layer.train()
+    activated = []
+    if isinstance(layer.experts, GroupedExperts):
+        activate = layer.experts.activate
+        layer.experts.activate = lambda *given: activated.append(len(given)) or activate(*given)
 
     def run(forward: Any) -> list[Tensor]:
         generator = torch.Generator().manual_seed(rank.rank)
@@ -80,8 +90,11 @@ def _three_times(rank: Rank, folder: Path, megatron: dict[str, Any]) -> list[lis
         return [output.detach(), hidden.grad, *(parameter.main_grad.clone() for parameter in layer.parameters())]
 
     ours = [run(layer), run(layer)]
+    again = "moe_act" in megatron.get("recompute_modules", [])
+    assert len(activated) == (0 if not isinstance(layer.experts, GroupedExperts) else 4 if again else 2)
     if isinstance(layer.experts, GroupedMLP):
         layer.experts.forward = partial(GroupedMLP.forward, layer.experts)
+        layer.experts.activation_recompute = False  # which asks for Transformer Engine there
     return [*ours, run(partial(MoELayer.forward, layer))]
 
 

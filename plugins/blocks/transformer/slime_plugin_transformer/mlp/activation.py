@@ -1,6 +1,8 @@
-"""The activation between the two linears of a gated MLP, as a module that chose its kernel when it was built."""
+"""The activation between the two linears of a gated MLP, by the kernel of a device."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -31,3 +33,22 @@ def plain_swiglu(gate_up: Tensor) -> Tensor:
     """In plain torch operations."""
     gate, up = torch.chunk(gate_up, 2, dim=-1)
     return F.silu(gate) * up
+
+
+WeightedSwiGlu = Callable[[Tensor, Tensor], Tensor]
+"""[gate | up] [n, 2f] and the weight of each row [n] -> silu(gate) * up * weight [n, f], in the precision of the
+former."""
+
+
+def weighted_swiglu(device: torch.device) -> WeightedSwiGlu:
+    """The best form for a device."""
+    if device.type == "cpu":
+        return plain_weighted_swiglu
+    from slime_plugin_transformer.mlp.kernels import weighted_swiglu
+
+    return weighted_swiglu
+
+
+def plain_weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
+    """`WeightedSwiGlu` in plain torch operations."""
+    return (plain_swiglu(gate_up) * weights[:, None]).to(gate_up.dtype)
