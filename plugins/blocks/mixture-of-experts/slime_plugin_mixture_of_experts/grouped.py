@@ -20,6 +20,10 @@ from slime_plugin_megatron.model.linear import device_of
 from slime_plugin_mixture_of_experts.exchange import OnHost
 from slime_plugin_transformer.mlp.activation import weighted_swiglu
 
+FEW_ROWS = 2048
+"""Rows of an expert up to which Triton adds its weight gradients faster than cuBLAS, called for each expert, on an
+H100 (`benchmarks/results/train-h100.md`)."""
+
 
 class Groups:
     """How many rows each expert of this rank has.
@@ -121,9 +125,14 @@ def _weight_gradient(rows: Tensor, gradient: Tensor, groups: Groups) -> Tensor:
 def _add_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any, shape: Sequence[int], groups: Groups) -> Tensor:
     """The same, into `weight.main_grad`. What is returned only tells Megatron-core that it is there."""
     totals = weight.main_grad.view(shape)
-    for total, of_rows, of_result in zip(totals, groups.split(rows), groups.split(gradient), strict=True):
-        if len(of_rows):
-            add_product(total, of_rows.t(), of_result)
+    if _in_one_call(rows) and len(rows) <= FEW_ROWS * len(totals):
+        from slime_plugin_mixture_of_experts.kernels import add_weight_gradients
+
+        add_weight_gradients(totals, rows, gradient, groups.ends)
+    else:
+        for total, of_rows, of_result in zip(totals, groups.split(rows), groups.split(gradient), strict=True):
+            if len(of_rows):
+                add_product(total, of_rows.t(), of_result)
     weight.grad_added_to_main_grad = True
     return torch.empty_like(weight)
 
