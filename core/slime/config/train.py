@@ -54,7 +54,7 @@ class TrainConfig:
         known_as="actor.ppo_mini_batch_size steps_per_generation gradient_accumulation_steps num_steps_per_rollout",
     )
     """Optimizer steps the samples of one rollout are split into."""
-    logprob_chunk_tokens: int = key(1024, TOKENS, may_change=True, known_as="log_probs_chunk_size")
+    logprob_chunk_tokens: int = key(4096, TOKENS, may_change=True, known_as="log_probs_chunk_size")
     """Tokens whose logits are alive at once in log-prob, entropy and loss; bounds memory, changes no result."""
     mtp_loss_scale: float | None = key(None, Bound(0, 100, strict=True))
     """Weight of the multi-token prediction layer's loss, which trains that layer alone; 0.2 is usual. Its gradients
