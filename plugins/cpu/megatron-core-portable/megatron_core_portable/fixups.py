@@ -25,6 +25,7 @@ def apply_fixups() -> None:
     provide_fused_adam()
     provide_weight_gradient_sum()
     give_absent_te_a_version()
+    order_groups_of_two_precisions()
     if not torch.cuda.is_available():
         convert_split_sizes_on_cpu()
         use_cpu_rng()
@@ -99,6 +100,25 @@ def provide_weight_gradient_sum() -> None:
 def _add_weight_gradient(inputs: torch.Tensor, grad_outputs: torch.Tensor, main_grad: torch.Tensor) -> None:
     """main_grad [out, in] += grad_outputs.T [out, tokens] @ inputs [tokens, in]."""
     add_product(main_grad, grad_outputs.t(), inputs)
+
+
+def order_groups_of_two_precisions() -> None:
+    """Of a group with parameters in fp32 and in bf16, the distributed optimizer saves the state of one as another's: its
+    optimizer takes the fp32 ones first, the table by which it saves does not."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    build = DistributedOptimizer._build_optimizer_group_ranges.__func__
+    if build.__module__ == __name__:
+        return
+
+    def fp32_first(cls: type, param_groups: Any, gbuf_ranges: Any) -> tuple[dict[Any, tuple[int, int]], list[Any]]:
+        places, groups = build(cls, param_groups, gbuf_ranges)
+        for number, group in enumerate(groups):
+            group["params"].sort(key=lambda parameter: parameter.dtype != torch.float32)
+            places |= {parameter: (number, place) for place, parameter in enumerate(group["params"])}
+        return places, groups
+
+    DistributedOptimizer._build_optimizer_group_ranges = classmethod(fp32_first)
 
 
 def give_absent_te_a_version() -> None:

@@ -45,6 +45,14 @@ try:
 except TypeError as error:
     print("defect:", error)
 """
+TWO_PRECISIONS = """
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+parameters = [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+buffer = {"dtype": [{"param_map": dict.fromkeys(parameters)}]}
+places, _ = DistributedOptimizer._build_optimizer_group_ranges([{"params": parameters}], [buffer])
+print("defect:", places[parameters[0]] == (0, 0))
+"""
 SPLIT_SIZES = """
 import numpy, torch
 from megatron.core.transformer.moe.token_dispatcher import maybe_move_tensor_to_cpu
@@ -72,6 +80,7 @@ DEFECTS = {
     "adam": (ADAM, "True"),
     "weight_gradients": (WEIGHT_GRADIENTS, "True"),
     "te_version": (TE_VERSION, "NoneType"),
+    "two_precisions": (TWO_PRECISIONS, "True"),
 }
 DEFECTS_ON_CPU = {
     "split_sizes": (SPLIT_SIZES, "True"),

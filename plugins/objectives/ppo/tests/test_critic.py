@@ -202,6 +202,15 @@ def numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.slow
+def test_a_checkpoint_in_bf16_has_both_models_bit_for_bit(model: Path, tmp_path: Path) -> None:
+    """As on GPUs: the critic's head is fp32 in a group of bf16."""
+    ways = (save_and_go_on, load_and_go_on)
+    saved, loaded = (run_ranks(one, 1, model, tmp_path, {"bf16": True})[0] for one in ways)
+    assert numbers(saved[0]) == numbers(loaded[0])
+    assert all(torch.equal(a, b) for a, b in zip(saved[1], loaded[1], strict=True))
+
+
+@pytest.mark.slow
 def test_a_checkpoint_has_both_models_bit_for_bit(model: Path, tmp_path: Path) -> None:
     saved, loaded = (run_ranks(one, 1, model, tmp_path, {})[0] for one in (save_and_go_on, load_and_go_on))
     assert numbers(saved[0]) == numbers(loaded[0])
