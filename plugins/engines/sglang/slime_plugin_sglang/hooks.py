@@ -30,6 +30,7 @@ from slime_plugin_sglang.derived import after_dummy_weights
 from slime_plugin_sglang.experts import every_copy
 from slime_plugin_sglang.incoming import IncomingVersion
 from slime_plugin_sglang.load_plan import Partial, ReceivedBucket
+from slime_plugin_sglang.own import is_of_an_engine
 from slime_plugin_sglang.running_requests import flush_behind_waiting, under_requests
 from slime_plugin_sglang.scores import scoring_class
 from slime_plugin_sglang.side import EngineSide
@@ -59,6 +60,8 @@ _drafts: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictio
 
 def install() -> None:
     """SGLang calls this in each of its processes before it builds anything."""
+    if not is_of_an_engine():
+        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from slime_plugin_sglang.own import is_of_an_engine
+
 LARGEST = 2**32 - 2
 RANKS_APART = 1 << 16
 """Between the seeds of two data-parallel ranks: more than a run has engines, whose seeds are one apart."""
@@ -17,6 +19,8 @@ Hash = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def install() -> None:
     """SGLang calls this in each of its processes before it builds anything."""
+    if not is_of_an_engine():
+        return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.layers.sampler.murmur_hash32", below_one, HookType.AROUND)

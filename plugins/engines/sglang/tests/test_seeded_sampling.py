@@ -47,6 +47,7 @@ def test_sglang_draws_the_likely_token_at_the_largest_hash():
     """As in an engine on GPUs, with SGLang's own kernel in Triton's interpreter: unmended it draws the token 317, of
     log-prob -60, where token 0 has 0."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "SGLANG_PLUGINS": "slime_seeds"}
+    environment |= {"SLIME_ENGINE_SCRATCH": "engine"}
     command = [sys.executable, "-c", DRAW.format(SEED, POSITION)]
     ended = run_within(200, command, env=environment)
     assert ended.stdout.split()[-1] == "0"
