@@ -49,6 +49,10 @@ class NoAnswer(SlimeError):
     """A process did not answer in time. It may hang: whoever catches this has the stacks taken."""
 
 
+class Consequence(SlimeError):
+    """The failure of another process, which gives the reason: whoever waits for both shows the other one."""
+
+
 def _rebuild(cls: type[SlimeError], what: str, where: str, todo: str) -> SlimeError:
     return cls(what, where=where, todo=todo)
 

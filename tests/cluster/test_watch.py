@@ -29,7 +29,7 @@ from slime.cluster.calls import Calls
 from slime.cluster.placement import reserve
 from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig, SlimeConfig
-from slime.errors import NoAnswer, SlimeError
+from slime.errors import Consequence, NoAnswer, SlimeError
 from slime.net import new_key
 from slime_plugin_console.startup import Startup
 from slime.run_dir import RunDir, with_resume_hint
@@ -45,6 +45,11 @@ class Idle(Actor):
         pass
     def fail(self):
         raise SlimeError("ended before it answered", where="engine-0", todo="Read its log.")
+    def fail_late(self):
+        time.sleep(1)
+        raise SlimeError("memory ran out", where="trainer-0", todo="Take less.")
+    def follow(self):
+        raise Consequence("trainer-0 failed", where="trainer-1", todo="See there.")
 
 run = RunDir.open(Path(sys.argv[1]))
 cfg = SlimeConfig(cluster=ClusterConfig(name="local"))
@@ -108,6 +113,9 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     os.kill(pids["trainer-3"], signal.SIGCONT)
     calls.watch_beside({engine.call(Idle.fail): engine}, "starting engines")
     outcome("beside", lambda: all_sleep(1.5))
+    both = ((Idle.follow, members[1]), (Idle.fail_late, members[0]))
+    outcome("cause", lambda: calls.wait({member.call(act): member for act, member in both}, "publishing", 30))
+    outcome("no cause", lambda: calls.wait({members[1].call(Idle.follow): members[1]}, "publishing", 30))
     outcome("nobody", lambda: fails(SlimeError("odd", where="data", todo="Look.")))
 
     cfg.cluster.num_trainers, cfg.cluster.devices_per_node, cfg.cluster.start_timeout_s = 9, 9, 600
@@ -206,6 +214,12 @@ def test_an_engine_that_gives_no_answer_has_the_stacks_taken(told: Told) -> None
 
 def test_who_fails_beside_a_call_of_others_ends_that(told: Told) -> None:
     assert told.errors["beside"][0] == "engine-0: ended before it answered. Read its log."
+
+
+def test_the_cause_is_shown_and_not_what_follows_from_it(told: Told) -> None:
+    """Two sources of a publish, of which the second only knows that the first has failed."""
+    assert told.errors["cause"][0] == "trainer-0: memory ran out. Take less."
+    assert told.errors["no cause"][0] == "trainer-1: trainer-0 failed. See there."
 
 
 def test_an_error_that_nobody_caused_stays_as_it_is(told: Told) -> None:

@@ -17,7 +17,7 @@ from slime.cluster.stacks import FILE as HANG_FILE
 from slime.cluster.stacks import OWN, engine_of
 from slime.cluster.stacks import take as take_stacks
 from slime.cluster.watch import Member, Watch, died, first_end, first_unspared
-from slime.errors import Death, NoAnswer, SlimeError
+from slime.errors import Consequence, Death, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
 from stack_dumps.blame import apart, suspects
 
@@ -32,6 +32,8 @@ ASK_S = 10.0
 """How long engines have to say that they live; one that is busy does not answer, and lives."""
 WATCH_S = 1.0
 """How often it is asked, while something lasts, who still lives."""
+CAUSE_S = 10.0
+"""How long the failure that another one follows from has to come."""
 _ASKING = "it was asked who lives"
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -128,8 +130,11 @@ class Calls:
             if ready:
                 (ref,) = ready
                 member, doing = self._beside.pop(ref) if ref in self._beside else (calls[ref], what)
-                self._get(ref, member, doing)
                 pending = [other for other in pending if other != ref]
+                try:
+                    self._get(ref, member, doing)
+                except Consequence as error:
+                    raise self._cause({other: calls[other] for other in pending}, what) or error from None
                 continue
             self.look(what)
             if time.monotonic() >= deadline:
@@ -244,6 +249,20 @@ class Calls:
     def _fault(self, what: str) -> Death | None:
         with self._watching:
             return self._watch.fault(what) if self._watch else None
+
+    def _cause(self, calls: Mapping[Any, Member], what: str) -> SlimeError | None:
+        """The first failure that is not of another, of calls that have begun to fail."""
+        import ray
+
+        answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=CAUSE_S) if calls else ([], [])
+        for ref in answered:
+            try:
+                self._get(ref, calls[ref], what)
+            except Consequence:
+                continue
+            except SlimeError as error:
+                return error
+        return None
 
     def _get(self, ref: Any, member: Member, what: str) -> Any:
         import ray

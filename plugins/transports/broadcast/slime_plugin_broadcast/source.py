@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from slime.errors import SlimeError
+from slime.errors import Consequence, SlimeError
 from slime.weights.publisher.engine_link import READ_LOG, EngineLink, Summary
 from slime.weights.publisher.handover import Outcome, results
 from slime_plugin_broadcast.stream import announce, forget, give_up, has_failed, part_of, tell_failed
@@ -186,7 +186,7 @@ class Broadcast:
         time.sleep(_POLL_S)
         if has_failed(self._version):
             what = f"{self._among.first} says that this version failed; it names the reason"
-            raise SlimeError(what, where=f"publish from {self._name}", todo="See there.")
+            raise Consequence(what, where=f"publish from {self._name}", todo="See there.")
 
     def _look_for_ends(self) -> None:
         """Of other sources."""
