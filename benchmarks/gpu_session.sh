@@ -99,7 +99,7 @@ for part in "${parts[@]}"; do
     tiny) run step-tiny 300 python3 benchmarks/step.py +model=glm4-tiny +cluster=h200x1 "${short[@]}" "$card" ;;
     reward) slime reward 580 +model=glm4-tiny +cluster="$pair" ;;
     split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" train.optimizer.optimizer_cpu_offload=true --buckets 2048,1024,512 ;;
-    colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" ;;
+    colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" "${whole[@]}" ;;
     trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
     layouts) pytest layouts 580 plugins/trainers/megatron/tests/test_on_gpu.py -k "layouts and $gpus" ;;
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 "${whole[@]}" "$card" ;;
@@ -112,6 +112,7 @@ for part in "${parts[@]}"; do
     memory) run memory 500 python3 benchmarks/memory.py --gpus "$gpus" $([ "$gpus" -lt 4 ] || echo "${in80[@]}") ;;
     sources)
       sources+=(--buckets 2048,1024)
+      [ "$mib" -gt 100000 ] || sources+=(rollout.sglang.mem_fraction_static=0.6)
       publish publish-tp2 200 "${nine[@]}" model.num_layers=24 "${sources[@]}"
       publish publish-pp2 200 "${nine[@]}" model.num_layers=24 "${sources[@]}" \
         train.megatron.tensor_model_parallel_size=1 train.megatron.pipeline_model_parallel_size=2

@@ -34,6 +34,7 @@ FILES = {
     "tool-h100": 5,
     "staleness-h100": 3,
     "objectives-h100": 5,
+    "objectives-qwen-h100": 5,
     "agent-laptop": 5,
 }
 """The same by file."""
