@@ -3,10 +3,9 @@
     python benchmarks/against_verl.py --model models/Qwen2.5-0.5B --out FOLDER
     python benchmarks/against_verl.py --model models/SmolLM2 --out FOLDER +model=smollm2-135m +cluster=h100x1
 
-`benchmarks/results/verl-h100.md` has what was seen. verl 0.9.1 names SGLang 0.5.12 and transformers below 5.11, so `pip install "verl[sglang]==0.9.1"`
-does not resolve beside SGLang 0.5.16 (2026-11-23, Python 3.12). Its sources do know SGLang 0.5.16. Beside that release,
-transformers 5.12.1 and torch 2.13.0 its modules were imported, its command line accepted, its transfer queue and data
-loaded and its trainer started, on a CPU. It is installed without its needs:
+`benchmarks/results/verl-h100.md` has what was seen. verl 0.9.1 names SGLang 0.5.12 and transformers below 5.11, so
+`pip install "verl[sglang]==0.9.1"` does not resolve beside SGLang 0.5.16 (2026-11-23, Python 3.12). Beside that
+release, transformers 5.12.1 and torch 2.11.0 it runs. It is installed without its needs:
 
     pip install --no-deps verl==0.9.1 tensordict==0.10.0 "pyvers<0.2" TransferQueue==0.1.11 torchdata==0.11.0 \
         codetiming==1.4.0 cachetools==8.0.2 multiprocess==0.70.19 importlib-metadata==8.7.0

@@ -103,7 +103,7 @@ def _add_weight_gradient(inputs: torch.Tensor, grad_outputs: torch.Tensor, main_
 
 
 def order_groups_of_two_precisions() -> None:
-    """Of a group with parameters in fp32 and in bf16, the distributed optimizer saves the state of one as another's: its
+    """Of a group with parameters in fp32 and in bf16, the distributed optimizer saves one state as another's: its
     optimizer takes the fp32 ones first, the table by which it saves does not."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
