@@ -28,8 +28,8 @@ SAID = "probe."
 RESULT_ROLES = ("tool", "observation", "ipython")
 """What templates call a message with a tool's output. The first is every API's name for it."""
 _WHERE = "the chat template"
-_MOST_BASES = 256
-"""Made-up conversations whose texts are kept."""
+_MOST_KEPT = 256
+"""Made-up conversations whose texts are kept, and kinds of them that are kept as refused."""
 
 
 class ChatFormat:
@@ -44,7 +44,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer, data: DataConfig, max_prompt_tokens: int) -> None:
         self._tokenizer, self._data, self._max_prompt_tokens = tokenizer, data, max_prompt_tokens
         self._end_tokens = end_tokens(tokenizer)
-        self._bases: dict[str, str] = {}
+        self._bases: dict[str, str | SlimeError] = {}
+        self._refused: dict[str, SlimeError] = {}
 
     def conversation(self, model: Model, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
         """A new one, which begins with `messages`, or with the prompt's."""
@@ -145,9 +146,12 @@ class ChatFormat:
         """Text that the template adds to a conversation for messages of one kind."""
         problem = None
         for before, renamed in self._made_up(run):
+            refused = self._roles_problem([*before, *renamed])
+            base = refused or self._base(before, tools)
+            if isinstance(base, SlimeError):
+                problem = problem or base
+                continue
             try:
-                self._chat.check_roles([*before, *renamed], _WHERE)
-                base = self._base(before, tools)
                 whole = self.render([*before, *renamed], tools, prompt=prompt)
             except SlimeError as error:
                 problem = problem or error
@@ -157,16 +161,34 @@ class ChatFormat:
                 return added
             problem = problem or self._differs(base, whole, run)
         assert problem, "some conversation was tried"
-        raise problem
+        raise problem.with_traceback(None)
 
-    def _base(self, before: Sequence[Message], tools: Sequence[Any]) -> str:
-        """Text of a made-up conversation. The same few are behind nearly every turn."""
+    def _roles_problem(self, messages: Sequence[Message]) -> SlimeError | None:
+        """Why the template has no place for these roles. What it refused is not tried again: to find that out takes
+        five renderings, and a template that has no role for tools refuses some of the same at every turn."""
+        kind = repr(_but_for_words(list(messages))) if self._refused else ""
+        if kind in self._refused:
+            return self._refused[kind]
+        try:
+            self._chat.check_roles(messages, _WHERE)
+        except SlimeError as error:
+            if len(self._refused) == _MOST_KEPT:
+                self._refused.clear()
+            self._refused[kind or repr(_but_for_words(list(messages)))] = error
+            return error
+        return None
+
+    def _base(self, before: Sequence[Message], tools: Sequence[Any]) -> str | SlimeError:
+        """Text of a made-up conversation, or why the template refuses it. The same few are behind nearly every turn."""
         name = json.dumps([before, tools])
         if name not in self._bases:
-            text = self.render(before, tools)
-            if len(self._bases) == _MOST_BASES:
+            try:
+                found: str | SlimeError = self.render(before, tools)
+            except SlimeError as error:
+                found = error
+            if len(self._bases) == _MOST_KEPT:
                 self._bases.clear()
-            self._bases[name] = text
+            self._bases[name] = found
         return self._bases[name]
 
     def _differs(self, base: str, whole: str, run: Sequence[Message]) -> SlimeError:
@@ -183,24 +205,23 @@ class ChatFormat:
         return SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
 
     @staticmethod
-    def _made_up(run: Sequence[Message]) -> list[tuple[list[Message], list[Message]]]:
+    def _made_up(run: Sequence[Message]) -> Iterator[tuple[list[Message], list[Message]]]:
         """Conversations to render `run` behind, the likeliest first, each with `run` as it is written there."""
         user: Message = {"role": "user", "content": SAID}
         answer: Message = {"role": "assistant", "content": SAID}
         if run[0]["role"] not in RESULT_ROLES:
-            starts: list[list[Message]] = [[{"role": "system", "content": SAID}, user], [user, answer], [user]]
-            return [(start, list(run)) for start in starts]
-        found: list[tuple[list[Message], list[Message]]] = []
+            for start in ([{"role": "system", "content": SAID}, user], [user, answer], [user]):
+                yield start, list(run)
+            return
         for arguments in (dict[str, Any](), "{}"):
             calls = [
                 {"type": "function", "id": message.get("tool_call_id", f"call_{number}"),
                  "function": {"name": message.get("name", "probe"), "arguments": arguments}}
                 for number, message in enumerate(run)
             ]  # fmt: skip
-            found.append(([user, {"role": "assistant", "content": "", "tool_calls": calls}], list(run)))
+            yield [user, {"role": "assistant", "content": "", "tool_calls": calls}], list(run)
         for role in RESULT_ROLES:
-            found.append(([user, answer], [{**message, "role": role} for message in run]))
-        return found
+            yield [user, answer], [{**message, "role": role} for message in run]
 
     @cached_property
     def _closing(self) -> str:
@@ -233,6 +254,14 @@ class ChatFormat:
     def _encoded(self, text: str) -> list[int]:
         [ids] = encode(self._tokenizer, [text])
         return list(ids)
+
+
+def _but_for_words(value: Any) -> Any:
+    """A JSON value without its words and the ids of calls: no template looks at which they are."""
+    if isinstance(value, dict):
+        said = ("content", "id", "tool_call_id")
+        return {name: bool(each) if name in said else _but_for_words(each) for name, each in value.items()}
+    return [_but_for_words(each) for each in value] if isinstance(value, list) else value
 
 
 @contextmanager
