@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 from slime_plugin_conversations.chat_format import ChatFormat
@@ -36,8 +35,7 @@ def test_a_branch_has_the_tokens_of_the_turns_before_it_and_trains_on_its_own_al
         turns.append(await main.branch(0).turn())
         turns.append(await main.branch(2).turn(USER))
 
-    form, tokenizer, chat = parts
-    sample, engine = played(form, tokenizer, chat, random.Random(4), Scripted(branches))
+    sample, requests = played(parts, Scripted(branches), seed=4)
     assert sample.status is not Status.FAILED, sample.verdict
     main, other, again, later = sample.segments
     first = turns[0].num_sampled
@@ -45,7 +43,7 @@ def test_a_branch_has_the_tokens_of_the_turns_before_it_and_trains_on_its_own_al
     assert again.context == main.context
     assert later.context == (*main.context, *main.tokens)
     assert len(sampled(sample)) == sum(turn.num_sampled for turn in turns), "each sampled token has its loss once"
-    for request in engine.requests:
+    for request in requests:
         assert any(request == [*each.context, *each.tokens][: len(request)] for each in sample.segments)
     assert turns[4].num_before + turns[4].num_sampled == len(later.context) + len(later.tokens)
 
@@ -58,8 +56,7 @@ def test_a_branch_has_the_room_that_is_left(parts):
         branch = main.branch(2)
         assert (await branch.turn({**USER, "content": "y" * (LIMIT // 2)})).finish == "length"
 
-    form, tokenizer, chat = parts
-    sample, _ = played(form, tokenizer, chat, random.Random(1), Scripted(long))
+    sample, _ = played(parts, Scripted(long))
     assert (sample.status, len(sample.segments)) == (Status.TRUNCATED, 1)
 
 
@@ -77,8 +74,7 @@ def test_what_nobody_heard_is_neither_judged_nor_trained_on(parts):
         branch.take_back()
         model.note("forks", 2)
 
-    form, tokenizer, chat = parts
-    sample, _ = played(form, tokenizer, chat, random.Random(1), Scripted(unheard))
+    sample, _ = played(parts, Scripted(unheard))
     [segment] = sample.segments
     segment.check()
     assert (segment.tokens, sample.response) == (whole[0], texts[0])
@@ -90,8 +86,7 @@ def test_a_note_has_the_name_of_a_metric(parts):
         await model.conversation().turn()
         model.note("Forks/n", 2)
 
-    form, tokenizer, chat = parts
-    sample, _ = played(form, tokenizer, chat, random.Random(1), Scripted(noting))
+    sample, _ = played(parts, Scripted(noting))
     assert "no name of a metric" in sample.verdict.reason
 
 
@@ -104,8 +99,7 @@ def test_a_stop_string_of_one_turn_ends_it(parts):
         assert turn.full_text.endswith("1")
         assert turn.finish == "stop"
 
-    form, tokenizer, chat = parts
-    sample, _ = played(form, tokenizer, chat, random.Random(1), Scripted(stopped))
+    sample, _ = played(parts, Scripted(stopped))
     assert sample.status is Status.COMPLETED, sample.verdict
 
 
@@ -119,7 +113,7 @@ def test_control_tokens_that_a_program_begins_with_do_not_act(parts):
         await conversation.turn()
         context.extend(conversation._segment.context)
 
-    played(form, tokenizer, chat, random.Random(1), Scripted(begin))
+    played(parts, Scripted(begin))
     controls = set(tokenizer.convert_tokens_to_ids(list(form.special)))
     plain = chat.first([{"role": "user", "content": "x"}], ())
     assert [token for token in context if token in controls] == [token for token in plain if token in controls]

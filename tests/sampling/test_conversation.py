@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import cache, partial
+from itertools import compress
+from typing import Any
 
 import pytest
 from slime_plugin_conversations import chat_format
@@ -16,6 +19,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
+from slime.time_limit import often
 from slime.types import Prompt, Sample, Status, Turn
 
 from .formats import FORMATS, Format, tokenizer_of
@@ -26,12 +30,17 @@ WORDS = ("yes", "it is 12.5", 'a "b" \\c', "</think>", "<tool_call>", "{}", "\n\
 
 
 class RandomModel:
-    """An engine in this process that says anything: thinking, calls, control words, and ends as it likes."""
+    """An engine in this process that says anything: thinking, calls, control words, and ends as it likes.
+
+    Attributes:
+        requests: since somebody last took them away.
+    """
 
     url, num_generating = "the model of these tests", 1
 
     def __init__(self, form: Format, tokenizer, rng: random.Random) -> None:
         self._form, self._tokenizer, self._rng = form, tokenizer, rng
+        self._encoded = cache(partial(tokenizer.encode, add_special_tokens=False))  # it says much twice
         self.requests: list[list[int]] = []
 
     async def generate(self, input_ids, sampling, /) -> Completion:
@@ -41,7 +50,7 @@ class RandomModel:
         if rng.random() < 0.5:
             text = f"<think>\nwhy {text}</think>\n\n{text}"
         text += form.call * rng.choice((0, 0, 1, 2))
-        tokens, reason = self._tokenizer.encode(text, add_special_tokens=False), FinishReason.STOP
+        tokens, reason = list(self._encoded(text)), FinishReason.STOP
         if rng.random() < 0.2:
             tokens, reason = tokens[: rng.randint(1, 9)] or [form_token(self._tokenizer, "n")], FinishReason.LENGTH
         else:
@@ -79,17 +88,24 @@ class RandomProgram:
         return {"role": role, "content": "x" + "".join(self._rng.choices(words, k=self._rng.randint(0, 3))), **more}
 
 
-def played(
-    form: Format, tokenizer, chat: ChatFormat, rng: random.Random, program=None, run=asyncio.run
-) -> tuple[Sample, RandomModel]:
-    engine = RandomModel(form, tokenizer, rng)
-    messages = ({"role": "user", "content": "add 1 and 2"},)
-    prompt = Prompt("0/0", messages, tuple(chat.first(messages, ())))
-    generator = Generator(EngineSet([engine]), SamplingConfig(max_response_tokens=LIMIT), tokenizer)
-    sample = Sample(prompt, 0)
-    attempts = Attempts(program or RandomProgram(form, rng), generator, 5, 1, chat=chat)
-    assert run(attempts.run(sample))
-    return sample, engine
+class Stage:
+    """Where attempts are made, one after another."""
+
+    def __init__(self, form: Format, tokenizer, chat: ChatFormat, rng: random.Random) -> None:
+        self._chat, self._engine = chat, RandomModel(form, tokenizer, rng)
+        self._generator = Generator(EngineSet([self._engine]), SamplingConfig(max_response_tokens=LIMIT), tokenizer)
+
+    async def play(self, program) -> tuple[Sample, list[list[int]]]:
+        """The sample, and what the engine was asked."""
+        messages = ({"role": "user", "content": "add 1 and 2"},)
+        sample = Sample(Prompt("0/0", messages, tuple(self._chat.first(messages, ()))), 0)
+        self._engine.requests = []
+        assert await Attempts(program, self._generator, 5, 1, chat=self._chat).run(sample)
+        return sample, self._engine.requests
+
+
+def played(parts, program, seed=1) -> tuple[Sample, list[list[int]]]:
+    return asyncio.run(Stage(*parts, random.Random(seed)).play(program))
 
 
 @pytest.fixture(params=FORMATS)
@@ -102,45 +118,62 @@ def parts(request, tmp_path):
     return form, tokenizer, ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
 
 
-def remembered(render):
-    """The same text for the same messages: templates have no state, and ten thousand conversations say much twice."""
-    known: dict[str, str] = {}
+def remembered(render, encode):
+    """The same text for the same messages, and the same tokens for the same text: templates and tokenizers have no
+    state, and ten thousand conversations say much twice."""
+    known: dict[str, Any] = {}
 
-    def look_up(tokenizer, messages, where, keywords, *, prompt):
-        key = json.dumps((messages, keywords, prompt))
+    def rendered(tokenizer, messages, where, keywords, *, prompt):
+        key = repr((messages, keywords, prompt))
         if key not in known:
             known[key] = render(tokenizer, messages, where, keywords, prompt=prompt)
         return known[key]
 
-    return look_up
+    def encoded(tokenizer, texts):
+        for text in texts:
+            if text not in known:
+                [known[text]] = encode(tokenizer, [text])
+            yield known[text]
+
+    return rendered, encoded
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_request_is_a_beginning_of_the_segment(parts, count, monkeypatch):
     """And what the model sampled has a loss, its end token too, what the program wrote has none."""
-    form, tokenizer, chat = parts
+    form, tokenizer, _ = parts
     rng, controls = random.Random(3), {form_token(tokenizer, word) for word in form.special}
     num_turns = num_ends = 0
     if count > 100:
-        monkeypatch.setattr(chat_format, "render", remembered(chat_format.render))
-    with asyncio.Runner() as runner:
-        plays = [played(form, tokenizer, chat, rng, run=runner.run) for _ in range(count)]
-    for sample, engine in plays:
+        render, encode = remembered(chat_format.render, chat_format.encode)
+        monkeypatch.setattr(chat_format, "render", render)
+        monkeypatch.setattr(chat_format, "encode", encode)
+    stage, program = Stage(*parts, rng), RandomProgram(form, rng)
+
+    async def play_all() -> None:
+        for _ in range(count):
+            check(*await stage.play(program))
+
+    def check(sample: Sample, requests: list[list[int]]) -> None:
+        nonlocal num_turns, num_ends
         assert sample.status is not Status.FAILED, sample.verdict
         [segment] = sample.segments
         segment.check()
         whole = [*segment.context, *segment.tokens]
-        for request in engine.requests:
+        for request in requests:
             assert request == whole[: len(request)]
-        assert list(engine.requests) == sorted(engine.requests, key=len)
+        assert requests == sorted(requests, key=len)
         mask = [0] * len(segment.context) + segment.loss_mask
-        begins = [*(len(request) for request in engine.requests), len(whole) + 1]
-        for begin in begins[:-1]:
+        for request in requests:
+            begin = len(request)
             assert mask[begin - 1 : begin + 1] == [0, 1], "a response begins behind what was written"
-        num_turns += len(engine.requests)
-        num_ends += sum(token in controls and mask[i] for i, token in enumerate(whole))
+        num_turns += len(requests)
+        num_ends += sum(map(controls.__contains__, compress(whole, mask)))
         said = "".join(message["content"] for message in sample.turns if message["role"] != "assistant")
-        assert sum(map(bool, said)) or len(engine.requests) == 1
+        assert said or len(requests) == 1
+
+    with often():  # as around every step of a run
+        asyncio.run(play_all())
     assert num_turns > 3 * count
     assert num_ends > count, "end tokens keep their loss"
 
@@ -192,6 +225,24 @@ def test_a_control_token_in_a_tool_s_output_does_not_act(parts):
     assert [token for token in plain if token in controls] == [token for token in hostile if token in controls]
 
 
+def test_what_a_template_refuses_is_remembered_for_messages_of_that_kind(tmp_path, monkeypatch):
+    """The output of one tool has a place in this template; that of others is written under another role."""
+    named = "{% for m in messages if m.role != 'tool' or m.name == 'add' %}[{{ m.role }}] {{ m.content }}{% endfor %}"
+    chat = ChatFormat(tokenizer_of(FORMATS["glm-4"]._replace(template=named), str(tmp_path)), DataConfig(path=""), 99)
+    roles, rendered = [], chat._chat._check_roles
+    monkeypatch.setattr(chat._chat, "_check_roles", lambda *a: roles.append([m["role"] for m in a[0]]) or rendered(*a))
+
+    def behind(number: int, **more) -> None:
+        chat.behind([], [{"role": "tool", "content": f"{number}", "tool_call_id": f"call_{number}", **more}], ())
+
+    behind(1)
+    known = len(roles)
+    behind(2)
+    assert known == len(roles) > 1, "nothing was tried again"
+    behind(3, name="add")
+    assert roles[-1] == ["user", "assistant", "tool"], "a message of another kind was"
+
+
 def test_a_template_that_rewrites_what_was_said_is_refused_and_the_token_is_named(tmp_path):
     form = FORMATS["qwen3"]._replace(template="{{ messages | length }}" + FORMATS["qwen3"].template)
     chat = ChatFormat(tokenizer_of(form, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
@@ -235,12 +286,11 @@ def test_conversations_of_an_attempt_are_segments_of_it(parts):
         await asyncio.gather(main.turn(), other.turn())
         await main.turn({"role": "user", "content": "thanks"})
 
-    form, tokenizer, chat = parts
-    sample, engine = played(form, tokenizer, chat, random.Random(1), Scripted(two_at_once))
+    sample, requests = played(parts, Scripted(two_at_once))
     assert len(sample.segments) == 2
     assert sample.segments[0].context == sample.prompt.tokens != sample.segments[1].context
     assert sample.num_sampled == sum(sum(segment.loss_mask) for segment in sample.segments)
-    assert len(engine.requests) == 3
+    assert len(requests) == 3
 
 
 def test_where_there_is_no_room_the_response_is_empty_and_the_attempt_truncated(parts):
@@ -250,9 +300,8 @@ def test_where_there_is_no_room_the_response_is_empty_and_the_attempt_truncated(
         turn = await conversation.turn({"role": "user", "content": "y" * LIMIT})
         assert turn == await conversation.turn({"role": "user", "content": "y" * LIMIT}) == Turn("", "length")
 
-    form, tokenizer, chat = parts
-    sample, engine = played(form, tokenizer, chat, random.Random(1), Scripted(long))
-    assert (sample.status, len(engine.requests)) == (Status.TRUNCATED, 1)
+    sample, requests = played(parts, Scripted(long))
+    assert (sample.status, len(requests)) == (Status.TRUNCATED, 1)
     assert sample.segments[0].loss_mask[-1] == 1
 
 
@@ -260,7 +309,6 @@ def test_a_conversation_that_begins_too_long_costs_the_attempt(parts):
     async def begin(model):
         await model.conversation([{"role": "user", "content": "y" * PROMPT_LIMIT}]).turn()
 
-    form, tokenizer, chat = parts
-    sample, _ = played(form, tokenizer, chat, random.Random(1), Scripted(begin))
+    sample, _ = played(parts, Scripted(begin))
     assert sample.status is Status.FAILED
     assert "rollout.max_prompt_tokens" in sample.verdict.reason

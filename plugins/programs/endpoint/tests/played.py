@@ -87,8 +87,7 @@ class Stage:
 
     def play(self, agent: Agent, **options: Any) -> Sample:
         """An attempt of a function."""
-        AGENTS["now"] = agent
-        return asyncio.run(self.make(EndpointProgram(EndpointOptions(path=f"{__name__}:now", **options))))
+        return asyncio.run(self.make(program_of(agent, **options)))
 
     def check(self, sample: Sample) -> None:
         """Every request is a beginning of what is trained on, or of what was taken back, and nothing twice."""
@@ -110,6 +109,12 @@ class Stage:
             )
             for segment in sample.segments
         ]
+
+
+def program_of(agent: Agent, **options: Any) -> EndpointProgram:
+    """Whose attempts are a function; the last one that was made can be run."""
+    AGENTS["now"] = agent
+    return EndpointProgram(EndpointOptions(path=f"{__name__}:now", **options))
 
 
 async def now(task: Any, endpoint: Endpoint) -> Any:
