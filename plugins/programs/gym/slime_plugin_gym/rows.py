@@ -23,6 +23,8 @@ NUM_ROWS = {TRAIN: 1000, HELD_OUT: 256}
 TIMEOUT_S = 600.0
 FORMAT = 1
 """Of the files: another number makes them again."""
+_refused: dict[str, SlimeError] = {}
+"""Addresses without rows, and why: a plan asks for the same ones a few times, and each time takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,14 @@ def rows_of(address: str) -> Path:
     wanted = parsed(address)
     file = _cache() / f"{wanted.generator}-{_digest(wanted)}.jsonl"
     if not file.is_file():
+        if address in _refused:
+            raise _refused[address].with_traceback(None)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             _generate(wanted, address, file)
+        except SlimeError as error:
+            _refused[address] = error
+            raise
         except OSError as error:
             todo = "Set XDG_CACHE_HOME to a folder that can be written."
             raise SlimeError(f"the rows cannot be kept: {error}", where=address, todo=todo) from error
