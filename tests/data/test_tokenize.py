@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from slime.data.tokenize import GENERIC, encode, end_tokens, load_tokenizer, render
+from slime.data.tokenize import GENERIC, decode, encode, end_tokens, load_tokenizer, render
 from slime.errors import SlimeError
 from tests.resident import MIB, growth
 
@@ -20,6 +21,29 @@ def test_prompt_text_and_tokens(tokenizer):
         [{"role": "user", "content": "1+2="}], add_generation_prompt=True, return_dict=False
     )
     assert list(encode(tokenizer, [text, text])) == [ids, ids]
+
+
+TEXTS = ["", "1+2=", "<|user|>\n1 <|endoftext|>", "é𝄞\x00\n\n  a\t", " ".join(map(str, range(2000)))]
+
+
+class _OfItsOwn(PreTrainedTokenizerFast):
+    """Has something to do around the library."""
+
+    def _decode(self, token_ids, **kwargs):
+        return super()._decode(token_ids, **kwargs).upper()
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, _OfItsOwn])
+def test_tokens_and_texts_are_those_of_transformers(tokenizer_folder, kind, splits):
+    asked, right = (kind.from_pretrained(tokenizer_folder, split_special_tokens=splits) for _ in range(2))
+    asked.backend_tokenizer.enable_truncation(3)  # as a checkpoint's file may say
+    asked.backend_tokenizer.enable_padding()
+    ids = right(TEXTS, add_special_tokens=False)["input_ids"]
+    assert list(encode(asked, TEXTS)) == ids
+    for special in (True, False):
+        texts = [right.decode(each, skip_special_tokens=not special) for each in ids]
+        assert [decode(asked, each, special=special) for each in ids] == texts
 
 
 def test_more_texts_than_a_batch(tokenizer, monkeypatch):

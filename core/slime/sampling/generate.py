@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.config.schema import SamplingConfig
-from slime.data.tokenize import Tokenizer, end_tokens
+from slime.data.tokenize import Tokenizer, decode, end_tokens
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
@@ -115,8 +115,7 @@ class Generator:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens of a response as text, without special tokens."""
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        return decode(self._tokenizer, tokens, special=False)
 
     def _append(self, segment: Segment, begun: int, limit: int, passed: Passed, stop: Sequence[str]) -> bool:
         """Add what was generated up to and with the first token that ends the response; whether there is one.
@@ -150,7 +149,7 @@ class Generator:
         upto = len(tokens) if end is None else end
 
         def has_stop_string(length: int) -> bool:  # as SGLang looks for them: in the text of special tokens too
-            text: str = self._tokenizer.decode(tokens[:length], skip_special_tokens=False)
+            text = decode(self._tokenizer, tokens[:length])
             return any(each in text for each in stop)
 
         if stop and has_stop_string(upto):

@@ -17,7 +17,7 @@ from typing import Any
 from slime.config.schema import DataConfig
 from slime.conversation import RefusedError, TooLongError
 from slime.data.chat import Chat
-from slime.data.tokenize import Tokenizer, encode, end_tokens, render
+from slime.data.tokenize import Tokenizer, decode, encode, end_tokens, render
 from slime.errors import SlimeError
 from slime.sampling.conversation import Model
 from slime.types import Message
@@ -96,8 +96,7 @@ class ChatFormat:
         said = response[:-1] if has_end else response
         if self._special.isdisjoint(said) and (not has_end or response[-1] in self._special):
             return text
-        full_text: str = self._tokenizer.decode(said, skip_special_tokens=False)
-        return full_text
+        return decode(self._tokenizer, said)
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -199,7 +198,7 @@ class ChatFormat:
         else:
             before, after = self._encoded(base), self._encoded(whole)
             place = next(i for i, pair in enumerate(zip(before, [*after, None], strict=False)) if pair[0] != pair[1])
-            was, now = (self._tokenizer.decode(ids[place : place + 1]) for ids in (before, after))
+            was, now = (decode(self._tokenizer, ids[place : place + 1]) for ids in (before, after))
             what = f"the chat template writes token {place} as {now!r}, and not {was!r}, once the role '{role}' follows"
         todo = "Use a template that only adds to a conversation when a message is added."
         return SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
