@@ -33,6 +33,10 @@ class _Waiting:
     answer: asyncio.Future[Any]
 
 
+_ALONE = object()
+"""Told to a request that is sent by itself: who made it sends it, without a task between."""
+
+
 class RequestBatcher:
     """Collects what is asked for until the event loop comes round, and sends it.
 
@@ -57,10 +61,11 @@ class RequestBatcher:
             loop.call_soon(self._send)  # behind all that is ready to run now, and may ask as well
         waiting = _Waiting(body, loop.create_future())
         self._waiting.append(waiting)
-        return await waiting.answer
+        answer = await waiting.answer
+        return await self._alone(body) if answer is _ALONE else answer
 
     async def close(self) -> None:
-        """Drop what was not answered."""
+        """Drop what was sent with others and was not answered."""
         for task in self._sent:
             task.cancel()
         await asyncio.gather(*self._sent, return_exceptions=True)
@@ -68,6 +73,9 @@ class RequestBatcher:
     def _send(self) -> None:
         waiting, self._waiting = [one for one in self._waiting if not one.answer.done()], []
         for part in _parts(waiting):
+            if len(part) == 1:
+                part[0].answer.set_result(_ALONE)
+                continue
             task = asyncio.create_task(self._serve(part))
             self._sent.add(task)
             task.add_done_callback(lambda task, part=part: self._end(task, part))  # type: ignore[misc]
@@ -75,9 +83,6 @@ class RequestBatcher:
                 one.answer.add_done_callback(lambda _, task=task, part=part: _drop(task, part))  # type: ignore[misc]
 
     async def _serve(self, part: Sequence[_Waiting]) -> None:
-        if len(part) == 1:
-            _give(part[0], await self._alone(part[0].body))
-            return
         async for place, answer in self._stream(joined([one.body for one in part])):
             _give(part[place], answer)
 
