@@ -7,7 +7,17 @@ from typing import Any
 
 import orjson
 
-from slime_plugin_endpoint.said import Answer, Call, RefusedRequestError, Request, Said, of_kind, positive, text_of
+from slime_plugin_endpoint.said import (
+    Answer,
+    Call,
+    RefusedRequestError,
+    Repeated,
+    Request,
+    Said,
+    of_kind,
+    positive,
+    text_of,
+)
 
 _STOP_REASON = {
     "stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "stop_string": "stop_sequence",
@@ -26,13 +36,12 @@ KEEP_ALIVE = _event("ping")
 """What a stream says while there is nothing else to say."""
 
 
-def read(body: Mapping[str, Any]) -> Request:
+def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     """Raises RefusedRequestError: a field cannot be honoured."""
     said = []
     if system := text_of(body.get("system"), "system"):
         said.append(Said("system", system))
-    for number, message in enumerate(of_kind(body, "messages", list, [])):
-        said += _said(message, f"messages.{number}")
+    said += repeated.said(of_kind(body, "messages", list, []), _said)
     return Request(
         said=tuple(said),
         tools=[_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))],
@@ -45,8 +54,9 @@ def read(body: Mapping[str, Any]) -> Request:
     )
 
 
-def _said(message: Any, param: str) -> Iterator[Said]:
+def _said(message: Any, number: int) -> Iterator[Said]:
     """A message of results of tools and words is several."""
+    param = f"messages.{number}"
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise RefusedRequestError("not a message of the role user or assistant", param)
     role, content = message["role"], message.get("content")

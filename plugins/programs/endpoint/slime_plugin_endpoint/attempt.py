@@ -12,7 +12,7 @@ from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Turn, Verdict
 from slime_plugin_endpoint.hearing import Hearing
-from slime_plugin_endpoint.said import Answer, RefusedRequestError, Request, messages_of
+from slime_plugin_endpoint.said import Answer, RefusedRequestError, Repeated, Request, messages_of
 from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
 FULL = "context_length_exceeded"
@@ -30,6 +30,7 @@ class Attempt:
     Attributes:
         broken: done when no turn can be made any more, with what ended the last one.
         verdict: what the agent last said of the attempt itself; None: nothing.
+        repeated: of what its clients say.
     """
 
     verdict: Verdict | None = None
@@ -37,6 +38,7 @@ class Attempt:
     def __init__(self, model: Responder, hearing: Hearing) -> None:
         self.key = secrets.token_urlsafe(24)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.repeated = Repeated()
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
         self._last: Node | None = None

@@ -8,7 +8,17 @@ from typing import Any
 
 import orjson
 
-from slime_plugin_endpoint.said import Answer, Call, RefusedRequestError, Request, Said, of_kind, positive, text_of
+from slime_plugin_endpoint.said import (
+    Answer,
+    Call,
+    RefusedRequestError,
+    Repeated,
+    Request,
+    Said,
+    of_kind,
+    positive,
+    text_of,
+)
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
@@ -19,7 +29,7 @@ KEEP_ALIVE = b": the model thinks\n\n"
 """What a stream says while there is nothing else to say."""
 
 
-def read(body: Mapping[str, Any]) -> Request:
+def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     """Raises RefusedRequestError: a field cannot be honoured."""
     for name in UNKNOWN:
         if body.get(name):
@@ -32,7 +42,7 @@ def read(body: Mapping[str, Any]) -> Request:
     stop = of_kind(body, "stop", (str, list), [])
     choice = body.get("tool_choice")
     return Request(
-        said=tuple(_said(message, f"messages[{n}]") for n, message in enumerate(of_kind(body, "messages", list, []))),
+        said=tuple(repeated.said(of_kind(body, "messages", list, []), _said)),
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))],
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
@@ -43,19 +53,15 @@ def read(body: Mapping[str, Any]) -> Request:
     )
 
 
-def _said(message: Any, param: str) -> Said:
+def _said(message: Any, number: int) -> list[Said]:
+    param = f"messages[{number}]"
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         raise RefusedRequestError("not a message with a known role", param)
     text = text_of(message.get("content"), f"{param}.content")
     calls = [_call(call, f"{param}.tool_calls") for call in of_kind(message, "tool_calls", list, [])]
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    return Said(
-        ROLES[message["role"]],
-        text,
-        tuple(calls),
-        reasoning if isinstance(reasoning, str) else "",
-        str(message.get("tool_call_id") or ""),
-    )
+    thinking = reasoning if isinstance(reasoning, str) else ""
+    return [Said(ROLES[message["role"]], text, tuple(calls), thinking, str(message.get("tool_call_id") or ""))]
 
 
 def _call(call: Any, param: str) -> Call:

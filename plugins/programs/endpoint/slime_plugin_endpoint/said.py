@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,9 +79,10 @@ class Said:
 
     def likeness(self, other: Said) -> int:
         """How much speaks for this being the other one, of two with equal keys."""
-        ids = {call.id for call in self.calls} & {call.id for call in other.calls}
         thought = bool(self.reasoning) and self.reasoning.strip() == other.reasoning.strip()
-        return 2 * len(ids) + thought
+        if not self.calls:
+            return int(thought)
+        return 2 * len({call.id for call in self.calls} & {call.id for call in other.calls}) + thought
 
     def message(self, names: Mapping[str, str], *, as_text: bool) -> Message:
         """For a chat template.
@@ -114,6 +115,32 @@ def messages_of(said: Sequence[Said], before: Sequence[Said] = (), *, as_text: b
 def without_thinking(text: str) -> str:
     """An answer's text, where a client kept the thinking in it."""
     return text.partition(END_THINK)[2] if text.lstrip().startswith(THINK) and END_THINK in text else text
+
+
+class Repeated:
+    """What a client says again with each request. Of a history, only what is new in it is read."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[Any, int], Iterable[Said]] | None = None
+        self._known: list[tuple[bytes, tuple[Said, ...]]] = []
+
+    def said(self, messages: Sequence[Any], read: Callable[[Any, int], Iterable[Said]]) -> list[Said]:
+        """All messages of a request.
+
+        Args:
+            read: takes one apart, that of this number; raises what is wrong with it.
+        """
+        if read is not self._read:
+            self._read, self._known = read, []
+        written = [orjson.dumps(message) for message in messages]
+        pairs = zip(self._known, written, strict=False)
+        num_known = next((n for n, (known, now) in enumerate(pairs) if known[0] != now), None)
+        if num_known is None:
+            num_known = min(len(self._known), len(written))
+        del self._known[num_known:]
+        for number in range(num_known, len(written)):
+            self._known.append((written[number], tuple(read(messages[number], number))))
+        return [one for _, said in self._known for one in said]
 
 
 @dataclass(frozen=True)

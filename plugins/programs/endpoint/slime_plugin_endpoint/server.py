@@ -123,7 +123,7 @@ class Server:
         try:
             if not isinstance(body, dict):
                 raise RefusedRequestError("the body is no object", "")
-            request = dialect.read(body)
+            request = dialect.read(body, attempt.repeated)
             asked = attempt.ask(request, _is_repeated(http))
         except RefusedRequestError as error:
             return _refusal(dialect, error)
