@@ -89,7 +89,6 @@ class Clock:
 
 
 def time_parts(clock: Clock) -> None:
-    import aiohttp.client_proto
     from slime_plugin_conversations.chat_format import ChatFormat
     from slime_plugin_endpoint import chat_completions
     from slime_plugin_endpoint.attempt import Attempt
@@ -97,8 +96,8 @@ def time_parts(clock: Clock) -> None:
     from slime_plugin_endpoint.tree import Tree
 
     from slime.sampling.generate import Generator
-    from slime_plugin_sglang.driver.batched_requests import RequestBatcher
     from slime_plugin_sglang.driver.client import SGLangClient
+    from slime_plugin_sglang.driver.connections import Connection
 
     clock.time(chat_completions, "read", "parse")
     clock.time(Tree, "place", "match the history")
@@ -108,8 +107,7 @@ def time_parts(clock: Clock) -> None:
     clock.time(ChatFormat, "render", "render the template")
     clock.time(ChatFormat, "_encoded", "tokenize")
     clock.time(SGLangClient, "generate", "engine client")
-    clock.time(RequestBatcher, "_serve", "engine client")
-    clock.time(aiohttp.client_proto.ResponseHandler, "data_received", "engine client")
+    clock.time(Connection, "data_received", "engine client")
     clock.time(Generator, "text", "detokenize")
     clock.time(Hearing, "read", "take the answer apart")
     clock.time(chat_completions, "whole", "respond")
@@ -201,6 +199,16 @@ def serve(tokens: list[int]) -> None:
     asyncio.run(run())
 
 
+def main(given: argparse.Namespace) -> None:
+    from slime.event_loop import new_runner
+    from slime.imports import collect_rarely
+    from slime.time_limit import often
+
+    collect_rarely()  # this and what follows as a run does
+    with new_runner() as runner, often():
+        runner.run(measure(given.conversations, given.turns, given.answer_tokens))
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--client"]:
         ask(sys.argv[2], range(int(sys.argv[3]), int(sys.argv[4])), int(sys.argv[5]))
@@ -212,4 +220,4 @@ if __name__ == "__main__":
         parser.add_argument("--turns", type=int, default=8, help="of a conversation")
         parser.add_argument("--answer-tokens", type=int, default=200)
         given = parser.parse_args()
-        asyncio.run(measure(given.conversations, given.turns, given.answer_tokens))
+        main(given)

@@ -144,8 +144,8 @@ class Generator:
 
     def _first_end(self, tokens: list[int], begun: int, stop: Sequence[str]) -> int | None:
         """Length of the response if it ends within `tokens[begun:]`: with its first end token or stop string."""
-        ends = (place + 1 for place in range(begun, len(tokens)) if tokens[place] in self._end_tokens)
-        end = next(ends, None)
+        ends = self._end_tokens.intersection(tokens[begun:])
+        end = min((tokens.index(each, begun) + 1 for each in ends), default=None)
         upto = len(tokens) if end is None else end
 
         def has_stop_string(length: int) -> bool:  # as SGLang looks for them: in the text of special tokens too
