@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py                                       # 8,192 attempts of 5 turns
     python benchmarks/scale.py --attempts 1024 --answer-tokens 1000
+    python benchmarks/scale.py --attempts 128 --latency 3 --calls    # which functions call how many others
 
 Every attempt goes the way of a run: sampler, pipeline, conversation by a chat template, requests over HTTP, and a
 verdict. The engine is a process of its own, which gives each request an answer of the same tokens, after `--latency`
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,9 @@ async def measure(args: argparse.Namespace, folder: Path, start: Callable[[list[
 
 async def count(setting: Setting, args: argparse.Namespace) -> None:
     await setting.make(8 * 8)
+    if args.calls:
+        await count_calls(setting, args.attempts, args.attempts * args.turns)
+        return
     memory, clock = psutil.Process().memory_info().rss, time.process_time()
     began = time.perf_counter()
     groups = await setting.make(args.attempts)
@@ -184,6 +189,26 @@ async def count(setting: Setting, args: argparse.Namespace) -> None:
         await setting.hold()
         for how, name in (("cancel", "until all are cancelled"), ("abort", "until all are aborted")):
             print(f"{name:<46}{await setting.stop(args.attempts, how):>9.3f} s", flush=True)
+
+
+async def count_calls(setting: Setting, attempts: int, turns: int) -> None:
+    """Calls of Python and of C, by the function of slime that made them, whichever libraries are between."""
+    counts = Counter[str]()
+
+    def called(frame: Any, event: str, _: object) -> None:
+        if event not in ("call", "c_call"):
+            return
+        while frame and not frame.f_code.co_filename.startswith(str(ROOT)):
+            frame = frame.f_back
+        name = f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}" if frame else ""
+        counts["the event loop" if not name or name.startswith("scale.py: main") else name] += 1
+
+    sys.setprofile(called)
+    await setting.make(attempts)
+    sys.setprofile(None)
+    print(f"{'calls a turn':<46}{counts.total() / turns:>9.1f}")
+    for name, number in counts.most_common(20):
+        print(f"{name:<46}{number / turns:>9.1f}")
 
 
 def serve(tokens: list[int], latency: float) -> None:
@@ -262,6 +287,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--answer-tokens", type=int, default=200)
     parser.add_argument("--latency", type=float, default=20.0, help="seconds that an answer takes in the mean")
+    parser.add_argument("--calls", action="store_true", help="count calls, and not time")
     args = parser.parse_args()
     if args.attempts % 8:
         sys.exit("--attempts is a multiple of 8")
