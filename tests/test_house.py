@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 4960,
     "cluster": 1822,
     "train": 756,
-    "compose": 2344,
+    "compose": 2346,
     "config": 1960,
     "observe": 515,
     "topology": 1551,

@@ -170,6 +170,13 @@ def test_a_model_names_the_task_that_is_taken_if_none_is_chosen() -> None:
         compose(["+model=glm4-tiny", "+cluster=local", "task=none"])
 
 
+def test_a_reward_in_place_of_a_tasks_own_says_how_to_drop_the_tasks_options() -> None:
+    words = ["+model=glm4-tiny", "+cluster=local", "task=word-problems", "reward=f1"]
+    with pytest.raises(SlimeError, match=r"option.* '~reward\.options\.answer' removes what a task"):
+        compose(words)
+    assert compose([*words, "~reward.options.answer"]).reward.name == "f1"
+
+
 def test_a_recipe_without_a_cluster_is_for_any() -> None:
     assert examine(["+model=glm4-moe-tiny", "+cluster=local"]).choices["recipe"] == "glm4-moe-tiny"
     assert examine(["+model=glm4-moe-tiny", "+cluster=local2"]).choices["recipe"] == "glm4-moe-tiny@local2"

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from slime.config.keys import type_in_words
-from slime.errors import SlimeError, did_you_mean
+from slime.errors import SlimeError, did_you_mean, nearest
 from slime.registry import Contribution
 
 
@@ -29,6 +29,8 @@ def check_options(
     for name in options:
         if names is not None and name not in names:
             todo = did_you_mean(name, names) if names else "Remove it: it takes no options."
+            if home == "reward.options" and not nearest(name, names):  # perhaps of a task with another reward
+                todo += f" '~{home}.{name}' removes what a task has set."
             yield SlimeError(f"{item.kind} '{item.name}' has no such option", where=f"{home}.{name}", todo=todo)
     for name in required - options.keys():
         what, where = f"{item.kind} '{item.name}' needs this option", f"{home}.{name}"
