@@ -37,7 +37,7 @@ BUDGETS = {
     "config": 1960,
     "observe": 515,
     "topology": 1551,
-    "sizes": 424,
+    "sizes": 436,
     "reward": 347,
     "data": 1438,
     "sampling": 2377,

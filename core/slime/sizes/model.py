@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slime import plugins
 from slime.config.hf import QUANTIZATION, read_hf_config, scores
+from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.layout import Grid
 from slime.models.bridge import HfConfig, ModelBridge
@@ -92,17 +95,26 @@ def sizes_of(topology: Topology, model: Mapping[str, Any], mapping: WeightMappin
 def frozen_sizes(topology: Topology) -> dict[str, OtherModel]:
     """By group, the models of frozen engines: of families that are installed and state the sizes of their blocks, and
     in 16 bits."""
-    models, found = plugins.load().models, {}
+    found = {}
     for group in topology.frozen:
-        with suppress(SlimeError, KeyError, TypeError, ValueError, ArithmeticError):  # it cannot be read
-            hf = read_hf_config(group.model or "")
-            bridge = models.create(hf["model_type"])
-            mapping = bridge.weight_mapping(hf)
-            if not hf.get(QUANTIZATION) and not unknown_parameter(mapping):
-                model = keywords_of({}, bridge, hf)
-                weights = weights_of(model, mapping)
-                found[group.name] = OtherModel(model, _without_output(weights) if scores(hf) else weights)
+        with suppress(SlimeError, OSError, KeyError, TypeError, ValueError, ArithmeticError):  # it cannot be read
+            folder = resolve(group.model or "")
+            if other := _other_model(folder, (folder / "config.json").stat().st_mtime_ns):
+                found[group.name] = other
     return found
+
+
+@functools.lru_cache(maxsize=8)
+def _other_model(folder: Path, changed: int) -> OtherModel | None:
+    """Of a config.json that was `changed` then: a plan asks for it several times."""
+    hf = read_hf_config(str(folder))
+    bridge = plugins.load().models.create(hf["model_type"])
+    mapping = bridge.weight_mapping(hf)
+    if hf.get(QUANTIZATION) or unknown_parameter(mapping):
+        return None
+    model = keywords_of({}, bridge, hf)
+    weights = weights_of(model, mapping)
+    return OtherModel(model, _without_output(weights) if scores(hf) else weights)
 
 
 def _without_output(weights: Sequence[Weight]) -> list[Weight]:

@@ -29,8 +29,8 @@ class Asked:
 
     @property
     def quantizes(self) -> bool:
-        """Whether engines hold weights in fewer bits than they are trained in."""
-        return bool(choices(self.topology.config.rollout))
+        """Whether engines hold weights in fewer bits than they are trained in; frozen ones hold them as they are."""
+        return self.group.model is None and bool(choices(self.topology.config.rollout))
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.group.sglang.get(key, default)
@@ -42,7 +42,12 @@ class Asked:
 
     def is_own(self, key: str) -> bool:
         """Whether the group itself sets a field, or is the only one for which it is set."""
-        return key in (self.group.own_fields if len(self.topology.groups) > 1 else self.group.sglang)
+        has_others = self.group.model is not None or len(self.topology.groups) > 1
+        return key in (self.group.own_fields if has_others else self.group.sglang)
 
     def problem(self, key: str, what: str, todo: str) -> SlimeError:
-        return SlimeError(what, where=self.group.home_of(key), todo=todo)
+        if self.group.model is None or self.is_own(key) or key not in self.group.sglang:
+            return SlimeError(what, where=self.group.home_of(key), todo=todo)
+        own = f"rollout.engines.{self.group.name}.sglang.{key}"
+        todo = f"Set it here, or move rollout.sglang.{key} to the groups that it is for."
+        return SlimeError(f"{what} (by rollout.sglang)", where=own, todo=todo)

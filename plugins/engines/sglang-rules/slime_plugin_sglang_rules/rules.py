@@ -14,8 +14,17 @@ from slime.config.schema import Role
 from slime.errors import SlimeError
 from slime.layout import divisors, listed
 from slime.models.blocks import BuildingBlock
+from slime.sizes.model import frozen_sizes
+from slime.sizes.parameters import blocks_by_layer
 from slime.topology.engines import EngineGroup
-from slime.topology.server_fields import DEEPEP_RANKS, DISPATCH_TOKENS, dispatch_tokens, transfer_backend
+from slime.topology.server_fields import (
+    DEEPEP_RANKS,
+    DISPATCH_TOKENS,
+    dispatch_tokens,
+    drafts_with_own_layer,
+    server_fields,
+    transfer_backend,
+)
 from slime.topology.topology import Topology
 from slime_plugin_sglang_rules.asked import Asked
 from slime_plugin_sglang_rules.serving import serving_problems
@@ -49,6 +58,36 @@ def _broken(topology: Topology, model: Mapping[str, Any], blocks: Collection[Bui
         for rule in (_heads, _dense, _experts, _weights, _dispatch, _cache, serving_problems, _transfer):
             yield from rule(asked)
     yield from _pairs([group for group in topology.groups if group.role is not Role.regular])
+    yield from _frozen(topology)
+
+
+def _frozen(topology: Topology) -> Iterator[SlimeError]:
+    """Of groups that have models of their own: what has to do with publishing does not concern them, and of a model
+    whose sizes are not known only the fields themselves are looked at."""
+    known = frozen_sizes(topology) if topology.frozen else {}
+    for group in topology.frozen:
+        other = known.get(group.name)
+        blocks = blocks_by_layer(other.weights) if other else {}
+        own = {block for of_layer in blocks.values() for block in of_layer}
+        asked = Asked(topology, group, other.model if other else {}, own)
+        sizes = [*_data_parallel(asked)]
+        yield from sizes
+        if sizes:
+            continue
+        rules = (_heads, _dense, _experts, _dispatch, _cache, serving_problems) if other else (serving_problems,)
+        for rule in rules:
+            yield from rule(asked)
+        yield from _own_drafts(asked, has_layer=not other or any(weight.drafts for weight in other.weights))
+
+
+def _own_drafts(asked: Asked, *, has_layer: bool) -> Iterator[SlimeError]:
+    """Whether the model has what it is told to draft with."""
+    key = "speculative_algorithm"
+    if asked.get(key) is not None and "is_embedding" in server_fields(asked.topology.config, asked.group, 0):
+        yield asked.problem(key, f"is {asked.get(key)}, but a reward model generates nothing", "Set it to null.")
+    elif drafts_with_own_layer(asked.group.sglang) and not has_layer:
+        what = f"is {asked.get(key)}, but this model has no layer that drafts"
+        yield asked.problem(key, what, "Set it to null.")
 
 
 def _pipeline(asked: Asked) -> Iterator[SlimeError]:

@@ -270,3 +270,62 @@ def test_sglang_itself_refuses_or_changes_these(capfd: pytest.CaptureFixture[str
     assert isinstance(unset, dict)
     assert unset["max_running_requests"] == 48
     assert isinstance(after(tp_size=4, dp_size=3, enable_dp_attention=True), str)
+
+
+QWEN3 = "pkg://slime_plugin_qwen3/assets/Qwen3-4B"
+OF_FROZEN = "rollout.engines.judge.sglang"
+MOVE = "Set it here, or move rollout.sglang.{} to the groups that it is for."
+
+
+@pytest.mark.parametrize(
+    ("every", "own", "scores", "says"),
+    [
+        ({"tp_size": 2}, {}, False, []),
+        ({"tp_size": 2}, {"pp_size": 2}, False, []),
+        ({"tp_size": 2}, {"dp_size": 2}, False, [f"{OF_FROZEN}.dp_size: is 2 without enable_dp_attention"]),
+        (
+            {"tp_size": 2, "ep_size": 2},
+            {},
+            False,
+            [f"{OF_FROZEN}.ep_size: is 2, but the model has no experts (by rollout.sglang). {MOVE.format('ep_size')}"],
+        ),
+        ({"tp_size": 2, "ep_size": 2}, {"ep_size": 1}, False, []),
+        ({"tp_size": 2}, {"tp_size": 64}, False, [f"{OF_FROZEN}.tp_size: 32 attention heads cannot be divided by 64"]),
+        (
+            {"tp_size": 2, "speculative_algorithm": "EAGLE", "max_running_requests": 8},
+            {},
+            False,
+            [f"{OF_FROZEN}.speculative_algorithm: is EAGLE, but this model has no layer that drafts (by"],
+        ),
+        (
+            {"tp_size": 2},
+            {"speculative_algorithm": "EAGLE", "max_running_requests": 8},
+            True,
+            [f"{OF_FROZEN}.speculative_algorithm: is EAGLE, but a reward model generates nothing. Set it to null."],
+        ),
+    ],
+)
+def test_settings_of_a_group_with_a_model_of_its_own_are_held_against_that_model(
+    base: SlimeConfig, tmp_path: Path, every: dict[str, Any], own: dict[str, Any], scores: bool, says: list[str]
+) -> None:
+    """Publishing to it is nobody's concern."""
+    hf = json.loads((resolve(QWEN3) / "config.json").read_text())
+    classes = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "reward"}} if scores else {}
+    (tmp_path / "config.json").write_text(json.dumps({**hf, **classes}))
+    cfg = copy.deepcopy(base)
+    devices = {**every, **own}.get("tp_size", 1) * own.get("pp_size", 1)
+    cfg.rollout.sglang = every
+    cfg.rollout.engines = {"judge": EngineGroupConfig(devices=devices, sglang=own, model=str(tmp_path))}
+    found = [str(problem) for problem in sglang_problems(read_topology(cfg), MOE, [gqa.BLOCK, mlp.BLOCK])]
+    of_judge = [problem for problem in found if ".judge." in problem]
+    assert len(of_judge) == len(says), found
+    assert all(problem.startswith(said) for problem, said in zip(of_judge, says, strict=True)), found
+
+
+def test_of_a_model_that_is_not_known_only_the_fields_are_looked_at(base: SlimeConfig, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mystery", "num_hidden_layers": 2}))
+    cfg = copy.deepcopy(base)
+    fields = {"tp_size": 8, "ep_size": 8, "attn_cp_size": 2}
+    cfg.rollout.engines = {"judge": EngineGroupConfig(devices=8, sglang=fields, model=str(tmp_path))}
+    (problem,) = sglang_problems(read_topology(cfg), MOE, [gqa.BLOCK, mlp.BLOCK])
+    assert str(problem).startswith(f"{OF_FROZEN}.attn_cp_size: is 2, which was never tried with slime")

@@ -40,7 +40,8 @@ class LastToken(torch.nn.Module):
         from sglang.srt.layers.pooler import EmbeddingPoolerOutput, PoolingType, pool_hidden_states
 
         last = pool_hidden_states(PoolingType.LAST, hidden_states, batch)
-        return EmbeddingPoolerOutput(self._head[0](last.float()))
+        scores = self._head[0](last.float())
+        return EmbeddingPoolerOutput(scores, last if batch.return_pooled_hidden_states else None)
 
 
 @functools.cache
