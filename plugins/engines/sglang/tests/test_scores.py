@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,24 +100,41 @@ def test_an_engine_says_what_transformers_class_says(family: str, tmp_path: Path
     assert found[3] == found[5], "one text, one score"
 
 
+def two_layers(size: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 1))
+
+
+def one_layer(size: int) -> torch.nn.Module:
+    return torch.nn.Linear(size, 1, bias=False)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_head_of_two_layers_is_sglangs_own(tmp_path: Path) -> None:
-    """Qwen2.5-Math-RM's: transformers has its layers alone, and the head is written out here."""
-    source = resolve(FAMILIES["qwen2"])
-    hf = json.loads((source / "config.json").read_text())
+@pytest.mark.parametrize(
+    ("source", "architecture", "make_head"),
+    [
+        (FAMILIES["qwen2"], "Qwen2ForRewardModel", two_layers),
+        ("pkg://slime_plugin_glm4/assets/glm4-moe-tiny", "Glm4MoeForSequenceClassification", one_layer),
+    ],
+    ids=["SGLang's own class", "a family of which transformers has no such class"],
+)
+def test_where_transformers_has_the_layers_alone_the_head_is_written_out_here(
+    source: str, architecture: str, make_head: Callable[[int], torch.nn.Module], tmp_path: Path
+) -> None:
+    files = resolve(source)
+    hf = json.loads((files / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
     trunk = AutoModel.from_config(AutoConfig.for_model(hf.pop("model_type"), **hf)).float().eval()
-    size = trunk.config.hidden_size
-    head = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 1))
+    head = make_head(trunk.config.hidden_size)
     draw(trunk)
     draw(head)
-    trunk.config.architectures = ["Qwen2ForRewardModel"]
+    trunk.save_pretrained(tmp_path / "trunk")
+    trunk.config.architectures, trunk.config.num_labels = [architecture], 1
     trunk.config.save_pretrained(tmp_path / "rm")
-    weights = {f"model.{name}": value for name, value in trunk.state_dict().items()}
-    weights |= {f"score.{name}": value for name, value in head.state_dict().items()}
-    save_file({name: value.contiguous() for name, value in weights.items()}, tmp_path / "rm/model.safetensors")
+    weights = {f"model.{name}": value for name, value in load_file(tmp_path / "trunk/model.safetensors").items()}
+    weights |= {f"score.{name}": value.contiguous() for name, value in head.state_dict().items()}
+    save_file(weights, tmp_path / "rm/model.safetensors")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(source / name, tmp_path / "rm")
+        shutil.copy(files / name, tmp_path / "rm")
     with engine(tmp_path / "rm", tmp_path / "log") as at:
         found = ask(at, texts())
     with torch.no_grad():

@@ -93,7 +93,7 @@ def test_the_page_s_functions_are_rewards(tmp_path: Path, monkeypatch: pytest.Mo
     check_reward("function", [RewardCase(" 5\n", "5", 1.0), RewardCase("55", "5", 0.0)], {"path": "my_file.py:score"})
     group = GroupCase(["it is 5", "5", "6"], "5", [1 / 7, 1.0, 0.0])
     check_reward("function", [group, GroupCase(["6"], "5", [0.0])], {"path": "my_file.py:score_group"})
-    lines = re.findall(r"^    slime (\+model.*)$", PAGE.read_text(), re.M)
+    lines = re.findall(r"^    slime (\+model.*my_file.*)$", PAGE.read_text(), re.M)
     assert len(lines) == len(blocks) == 2
     for line in lines:
         assert examine(line.split()).problems == []
