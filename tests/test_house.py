@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 770,
     "weights": 902,
-    ".": 4960,
+    ".": 4967,
     "cluster": 1822,
     "train": 756,
     "compose": 2346,
@@ -38,7 +38,7 @@ BUDGETS = {
     "observe": 515,
     "topology": 1551,
     "sizes": 436,
-    "reward": 347,
+    "reward": 388,
     "data": 1438,
     "sampling": 2377,
     "plan": 832,

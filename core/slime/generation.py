@@ -112,6 +112,12 @@ class Generation:
         self._ahead.num_overlapped += self._ahead.num_tokens - before
         return result
 
+    def asking(self, work: Callable[[], T]) -> T:
+        """The same of what engines or servers are asked: an engine that dies meanwhile is started again."""
+        if self._ahead is None:
+            return self._run(beside(work), "asking for columns")
+        return self.beside(work)
+
     def evaluate(self, version: int) -> dict[str, float]:
         """Metrics on the held-out prompts under weight `version`, which was published last."""
         self._sharing.for_generation()

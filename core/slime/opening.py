@@ -27,7 +27,7 @@ from slime.observe.shown import shown_config
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
-from slime.reward.engines import FrozenEngines
+from slime.reward.engines import FrozenEngines, known_to_driver
 from slime.reward.service import RewardService
 from slime.run_data import Data
 from slime.run_dir import RunDir, container, step_of, with_resume_hint
@@ -101,6 +101,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
         stack.enter_context(events.until_ended())
     models = {group.name: str(resolve(group.model)) for group in topology.frozen if group.model}
     frozen = FrozenEngines([group.name for group in topology.group_of_frozen], models)
+    stack.enter_context(known_to_driver(frozen))
     rewards = _reward_of("", cfg.reward, folder.logs, frozen) if topology.generates else None
     if rewards:
         stack.enter_context(rewards)

@@ -110,7 +110,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg.model, cfg.train)])
     if made_by(stage.objective):
         with watch("columns"):
-            samples = generation.beside(partial(with_columns, stage.objective, samples))
+            samples = generation.asking(partial(with_columns, stage.objective, samples))
     with watch("pack"):
         batches = learner.pack(samples, cfg.train.steps_per_rollout)
     run.events.phase("train")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -82,3 +85,32 @@ def test_a_verdict_that_failed_for_an_engine_that_died_is_asked_for_again(tmp_pa
     with RewardService(cfg, frozen=frozen) as service:
         asyncio.run(ask(service))
     assert said.read_text().splitlines() == [*[f"{url} Bearer one"] * 2, "http://host:2 Bearer two"]
+
+
+def test_an_objective_asks_again_where_an_engine_died_meanwhile() -> None:
+    listens = socket.create_server(("127.0.0.1", 0))
+    url, asked = f"http://127.0.0.1:{listens.getsockname()[1]}", list[str]()
+    frozen = FrozenEngines(["teacher"])
+    frozen.found(0, Endpoint(url, Secret("one")))
+
+    def ask(group: Sequence[FrozenEngine]) -> str:
+        asked.append(group[0].url)
+        if group[0].url == url:
+            raise SlimeError("no answer", todo="Start it.")
+        return "it answers"
+
+    with pytest.raises(SlimeError, match="no engine group 'teacher' with a model of its own was started"):
+        engines.asking("teacher", ask)
+    with engines.known_to_driver(frozen):
+        with pytest.raises(SlimeError, match=r"no engine group 'tacher' .* Did you mean 'teacher'\?"):
+            engines.asking("tacher", ask)
+        with pytest.raises(SlimeError, match="no answer"):
+            engines.asking("teacher", ask)
+        listens.close()
+        asking = Thread(target=lambda: asked.append(engines.asking("teacher", ask)))
+        asking.start()
+        time.sleep(3 * engines.POLL_S)
+        frozen.lost(0)
+        frozen.found(0, SECOND)
+        asking.join()
+    assert asked == [url, url, SECOND.url, "it answers"]

@@ -63,8 +63,8 @@ class EngineGroupConfig:
     """Environment variables of this group's processes; they win over `cluster.environment`."""
     model: str | None = None
     """HF folder of a model of its own. The group is frozen then: its engines load these weights and keep them, on
-    devices of their own, and answer rewards (`reward=judge` or `reward=reward-model`, `reward.options.engines=NAME`).
-    Empty: they sample from the trained model."""
+    devices of their own, and answer rewards (`reward=judge` or `reward=reward-model`, `reward.options.engines=NAME`) or
+    teach (`algo.options.teacher_engines=NAME`). Empty: they sample from the trained model."""
 
 
 @dataclass

@@ -1,13 +1,16 @@
-"""Engines that rewards ask: those of a run that have models of their own (`rollout.engines.NAME.model`).
+"""Engines that rewards and objectives ask: those of a run that have models of their own (`rollout.engines.NAME.model`).
 
-The driver knows where they answer, also after one was started again, and tells a worker with each sample.
+The driver knows where they answer, also after one was started again, and tells a worker with each sample. Objectives,
+which make columns in the driver, ask it there (`asking`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from slime.errors import SlimeError, did_you_mean
@@ -31,6 +34,8 @@ POLL_S = 0.1
 NOTICE_S = 20.0
 """From the death of an engine until it is known, with time to spare: everybody is asked each second."""
 _told: Addresses = {}
+_of_driver: FrozenEngines | None = None
+T = TypeVar("T")
 
 
 def engines(group: str) -> Sequence[FrozenEngine]:
@@ -52,6 +57,37 @@ def tell(addresses: Addresses) -> None:
     _told = addresses
 
 
+def asking(group: str, work: Callable[[Sequence[FrozenEngine]], T]) -> T:
+    """For an objective, in the driver, beside its event loop: what `work` returns of a group's engines; once more where
+    one of them died meanwhile, as soon as the group has one that answers.
+
+    Raises:
+        SlimeError: the run has no such group, or what `work` raises.
+    """
+    found = _of_driver.groups if _of_driver else ()
+    if _of_driver is None or group not in found:
+        what = f"no engine group '{group}' with a model of its own was started"
+        raise SlimeError(what, where=f"rollout.engines.{group}", todo=did_you_mean(group, found))
+    while True:
+        engines, num_lost = asyncio.run(_of_driver.up())[group], _of_driver.num_lost
+        try:
+            return work(engines)
+        except SlimeError:
+            if not asyncio.run(_of_driver.any_lost(num_lost)):
+                raise
+
+
+@contextmanager
+def known_to_driver(frozen: FrozenEngines) -> Iterator[None]:
+    """In the driver, while its run is open."""
+    global _of_driver
+    _of_driver = frozen
+    try:
+        yield
+    finally:
+        _of_driver = None
+
+
 class FrozenEngines:
     """Where each frozen engine of a run is, kept by the driver in whichever thread.
 
@@ -67,6 +103,11 @@ class FrozenEngines:
         self._groups, self._models = groups, models or {}
         self._at: list[FrozenEngine | None] = [None] * len(groups)
         self.num_lost = 0
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """Of each engine."""
+        return self._groups
 
     def found(self, number: int, endpoint: Endpoint) -> None:
         """An engine answers, there."""

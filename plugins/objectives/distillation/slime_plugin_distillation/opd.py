@@ -33,14 +33,17 @@ class Opd(Grpo):
     Args:
         teacher_coef: weight of the teacher beside the advantages of rewards.
         teacher_url: address of an SGLang server with the teacher; None: the trainers hold it (`algo.teacher`).
+        teacher_engines: or the engine group of the run that has the teacher (`rollout.engines.NAME.model`).
         teacher_key_env: environment variable that holds the key which the server asks for (its `--api-key`), if any.
 
     Raises:
-        ValueError: teacher_coef is not above 0, teacher_url is no address, or teacher_key_env is set without it.
+        ValueError: teacher_coef is not above 0, teacher_url is no address, teacher_key_env is set without it, or both
+            say where the teacher is.
     """
 
     teacher_coef: float = 1.0
     teacher_url: str | None = None
+    teacher_engines: str | None = None
     teacher_key_env: str | None = None
 
     def __post_init__(self) -> None:
@@ -50,27 +53,41 @@ class Opd(Grpo):
             raise ValueError(f"teacher_url must begin with http:// or https://, got '{self.teacher_url}'")
         if self.teacher_key_env is not None and self.teacher_url is None:
             raise ValueError("teacher_key_env does nothing without teacher_url")
+        if self.teacher_url and self.teacher_engines:
+            raise ValueError("teacher_url and teacher_engines both name a teacher: set one of them")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the teacher is asked by HTTP; otherwise the trainers hold it."""
+        return bool(self.teacher_url or self.teacher_engines)
 
     @property
     def needs(self) -> Sequence[Column]:
-        source = Source.rollout if self.teacher_url else Source.teacher
+        source = Source.rollout if self.is_served else Source.teacher
         return *super().needs, Column(TEACHER_LOGPROBS, source)
 
     @property
     def makes(self) -> Sequence[str]:
         """Of a teacher that is served, its column."""
-        return (TEACHER_LOGPROBS,) if self.teacher_url else ()
+        return (TEACHER_LOGPROBS,) if self.is_served else ()
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
-        """With what the server says of every token.
+        """With what the server, or the engines, say of every token.
 
         Raises:
-            SlimeError: it does not answer, or not about these tokens.
+            SlimeError: they do not answer, or not about these tokens.
         """
-        from slime_plugin_distillation.served import Server
+        from slime_plugin_distillation.served import Server, logprobs_by, server_of
 
-        assert self.teacher_url, "otherwise it makes none"
-        found = Server(self.teacher_url, self.teacher_key_env).logprobs_of(samples)
+        if self.teacher_engines:
+            from slime.reward.engines import asking
+
+            found = asking(
+                self.teacher_engines, lambda group: logprobs_by([server_of(each) for each in group], samples)
+            )
+        else:
+            assert self.teacher_url, "otherwise it makes none"
+            found = logprobs_by([Server(self.teacher_url, self.teacher_key_env)], samples)
         return [sample.with_columns(**{TEACHER_LOGPROBS: x}) for sample, x in zip(samples, found, strict=True)]
 
     def metrics(self, columns: Collection[str]) -> Metrics:

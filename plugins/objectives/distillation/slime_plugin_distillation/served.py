@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import aiohttp
 import numpy as np
 
 from slime.errors import SlimeError
+from slime.net import Endpoint
 from slime.types import TrainSample
 from slime_plugin_distillation.teacher import TOKENIZER, has_same_tokens
 
@@ -34,23 +35,47 @@ PAUSE_S = 5.0
 log = logging.getLogger(__name__)
 
 
+def server_of(engine: Endpoint) -> Server:
+    """An engine of a frozen group."""
+    return Server(engine.url, headers=engine.headers, where="algo.options.teacher_engines")
+
+
+def logprobs_by(servers: Sequence[Server], samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    """`Server.logprobs_of`, by several servers with the same teacher."""
+
+    async def ask() -> list[list[np.ndarray]]:
+        return await asyncio.gather(*(each.ask_all(samples[at :: len(servers)]) for at, each in enumerate(servers)))
+
+    found = asyncio.run(ask())
+    return [found[number % len(servers)][number // len(servers)] for number in range(len(samples))]
+
+
 class Server:
     """An SGLang server with a teacher.
 
     Args:
         url: of the server.
         key_env: environment variable with the key that it asks for; None: it asks for none.
+        headers: of every request.
+        where: the key that names it.
 
     Raises (every method):
         SlimeError: the variable is not set, or the server does not answer, or it refuses what it is asked.
     """
 
-    def __init__(self, url: str, key_env: str | None = None) -> None:
-        self._url, self._key_env = url.rstrip("/"), key_env
+    def __init__(
+        self,
+        url: str,
+        key_env: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        where: str = "algo.options.teacher_url",
+    ) -> None:
+        self._url, self._key_env, self._headers, self._where = url.rstrip("/"), key_env, headers or {}, where
 
     def logprobs_of(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """By sample, [num_response_tokens] fp32, in nats; 0 for the first token of all, which is not predicted."""
-        return asyncio.run(self._ask_all(samples))
+        return asyncio.run(self.ask_all(samples))
 
     def require_tokens_of(self, tokenizer: Path) -> None:
         """See that the server answers and, where the folder of its tokenizer can be read here, that it has the tokens
@@ -65,7 +90,7 @@ class Server:
         async with self._session() as session:
             return await self._answer(session, "GET", "/model_info", None, tries=1)
 
-    async def _ask_all(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    async def ask_all(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         turns = asyncio.Semaphore(MAX_REQUESTS)
 
         async def ask(sample: TrainSample) -> np.ndarray:
@@ -77,7 +102,7 @@ class Server:
 
     def _session(self) -> aiohttp.ClientSession:
         """Each request has a connection of its own: a server may close an idle one while it is taken again."""
-        headers = {}
+        headers = {**self._headers}
         if self._key_env is not None:
             if (key := os.environ.get(self._key_env)) is None:
                 where, todo = "algo.options.teacher_key_env", "Set it where slime is started."
@@ -126,4 +151,4 @@ class Server:
         raise AssertionError("the last try returns or raises")
 
     def _error(self, what: str, todo: str) -> SlimeError:
-        return SlimeError(what, where=f"algo.options.teacher_url={self._url}", todo=todo)
+        return SlimeError(what, where=f"{self._where}={self._url}", todo=todo)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from slime import plugins
 from slime.algo.stages import run_stages
-from slime.config.hf import config_folder, read_hf_config
+from slime.config.hf import config_folder, read_hf_config, scores
 from slime.config.paths import resolve
 from slime.config.schema import ModelConfig, SlimeConfig
 from slime.contracts import Source
-from slime.errors import SlimeError
+from slime.errors import SlimeError, did_you_mean
 from slime.models.bridge import HfConfig, ModelBridge
 from slime.weights.hf_files import is_megatrons
 
-KEY = "algo.teacher.path"
+KEY, GROUP = "algo.teacher.path", "algo.options.teacher_engines"
 TOKENIZER = "tokenizer.json"
 NO_MATTER = ("init_method_std", "max_sequence_length")
 """Keywords of a model that its function, once it is trained, does not depend on."""
@@ -43,6 +44,24 @@ def teacher_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
             yield from _of_folder(folder, cfg.model, *model)
     except SlimeError as problem:
         yield problem.under(KEY)
+
+
+def group_problems(cfg: SlimeConfig, group: str) -> Iterator[SlimeError]:
+    """Of a teacher that an engine group of the run has: there is no such group, it writes nothing, or has other
+    tokens. A folder that cannot be read is found by others."""
+    frozen = {name: each.model for name, each in cfg.rollout.engines.items() if each.model is not None}
+    if group not in frozen:
+        todo = did_you_mean(group, frozen, f"{GROUP}=") if frozen else f"Set rollout.engines.{group}.model=<HF folder>."
+        yield SlimeError(f"no engine group '{group}' has a model of its own", where=GROUP, todo=todo)
+        return
+    where = f"rollout.engines.{group}.model"
+    with suppress(SlimeError):
+        folder, model = resolve(frozen[group]), resolve(cfg.model.tokenizer or config_folder(cfg.model))
+        if scores(read_hf_config(str(folder))):
+            yield SlimeError("is a reward model, which has no log-probs", where=where, todo="Name a model that writes.")
+        elif not has_same_tokens(folder / TOKENIZER, model / TOKENIZER):
+            todo = "Name a teacher with the model's vocabulary."
+            yield SlimeError("its tokenizer has other tokens than the model's", where=where, todo=todo)
 
 
 def _model(model: ModelConfig) -> tuple[ModelBridge, HfConfig] | None:

@@ -9,10 +9,12 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -24,7 +26,7 @@ from slime.contracts import Source
 from slime.errors import SlimeError
 from slime_plugin_distillation import served
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
-from slime_plugin_distillation.served import Server
+from slime_plugin_distillation.served import Server, logprobs_by
 from slime_testing.engines import running_engine
 from slime_testing.models import random_model, write_checkpoint
 from slime_testing.objectives import check_objective
@@ -85,6 +87,13 @@ def test_log_probs_are_those_of_transformers(url: str) -> None:
 
 
 @pytest.mark.slow
+def test_several_servers_share_the_samples(url: str) -> None:
+    samples, server = recorded_samples(7, HF["vocab_size"]), Server(url, KEY)
+    for found, alone in zip(logprobs_by([server] * 3, samples), server.logprobs_of(samples), strict=True):
+        np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_samples_get_them_as_a_column(url: str) -> None:
     samples = recorded_samples(3, HF["vocab_size"])
     objective = opd(teacher_url=url, teacher_key_env=KEY)
@@ -142,6 +151,22 @@ def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_run_starts_its_teacher_and_brings_it_back(
+    teacher: Path, held: tuple[Run, list[float]], tmp_path: Path
+) -> None:
+    own = {"algo.options.teacher_engines": "teacher", "rollout.engines.teacher.model": teacher, "rollout.restarts": 1}
+    run = Run(tmp_path, settings={**OPD, **own, **NO_CHECKPOINTS}).start()
+    run.until(lambda: run.has_step("rl", 1))
+    for child in psutil.Process(run.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since
+            if f'model_path="{teacher}"' in child.cmdline():
+                child.kill()
+    assert divergences(run.succeed()) == pytest.approx(held[1], rel=1e-4)
+    assert "engine-1 starts again (1 of 1)" in run.text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_continues_bit_for_bit_with_the_same_teacher_alone(held: tuple[Run, list[float]]) -> None:
     """Its last steps come a second time: what it left behind them is taken away."""
     run, _ = held
@@ -164,6 +189,29 @@ def test_a_run_continues_bit_for_bit_with_the_same_teacher_alone(held: tuple[Run
     assert "is not the file that the run's checkpoint was taken with" in run.text().splitlines()[-1]
 
 
+def test_a_teacher_of_the_run_is_known_before_it_starts(teacher: Path, tmp_path: Path) -> None:
+    named, of = "algo.options.teacher_engines=teacher", "rollout.engines.teacher.model"
+    assert said(named, f"{of}={teacher}") == []
+    [line] = said(named, f"{of}={teacher}", "rollout.sampling.temperature=0.7")
+    assert "algo.options.teacher_engines gives log-probs at temperature 1 alone" in line
+    assert said(named) == [
+        "algo.options.teacher_engines: no engine group 'teacher' has a model of its own. "
+        "Set rollout.engines.teacher.model=<HF folder>."
+    ]
+    [line] = said(named, f"{of}={teacher}", "algo.options.teacher_url=http://teacher")
+    assert "teacher_url and teacher_engines both name a teacher" in line
+    other = shutil.copytree(teacher, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["~"] = 1000
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    [line] = said(named, f"{of}={other}")
+    assert line.startswith(f"{of}: its tokenizer has other tokens than the model's")
+    scores = {**HF, "architectures": ["Glm4ForSequenceClassification"], "id2label": {"0": "reward"}}
+    (other / "config.json").write_text(json.dumps(scores))
+    [line] = said(named, f"{of}={other}")
+    assert line.startswith(f"{of}: is a reward model, which has no log-probs")
+
+
 def opd(**options: Any) -> Any:
     from slime.algo.stages import objective_of
     from slime.config.schema import AlgoConfig
@@ -172,8 +220,11 @@ def opd(**options: Any) -> Any:
 
 
 def test_who_makes_the_column() -> None:
-    served_by: dict[str, Any] = {"teacher_url": "http://teacher"}
-    for options, source, makes in (({}, Source.teacher, ()), (served_by, Source.rollout, (TEACHER_LOGPROBS,))):
+    for options, source, makes in (
+        ({}, Source.teacher, ()),
+        ({"teacher_url": "http://teacher"}, Source.rollout, (TEACHER_LOGPROBS,)),
+        ({"teacher_engines": "teacher"}, Source.rollout, (TEACHER_LOGPROBS,)),
+    ):
         objective = opd(**options)
         assert isinstance(objective, Opd)
         assert objective.needs[-1].source is source
