@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from slime.reward.engines import FrozenEngine, tell
 from slime.types import Message, Prompt, Sample, VerdictKind
 from slime_plugin_rewards.http import ServerError
 from slime_plugin_rewards.reward_model import ModelReward, Reader, conversation
+from slime_testing.patience import run_within
 from slime_testing.plugins import sample
-from tests.running import NO_CHECKPOINTS, NO_STOP, Run, end_all
+from tests.running import NO_STOP, Run, end_all
 
 GLM4 = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
 QWEN2 = resolve("pkg://slime_plugin_qwen2/assets/qwen2-tiny")
@@ -202,11 +204,11 @@ def _no_strays() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_no_strays")
 def test_a_reward_model_is_trained_and_then_trained_against(tmp_path: Path) -> None:
     """Every score is what transformers says of that conversation, to 1e-4 of scores around 3, in float32 on both sides;
-    and the policy learns to be scored higher."""
+    and the policy learns to be scored higher. `slime eval` starts the reward model too."""
     words = ["+model=glm4-tiny", "+cluster=local", "algo=reward_model", "eval.path=null", f"run.dir={tmp_path}"]
     words += [f"sft.path={pairs(tmp_path / 'pairs.jsonl', 1, 1000)}", "sft.batch_size=32", "sft.num_steps=60"]
     words += [f"sft.eval_path={pairs(tmp_path / 'held-out.jsonl', 2, 100)}", "sft.lr=3e-3", "sft.lr_warmup_steps=0"]
@@ -217,11 +219,15 @@ def test_a_reward_model_is_trained_and_then_trained_against(tmp_path: Path) -> N
     assert last["eval/accuracy"] > 0.9
     export = tmp_path / "rm/export"
     own = {"rollout.engines.rm.model": export, "reward": "reward-model", "reward.options.engines": "rm"}
-    own |= {"reward.num_workers": 2, "reward.max_failed_share": 0, "eval.path": "null", "run.num_steps": 6}
-    own |= {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 8}
-    run = Run(tmp_path, settings={**NO_CHECKPOINTS, **NO_STOP, **own}).start().succeed()
+    own |= {"reward.num_workers": 2, "reward.max_failed_share": 0, "run.num_steps": 6, "eval.interval": 6}
+    own |= {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 8, "train.checkpoint.interval": 6}
+    run = Run(tmp_path, settings={**NO_STOP, **own}).start().succeed()
     steps = [row["rollout/reward_mean"] for row in run.rows("rl") if "rollout/reward_mean" in row]
     assert steps[-1] > steps[0] + 1, steps
+    run_within(200, [sys.executable, "-m", "slime", "eval", str(run.path)], cwd=tmp_path)
+    (result,) = run.path.glob("eval/*/result.json")
+    scored = json.loads(result.read_text())["metrics"]["eval/reward_mean"]
+    assert scored == pytest.approx([row["eval/reward_mean"] for row in run.rows("rl") if "eval/reward_mean" in row][-1])
     rows = [json.loads(line) for file in sorted(run.path.glob("samples/step-*.jsonl")) for line in file.open()]
     assert {row["verdict"] for row in rows} == {"value"}
     model = AutoModelForSequenceClassification.from_pretrained(export, dtype=torch.float32).eval()

@@ -34,7 +34,7 @@ FROM_RUN = ("run", "model", "cluster", "train", "rollout", "data", "eval", "rewa
 OF_CLUSTER = ("cluster", "train", "weights")
 """Sections that follow from model and cluster: the run's are of no use on another cluster."""
 OF_ROLLOUT = ("sampling", "max_prompt_tokens", "request_timeout_s")
-"""Keys of `rollout` that do not, and those of quantizations."""
+"""Keys of `rollout` that do not, as those of quantizations and the models of frozen groups, which rewards ask."""
 CHOOSING = ("task", "recipe")
 """Groups whose options may choose of the others; they come last."""
 
@@ -63,7 +63,13 @@ def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Comp
     if "cluster" in line.choices:
         saved = {section: keys for section, keys in saved.items() if section not in OF_CLUSTER}
         kept = (*OF_ROLLOUT, *plugins.quantizations.names())
+        frozen = {
+            name: {"model": group["model"]}
+            for name, group in (saved["rollout"].get("engines") or {}).items()
+            if group.get("model")
+        }
         saved["rollout"] = {key: saved["rollout"][key] for key in kept if key in saved["rollout"]}
+        saved["rollout"] |= {"engines": frozen} if frozen else {}
         if "recipe" not in line.choices and name in groups.names("model"):
             choose(line, "recipe", groups.recipe_for(name, line.choices["cluster"]), groups)
     saved["model"] |= {"weights": str(weights), "init": "checkpoint"}

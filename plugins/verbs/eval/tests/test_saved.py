@@ -1,5 +1,6 @@
 """The config of an evaluation: what the run says, where it runs, and everything of training left out."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,20 @@ def test_another_cluster_brings_its_own_layout(run: Path) -> None:
     assert (cfg.cluster, cfg.train.megatron) == (trained.cluster, trained.train.megatron)
     assert (cfg.rollout.sglang, cfg.rollout.engines) == (trained.rollout.sglang, trained.rollout.engines)
     assert cfg.rollout.max_prompt_tokens == 32
+
+
+def test_another_cluster_starts_the_same_judge(run: Path, tmp_path: Path) -> None:
+    judge = resolve("pkg://slime_plugin_llama/assets/llama-tiny")
+    shutil.copytree(judge, tmp_path / "judge")
+    (tmp_path / "judge/model.safetensors").touch()
+    own = ["reward=judge", "reward.options.engines=judge", f"rollout.engines.judge.model={tmp_path / 'judge'}"]
+    (run / "config.yaml").unlink()
+    with RunDir.open(run) as opened:
+        opened.write_config(compose([*TRAINED, *own, "+rollout.engines.judge.sglang.context_length=64"]))
+    for words, fields in (((), {"context_length": 64}), (("+cluster=local",), {})):
+        engines = evaluation(run, *words).rollout.engines
+        assert sorted(engines) == ["default", "judge"]
+        assert (engines["judge"].model, engines["judge"].sglang) == (str(tmp_path / "judge"), fields)
 
 
 def test_the_command_line_wins(run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from slime.config.paths import resolve
 from slime.train.rank import Usage
 from slime_plugin_fit.probe import PHASES, Measured, _predicted
 from slime_plugin_memory.trainer import GIB, Phase
+from slime_testing.models import write_checkpoint
 from slime_testing.patience import run_within
 
 
@@ -45,8 +47,14 @@ def test_a_wrong_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 def test_a_probe_of_the_tiny_model_needs_its_config_json_alone(tmp_path: Path) -> None:
+    """And whatever a frozen group has to load, which stands beside it as in the run."""
     shutil.copy(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny") / "config.json", tmp_path)
+    judge = resolve("pkg://slime_plugin_llama/assets/llama-tiny")
+    write_checkpoint(json.loads((judge / "config.json").read_text()), tmp_path / "judge")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(judge / name, tmp_path / "judge")
     words = ["+model=glm4-tiny", "+cluster=local", "eval.path=null", "sft.num_steps=0"]
+    words += ["reward=judge", "reward.options.engines=judge", f"rollout.engines.judge.model={tmp_path / 'judge'}"]
     words += [f"model.path={tmp_path}", "data.path=nowhere.jsonl"]
     command = [sys.executable, "-m", "slime", "probe", *words]
     done = run_within(250, command, cwd=tmp_path)
