@@ -28,7 +28,7 @@ from slime_plugin_sglang.driver.client import SGLangClient
 from slime_plugin_sglang.driver.pairs import Pairs
 from slime_plugin_sglang.driver.process import EngineProcess
 from slime_plugin_sglang.driver.room import require_room
-from slime_testing.engines import hf_tensors
+from slime_testing.engines import hf_tensors, server
 from slime_testing.publishing import publish
 from tests.sampling.test_loop_sglang import Bench, responses
 
@@ -46,7 +46,7 @@ def cfg() -> SlimeConfig:
 def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
     logs, topology = tmp_path_factory.mktemp("pair"), read_topology(cfg)
     where = {"host": LOOPBACK, "key": new_key()}
-    engines = [EngineProcess(topology, index, log=logs / f"{index}.log", **where) for index in range(2)]
+    engines = [server(topology, index, log=logs / f"{index}.log", **where) for index in range(2)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         for engine in engines:
             stack.callback(engine.stop)

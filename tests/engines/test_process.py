@@ -111,7 +111,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 from slime_testing.engines import running_engine
-with running_engine(Path(sys.argv[1]), Path(sys.argv[2])) as engine:
+with running_engine(Path(sys.argv[1]), Path(sys.argv[2]), forked=False) as engine:
     print(engine.pid, flush=True)
     time.sleep(100)
 """
@@ -145,7 +145,7 @@ def test_port_taken_meanwhile_is_replaced_and_stop_leaves_no_process_and_nothing
         taken = somebody.getsockname()[1]
         ports = iter([contextlib.nullcontext(taken)])
         monkeypatch.setattr(process_module, "reserved_port", lambda host: next(ports, None) or reserved_port(host))
-        with running_engine(tiny_model, tmp_path / "engine.log") as engine:
+        with running_engine(tiny_model, tmp_path / "engine.log", forked=False) as engine:
             assert not engine.endpoint.url.endswith(f":{taken}")
             (scratch,) = tmp_path.glob("slime-engine-*")
             assert named_like(scratch, shared_memory(engine.pid))

@@ -34,6 +34,7 @@ from slime.types import Status
 from slime_plugin_sglang.driver.client import SGLangClient
 from slime_plugin_sglang.driver.pairs import Pairs
 from slime_plugin_sglang.driver.process import EngineProcess
+from slime_testing.engines import server
 from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish
 
@@ -57,7 +58,7 @@ def weights(cfg, tmp_path_factory):
 def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
     logs = tmp_path_factory.mktemp("engines")
     where = {"host": LOOPBACK, "key": new_key()}
-    engines = [EngineProcess(read_topology(cfg), log=logs / f"{n}.log", **where) for n in range(2)]
+    engines = [server(read_topology(cfg), log=logs / f"{n}.log", **where) for n in range(2)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         for engine in engines:
             stack.callback(engine.stop)

@@ -46,6 +46,18 @@ def topology_at(cfg: SlimeConfig, model_path: Path) -> Topology:
     return read_topology(cfg)
 
 
+def server(topology: Topology, *which: Any, **options: Any) -> Server:
+    """As `Software.server`, on a CPU, and forked from a process that has imported SGLang (`slime_testing.forked`). CUDA
+    does not survive a fork; where it is, an engine starts as in a run."""
+    import torch
+
+    if torch.cuda.device_count():
+        return software(Device.cpu).server(topology, *which, **options)
+    from slime_testing.forked import ForkedEngine
+
+    return ForkedEngine(topology, *which, **options)
+
+
 @contextmanager
 def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: Any) -> Iterator[list[Server]]:
     """An engine with a process of one rank on each of `hosts` hosts, all of which are this one; logs in `folder`."""
@@ -54,10 +66,7 @@ def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: 
     topology = topology_at(cfg, model_path)
     with open_rendezvous(LOOPBACK, "") as rendezvous, ExitStack() as stack, ThreadPoolExecutor(hosts) as pool:
         logs = [folder / f"{process_name(0, rank)}.log" for rank in range(hosts)]
-        processes = [
-            software(Device.cpu).server(topology, 0, rank, rendezvous, host=LOOPBACK, log=log)
-            for rank, log in enumerate(logs)
-        ]
+        processes = [server(topology, 0, rank, rendezvous, host=LOOPBACK, log=log) for rank, log in enumerate(logs)]
         for process in processes:
             stack.callback(process.stop)
         for starting in [pool.submit(process.start) for process in processes]:
@@ -66,11 +75,16 @@ def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: 
 
 
 @contextmanager
-def running_engine(model_path: Path, log: Path, **sglang: Any) -> Iterator[Server]:
-    """An engine for the model at `model_path`, stopped afterwards."""
+def running_engine(model_path: Path, log: Path, *, forked: bool = True, **sglang: Any) -> Iterator[Server]:
+    """An engine for the model at `model_path`, stopped afterwards.
+
+    Args:
+        forked: by `server`; False: as in a run.
+    """
+    start = server if forked else software(Device.cpu).server
     cfg = cpu_config(**sglang)
     cfg.cluster.devices_per_node = sglang.get("tp_size", 1)  # all on one host
-    engine = software(Device.cpu).server(topology_at(cfg, model_path), host=LOOPBACK, log=log)
+    engine = start(topology_at(cfg, model_path), host=LOOPBACK, log=log)
     engine.start()
     try:
         yield engine

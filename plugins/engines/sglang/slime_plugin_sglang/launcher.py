@@ -20,6 +20,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from slime.engines.scratch import ChildEnd, clear, how_ended
@@ -41,21 +42,22 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     return {name: json.loads(value) for name, _, value in (argument.partition("=") for argument in arguments)}
 
 
-def start_quickly() -> None:
-    """On a CPU, take the faster start that only a process without CUDA can have.
+def on_cpu() -> ModuleType | None:
+    """What runs SGLang on a CPU; None where CUDA is.
 
     Raises:
-        SlimeError: what runs SGLang on a CPU is not installed.
+        SlimeError: it is not installed.
     """
     import torch
 
-    if not torch.cuda.is_available():
-        try:
-            from sglang_torch_cpu import quick_start
-        except ModuleNotFoundError:
-            what = "SGLang on a CPU needs sglang-torch-cpu, which is not installed"
-            raise SlimeError(what, todo=install("cpu")) from None
-        quick_start(parse(sys.argv[1:]))
+    if torch.cuda.is_available():
+        return None
+    try:
+        import sglang_torch_cpu
+    except ModuleNotFoundError:
+        what = "SGLang on a CPU needs sglang-torch-cpu, which is not installed"
+        raise SlimeError(what, todo=install("cpu")) from None
+    return sglang_torch_cpu
 
 
 def skip_what_no_engine_needs() -> None:
@@ -180,24 +182,36 @@ def shm_path(instance: str) -> str:
     return f"/dev/shm/{Path(os.environ['SLIME_ENGINE_SCRATCH']).name}-loads-{instance}"
 
 
-def main() -> None:
+def import_server() -> None:
+    """Everything that `launch` needs."""
+    with importing():
+        import sglang.srt.entrypoints.http_server
+        import sglang.srt.plugins
+        import sglang.srt.server_args  # noqa: F401
+
+
+def launch() -> None:
+    """Serve, as the process that the arguments and the environment describe, until it is killed."""
     import logging
 
-    with importing():
-        from sglang.srt.entrypoints.http_server import launch_server
-        from sglang.srt.plugins import load_plugins
-        from sglang.srt.server_args import ServerArgs
+    hook()
+    register_as("server")
+    end_group_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), partial(clear, os.environ["SLIME_ENGINE_SCRATCH"]))
+    import_server()
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
 
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
-    start_quickly()
+    if cpu := on_cpu():  # the faster start that only a process without CUDA can have
+        cpu.quick_start(parse(sys.argv[1:]))
     load_plugins()
     launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
 
 
 if __name__ in ("__main__", "__mp_main__"):
     skip_what_no_engine_needs()
+if __name__ == "__mp_main__":
     hook()
 if __name__ == "__main__":
-    register_as("server")
-    end_group_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), partial(clear, os.environ["SLIME_ENGINE_SCRATCH"]))
-    main()
+    launch()

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -135,18 +136,25 @@ class EngineProcess:
         self._scratch = tempfile.mkdtemp(prefix=scratch_prefix(self.mark))
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._ended_at = None
+        arguments = server_args(self.fields(port, bootstrap_port))
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", LAUNCHER, *server_args(self.fields(port, bootstrap_port))],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(self._scratch),
-                start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
-            )
+            self._process = self.launch(arguments, self.environment(self._scratch), log)
         hand_over(self.endpoint.key, self._process)
         self._waiting = threading.Thread(target=self._await_end, args=(self._process,), daemon=True)
         self._waiting.start()
+
+    def launch(
+        self, arguments: Sequence[str], environment: Mapping[str, str], log: BufferedWriter
+    ) -> subprocess.Popen[bytes]:
+        """The server as a process that leads a group, and reads its key from its standard input."""
+        return subprocess.Popen(
+            [sys.executable, "-m", LAUNCHER, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # one group to kill, and Ctrl-C reaches the driver alone
+        )
 
     def _await_end(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
