@@ -231,12 +231,18 @@ def test_a_start_that_takes_longer_than_it_may_is_one_line(folder: Path) -> None
 
 
 def test_a_start_may_take_longer_than_rays_own_limit(folder: Path) -> None:
-    """A raylet that stands still for 35 s; Ray itself waits for 30."""
+    """A raylet that stands still for 35 s on Ray's clock, which is ten times as fast meanwhile; Ray itself waits for
+    30."""
     stop = """
 def slow():
     kill("raylet", signal.SIGSTOP)
-    time.sleep(35)
+    from types import SimpleNamespace
+    from ray._private import node
+    began = time.monotonic()
+    node.time = SimpleNamespace(**{**vars(time), "monotonic": lambda: began + 10 * (time.monotonic() - began)})
+    time.sleep(3.5)
     kill("raylet", signal.SIGCONT)
+    node.time = time
 threading.Thread(target=slow, daemon=True).start()
 """
     driver = Driver(folder, "        pass", beside=stop)
