@@ -65,8 +65,9 @@ def device():
     return torch.device("cpu")
 
 
-SHARED = ("finished", "engine", "bare")
-"""Fixtures of a session that take seconds to make: who needs one runs where it is, in one process of several."""
+SHARED = ("finished", "bare")
+"""Fixtures of a session that take seconds to make: who needs one runs where it is, in one process of several. The first
+are the longest, and begin first."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,7 +79,8 @@ def pytest_collection_modifyitems(config, items):
                 if name in getattr(item, "fixturenames", ()):
                     item.add_marker(pytest.mark.xdist_group(name))
         slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: item.path not in slow)  # short files fill the end
+        # The longest group begins first; short files fill the end.
+        items.sort(key=lambda item: (SHARED[0] not in getattr(item, "fixturenames", ()), item.path not in slow))
 
 
 @pytest.hookimpl(optionalhook=True)
