@@ -46,8 +46,7 @@ def test_a_run_that_may_not_be_ahead_counts_nothing_of_it(finished: Run) -> None
 
 
 def test_a_run_ahead(tmp_path: Path) -> None:
-    """Two steps; the other ways to publish are one ahead. The gain is counted: tokens of responses that ended while the
-    trainer worked."""
+    """Two steps. The gain is counted: tokens of responses that ended while the trainer worked."""
     bound = 2
     run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}).start().succeed()
     steps = steps_of(run)
@@ -67,20 +66,17 @@ def test_a_run_ahead(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_has_lost_nothing_of_what_it_had_begun(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": 2}).start()
+    """In the other two ways to publish: responses are broken off until it is killed, and go on over a publish after."""
+    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": 2, "rollout.publish": "abort"}).start()
     run.until(lambda: (run.path / "checkpoints/step-000008").exists())  # behind 4 supervised steps
     run.kill(signal.SIGKILL)
     assert run.strays() == []
+    run.settings = {**run.settings, "rollout.publish": "keep"}
     run.start().succeed()
     counts = Counter(trained(run))
     assert len(counts) == STEPS * A_STEP
     assert set(counts.values()) == {8}, "a prompt was trained twice, or not with all of its samples"
-    assert max(row["rollout/staleness_max"] for row in steps_of(run)) == 2
-
-
-@pytest.mark.parametrize("publish", ["keep", "abort"])
-def test_other_ways_to_publish(publish: str, tmp_path: Path) -> None:
-    settings = {**BUSY, "rollout.max_staleness": 1, "rollout.publish": publish, "run.num_steps": 4}
-    run = Run(tmp_path, settings=settings).start().succeed()
-    assert [row["rollout/staleness_max"] for row in steps_of(run)] == [0, 1, 1, 1]
-    assert max(row.get("train/logprob_diff_max", 0) for row in steps_of(run)) < 1e-4
+    steps = steps_of(run)
+    assert [row["rollout/staleness_max"] for row in steps[:4]] == [0, 1, 2, 2]
+    assert max(row["rollout/staleness_max"] for row in steps[4:]) == 2
+    assert max(row.get("train/logprob_diff_max", 0) for row in steps) < 1e-4
