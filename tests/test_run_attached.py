@@ -1,4 +1,4 @@
-"""A whole run on a Ray cluster that was there before, and stays."""
+"""A whole run on a Ray cluster that was there before, and stays; of a model family whose parts no other run has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from slime.config.paths import resolve
 from slime_testing.patience import Patience, family, run_within
-from tests.running import Run
+from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -73,8 +73,11 @@ def named(name: str, processes: Sequence[psutil.Process]) -> list[psutil.Process
 
 
 def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_path: Path) -> None:
-    """At a temperature: engine and trainer agree on the distribution that was sampled from as they do at 1."""
-    shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "model")
+    """At a temperature: engine and trainer agree on the distribution that was sampled from as they do at 1. The model
+    has a prediction layer, which learns along, and transformers lacks its family; what is exported is a model again."""
+    from slime_plugin_mimo import hf
+
+    shutil.copytree(resolve("pkg://slime_plugin_mimo/assets/mimo-tiny"), tmp_path / "model")
     settings = {
         "cluster.ray_address": head.address,
         "model.path": "model",
@@ -82,13 +85,15 @@ def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_pa
         "rollout.prompts_per_step": 4,
         "rollout.samples_per_prompt": 4,
         "train.steps_per_rollout": 2,
-        "train.checkpoint.export_hf": False,
-        "run.num_steps": 8,
-        "sft.num_steps": 0,
+        **NO_CHECKPOINTS,
+        "run.num_steps": 6,
+        "sft.num_steps": 2,
+        "sft.lr_warmup_steps": 1,
         "eval.path": "null",
+        "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
     }
     before = head.family()
-    run = Run(tmp_path, settings=settings, environment=ENVIRONMENT, shortened={}).start()
+    run = Run(tmp_path, model="mimo-tiny", settings=settings, environment=ENVIRONMENT, shortened={}).start()
     run.until(lambda: run.has_step("rl", 1))
     driver = psutil.Process(run.process.pid)
     run.family = [*(head.family() - before), *driver.children(recursive=True)]
@@ -107,3 +112,8 @@ def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_pa
     assert asked.stdout.strip() == "2.0", asked.stderr
     # fp32 on both sides, the same tokens: what is left is the order of additions.
     assert max(row["train/logprob_diff_max"] for row in run.rows("rl") if "train/loss" in row) < 1e-4
+    hf.register()
+    from transformers import AutoModelForCausalLM
+
+    _, loading = AutoModelForCausalLM.from_pretrained(run.path / "export", output_loading_info=True)
+    assert not any(loading.values()), "missing, unexpected or misshapen tensors"
