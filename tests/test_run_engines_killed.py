@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -13,7 +16,6 @@ from tests.running import NO_CHECKPOINTS, NO_STOP, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS = {**NO_CHECKPOINTS, **NO_STOP, "run.num_steps": 12, "eval.interval": 6}
 KEEPER, SCHEDULER = "ray::EngineActor", "sglang::scheduler"
 BACK = re.compile(r"^(engine-\d) takes requests again, \d+ s after its end$", re.M)
 
@@ -34,9 +36,12 @@ def servers(run: Run) -> list[psutil.Process]:
     return sorted(found, key=psutil.Process.create_time)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run(tmp_path_factory.mktemp("undisturbed"), settings=STEPS).start().succeed()
+@contextmanager
+def standing(run: Run) -> Iterator[None]:
+    """The driver stands still in the block, so that no step passes before all that is killed there is gone."""
+    run.process.send_signal(signal.SIGSTOP)
+    yield
+    run.process.send_signal(signal.SIGCONT)
 
 
 def outcome(run: Run) -> list[dict[str, float]]:
@@ -45,74 +50,91 @@ def outcome(run: Run) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if kept.match(name)} for row in run.rows("rl")]
 
 
-def test_engines_that_are_killed_under_load_come_back_and_nothing_is_lost(undisturbed: Run, tmp_path: Path) -> None:
-    """Two engines: first both at once, so that everything waits; then their keepers and a single one."""
-    run = Run(tmp_path, settings={**STEPS, "rollout.engines.default.devices": 2}).start()
+def test_engines_that_are_killed_under_load_come_back_and_nothing_is_lost(finished: Run, tmp_path: Path) -> None:
+    """Two engines at once, so that everything waits; then a keeper, while the other engine goes on, to the end."""
+    run = Run(tmp_path, settings={**NO_CHECKPOINTS, "rollout.engines.default.devices": 2}).start()
     run.until(lambda: run.has_step("rl", 1))
-    scheduler = members(run, SCHEDULER)[0]
-    next(server for server in servers(run) if scheduler not in server.children(recursive=True)).kill()
-    scheduler.kill()
+    with standing(run):
+        scheduler = members(run, SCHEDULER)[0]
+        next(server for server in servers(run) if scheduler not in server.children(recursive=True)).kill()
+        scheduler.kill()
     run.until(lambda: len(BACK.findall(run.text())) == 2)
-    run.until(lambda: run.has_step("rl", 4))
-    for keeper in members(run, KEEPER):
-        keeper.kill()
-    run.until(lambda: len(BACK.findall(run.text())) == 4)
+    with standing(run):
+        kill_keepers(run, 1)
+    run.until(lambda: "starts again (2 of 3)" in run.text())
     run.remember()
     run.succeed()
     assert run.strays() == []
     assert run.litter() == []
-    assert outcome(run) == outcome(undisturbed)
-    assert run.weights() == undisturbed.weights()
-    assert sum(row.get("engines/restarts", 0) for row in run.rows("rl")) == 4
+    assert outcome(run) == outcome(finished)
+    assert run.weights() == finished.weights()
+    assert sum(row.get("engines/restarts", 0) for row in run.rows("rl")) == 3
     said = run.text()
     assert re.search(
         r"engine-\d \(pid \d+, http://\S+\): was killed by SIGKILL; engine-\d starts again \(1 of 3\)", said
     )
-    assert len(re.findall(r"was killed by SIGKILL, it seems.*; engine-\d starts again \(2 of 3\)", said)) == 2
+    assert len(re.findall(r"was killed by SIGKILL, it seems.*; engine-\d starts again \(2 of 3\)", said)) == 1
+
+
+def kill_keepers(run: Run, number: int) -> None:
+    """And with each its engine, which looks whether it lives."""
+    for keeper in members(run, KEEPER)[:number]:
+        kept = keeper.children(recursive=True)
+        keeper.kill()
+        psutil.wait_procs(kept)
 
 
 @pytest.mark.parametrize(("transport", "num_engines"), [("broadcast", 2), ("disk", 1)])
 def test_engines_get_their_weights_again_however_they_travel(
-    undisturbed: Run, tmp_path: Path, transport: str, num_engines: int
+    finished: Run, tmp_path: Path, transport: str, num_engines: int
 ) -> None:
-    """A broadcast among others than before; a version of a delta and what it builds on. They die at the next publish,
-    or in it."""
+    """A broadcast among others than before, both of whose keepers die at once; a version of a delta and what it builds
+    on. They die at the next publish, or in it."""
     folder = {"weights.path": tmp_path / "weights"} if transport == "disk" else {}
     engines = {"rollout.engines.default.devices": num_engines}
-    run = Run(tmp_path, settings={**STEPS, **folder, **engines, "weights.transport": transport}).start()
+    settings = {**NO_CHECKPOINTS, **folder, **engines, "weights.transport": transport}
+    run = Run(tmp_path, settings=settings).start()
     run.until(lambda: run.has_step("rl", 2))
-    for server in servers(run):
-        server.kill()
+    with standing(run):
+        if transport == "broadcast":
+            kill_keepers(run, num_engines)
+        else:
+            servers(run)[0].kill()
     run.until(lambda: len(BACK.findall(run.text())) == num_engines)
     run.succeed()
-    assert outcome(run) == outcome(undisturbed)
-    assert run.weights() == undisturbed.weights()
+    assert outcome(run) == outcome(finished)
+    assert run.weights() == finished.weights()
 
 
-def test_an_engine_over_two_hosts_comes_back_whole(tmp_path: Path) -> None:
-    """Both are this host: one of its two processes is killed, and both are started."""
-    run = Run(tmp_path, cluster="local-hosts", settings=STEPS).start()
-    run.until(lambda: run.has_step("rl", 2))
-    (second,) = (server for server in servers(run) if "node_rank=1" in server.cmdline())
-    second.kill()
-    run.until(lambda: bool(BACK.search(run.text())))
-    run.remember()
-    run.succeed()
-    assert run.litter() == []
-    steps = [row for row in run.rows("rl") if "train/loss" in row]
-    assert [row["step"] for row in steps] == list(range(1, 13))
-    assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps), "both ranks hold the published weights"
-    assert "(node_rank 1, " in run.text()
-
-
-def test_the_run_ends_when_an_engine_has_died_too_often(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={**STEPS, "run.num_steps": 500, "rollout.restarts": 1}).start()
+def test_an_engine_over_two_hosts_comes_back_whole_and_is_named_when_it_dies_again(tmp_path: Path) -> None:
+    """Both are this host, a process and a rank each: one is killed, and both are started. The second time the run ends,
+    and goes on where it was once it is started again."""
+    settings = {"eval.interval": 1000, "train.checkpoint.interval": 1, **NO_STOP, "rollout.restarts": 1}
+    run = Run(tmp_path, cluster="local-hosts", settings={**settings, "run.num_steps": 500}).start()
     run.until(lambda: run.has_step("rl", 1))
-    servers(run)[0].kill()
+    second_of(run).kill()
     run.until(lambda: bool(BACK.search(run.text())))
-    servers(run)[0].kill()
+    again = run.rows("rl")[-1]["step"]
+    run.until(lambda: run.has_step("rl", again + 2))
+    with standing(run):
+        run.remember()
+        second = second_of(run)
+        second.kill()
     assert run.finish() == 2
-    last = run.text().splitlines()[-1]
-    assert re.match(
-        r"slime: engine-0 \(pid \d+, http://[^ ]*:\d+\): was killed by SIGKILL\. Read \S*/engine-0\.log", last
-    )
+    name = f"engine-0-node1 (node_rank 1, pid {second.pid} on {socket.gethostname()})"
+    assert run.text().splitlines()[-1].startswith(f"slime: {name}: was killed by SIGKILL")
+    assert "; engine-0 starts again (1 of 1)" in run.text()
+    assert run.strays() == []
+    assert run.litter() == []
+    last = run.rows("rl")[-1]["step"]
+    run.settings = {**settings, "run.num_steps": last + 1}
+    run.start().succeed()
+    steps = [row for row in run.rows("rl") if "train/loss" in row]
+    assert [row["step"] for row in steps] == list(range(1, last + 2))
+    assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps), "both ranks hold the published weights"
+
+
+def second_of(run: Run) -> psutil.Process:
+    """The server of the second host."""
+    (second,) = (server for server in servers(run) if "node_rank=1" in server.cmdline())
+    return second

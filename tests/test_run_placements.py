@@ -1,12 +1,10 @@
-"""Whole runs whose engine is more than a process. That no placement or transport changes the result is shown by the
-killed run of test_run.py, too."""
+"""A whole run whose engine is two. That no placement or transport changes the result is shown by the killed run of
+test_run.py, too; an engine over two hosts is in test_run_engines_killed.py."""
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.running import NO_CHECKPOINTS, Run
@@ -24,22 +22,3 @@ def test_a_prefill_and_a_decode_engine_draw_what_one_engine_draws(finished: Run,
     assert "Prefill batch" in prefill.read_text()
     assert "Decode batch" in decode.read_text()
     assert "Decode batch" not in prefill.read_text()
-
-
-def test_an_engine_over_two_hosts_trains_and_loses_one_by_name(tmp_path: Path) -> None:
-    """Both are this host: a process each, a rank each. The run goes on where it was once it is started again."""
-    settings = {"run.num_steps": 3, "eval.interval": 1000, "train.checkpoint.interval": 1, "rollout.restarts": 0}
-    run = Run(tmp_path, cluster="local-hosts", settings=settings).start()
-    run.until(lambda: run.has_step("rl", 1))
-    run.remember()
-    (second,) = (each for each in run.family if isinstance(each, psutil.Process) and "node_rank=1" in each.cmdline())
-    second.kill()
-    assert run.finish() == 2
-    name = f"engine-0-node1 (node_rank 1, pid {second.pid} on {socket.gethostname()})"
-    assert run.text().splitlines()[-1].startswith(f"slime: {name}: was killed by SIGKILL")
-    assert run.strays() == []
-    assert run.litter() == []
-    run.start().succeed()
-    steps = [row for row in run.rows("rl") if "train/loss" in row]
-    assert [row["step"] for row in steps] == [1, 2, 3]
-    assert all(row["train/logprob_diff_max"] < 1e-4 for row in steps), "its ranks hold the published weights"
