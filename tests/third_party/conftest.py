@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -80,10 +81,11 @@ collect_ignore = [
 
 
 def pip(*arguments: str | Path, cwd: Path | None = None) -> str:
-    """What pip of this environment prints."""
+    """What pip of this environment prints. It takes what stands on PYTHONPATH, as of a checkout that is not installed,
+    for a part of any environment."""
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
-    done = run_within(LIMIT_S, command, cwd=cwd)
-    return done.stdout
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return run_within(LIMIT_S, command, cwd=cwd, env=variables).stdout
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ class Environment:
     def build(self, *projects: Path) -> None:
         pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", self.wheels, *projects)
 
+    def build_quickly(self, *projects: Path) -> None:
+        """The same wheels by `BUILD`."""
+        run_within(LIMIT_S, [sys.executable, "-c", BUILD, self.wheels, *projects])
+
     def install(self, *names: str) -> None:
         """`pip install` by name, without network: what they depend on is there, or among the wheels."""
         pip("--python", self.python, "install", "--no-index", "--find-links", self.wheels, *names)
@@ -114,6 +120,13 @@ class Environment:
     def beside(self, folder: Path, *names: str) -> Environment:
         """This environment with more distributions, which lie in `folder` and leave the environment unchanged."""
         pip("install", "--no-index", "--find-links", self.wheels, "--no-deps", "--target", folder, *names)
+        return Environment(self.folder, self.wheels, (*self.path, folder))
+
+    def unpacked(self, folder: Path, name: str) -> Environment:
+        """The same, where how pip does it is not the question."""
+        [wheel] = self.wheels.glob(f"{name.replace('-', '_')}-*.whl")
+        with zipfile.ZipFile(wheel) as files:
+            files.extractall(folder)
         return Environment(self.folder, self.wheels, (*self.path, folder))
 
     def run(self, *arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -190,7 +203,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     borrow_packages(scratch / "env", all_but("slime"))
     environment = Environment(scratch / "env", scratch / "wheels")
     environment.wheels.mkdir()
-    run_within(LIMIT_S, [sys.executable, "-c", BUILD, environment.wheels, *FIRST_PARTY])
+    environment.build_quickly(*FIRST_PARTY)
     return environment
 
 
@@ -220,7 +233,7 @@ def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
 def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
     examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry")
-    bare.build(*(HERE / example for example in examples))
+    bare.build_quickly(*(HERE / example for example in examples))
     plugins = [name for name in LAPTOP_RUN if name.startswith("slime-plugin-")]
     bare.install("slime-rl", *plugins, "slime-plugin-testing", *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
@@ -232,5 +245,5 @@ def environment(bare: Environment) -> Environment:
 def broken_wheels(environment: Environment) -> Sequence[str]:
     """Wheels of every broken plugin; their names without `slime-broken-`."""
     folders = sorted(path for path in (HERE / "broken").iterdir() if (path / "pyproject.toml").exists())
-    environment.build(*folders)
+    environment.build_quickly(*folders)
     return [folder.name for folder in folders]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,26 +57,33 @@ def test_a_verb_that_no_wheel_brought_says_which_one_does(environment: Any) -> N
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "tests/third_party/closeness/tests",
-        "tests/third_party/mailbox/tests",
-        "tests/third_party/beside/tests",
-        "tests/third_party/live/tests",
-        "tests/third_party/int8/tests",
-        "tests/third_party/lengths/tests",
-        "tests/third_party/retry/tests",
-        "tests/third_party/median/tests",
-        "plugins/rewards/math/tests/test_rewards.py",
-        "plugins/filters/dynamic-sampling/tests",
-    ],
+CONTRACTS = (
+    "tests/third_party/closeness/tests",
+    "tests/third_party/mailbox/tests",
+    "tests/third_party/beside/tests",
+    "tests/third_party/live/tests",
+    "tests/third_party/int8/tests",
+    "tests/third_party/lengths/tests",
+    "tests/third_party/retry/tests",
+    "tests/third_party/median/tests",
+    "plugins/rewards/math/tests/test_rewards.py",
+    "plugins/filters/dynamic-sampling/tests",
 )
-def test_a_plugin_s_own_contract_test_passes_where_only_wheels_are_installed(environment: Any, tests: str) -> None:
+
+
+@pytest.fixture(scope="module")
+def tested(environment: Any) -> str:
+    """What pytest says of all of them, in one process."""
     root = Path(__file__).parents[2]
-    done = environment.run("-m", "pytest", "-c", "/dev/null", "--noconftest", root / tests)
+    options = ("-c", "/dev/null", "--rootdir", root, "--noconftest", "--import-mode=importlib", "-rA")
+    done = environment.run("-m", "pytest", *options, *(root / tests for tests in CONTRACTS))
     assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    return str(done.stdout)
+
+
+@pytest.mark.parametrize("tests", CONTRACTS)
+def test_a_plugin_s_own_contract_test_passes_where_only_wheels_are_installed(tested: str, tests: str) -> None:
+    assert re.search(rf"^PASSED \S*/{re.escape(tests)}[/:]", tested, re.M), tested
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,7 @@ def test_a_broken_plugin_is_one_line_that_names_it_and_the_way_out(
     environment: Any, broken_wheels: Any, tmp_path: Path, fault: str, words: list[str]
 ) -> None:
     assert fault in broken_wheels
-    beside = environment.beside(tmp_path, f"slime-broken-{fault}")
+    beside = environment.unpacked(tmp_path, f"slime-broken-{fault}")
     for verb in (("plan", *DEMO), ("plugins",)):
         refused = beside.slime(*verb)
         assert refused.returncode == 2, f"{verb}: {refused.stdout}{refused.stderr}"
