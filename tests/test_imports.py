@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import pickle
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.imports import import_file, importing
+from slime.imports import absent, import_file, importing
 
 FROZEN = """
 import gc
@@ -35,6 +36,18 @@ def test_an_import_that_fails_leaves_collections_on() -> None:
         import a_package_that_nobody_has  # type: ignore[import-not-found] # noqa: F401
     assert gc.isenabled()
     assert "a_package_that_nobody_has" not in sys.modules
+
+
+def test_a_package_that_is_not_wanted_is_not_there() -> None:
+    assert "colorsys" not in sys.modules
+    with absent("colorsys"), absent("json"):
+        assert importlib.util.find_spec("colorsys") is None
+        with pytest.raises(ModuleNotFoundError):
+            import colorsys
+        assert json.dumps(1) == "1", "it is imported already"
+    import colorsys
+
+    assert colorsys.rgb_to_hsv(0, 0, 0) == (0, 0, 0)
 
 
 def test_collections_that_were_off_stay_off() -> None:

@@ -36,6 +36,20 @@ def collect_rarely() -> None:
     gc.set_threshold(500_000)
 
 
+@contextmanager
+def absent(name: str) -> Iterator[None]:
+    """Around imports of libraries that take a package where it is installed, and do without it elsewhere: here they do
+    without, unless it is imported already."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # to Python, a module that is not there
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 def import_file(file: Path, name: str) -> ModuleType:
     """The module of a Python file, run again at every call. It stands in `sys.modules` under `name`, so that what it
     defines can be pickled. `name` should be unlike that of any installed module."""

@@ -12,6 +12,7 @@ from slime.config.schema import Device
 from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.extras import install
+from slime.imports import absent
 from slime.train.packing import RankLayout
 from slime.types import Batch
 
@@ -123,6 +124,7 @@ def trainer_class(device: Device) -> Callable[..., TrainerRank]:
     found = entry_points(group=TRAINERS, name="megatron")
     if not found:
         raise SlimeError("trainers need slime-plugin-megatron, which is not installed here", todo=install(device.value))
-    made: Any = next(iter(found)).load()
+    with absent("wandb"):  # Megatron-core's inference takes it, half a second of each rank; trackers are the driver's
+        made: Any = next(iter(found)).load()
     trainer: Callable[..., TrainerRank] = made
     return trainer
