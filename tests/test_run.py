@@ -216,19 +216,6 @@ def test_an_engine_that_fails_to_start_ends_the_supervised_steps(tmp_path: Path)
     assert "engine-0.log" in last
 
 
-def test_a_run_whose_rewards_are_all_equal_stops_with_a_checkpoint(tmp_path: Path) -> None:
-    """The model does not think, and the reward wants what follows </think>: every answer earns 0."""
-    never = {"reward": "deepscaler", "eval.interval": 100, "train.checkpoint.interval": 100}
-    run = Run(tmp_path, settings={**never, "run.num_steps": 5, "observe.zero_variance_steps": 2}).start()
-    assert run.finish() == 2
-    assert [row["step"] for row in run.rows("rl")] == [0, 1, 2]
-    assert (
-        "step 2: the rewards of each prompt's samples were equal in 2 steps in a row (every reward is 0)"
-        in (run.text().splitlines()[-1])
-    )
-    assert (run.path / "checkpoints/step-000006").exists(), "behind 4 supervised steps"
-
-
 def test_mixtures_of_experts_over_two_ranks_and_two_kinds_of_engines(tmp_path: Path) -> None:
     """Expert parallelism, latent attention, a prediction layer and the other algorithm settings, in one run: engines
     and trainer agree, also on weights that were trained and published.

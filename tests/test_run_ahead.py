@@ -65,16 +65,27 @@ def test_a_run_ahead(tmp_path: Path) -> None:
     assert steps[-1]["rollout/groups_ahead"] == 0
 
 
-def test_a_run_that_was_killed_has_lost_nothing_of_what_it_had_begun(tmp_path: Path) -> None:
-    """In the other two ways to publish: responses are broken off until it is killed, and go on over a publish after."""
-    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": 2, "rollout.publish": "abort"}).start()
+def test_a_run_that_was_killed_has_lost_nothing_and_one_whose_rewards_are_all_equal_stops(tmp_path: Path) -> None:
+    """In the other two ways to publish: responses are broken off until it is killed, and go on over a publish after.
+
+    The model does not think, and the reward wants what follows </think>: every answer earns 0. The run that goes on
+    stops for that after four steps, with a checkpoint, and counts none of those before.
+    """
+    ahead = {"rollout.max_staleness": 2, "rollout.publish": "abort"}
+    run = Run(tmp_path, settings={**BUSY, **ahead, "run.num_steps": 100, "reward": "deepscaler"}).start()
     run.until(lambda: (run.path / "checkpoints/step-000008").exists())  # behind 4 supervised steps
     run.kill(signal.SIGKILL)
     assert run.strays() == []
-    run.settings = {**run.settings, "rollout.publish": "keep"}
-    run.start().succeed()
+    saved = max(int(path.name.removeprefix("step-")) for path in (run.path / "checkpoints").glob("step-*"))
+    last = saved  # without the supervised ones, and with four more
+    run.settings = {**run.settings, "rollout.publish": "keep", "observe.zero_variance_steps": 4}
+    run.settings |= {"train.checkpoint.interval": 100}
+    assert run.start().finish() == 2
+    said = f"step {last}: the rewards of each prompt's samples were equal in 4 steps in a row (every reward is 0)"
+    assert said in run.text().splitlines()[-1]
+    assert (run.path / f"checkpoints/step-{last + 4:06}").exists()
     counts = Counter(trained(run))
-    assert len(counts) == STEPS * A_STEP
+    assert len(counts) == last * A_STEP
     assert set(counts.values()) == {8}, "a prompt was trained twice, or not with all of its samples"
     steps = steps_of(run)
     assert [row["rollout/staleness_max"] for row in steps[:4]] == [0, 1, 2, 2]
