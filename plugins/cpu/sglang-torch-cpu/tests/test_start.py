@@ -110,7 +110,7 @@ def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path) -> None:
             [sys.executable, "-m", "sglang.launch_server", *words],
             stdout=log,
             stderr=log,
-            env=ALONE,
+            env=ALONE | {"TORCHDYNAMO_DISABLE": "1"},  # or each of its processes imports torch's compiler
             start_new_session=True,
         )
     try:
