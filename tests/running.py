@@ -18,6 +18,7 @@ import psutil
 from slime.config.paths import resolve
 from slime.observe.metrics import read_rows
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.forked import of_a_run
 from slime_testing.patience import Patience
 from stack_dumps.dumps import look
 
@@ -61,7 +62,7 @@ _STARTED: list[subprocess.Popen[bytes]] = []
 @dataclass
 class Run:
     """One `slime` command of `python`, running in `folder`, by way of the command `through`; its run directory is
-    `folder/runs/<name>`."""
+    `folder/runs/<name>`. Its engines are `forked` where how they start and end is not the question."""
 
     folder: Path
     model: str = "glm4-tiny"
@@ -72,6 +73,7 @@ class Run:
     silence_s: float = SILENCE_S
     shortened: Mapping[str, Any] = field(default_factory=lambda: TINY)
     python: Path = Path(sys.executable)
+    forked: bool = False
 
     def __post_init__(self) -> None:
         self.path = self.folder / "runs/it"
@@ -86,6 +88,7 @@ class Run:
         if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
             settings.pop("eval.interval", None)
         words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
+        forked = of_a_run() if self.forked else {}
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 [*self.through, self.python, "-m", "slime", *words],
@@ -93,7 +96,7 @@ class Run:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **self.environment},
+                env={**os.environ, **forked, **self.environment},
             )
         _STARTED.append(self.process)
         return self

@@ -243,7 +243,7 @@ def test_mixtures_of_experts_over_two_ranks_and_two_kinds_of_engines(tmp_path: P
         "algo.loss_mean": "sample",
         **NO_CHECKPOINTS,
     }
-    run = Run(tmp_path, model="deepseek-v3-tiny", cluster="local2", settings=settings).start().succeed()
+    run = Run(tmp_path, model="deepseek-v3-tiny", cluster="local2", settings=settings, forked=True).start().succeed()
     steps = [row for row in run.rows("rl") if "train/loss" in row]
     assert [row["step"] for row in steps] == [1, 2]
     assert steps[1]["train/kl"] > 0  # the reference is the model before step 1
@@ -265,7 +265,7 @@ def test_engines_in_fp8(tmp_path: Path) -> None:
         "rollout.sampling.max_response_tokens": 8,
         "algo.entropy_coef": 0.01,  # an untrained model earns nothing; this moves it
     }
-    run = Run(tmp_path, model="glm4-moe-tiny", cluster="local", settings=settings).start().succeed()
+    run = Run(tmp_path, model="glm4-moe-tiny", cluster="local", settings=settings, forked=True).start().succeed()
     steps = [row for row in run.rows("rl") if "train/loss" in row]
     assert [row["step"] for row in steps] == [1, 2]
     assert all(1e-3 < row["train/logprob_diff_mean"] < 0.2 for row in steps), "engines compute with rounded weights"

@@ -48,7 +48,7 @@ def test_a_run_that_may_not_be_ahead_counts_nothing_of_it(finished: Run) -> None
 def test_a_run_ahead(tmp_path: Path) -> None:
     """Two steps. The gain is counted: tokens of responses that ended while the trainer worked."""
     bound = 2
-    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}).start().succeed()
+    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}, forked=True).start().succeed()
     steps = steps_of(run)
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
     assert max(row["rollout/weight_lag_max"] for row in steps) == bound

@@ -60,7 +60,7 @@ def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_pa
     from transformers import AutoModelForCausalLM
 
     base = finished.path / "export"
-    run = Run(tmp_path, settings=settings_of(tmp_path, base), shortened={}).start().succeed()
+    run = Run(tmp_path, settings=settings_of(tmp_path, base), shortened={}, forked=True).start().succeed()
     require_learning(run)
     tiny = sum(file.stat().st_size for file in (run.path / "checkpoints").rglob("*.distcp"))
     whole = sum(file.stat().st_size for file in (finished.path / "checkpoints").rglob("*.distcp"))
@@ -84,7 +84,7 @@ def test_a_run_learns_through_engines_that_get_adapters(finished: Run, tmp_path:
         "eval.path": "null",
         "train.checkpoint.interval": "null",
     }
-    run = Run(tmp_path, settings=settings, shortened={}).start().succeed()
+    run = Run(tmp_path, settings=settings, shortened={}, forked=True).start().succeed()
     require_learning(run)
     sizes = [row["publish/num_bytes"] for row in run.rows("rl") if "publish/num_bytes" in row]
     adapters = sum(tensor.nbytes for tensor in load_file(run.path / "adapter/adapter_model.safetensors").values())

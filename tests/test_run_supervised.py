@@ -41,7 +41,7 @@ def test_a_supervised_run_is_scored_before_and_after(tmp_path: Path) -> None:
     shortened = {"sft.num_steps": 2, "sft.lr_warmup_steps": 1, "sft.batch_size": 8}
     drawn = {"eval.samples_per_prompt": 2, "eval.sampling.temperature": 0.5}
     settings = {"algo": "sft", "train.checkpoint.interval": 1, "eval.path": HELD_OUT, **drawn}
-    run = Run(tmp_path, settings=settings, shortened=shortened).start().succeed()
+    run = Run(tmp_path, settings=settings, shortened=shortened, forked=True).start().succeed()
     before, first, last = run.rows("sft")
     assert [row["step"] for row in (before, first, last)] == [0, 1, 2]
     for row in (before, last):

@@ -131,7 +131,7 @@ def held(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, 
     """A finished run whose teacher is in a folder `teacher` beside it, and the divergence from the teacher by step."""
     folder = tmp_path_factory.mktemp("held")
     own = {"algo.teacher.path": shutil.copytree(teacher, folder / "teacher")}
-    run = Run(folder, settings={**OPD, **own}).start().succeed()
+    run = Run(folder, settings={**OPD, **own}, forked=True).start().succeed()
     assert all(row["train/grad_norm"] > 0 for row in run.rows("rl") if "train/teacher_kl" in row)
     return run, divergences(run)
 
@@ -146,7 +146,7 @@ def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(
     url: str, held: tuple[Run, list[float]], tmp_path: Path
 ) -> None:
     own = {"algo.options.teacher_url": url, "algo.options.teacher_key_env": KEY}
-    run = Run(tmp_path, settings={**OPD, **own, **NO_CHECKPOINTS}).start().succeed()
+    run = Run(tmp_path, settings={**OPD, **own, **NO_CHECKPOINTS}, forked=True).start().succeed()
     assert len(held[1]) == 4
     assert divergences(run) == pytest.approx(held[1], rel=1e-4)
 
