@@ -20,7 +20,7 @@ from slime.compose.compose import examine
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint
-from slime_plugin_sglang.driver.process import EngineProcess
+from slime_testing.engines import server
 
 FAMILIES = {
     "llama": "pkg://slime_plugin_llama/assets/llama-tiny",
@@ -59,11 +59,11 @@ def written(source: Path, folder: Path) -> Any:
 
 @contextmanager
 def engine(folder: Path, log: Path) -> Iterator[Endpoint]:
-    """A frozen engine as the laptop's run starts it."""
+    """A frozen engine as the laptop's run tells it to be."""
     composed = examine(["+model=glm4-tiny", "+cluster=local", f"rollout.engines.rm.model={folder}"])
     assert composed.topology
     assert composed.problems == []
-    process = EngineProcess(composed.topology, 1, host=LOOPBACK, log=log)
+    process = server(composed.topology, 1, host=LOOPBACK, log=log)
     try:
         yield process.start()
     finally:
