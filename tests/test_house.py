@@ -40,7 +40,7 @@ BUDGETS = {
     "sizes": 436,
     "reward": 388,
     "data": 1438,
-    "sampling": 2377,
+    "sampling": 2364,
     "plan": 832,
     "engine_client": 367,
     "verbs": 360,

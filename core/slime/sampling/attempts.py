@@ -82,7 +82,7 @@ class Attempts(Requests):
         try:
             is_over = await self._make(sample, model, limit)
         finally:
-            limit.close()
+            limit.stop()
             model.come_back()
             self._running.remove(model)
             if not is_over:

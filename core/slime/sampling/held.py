@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import types
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
@@ -63,33 +62,20 @@ class TimeLimit:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._seconds = seconds
         self.has_passed = False
-        self._ends_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Count from now on."""
         if not self.has_passed:
-            self._ends_at = self._loop.time() + self._seconds
-            self._timer = self._timer or self._loop.call_at(self._ends_at, self._look)
+            self._timer = self._loop.call_later(self._seconds, self._pass)
 
     def stop(self) -> None:
-        """Count no more. The timer goes on: one each time would cost more than all else here."""
-        self._ends_at = math.inf
-
-    def close(self) -> None:
-        """It is over."""
-        self.stop()
+        """Count no more."""
         if self._timer:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _pass(self) -> None:
         assert self._task, "a program runs in a task"
-        self._timer = None
-        if self._ends_at > self._loop.time():
-            if self._ends_at < math.inf:
-                self._timer = self._loop.call_at(self._ends_at, self._look)
-            return
         self.has_passed = True
         self._task.cancel()
-        self._ends_at = self._loop.time() + GRACE_S
-        self._timer = self._loop.call_at(self._ends_at, self._look)
+        self._timer = self._loop.call_later(GRACE_S, self._pass)
