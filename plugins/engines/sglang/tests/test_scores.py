@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -93,6 +94,9 @@ def test_an_engine_says_what_transformers_class_says(family: str, tmp_path: Path
     model = written(resolve(FAMILIES[family]), tmp_path / "rm")
     with engine(tmp_path / "rm", tmp_path / "log") as at:
         found = ask(at, texts())
+        with pytest.raises(HTTPError) as refused:
+            ask(at, [[5] * (model.config.max_position_embeddings + 1)])
+        assert "longer than the model's context length" in refused.value.read().decode()
     with torch.no_grad():
         wanted = [model(torch.tensor([text])).logits.item() for text in texts()]
     assert found == pytest.approx(wanted, abs=TOLERANCE)
