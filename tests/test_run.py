@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -18,6 +19,7 @@ from slime.compose.data_files import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
 from slime_plugin_ray.reaper import wait_until_gone
+from slime_testing.forked import of_a_run
 from slime_testing.patience import run_within
 from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run
 
@@ -104,7 +106,7 @@ def test_a_checkpoint_is_scored_beside_its_run(finished: Run) -> None:
     before = contents(finished.path)
     with RunDir.open(finished.path):
         command = [sys.executable, "-m", "slime", "eval", str(finished.path), "--checkpoint", "6"]
-        done = run_within(350, command, cwd=finished.folder)
+        done = run_within(350, command, cwd=finished.folder, env={**os.environ, **of_a_run()})
     scored = finished.path / "eval/step-000006"
     assert f"{finished.path}/checkpoints/step-000006 after 4 supervised steps and 2 reinforcement" in done.stdout
     result = json.loads((scored / "result.json").read_text())

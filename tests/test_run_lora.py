@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from slime_testing.forked import of_a_run
 from slime_testing.patience import run_within
 from tests.running import Run
 
@@ -71,7 +73,8 @@ def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_pa
     for name, tensor in adapted.merge_and_unload().state_dict().items():
         assert (tensor - merged[name]).abs().max() < 1e-6, name
 
-    done = run_within(400, [sys.executable, "-m", "slime", "eval", str(run.path), "--checkpoint", "5"], cwd=tmp_path)
+    scoring = [sys.executable, "-m", "slime", "eval", str(run.path), "--checkpoint", "5"]
+    done = run_within(400, scoring, cwd=tmp_path, env={**os.environ, **of_a_run()})
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((run.path / "eval/step-000005/result.json").read_text())["metrics"]
     [row] = [row for row in run.rows("rl") if row["step"] == 5 and "eval/reward_mean" in row]

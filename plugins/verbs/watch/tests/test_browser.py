@@ -103,7 +103,7 @@ def drawn(found):
 
 def test_a_run_in_progress_is_followed_to_its_end(tmp_path, watching, opened):
     """As on a laptop: real engines, real trainer, and the page beside them."""
-    run = Run(tmp_path, settings={"run.num_steps": 6, "eval.interval": 3, **NO_CHECKPOINTS}).start()
+    run = Run(tmp_path, settings={"run.num_steps": 6, "eval.interval": 3, **NO_CHECKPOINTS}, forked=True).start()
     run.until(lambda: (run.path / "logs/now.json").exists())
     found = opened(watching(run.path))
     found.page.wait_for_selector(".state.running")
