@@ -97,7 +97,6 @@ def time_parts(clock: Clock) -> None:
 
     from slime.sampling.generate import Generator
     from slime_plugin_sglang.driver.client import SGLangClient
-    from slime_plugin_sglang.driver.connections import Connection
 
     clock.time(chat_completions, "read", "parse")
     clock.time(Tree, "place", "match the history")
@@ -107,7 +106,6 @@ def time_parts(clock: Clock) -> None:
     clock.time(ChatFormat, "render", "render the template")
     clock.time(ChatFormat, "_encoded", "tokenize")
     clock.time(SGLangClient, "generate", "engine client")
-    clock.time(Connection, "data_received", "engine client")
     clock.time(Generator, "text", "detokenize")
     clock.time(Hearing, "read", "take the answer apart")
     clock.time(chat_completions, "whole", "respond")

@@ -3,8 +3,8 @@
     python benchmarks/http_floor.py [--conversations N]
 
 The client, the engine, the sizes and the three processes are those of `benchmarks/endpoint.py`. In between stands
-aiohttp's server, or a protocol of twenty lines that understands nothing else; it asks nobody, or by aiohttp's client,
-or as slime does; in Python's event loop and in uvloop's. Counted is the processor time of the process in between.
+aiohttp's server, or a protocol of twenty lines that understands nothing else; it asks nobody, or as slime does, by
+aiohttp's client; in Python's event loop and in uvloop's. Counted is the processor time of the process in between.
 """
 
 from __future__ import annotations
@@ -44,18 +44,6 @@ def by_aiohttp(url: str) -> Ask:
     async def ask(body: bytes) -> bytes:
         async with session.post(url + "/generate", data=body) as response:
             return await response.read()
-
-    return ask
-
-
-def by_slime(url: str) -> Ask:
-    from slime_plugin_sglang.driver.connections import Connections
-
-    connections = Connections(url, {}, 2.0)
-
-    async def ask(body: bytes) -> bytes:
-        async with connections.asking("POST", "/generate", body) as answer:
-            return answer.body
 
     return ask
 
@@ -132,7 +120,7 @@ def main() -> None:
             return await measure(serve, make(url), num)
 
         for serve, server in ((serve_aiohttp, "aiohttp"), (serve_bare, "bare")):
-            for make, asks in ((lambda _: nobody, "nobody"), (by_aiohttp, "by aiohttp"), (by_slime, "as slime does")):
+            for make, asks in ((lambda _: nobody, "nobody"), (by_aiohttp, "by aiohttp")):
                 for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
                     with asyncio.Runner(loop_factory=loop) as runner:
                         spent, median = runner.run(one(serve, make))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import aiohttp
 import orjson
 
 from slime.engine_client.client import Completion, EngineGone, FinishReason, ServerFault
@@ -17,8 +17,9 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import Endpoint
 from slime.segments import SPANS
 from slime_plugin_sglang.driver.batched_requests import Answers, Body, RequestBatcher, events
-from slime_plugin_sglang.driver.connections import Connections
 
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
+_JSON = {"Content-Type": "application/json"}
 _KEPT_S = 2.0
 """Seconds that an idle connection is kept for the next request; a new one costs more than all else of a request. SGLang
 closes idle ones after 5 s."""
@@ -44,20 +45,28 @@ class SGLangClient:
     num_generating = 1
 
     def __init__(self, endpoint: Endpoint, timeout_s: float = 600.0, *, log: Path | None = None) -> None:
-        self.log, self.timeout_s = log, timeout_s
+        self.url, self.log, self.timeout_s = endpoint.url.rstrip("/"), log, timeout_s
+        self._headers = endpoint.headers
         self.cache_key: str | None = None
-        self.url, self._connections = _to(endpoint)
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
         self._batcher = RequestBatcher(self._answer, self._answers)
 
     def move(self, endpoint: Endpoint) -> None:
         """Send requests to `endpoint` from now on: the engine was started again there."""
-        self._connections.close()
-        self.url, self._connections = _to(endpoint)
+        self.url, self._headers = endpoint.url.rstrip("/"), endpoint.headers
 
     async def close(self) -> None:
         await self._batcher.close()
-        self._connections.close()
-        await asyncio.sleep(0)  # the event loop may end next, and closes sockets only as it comes round
+        for session in self._sessions.values():
+            await session.close()
+
+    def _connect(self, *, fresh: bool = False) -> aiohttp.ClientSession:
+        """The session, or the one whose requests have connections of their own. The caller bounds their number."""
+        if fresh not in self._sessions:
+            kept: Any = {"force_close": True} if fresh else {"keepalive_timeout": _KEPT_S}
+            connector = aiohttp.TCPConnector(limit=0, **kept)
+            self._sessions[fresh] = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return self._sessions[fresh]
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
         """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...).
@@ -75,30 +84,26 @@ class SGLangClient:
         return self._completion(await ask(body))
 
     async def _answer(self, body: Body) -> Any:
-        with self._faults("/generate"):
-            return await self._request("POST", "/generate", body)
+        return await self._request("POST", "/generate", body, _NO_LIMIT)
 
     async def _answers(self, body: Body) -> Answers:
         """SGLang's answers to the requests of one body, each with its place, as they come."""
         missing = set(range(len(body["input_ids"])))
-        with self._faults("/generate"):
-            async with self._connections.asking("POST", "/generate", orjson.dumps(body), in_one=False) as answer:
-                if answer.status != HTTPStatus.OK:
-                    said = b"".join([piece async for piece in answer.pieces()])
-                    self._check(answer.status, "/generate", said)
-                async for event in events(answer.pieces()):
-                    if error := event.get("error"):
-                        self._check(error["code"], "/generate", error["message"].encode())
-                    if event["meta_info"]["finish_reason"]:
-                        missing.remove(event["index"])
-                        yield event["index"], event
-                if missing:
-                    raise EOFError(f"it ends, and {len(missing)} of the requests have none")
+        async with self._asking("POST", "/generate", body, _NO_LIMIT) as response:
+            self._check(response.status, "/generate", await response.text() if response.status != HTTPStatus.OK else "")
+            async for event in events(response.content.iter_any()):
+                if error := event.get("error"):
+                    self._check(error["code"], "/generate", error["message"])
+                if event["meta_info"]["finish_reason"]:
+                    missing.remove(event["index"])
+                    yield event["index"], event
+            if missing:
+                raise EOFError(f"it ends, and {len(missing)} of the requests have none")
 
     def _completion(self, answer: Mapping[str, Any]) -> Completion:
         meta = answer["meta_info"]
         if status := meta["finish_reason"].get("status_code"):  # of an error, which a streamed answer has in its text
-            self._check(status, "/generate", meta["finish_reason"]["message"].encode())
+            self._check(status, "/generate", meta["finish_reason"]["message"])
         logprobs = meta.get("output_token_logprobs") or []  # absent if aborted before the first token
         reason = FinishReason(meta["finish_reason"]["type"])
         noted = [span for entry in meta.get(SPANS) or () if entry for span in entry]
@@ -157,53 +162,58 @@ class SGLangClient:
         return info
 
     async def _get(self, path: str) -> Any:
-        return await self._in_time("GET", path, None)
+        return await self._request("GET", path, None)
 
     async def _post(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        return await self._in_time("POST", path, body)
+        return await self._request("POST", path, body)
 
-    async def _in_time(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        with self._faults(path):
-            async with asyncio.timeout(self.timeout_s):
-                return await self._request(method, path, body)
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None = None
+    ) -> Any:
+        async with self._asking(method, path, body, timeout) as response:
+            answer = await response.read()
+        self._check(response.status, path, answer.decode(errors="replace") if response.status != HTTPStatus.OK else "")
+        return _parse(answer)
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        data = None if body is None else orjson.dumps(body)  # the standard library takes longer than all else here
-        connections = self._connections
-        answer = await connections.begin(method, path, data)
-        said, status = answer.body, answer.status
-        connections.give_back(answer)
-        self._check(status, path, said)
-        return _parse(said)
-
-    @contextmanager
-    def _faults(self, path: str) -> Iterator[None]:
-        """Says of which engine they are."""
+    @asynccontextmanager
+    async def _asking(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response, to be read within."""
         try:
-            yield
+            async with await self._sent(method, path, body, timeout) as response:
+                yield response
         except TimeoutError as error:
             limit = f"no answer to {path} within {self.timeout_s:g} s"
             raise self._error(limit, "Raise rollout.request_timeout_s if it was only slow.", NoAnswer) from error
-        except (OSError, EOFError) as error:
+        except (aiohttp.ClientError, EOFError) as error:
             what = f"no answer to {path}: {error}"
             raise self._error(what, "The engine died or was never there.", EngineGone) from error
 
-    def _check(self, status: int, path: str, said: bytes) -> None:
-        if status == HTTPStatus.OK:
-            return
-        text = said.decode(errors="replace")[:500]
+    async def _sent(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout: aiohttp.ClientTimeout | None
+    ) -> aiohttp.ClientResponse:
+        """Send a request, once more where the connection breaks: it may have been an idle one, closed by the server in
+        the moment in which it was taken. A server that is gone refuses the second."""
+        data = None if body is None else orjson.dumps(body)  # the standard library takes longer than all else here
+        more: Any = {"data": data, "headers": None if body is None else _JSON}
+        more["timeout"] = timeout or aiohttp.ClientTimeout(total=self.timeout_s)
+        try:
+            return await self._connect().request(method, self.url + path, **more)
+        except aiohttp.ClientConnectorError:
+            raise
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            return await self._connect(fresh=True).request(method, self.url + path, **more)
+
+    def _check(self, status: int, path: str, text: str) -> None:
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise self._error(f"{path} failed: {text}", "Start the same command again to resume.", ServerFault)
-        raise self._error(f"{path} was refused with status {status}: {text}", "Mend the request.")
+            raise self._error(f"{path} failed: {text[:500]}", "Start the same command again to resume.", ServerFault)
+        if status != HTTPStatus.OK:
+            raise self._error(f"{path} was refused with status {status}: {text[:500]}", "Mend the request.")
 
     def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
         log = f" Its log: {self.log}" if self.log else ""
         return kind(what, where=f"engine {self.url}", todo=todo + log)
-
-
-def _to(endpoint: Endpoint) -> tuple[str, Connections]:
-    url = endpoint.url.rstrip("/")
-    return url, Connections(url, endpoint.headers, _KEPT_S)
 
 
 def _parse(answer: bytes) -> Any:
