@@ -198,12 +198,11 @@ def serve(tokens: list[int]) -> None:
 
 
 def main(given: argparse.Namespace) -> None:
-    from slime.event_loop import new_runner
     from slime.imports import collect_rarely
     from slime.time_limit import often
 
     collect_rarely()  # this and what follows as a run does
-    with new_runner() as runner, often():
+    with asyncio.Runner() as runner, often():
         runner.run(measure(given.conversations, given.turns, given.answer_tokens))
 
 

@@ -280,8 +280,6 @@ def serve(tokens: list[int], latency: float) -> None:
 
 
 def main() -> None:
-    from slime.event_loop import new_runner
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=8192, help="a multiple of 8")
     parser.add_argument("--turns", type=int, default=5)
@@ -306,8 +304,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            with new_runner() as runner:  # as a run does
-                runner.run(measure(args, Path(folder), start))
+            asyncio.run(measure(args, Path(folder), start))
         finally:
             for engine in engines:
                 engine.terminate()

@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 770,
     "weights": 902,
-    ".": 4981,
+    ".": 4965,
     "cluster": 1822,
     "train": 758,
     "compose": 2346,
@@ -40,7 +40,7 @@ BUDGETS = {
     "sizes": 436,
     "reward": 388,
     "data": 1438,
-    "sampling": 2364,
+    "sampling": 2377,
     "plan": 832,
     "engine_client": 367,
     "verbs": 360,

@@ -24,7 +24,6 @@ from slime.data.tokenize import Tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engines.software import software
-from slime.event_loop import new_runner
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
@@ -162,7 +161,7 @@ def open_generation(
     Raises:
         SlimeError: an engine cannot do what the run needs.
     """
-    installed, runner = plugins.load(), stack.enter_context(new_runner())
+    installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
     cfg, topology = cluster.topology.config, cluster.topology
     endpoints = cluster.engines.endpoints
     serving = software(cfg.cluster.device)
