@@ -27,7 +27,7 @@ class _SwiGlu(torch.autograd.Function):
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
         out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.size(-1) // 2)
-        _forward[_grid(out)](gate_up, out, out.size(-1), BLOCK=_BLOCK)
+        _forward[_grid(out)](gate_up, None, out, out.size(-1), BLOCK=_BLOCK)
         return out
 
     @staticmethod
@@ -51,7 +51,7 @@ class _WeightedSwiGlu(torch.autograd.Function):
         ctx.save_for_backward(gate_up, weights)
         out = gate_up.new_empty(len(gate_up), gate_up.size(1) // 2)
         if len(out):
-            _weighted_forward[_grid(out)](gate_up, weights, out, out.size(1), BLOCK=_BLOCK)
+            _forward[_grid(out)](gate_up, weights, out, out.size(1), BLOCK=_BLOCK)
         return out
 
     @staticmethod
@@ -70,12 +70,15 @@ def _grid(out: Tensor) -> tuple[int, int]:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _forward(gate_up, out, num_features, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward(gate_up, weights, out, num_features, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_features
     gate = tl.load(gate_up + row * 2 * num_features + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * num_features + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * num_features + column, gate * tl.sigmoid(gate) * up, mask=inside)
+    activated = gate * tl.sigmoid(gate) * up
+    if weights is not None:
+        activated *= tl.load(weights + row).to(tl.float32)
+    tl.store(out + row * num_features + column, activated, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -89,16 +92,6 @@ def _backward(gate_up, grad_out, grad_in, num_features, BLOCK: tl.constexpr):  #
     sigmoid = tl.sigmoid(gate)
     tl.store(grad_in + first, grad * up * sigmoid * (1 + gate * (1 - sigmoid)), mask=inside)
     tl.store(grad_in + second, grad * gate * sigmoid, mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _weighted_forward(gate_up, weights, out, num_features, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < num_features
-    gate = tl.load(gate_up + row * 2 * num_features + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + (row * 2 + 1) * num_features + column, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weights + row).to(tl.float32)
-    tl.store(out + row * num_features + column, gate * tl.sigmoid(gate) * up * weight, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
