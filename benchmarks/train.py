@@ -145,8 +145,10 @@ TINY_CASES = {
 
 
 def over_experts(gpus: int, tiny: bool) -> list[Case]:
-    """The rows of a mixture of experts, with its experts over all GPUs."""
-    packs = [(256, 64)] if tiny else [(8192, 2048), (16384, 2048)]
+    """The rows of a mixture of experts, with its experts over all GPUs; of a tiny one, also with all on each."""
+    if tiny:
+        return [Case(256, 64, expert=expert) for expert in dict.fromkeys((gpus, 1))]
+    packs = [(8192, 2048), (16384, 2048)]
     return [Case(*pack, recompute=full, expert=gpus) for full in (False, True) for pack in packs]
 
 
