@@ -16,7 +16,7 @@ FULL = [
     "train.megatron.recompute_num_layers=1",
 ]
 CPU_ADAM = ["train.optimizer.optimizer_cpu_offload=true"]
-CUT = ["+cluster=h200x1", "model.num_layers=12"]
+CUT = ["+cluster=h200x1", "model.num_layers=12", "train.logprob_chunk_tokens=1024"]
 TP2, PP2 = (
     [
         "+cluster=h200x2",
