@@ -45,7 +45,7 @@ class _KeysAndValues(torch.autograd.Function):
         value = up.new_empty(num_tokens, num_heads, up.size(2) - size)
         grid = (num_tokens, triton.cdiv(num_heads, _BLOCK_HEADS))
         _split_kernel[grid](
-            up, turning, key, value, cos, sin, num_heads, *up.stride()[:2], **_sizes(size, value.size(2), cos)
+            up, turning, key, value, cos, sin, num_heads, *up.stride()[:2], **_with_values(size, value.size(2), cos)
         )
         return key, value
 
@@ -59,7 +59,7 @@ class _KeysAndValues(torch.autograd.Function):
         of_turning = of_key.new_empty(num_tokens, 2 * cos.size(1))
         strides = (*of_key.stride()[:2], *of_value.stride()[:2])
         _join_kernel[(num_tokens,)](
-            of_key, of_value, of_up, of_turning, cos, sin, num_heads, *strides, **_sizes(size, value_size, cos)
+            of_key, of_value, of_up, of_turning, cos, sin, num_heads, *strides, **_with_values(size, value_size, cos)
         )
         return of_up, of_turning, None, None, None
 
@@ -74,24 +74,25 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool) -> Tensor
     heads = _dense(heads)
     num_tokens, num_heads, _ = heads.shape
     out = heads.new_empty(heads.shape)
-    sizes = _sizes(heads.size(2) - 2 * cos.size(1), 1, cos)
-    del sizes["VALUE"], sizes["BLOCK_VALUE"]
+    sizes = _sizes(heads.size(2) - 2 * cos.size(1), cos)
     grid = (num_tokens, triton.cdiv(num_heads, _BLOCK_HEADS))
     _turn_kernel[grid](heads, out, cos, sin, num_heads, *heads.stride()[:2], **sizes, INVERSE=inverse)
     return out
 
 
-def _sizes(size: int, value_size: int, cos: Tensor) -> dict[str, int]:
+def _sizes(size: int, cos: Tensor) -> dict[str, int]:
     num_pairs = cos.size(1)
     return {
         "SIZE": size,
-        "VALUE": value_size,
         "PAIRS": num_pairs,
         "BLOCK_HEADS": _BLOCK_HEADS,
         "BLOCK_SIZE": triton.next_power_of_2(size),
-        "BLOCK_VALUE": triton.next_power_of_2(value_size),
         "BLOCK_PAIRS": triton.next_power_of_2(num_pairs),
     }
+
+
+def _with_values(size: int, value_size: int, cos: Tensor) -> dict[str, int]:
+    return {**_sizes(size, cos), "VALUE": value_size, "BLOCK_VALUE": triton.next_power_of_2(value_size)}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
