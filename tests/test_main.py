@@ -96,6 +96,30 @@ def test_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "slime: interrupted\n"
 
 
+FORKING = """
+import os, signal, sys, time
+from slime import __main__
+from slime.verbs import plan
+
+def run(args):
+    if os.fork():  # Python ignores what is raised after it
+        os.wait()
+        time.sleep(60)
+    os._exit(0)
+
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.{name}))
+plan.run = run
+sys.exit(__main__.main(["plan"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_that_python_ignores_comes_again(name: str) -> None:
+    program = [sys.executable, "-c", FORKING.format(name=name)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (130, "slime: interrupted\n")
+
+
 def test_nothing_but_the_program_name_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 0
     assert "  model=    " in capsys.readouterr().out

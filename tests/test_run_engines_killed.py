@@ -68,8 +68,10 @@ def test_engines_that_are_killed_under_load_come_back_and_nothing_is_lost(finish
     assert run.litter() == []
     assert outcome(run) == outcome(finished)
     assert run.weights() == finished.weights()
-    assert sum(row.get("engines/restarts", 0) for row in run.rows("rl")) == 3
     said = run.text()
+    assert len(re.findall(r"; engine-\d starts again \(\d of 3\)", said)) == 3
+    told = sum(row.get("engines/restarts", 0) for row in run.rows("rl"))
+    assert told in (2, 3), "the last one may begin after the last step has generated, whose row counts it"
     assert re.search(
         r"engine-\d \(pid \d+, http://\S+\): was killed by SIGKILL; engine-\d starts again \(1 of 3\)", said
     )

@@ -11,7 +11,9 @@ import select
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import slime
 from slime import extras
@@ -21,6 +23,7 @@ from slime.verbs import installed
 from slime.verbs.strangers import read
 
 EXIT_INTERRUPTED, EXIT_PIPE = 130, 141  # as shells count death by SIGINT and SIGPIPE
+AGAIN_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(PrintableFormatter())
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = _report_errors(list(sys.argv[1:] if argv is None else argv))
+        with _no_interrupt_ignored():
+            code = _report_errors(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -45,6 +49,28 @@ def _interrupt(number: int, frame: object) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _no_interrupt_ignored() -> Iterator[None]:
+    """An interrupt that comes in the block where Python ignores exceptions, as after a fork and where an object is
+    freed, comes again a moment later."""
+
+    main_thread = threading.main_thread().ident or 0
+
+    def again(ignored: sys.UnraisableHookArgs) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            before(ignored)
+            return
+        timer = threading.Timer(AGAIN_S, signal.pthread_kill, [main_thread, signal.SIGINT])
+        timer.daemon = True
+        timer.start()
+
+    before, sys.unraisablehook = sys.unraisablehook, again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _reader_has_left() -> bool:

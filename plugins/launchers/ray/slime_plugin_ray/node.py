@@ -85,7 +85,8 @@ def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            return ask()
+            with _signals_postponed():  # a connection to the GCS that is made and not used waits for ever when it goes
+                return ask()
         except RuntimeError as error:
             if death := _death(node):
                 raise death from error
@@ -101,25 +102,33 @@ def _listen_to_nobody(*_: object) -> None:
 
 
 @contextlib.contextmanager
+def _signals_postponed() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM that come in the block, which are yielded, take effect after it."""
+    came = list[int]()
+    if threading.current_thread() is not threading.main_thread():  # which alone has handlers
+        yield came
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield came
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
     """`ray.init` in the block leaves SIGTERM to the handler that is there. Ray's own prints a stack of C++."""
     from ray._private import utils, worker
 
-    if threading.current_thread() is not threading.main_thread():  # which alone has handlers
-        yield
-        return
-    handler, connect = signal.getsignal(signal.SIGTERM), worker.connect
+    connect = worker.connect
 
     def keeping(*args: Any, **kwargs: Any) -> None:
-        came = list[int]()  # half a connection cannot be ended, so the signal waits for the whole one
-        signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-        try:
-            with _errors_unless(came):
-                connect(*args, **kwargs)
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        for number in came:
-            signal.raise_signal(number)
+        with _signals_postponed() as came, _errors_unless(came):  # half a connection cannot be ended
+            connect(*args, **kwargs)
 
     with _replaced(worker, "connect", keeping), _replaced(utils, "set_sigterm_handler", lambda handler: None):
         yield

@@ -84,6 +84,23 @@ STRANGER = """
 WAIT = """
         time.sleep(600)
 """
+UNUSED = """
+from slime_plugin_ray import starter
+
+def started(*args, whole=starter.started_our_way):
+    from ray._private import state  # it reads the environment that a start sets
+
+    class Accessor(state.GlobalStateAccessor):
+        def connect(self):
+            signal.raise_signal(signal.{name})
+            return super().connect()
+
+    state.GlobalStateAccessor = Accessor
+    return whole(*args)
+
+starter.started_our_way = started
+"""
+"""The signal comes when a connection has been made and is not used yet: without it Ray's object cannot be freed."""
 
 
 class Driver:
@@ -218,6 +235,13 @@ def test_sigterm_while_ray_starts_is_one_line(folder: Path, reached: str) -> Non
     else:
         assert (code, driver.said()[-1:]) == (130, ["slime: interrupted"])
         assert len(driver.said()) <= 2
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_waits_for_a_connection_of_ray(folder: Path, name: str) -> None:
+    driver = Driver(folder, beside=UNUSED.format(name=name))
+    assert driver.finish() == 130
+    assert driver.said() == ["slime: interrupted"]
 
 
 def test_a_start_that_takes_longer_than_it_may_is_one_line(folder: Path) -> None:
