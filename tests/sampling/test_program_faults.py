@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import sys
 import time
@@ -20,7 +21,7 @@ from slime.sampling import held
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
-from slime.types import Prompt, Status
+from slime.types import Prompt, Status, Verdict, VerdictKind
 from tests.engine_client.scripted_engine import Scorer
 
 from .formats import FORMATS, tokenizer_of
@@ -133,6 +134,26 @@ def test_with_faults_of_each_kind_no_group_is_lost_or_mis_scored(collect):
     assert set(reasons) == {late} | raised
     assert collected.stats["rollout/reward_timeout"] == reasons.count(late) == 8
     assert collected.stats["rollout/reward_error"] == 12
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 1e39])
+def test_a_reward_that_no_model_can_learn_from_costs_its_attempt(collect, value):
+    class Judges:
+        count = 0
+
+        async def run(self, task, model) -> Verdict:
+            await model.respond()
+            self.count += 1
+            return Verdict.of(value if self.count == 3 else 0.5, correct=1.0)
+
+    collected, _ = collect(Judges(), samples_per_prompt=4)
+    verdicts = [sample.verdict for group in collected.groups for sample in group.samples]
+    [refused] = [verdict for verdict in verdicts if verdict.value is None]
+    assert (refused.kind, refused.reason.partition(";")[0]) == (
+        VerdictKind.ERROR, f"the program returned a Verdict with value={value!r}"
+    )  # fmt: skip
+    assert all(verdict == Verdict.of(0.5, correct=1.0) for verdict in verdicts if verdict is not refused)
+    assert collected.stats["rollout/reward_error"] == 1
 
 
 def test_a_tool_holds_no_place_at_an_engine(collect):

@@ -11,6 +11,7 @@ from slime.config.rollout import ProgramConfig
 from slime.contracts import Program
 from slime.conversation import Chat
 from slime.errors import SlimeError
+from slime.reward.verdicts import checked
 from slime.sampling.conversation import Model
 from slime.sampling.generate import Generator
 from slime.sampling.held import TimeLimit, held
@@ -124,7 +125,8 @@ class Attempts(Requests):
         elif model.status is None:
             _fail(sample, Verdict.error("the program ended without a response"))
         else:
-            sample.status, sample.verdict = model.status, verdict
+            # Of a worker it is checked already; one in the driver hands over what it likes.
+            sample.status, sample.verdict = model.status, verdict and checked(verdict, "the program")
         return True
 
 
