@@ -4,10 +4,14 @@ policy `staleness`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.contracts import BufferPolicy, SampleFilter
+from slime.errors import SlimeError
 from slime.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
 
 
 @hookimpl
@@ -34,6 +38,22 @@ def slime_config_schemas() -> Mapping[str, type]:
         "filter/overlong": overlong.Options,
         "buffer/staleness": staleness_options.Options,
     }
+
+
+@hookimpl
+def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
+    """Whether `dynamic-sampling` could keep any group."""
+    from slime_plugin_dynamic_sampling.filter import Options
+
+    chosen = {cfg.filter.name: cfg.filter.options, **cfg.filter.then}.get("dynamic-sampling")
+    if chosen is None:
+        return []
+    least, given = max(2, chosen.get("min_values", Options.min_values)), cfg.rollout.samples_per_prompt
+    if given >= least:
+        return []
+    what = f"is {given}, and filter 'dynamic-sampling' drops every prompt with fewer than {least} rewards to compare"
+    todo = f"Set it to {least} or more, or choose another filter."
+    return [SlimeError(what, where="rollout.samples_per_prompt", todo=todo)]
 
 
 def _dynamic_sampling(**options: Any) -> SampleFilter:

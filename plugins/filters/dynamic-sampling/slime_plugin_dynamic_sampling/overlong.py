@@ -37,8 +37,8 @@ class Overlong:
         return [-self._penalty * self._share(sample.num_sampled) for sample in group.samples]
 
     def decide(self, group: Group) -> Decision:
-        """Keep, or drop as `too_few_values`."""
-        if len(group.rewards) < 2:
+        """Keep, or drop as `too_few_values`: of several samples two have to have a value, of one its own."""
+        if len(group.rewards) < min(2, len(group.samples)):
             return Decision(keep=False, reason="too_few_values")
         return Decision(keep=True)
 

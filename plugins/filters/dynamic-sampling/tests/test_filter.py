@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime.compose.compose import examine
 from slime.types import Decision
 from slime_plugin_dynamic_sampling.filter import DynamicSampling, Options
 from slime_testing.plugins import check_filter, group
@@ -51,3 +52,20 @@ def test_equal_rewards_are_equal_however_large(value: float) -> None:
     """A standard deviation computed in floats need not be 0 for equal numbers; equality is."""
     decision = DynamicSampling(Options(correct_value=1e301)).decide(group([value] * 7))
     assert decision == drop("zero_std")
+
+
+ONE = ["+model=glm4-tiny", "+cluster=local", "algo=reinforce_pp", "rollout.samples_per_prompt=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "least"),
+    [
+        (["filter=dynamic-sampling"], 2),
+        (["filter.then.dynamic-sampling={}"], 2),
+        (["filter=dynamic-sampling", "filter.options.min_values=3", "rollout.samples_per_prompt=2"], 3),
+    ],
+)
+def test_prompts_with_too_few_samples_to_compare_are_refused(words: list[str], least: int) -> None:
+    [problem] = examine([*ONE, *words]).problems
+    assert f"drops every prompt with fewer than {least} rewards" in str(problem)
+    assert examine([*ONE, *words, f"rollout.samples_per_prompt={least}"]).problems == []

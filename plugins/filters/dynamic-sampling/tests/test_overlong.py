@@ -21,6 +21,13 @@ def test_overlong_keeps_the_contract() -> None:
     )
 
 
+def test_a_prompt_with_one_sample_is_kept() -> None:
+    """As critics and REINFORCE++ learn from it."""
+    cases = [([1.0], Decision(keep=True)), ([None], Decision(keep=False, reason="too_few_values"))]
+    check_filter("overlong", cases, OPTIONS)
+    check_shaping("overlong", [(group([1.0], [80]), [-0.5])], OPTIONS)
+
+
 def test_the_penalty_is_that_of_the_paper() -> None:
     """Equation 13: 0 up to L_max - L_cache, ((L_max - L_cache) - |y|) / L_cache up to L_max, then -1."""
     lengths = [0, 1, 60, 61, 80, 99, 100, 150]
