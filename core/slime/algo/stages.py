@@ -157,6 +157,12 @@ def run_stages(cfg: SlimeConfig) -> Stages:
     return Stages(tuple(found))
 
 
+def policy_steps(cfg: SlimeConfig) -> int:
+    """Optimizer steps that the policy takes in the reinforcement-learning stage; a critic may learn alone before."""
+    alone = cfg.algo.critic.only_steps if run_stages(cfg).have_critic else 0
+    return max(0, cfg.run.num_steps - alone) * cfg.train.steps_per_rollout
+
+
 def objective_of(algo: AlgoConfig) -> Objective:
     """The chosen objective, with its options and the keys of `algo` that it knows.
 

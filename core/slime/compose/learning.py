@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slime.algo.stages import estimator_of, run_stages
+from slime.algo.stages import estimator_of, policy_steps, run_stages
 from slime.config.paths import resolve
 from slime.config.schema import (
     AlgoConfig,
@@ -40,7 +40,7 @@ def _schedules(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if lr is not None and lr < min_lr and cfg.train.lr_decay is not LrDecay.constant:  # with which it does nothing
         where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
         yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
-    decay_steps = cfg.train.lr_decay_steps or cfg.run.num_steps * cfg.train.steps_per_rollout
+    decay_steps = cfg.train.lr_decay_steps or policy_steps(cfg)
     reinforced = ("train", cfg.train.lr_decay, cfg.train.lr_warmup_steps, decay_steps)
     supervised = ("sft", cfg.sft.lr_decay, cfg.sft.lr_warmup_steps, cfg.sft.num_steps)
     sections = (reinforced, supervised) if run_stages(cfg).reinforces else (supervised,)

@@ -68,5 +68,5 @@ class TrainConfig:
     lr_decay: LrDecay = key(LrDecay.constant, may_change=True, known_as="lr_decay_style")
     """How the learning rate falls from `lr` to `min_lr` after warm-up."""
     lr_decay_steps: int | None = key(None, PERIOD, may_change=True, known_as="lr_decay_iters")
-    """Optimizer steps at which the decay ends; empty means the whole run."""
+    """Optimizer steps of the policy at which the decay ends; empty means the whole run."""
     checkpoint: CheckpointConfig = key(make=CheckpointConfig, may_change=True)

@@ -31,6 +31,10 @@ def test_one_sample_a_prompt_is_enough() -> None:
         (["algo=ppo", "algo.critic.offload=true"], "algo.critic.offload: does nothing without GPUs"),
         (["algo=ppo", "algo.critic.only_steps=40"], "algo.critic.only_steps: is 40, which leaves none of 40 steps"),
         (["algo=ppo", "algo.critic.lr_warmup_steps=40"], "algo.critic.lr_warmup_steps: is 40, which leaves none of 40"),
+        (
+            ["algo=ppo", "algo.critic.only_steps=30", "train.lr_warmup_steps=10"],
+            "train.lr_warmup_steps: is 10, which leaves none of 10 steps at the full learning rate",
+        ),
         (["algo=ppo", "algo.critic.path=nowhere"], "algo.critic.path: there is no 'nowhere'."),
         (["algo=ppo", "algo.critic.lr=2"], "algo.critic.lr: must be above 0 and at most 1, got 2."),
         (["algo=ppo", "algo.advantage_options.lambda=1"], "algo.advantage_options.lambda: estimator 'gae' has no such"),

@@ -15,6 +15,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_core_portable import FusedAdam
+from slime.algo.stages import policy_steps
 from slime.config.schema import LrDecay, SlimeConfig
 from slime.types import SFT
 from slime_plugin_megatron import settings
@@ -38,7 +39,7 @@ def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
     if stage == SFT:
         return LrSchedule(stage, cfg.sft.lr, 0.0, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay, cfg.sft.num_steps)
     optimizer, train = settings.optimizer_config(cfg), cfg.train
-    decay_steps = train.lr_decay_steps or cfg.run.num_steps * train.steps_per_rollout
+    decay_steps = train.lr_decay_steps or policy_steps(cfg)
     min_lr = optimizer.min_lr or 0.0
     return LrSchedule(stage, optimizer.lr, min_lr, train.lr_warmup_steps, train.lr_decay, decay_steps)
 

@@ -44,6 +44,10 @@ def test_the_decay_ends_with_the_run_unless_told_otherwise() -> None:
     cfg = SlimeConfig()
     cfg.run.num_steps, cfg.train.steps_per_rollout = 20, 4
     assert schedule_of(cfg, "rl").decay_steps == 80
+    cfg.algo.advantage, cfg.algo.critic.only_steps = "gae", 5
+    assert schedule_of(cfg, "rl").decay_steps == 60, "the policy takes no step while the critic learns alone"
+    cfg.algo.advantage = "grpo"
+    assert schedule_of(cfg, "rl").decay_steps == 80, "there is no critic"
     cfg.train.lr_decay_steps = 7
     assert schedule_of(cfg, "rl").decay_steps == 7
 
