@@ -2,7 +2,8 @@
 
 import pytest
 
-from slime.__main__ import EXIT_ERROR, main
+from slime.__main__ import main
+from slime.errors import EXIT_ERROR
 
 
 @pytest.mark.parametrize(

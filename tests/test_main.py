@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slime import __main__ as command
+from slime import command
 from slime.errors import SlimeError
 from slime.verbs import plan
 from slime_plugin_ray.gpus import read_gpus
@@ -118,6 +119,37 @@ def test_an_interrupt_that_python_ignores_comes_again(name: str) -> None:
     program = [sys.executable, "-c", FORKING.format(name=name)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (130, "slime: interrupted\n")
+
+
+LOADING = """
+import signal, sys
+from importlib import abc
+
+class Interrupting(abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "slime.verbs":
+            signal.raise_signal(signal.{name})
+
+sys.meta_path.insert(0, Interrupting())
+"""
+UNLOADING = """
+import atexit, signal, sys
+atexit.register(signal.raise_signal, signal.{name})
+"""
+PLAN = """
+import runpy
+sys.argv[1:] = ["plan", "--help"]
+runpy.run_module("slime", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("when", [LOADING, UNLOADING], ids=["loading", "unloading"])
+def test_an_interrupt_while_python_loads_or_unloads_is_no_stack(when: str, name: str) -> None:
+    program = [sys.executable, "-c", when.format(name=name) + PLAN]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert done.stderr == ""
+    assert -done.returncode in (signal.SIGINT, signal.SIGTERM)
 
 
 def test_nothing_but_the_program_name_shows_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slime import __main__ as command
+from slime import command
 from slime.compose.compose import examine
 from slime.compose.overrides import SHORT
 from slime.config.keys import FOREIGN, open_section, own_keys

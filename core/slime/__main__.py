@@ -1,131 +1,26 @@
-"""`slime`: from the command line to a verb. The one place that prints errors.
-
-Nothing heavy is imported before a run is known to be right, so that `--help`, `plugins` and `plan` answer at once.
-"""
+"""`slime`, from its first moment to its last; `command.py` is what it does with a command line."""
 
 from __future__ import annotations
 
-import logging
-import os
-import select
 import signal
 import sys
-import textwrap
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import slime
-from slime import extras
-from slime.errors import EXIT_ERROR, SlimeError
-from slime.printable import PrintableFormatter, printable
-from slime.verbs import installed
-from slime.verbs.strangers import read
-
-EXIT_INTERRUPTED, EXIT_PIPE = 130, 141  # as shells count death by SIGINT and SIGPIPE
-AGAIN_S = 0.1
+from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 if it went well, 2 after an error that is the user's, printed as a line."""
-    if logging.lastResort:  # it prints warnings, ours and those of libraries
-        logging.lastResort.setFormatter(PrintableFormatter())
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with _no_interrupt_ignored():
-            code = _report_errors(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        if not _reader_has_left():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still writes at its end
-        return EXIT_PIPE
+    """`slime.command.main`. Before it and behind it an interrupt ends the process without a word: Python, which loads
+    and unloads modules then, would print a stack."""
+    is_ours = argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from slime import command  # takes a tenth of a second, and many times that on a busy machine
 
-
-def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM ends as Ctrl-C does; a second one ends at once."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
+    if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)
-
-
-@contextmanager
-def _no_interrupt_ignored() -> Iterator[None]:
-    """An interrupt that comes in the block where Python ignores exceptions, as after a fork and where an object is
-    freed, comes again a moment later."""
-
-    main_thread = threading.main_thread().ident or 0
-
-    def again(ignored: sys.UnraisableHookArgs) -> None:
-        if not issubclass(ignored.exc_type, KeyboardInterrupt):
-            before(ignored)
-            return
-        timer = threading.Timer(AGAIN_S, signal.pthread_kill, [main_thread, signal.SIGINT])
-        timer.daemon = True
-        timer.start()
-
-    before, sys.unraisablehook = sys.unraisablehook, again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-def _reader_has_left() -> bool:
-    """Whether nobody reads standard output any more, as in `slime plan | head`: no other pipe may end so quietly."""
-    output = select.poll()
-    output.register(sys.stdout.fileno(), 0)
-    return any(events & select.POLLERR for _, events in output.poll(0))
-
-
-def _report_errors(argv: list[str]) -> int:
-    try:
-        return _dispatch(argv)
-    except SlimeError as error:
-        print(f"slime: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except ModuleNotFoundError as error:
-        lack = extras.without(error.name or "")
-        if lack is None:
-            raise
-        print(f"slime: {lack}", file=sys.stderr)
-        return EXIT_ERROR
-    except KeyboardInterrupt as interrupt:
-        notes = getattr(interrupt, "__notes__", [])
-        print(printable("; ".join(["slime: interrupted", *notes])), file=sys.stderr)
-        return EXIT_INTERRUPTED
-
-
-def _dispatch(argv: list[str]) -> int:
-    if argv[:1] == ["help"]:
-        argv = [*argv[1:], "--help"]
-    if "--version" in argv:
-        print(f"slime {slime.__version__}")
-        return 0
-    verb, words = installed.find(argv, installed.names())
-    if verb is None and ({"--help", "-h"} & {*words} or not words):
-        _help()
-        return 0
-    name = verb or "train"
-    called = installed.load(name)
-    try:
-        args = read(installed.parser_of(name, called), words)
-    except SystemExit as shown:  # argparse ends so where it has shown the help
-        return int(shown.code or 0)
-    return called.run(args) or 0
-
-
-def _help() -> None:
-    from slime import plugins
-    from slime.compose import groups
-
-    print(installed.overview())
-    options = groups.scan(plugins.load())
-    for group in groups.DECLARED:
-        names = textwrap.wrap(", ".join(options.names(group)), 106, break_on_hyphens=False)
-        print(f"  {group}=".ljust(12) + "\n".ljust(13).join(names))
+    code = command.main(argv)
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ MAX_CHOICES = 300
 class SlimeError(Exception):
     """An error a user can cause or must act on.
 
-    Printed by `slime.__main__` as one line: what went wrong, where, and what to do next. `str()` of it is that line,
+    Printed by `slime.command` as one line: what went wrong, where, and what to do next. `str()` of it is that line,
     with the names of characters that steer a terminal. Programming errors stay assertions and ordinary exceptions.
 
     Args:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from slime import __main__ as command
-from slime import plugins
+from slime import command, plugins
 from slime.compose.compose import compose, examine
 from slime.compose.groups import scan
 from slime.errors import SlimeError

@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from slime import __main__ as command
+from slime import command
 from slime.compose.compose import compose, examine
 from slime.config.keys import own_keys
 

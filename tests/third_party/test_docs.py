@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slime import __main__ as command
+from slime import command
 from tests.site import Site
 
 DOCS = Path(__file__).parents[2] / "docs"

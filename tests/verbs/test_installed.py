@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slime import extras, plugins
-from slime.__main__ import EXIT_ERROR, main
+from slime.__main__ import main
+from slime.errors import EXIT_ERROR
 from slime_testing.verbs import check_verb
 from tests.site import Site
 
