@@ -152,6 +152,50 @@ def test_an_interrupt_while_python_loads_or_unloads_is_no_stack(when: str, name:
     assert -done.returncode in (signal.SIGINT, signal.SIGTERM)
 
 
+INSTEAD = """
+import os, signal, sys, time
+from slime import command
+from slime.verbs import plan
+
+def run(args):
+    if {where} == "a child":
+        ready, begun = os.pipe()
+        if pid := os.fork():
+            os.read(ready, 1)
+            os.kill(pid, signal.{name})
+            os.wait()
+        else:
+            os.write(begun, b".")
+            while True:
+                time.sleep(0.01)
+    try:
+        if {where} == "here":
+            signal.raise_signal(signal.{name})
+    finally:
+        {{}}["a library's state"]
+
+plan.run = run
+sys.exit(command.main(["plan"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_error_in_the_place_of_an_interrupt_is_one(name: str) -> None:
+    """As OmegaConf raises in a clean-up, and Python itself while it loads a library of C."""
+    program = [sys.executable, "-c", INSTEAD.format(name=name, where="'here'")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert done.stderr == 'slime: interrupted; KeyError("a library\'s state")\n'
+    assert done.returncode == 130
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_of_a_child_is_none_of_ours(name: str) -> None:
+    program = [sys.executable, "-c", INSTEAD.format(name=name, where="'a child'")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    assert done.stderr.splitlines()[-1] == 'KeyError: "a library\'s state"'
+    assert done.returncode == 1
+
+
 def test_nothing_but_the_program_name_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 0
     assert "  model=    " in capsys.readouterr().out

@@ -12,8 +12,9 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import slime
 from slime import extras
@@ -32,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(PrintableFormatter())
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _no_interrupt_ignored():
-            code = _report_errors(list(sys.argv[1:] if argv is None else argv))
+        with _no_interrupt_ignored(), _interrupts_noted() as interrupted:
+            code = _report_errors(list(sys.argv[1:] if argv is None else argv), interrupted)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -80,22 +81,49 @@ def _reader_has_left() -> bool:
     return any(events & select.POLLERR for _, events in output.poll(0))
 
 
-def _report_errors(argv: list[str]) -> int:
+@contextmanager
+def _interrupts_noted() -> Iterator[Callable[[], bool]]:
+    """Yields whether an interrupt has come in the block. What follows may be another error that stands for it: of a
+    library that it found half done, or of Python's C code, as while a library of C is loaded."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=partial(signal.set_wakeup_fd, -1))  # which may be ended by the same signal
+
+    def came() -> bool:
+        with suppress(BlockingIOError):
+            return not {signal.SIGINT, signal.SIGTERM}.isdisjoint(os.read(reader, 1 << 16))
+        return False
+
+    try:
+        yield came
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
     try:
         return _dispatch(argv)
-    except SlimeError as error:
-        print(f"slime: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except ModuleNotFoundError as error:
-        lack = extras.without(error.name or "")
-        if lack is None:
-            raise
-        print(f"slime: {lack}", file=sys.stderr)
-        return EXIT_ERROR
     except KeyboardInterrupt as interrupt:
-        notes = getattr(interrupt, "__notes__", [])
-        print(printable("; ".join(["slime: interrupted", *notes])), file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _interrupted(getattr(interrupt, "__notes__", []))
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if interrupted():
+            return _interrupted([str(error) if isinstance(error, SlimeError) else repr(error)])
+        lack = extras.without(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        if lack is None and not isinstance(error, SlimeError):
+            raise
+        print(f"slime: {lack or error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _interrupted(notes: Sequence[str]) -> int:
+    print(printable("; ".join(["slime: interrupted", *notes])), file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _dispatch(argv: list[str]) -> int:
