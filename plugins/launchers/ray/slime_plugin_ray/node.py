@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from slime.engines.scratch import how_ended
 from slime.errors import EXIT_ERROR, Death, SlimeError
 from slime_plugin_ray.folders import ray_folder
+from slime_plugin_ray.signals import signals_postponed
 
 POLL_S = 0.1
 STARTING_S, STUCK_S = 5.0, 60.0
@@ -85,7 +85,7 @@ def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            with _signals_postponed():  # a connection to the GCS that is made and not used waits for ever when it goes
+            with signals_postponed():  # a connection to the GCS that is made and not used waits for ever when it goes
                 return ask()
         except RuntimeError as error:
             if death := _death(node):
@@ -102,24 +102,6 @@ def _listen_to_nobody(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def _signals_postponed() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM that come in the block, which are yielded, take effect after it."""
-    came = list[int]()
-    if threading.current_thread() is not threading.main_thread():  # which alone has handlers
-        yield came
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
-    try:
-        yield came
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
-
-
-@contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
     """`ray.init` in the block leaves SIGTERM to the handler that is there. Ray's own prints a stack of C++."""
     from ray._private import utils, worker
@@ -127,7 +109,7 @@ def signals_kept() -> Iterator[None]:
     connect = worker.connect
 
     def keeping(*args: Any, **kwargs: Any) -> None:
-        with _signals_postponed() as came, _errors_unless(came):  # half a connection cannot be ended
+        with signals_postponed() as came, _errors_unless(came):  # half a connection cannot be ended
             connect(*args, **kwargs)
 
     with _replaced(worker, "connect", keeping), _replaced(utils, "set_sigterm_handler", lambda handler: None):

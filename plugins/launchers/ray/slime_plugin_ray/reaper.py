@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import psutil
 
 from slime_plugin_ray.folders import PREFIX, clear_all
+from slime_plugin_ray.signals import signals_postponed
 
 LOOK_S = 1.0
 """How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""
@@ -54,13 +55,13 @@ def reaped(mark: str) -> Iterator[Reaper]:
     """
     before = [str(child.pid) for child in _descendants(os.getpid())]
     command = [sys.executable, "-m", "slime_plugin_ray.reaper", mark, str(os.getpid()), *before]
-    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    os.environ[_MARK] = mark
-    try:
+    with contextlib.ExitStack() as stack:
+        with signals_postponed():  # until it will be told of the end: it takes silence for a death
+            reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            stack.callback(reaper.communicate, _END)
+        os.environ[_MARK] = mark
+        stack.callback(os.environ.pop, _MARK)
         yield Reaper(reaper)
-    finally:
-        del os.environ[_MARK]
-        reaper.communicate(_END)
 
 
 def main(mark: str, driver: int, *before: int) -> None:

@@ -102,6 +102,19 @@ starter.started_our_way = started
 """
 """The signal comes when a connection has been made and is not used yet: without it Ray's object cannot be freed."""
 
+BEGINNING = """
+from types import SimpleNamespace
+from slime_plugin_ray import reaper
+
+def started(*args, whole=reaper.subprocess.Popen, **kwargs):
+    process = whole(*args, **kwargs)
+    signal.raise_signal(signal.{name})
+    return process
+
+reaper.subprocess = SimpleNamespace(PIPE=reaper.subprocess.PIPE, Popen=started)
+"""
+"""The signal comes when the reaper has been started and is not known yet."""
+
 
 class Driver:
     """A program that starts Ray as a run does, and speaks as `slime` does."""
@@ -238,8 +251,9 @@ def test_sigterm_while_ray_starts_is_one_line(folder: Path, reached: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_waits_for_a_connection_of_ray(folder: Path, name: str) -> None:
-    driver = Driver(folder, beside=UNUSED.format(name=name))
+@pytest.mark.parametrize("moment", [UNUSED, BEGINNING], ids=["a connection of Ray's", "the reaper"])
+def test_a_signal_waits_for_what_is_being_started(folder: Path, moment: str, name: str) -> None:
+    driver = Driver(folder, beside=moment.format(name=name))
     assert driver.finish() == 130
     assert driver.said() == ["slime: interrupted"]
 
