@@ -7,7 +7,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ApplyResult, ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,14 @@ def run(args: Namespace) -> None:
         time.sleep(_POLL_S)
 
 
+def _error_of(loading: ApplyResult[None]) -> SlimeError | None:
+    try:
+        loading.get()
+    except SlimeError as error:
+        return error
+    return None
+
+
 class Follower:
     """Keeps engines at the newest version of a folder, those restarted ones included."""
 
@@ -74,13 +82,11 @@ class Follower:
             todo = "Name weights.path of a run with weights.transport=disk that has published."
             raise SlimeError("there is no version of weights", where=str(self._folder), todo=todo)
         manifest = read_manifest(self._folder, names[-1])
-        with ThreadPoolExecutor(len(self._engines)) as pool:
-            loading = [pool.submit(self._load, engine, names[-1], manifest, timeout_s) for engine in self._engines]
-        errors = [each.exception() for each in loading]
-        for error in errors:
-            if error and not isinstance(error, SlimeError):
-                raise error
-        return [error for error in errors if isinstance(error, SlimeError)]
+        with ThreadPool(len(self._engines)) as pool:  # ends without waiting: an engine may take minutes
+            loading = [
+                pool.apply_async(self._load, (engine, names[-1], manifest, timeout_s)) for engine in self._engines
+            ]
+            return [error for each in loading if (error := _error_of(each))]
 
     def _load(self, engine: Endpoint, name: str, manifest: Manifest, timeout_s: float) -> None:
         from slime.weights.publisher.engine_link import EngineLink
