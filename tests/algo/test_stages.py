@@ -13,8 +13,9 @@ from slime.errors import SlimeError
 from slime.types import RL, SFT
 
 
-def config(num_sft_steps: int = 0, steps_per_rollout: int = 1, **algo: Any) -> SlimeConfig:
+def config(num_sft_steps: int = 0, steps_per_rollout: int = 1, epochs: int = 1, **algo: Any) -> SlimeConfig:
     cfg = SlimeConfig(algo=AlgoConfig(**algo))
+    cfg.train.epochs_per_rollout = epochs
     cfg.run.num_steps, cfg.sft.num_steps, cfg.train.steps_per_rollout = 7, num_sft_steps, steps_per_rollout
     return cfg
 
@@ -39,6 +40,7 @@ def test_stages_come_in_order(cfg: SlimeConfig, wanted: list[Any]) -> None:
     [
         (config(), []),
         (config(steps_per_rollout=2), [Source.policy]),
+        (config(epochs=2), [Source.policy]),
         (config(steps_per_rollout=2, rollout_logprobs_as_old=True), []),
         (config(kl_coef=0.0), [Source.reference]),
         (config(steps_per_rollout=2, kl_coef=0.1), [Source.policy, Source.reference]),
@@ -46,7 +48,7 @@ def test_stages_come_in_order(cfg: SlimeConfig, wanted: list[Any]) -> None:
 )
 def test_passes_before_the_first_optimizer_step(cfg: SlimeConfig, wanted: list[Source]) -> None:
     stages = run_stages(cfg)
-    assert stages[RL].passes(cfg.train.steps_per_rollout) == wanted
+    assert stages[RL].passes(cfg.train.optimizer_steps) == wanted
     assert stages.num_passes == len(wanted)
     assert stages.needs(Source.reference) == (cfg.algo.kl_coef is not None)
 

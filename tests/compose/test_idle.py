@@ -31,6 +31,9 @@ def refused(words: list[str]) -> dict[str, str]:
     return {problem.where: problem.what.removeprefix("does nothing without ") for problem in problems}
 
 
+ABOVE_ONE = "train.steps_per_rollout or train.epochs_per_rollout above 1"
+
+
 @pytest.mark.parametrize(
     ("word", "condition", "mended"),
     [
@@ -38,8 +41,13 @@ def refused(words: list[str]) -> dict[str, str]:
         ("weights.path=/x", "weights.transport=disk", ["weights.transport=disk"]),
         ("train.lr_decay_steps=5", "train.lr_decay=linear or cosine", ["train.lr_decay=linear"]),
         ("algo.kl_estimator=k2", "algo.kl_coef", ["algo.kl_coef=0.1"]),
-        ("algo.clip_high=0.3", "train.steps_per_rollout above 1", ["train.steps_per_rollout=2"]),
-        ("algo.clip_low=0.1", "train.steps_per_rollout above 1", ["algo.rollout_logprobs_as_old=true"]),
+        (
+            "algo.clip_high=0.3",
+            ABOVE_ONE,
+            ["train.steps_per_rollout=2"],
+        ),
+        ("algo.clip_high=0.3", ABOVE_ONE, ["train.epochs_per_rollout=2"]),
+        ("algo.clip_low=0.1", ABOVE_ONE, ["algo.rollout_logprobs_as_old=true"]),
         ("sft.lr=5e-5", "sft.path and sft.num_steps", DEMONSTRATIONS),
         (DEMONSTRATIONS[0], "sft.num_steps", DEMONSTRATIONS[1:]),
         ("eval.interval=1", "eval.path", [HELD_OUT]),

@@ -56,7 +56,8 @@ class Stage:
     Attributes:
         name: `SFT` or `RL`.
         num_steps: of the stage, from its beginning.
-        optimizer_steps: of one step.
+        optimizer_steps: that the samples of one step are split into.
+        epochs: how often a step trains on them.
         algo: what chooses its estimator, where it reinforces.
     """
 
@@ -64,6 +65,7 @@ class Stage:
     objective: Objective
     num_steps: int
     optimizer_steps: int = 1
+    epochs: int = 1
     algo: AlgoConfig | None = None
 
     @property
@@ -90,6 +92,9 @@ class Stage:
         """Whose log-probs take a pass without gradient over what a step trains on, before its first optimizer step.
 
         Before the only one, those of the policy are what the model computes anyway.
+
+        Args:
+            optimizer_steps: of the step, over all epochs.
         """
         asked = {column.source for column in self.objective.needs if not column.optional}
         free = Source.policy if optimizer_steps == 1 else Source.rollout
@@ -99,7 +104,7 @@ class Stage:
     @property
     def num_passes(self) -> int:
         """Passes without gradient over what a step trains on."""
-        return len(self.passes(self.optimizer_steps))
+        return len(self.passes(self.optimizer_steps * self.epochs))
 
 
 @dataclass(frozen=True)
@@ -153,14 +158,15 @@ def run_stages(cfg: SlimeConfig) -> Stages:
     if cfg.sft.num_steps or not reinforces:
         found.append(Stage(SFT, objective_of(AlgoConfig(name=SFT)) if reinforces else chosen, cfg.sft.num_steps))
     if reinforces:
-        found.append(Stage(RL, chosen, cfg.run.num_steps, cfg.train.steps_per_rollout, cfg.algo))
+        steps, epochs = cfg.train.steps_per_rollout, cfg.train.epochs_per_rollout
+        found.append(Stage(RL, chosen, cfg.run.num_steps, steps, epochs, cfg.algo))
     return Stages(tuple(found))
 
 
 def policy_steps(cfg: SlimeConfig) -> int:
     """Optimizer steps that the policy takes in the reinforcement-learning stage; a critic may learn alone before."""
     alone = cfg.algo.critic.only_steps if run_stages(cfg).have_critic else 0
-    return max(0, cfg.run.num_steps - alone) * cfg.train.steps_per_rollout
+    return max(0, cfg.run.num_steps - alone) * cfg.train.optimizer_steps
 
 
 def objective_of(algo: AlgoConfig) -> Objective:

@@ -41,7 +41,7 @@ class Composition:
     @property
     def clips(self) -> bool:
         """With one optimizer step a rollout the ratio to the trainer's old policy is 1."""
-        return self.cfg.train.steps_per_rollout > 1 or self.cfg.algo.rollout_logprobs_as_old
+        return self.cfg.train.optimizer_steps > 1 or self.cfg.algo.rollout_logprobs_as_old
 
     @property
     def corrects(self) -> bool:
@@ -123,7 +123,7 @@ RULES: Sequence[Rule] = (
         "algo.advantage algo.advantage_options algo.critic.* algo.normalize_std algo.clip_* algo.entropy_coef "
         "algo.kl_* algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.teacher.* "
         "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
-        f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.steps_per_rollout data.shuffle "
+        f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.*_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
         "train.routing_replay",
         lambda run: run.reinforces,
@@ -171,7 +171,11 @@ RULES: Sequence[Rule] = (
         "algo.kl_estimator algo.kl_unbiased",
         lambda run: run.cfg.algo.kl_in is KlIn.loss or not run.cfg.algo.kl_coef,
     ),
-    Rule("without train.steps_per_rollout above 1", "algo.clip_*", lambda run: run.clips),
+    Rule(
+        "without train.steps_per_rollout or train.epochs_per_rollout above 1",
+        "algo.clip_*",
+        lambda run: run.clips,
+    ),
     Rule(
         "with algo.rollout_logprobs_as_old, whose ratio already compares with the engine",
         f"{_BOUNDS} algo.importance_tokens algo.sequence_*",

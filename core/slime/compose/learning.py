@@ -93,7 +93,7 @@ def _critic(algo: AlgoConfig, num_steps: int, train: TrainConfig) -> Iterator[Sl
     if num_steps and critic.only_steps >= num_steps:
         what = f"is {critic.only_steps}, which leaves none of {num_steps} steps for the policy"
         yield SlimeError(what, where="algo.critic.only_steps", todo=f"Lower it below {num_steps}.")
-    if critic.lr_warmup_steps >= (steps := num_steps * train.steps_per_rollout) > 0:
+    if critic.lr_warmup_steps >= (steps := num_steps * train.optimizer_steps) > 0:
         what = f"is {critic.lr_warmup_steps}, which leaves none of {steps} steps at the full learning rate"
         yield SlimeError(what, where="algo.critic.lr_warmup_steps", todo=f"Lower it below {steps}.")
     if critic.path is None:

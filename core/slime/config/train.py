@@ -54,6 +54,9 @@ class TrainConfig:
         known_as="actor.ppo_mini_batch_size steps_per_generation gradient_accumulation_steps num_steps_per_rollout",
     )
     """Optimizer steps the samples of one rollout are split into."""
+    epochs_per_rollout: int = key(1, SAMPLES, known_as="actor.ppo_epochs critic.ppo_epochs num_iterations")
+    """How often a rollout's samples are trained on, each time in `steps_per_rollout` optimizer steps, of the critic as
+    well. Old log-probs and advantages are those from before the first."""
     logprob_chunk_tokens: int = key(4096, TOKENS, may_change=True, known_as="log_probs_chunk_size")
     """Tokens whose logits are alive at once in log-prob, entropy and loss; bounds memory, changes no result."""
     mtp_loss_scale: float | None = key(None, Bound(0, 100, strict=True))
@@ -70,3 +73,8 @@ class TrainConfig:
     lr_decay_steps: int | None = key(None, PERIOD, may_change=True, known_as="lr_decay_iters")
     """Optimizer steps of the policy at which the decay ends; empty means the whole run."""
     checkpoint: CheckpointConfig = key(make=CheckpointConfig, may_change=True)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of a rollout, over all epochs."""
+        return self.steps_per_rollout * self.epochs_per_rollout

@@ -24,6 +24,7 @@ OF_REINFORCEMENT = (
     "run.num_steps",
     "algo.",
     "train.steps_per_rollout",
+    "train.epochs_per_rollout",
     "train.lr_",
     "train.mtp_loss_scale",
     "rollout.prompts_per_step",
@@ -88,8 +89,8 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
     Returns:
         `tokens_a_group`: of a micro-batch, which the ranks of a context-parallel group share; `tokens_a_rank`;
         `samples`: of an optimizer step; `samples_a_rank`: at most, of a data-parallel one; and of reinforcement
-        learning `optimizer_steps` of a rollout, `longest`: tokens of a sequence, padded, and `begun`: responses that a
-        rollout begins.
+        learning `optimizer_steps` of a rollout in each of its `epochs`, `longest`: tokens of a sequence, padded, and
+        `begun`: responses that a rollout begins.
     """
     cap, rollout, steps = cfg.train.max_tokens_per_micro_batch, cfg.rollout, cfg.train.steps_per_rollout
     sizes = {"tokens_a_group": cap, "tokens_a_rank": cap // grid.cp}
@@ -104,6 +105,7 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         "samples": samples // steps,
         "samples_a_rank": -(-samples // steps // grid.dp),
         "optimizer_steps": steps,
+        "epochs": cfg.train.epochs_per_rollout,
         "longest": grid.padded(longest_of(rollout, rollout.sampling)),
         "begun": math.ceil(rollout.prompts_per_step * over_sampling) * rollout.samples_per_prompt,
     }
@@ -138,7 +140,10 @@ def batch_lines(sizes: dict[str, int], grid: Grid) -> Iterator[str]:
     longest = f"; the longest sequence has {sizes['longest']:,}" if "longest" in sizes else ""
     yield f"  micro-batch     {sizes['tokens_a_group']:,} tokens{group}{longest}"
     step = f"{sizes['samples']:,} samples, at most {sizes['samples_a_rank']:,} a data-parallel rank"
-    of = f"; {sizes['optimizer_steps']} a rollout, which begins {sizes['begun']:,} responses" if longest else ""
+    of = ""
+    if longest:
+        epochs = f" in each of {sizes['epochs']} epochs" if sizes["epochs"] > 1 else ""
+        of = f"; {sizes['optimizer_steps']} a rollout{epochs}, which begins {sizes['begun']:,} responses"
     yield f"  optimizer step  {step}{of}"
 
 

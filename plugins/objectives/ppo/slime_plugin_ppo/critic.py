@@ -49,7 +49,7 @@ class ValueCritic:
             self.optimizer = Optimizer(own, self.model)
         self._estimator = estimator
         self._learning, self._device = Learning(self.model, self.optimizer, device, "the critic's "), device
-        self._takes_turns = cfg.algo.critic.offload
+        self._takes_turns, self._epochs = cfg.algo.critic.offload, cfg.train.epochs_per_rollout
         self.offload = self._learning.offload
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ class ValueCritic:
         contiguous = any(trait.contiguous for trait in self.model.traits)
         valued, found = with_advantages(self._estimator, whole, local, scored, self._device, contiguous=contiguous)
         steps, maxima = [], set[str]()
-        for count, micro_batches in zip(num_loss_tokens, valued, strict=True):
+        for count, micro_batches in [*zip(num_loss_tokens, valued, strict=True)] * self._epochs:
             loss = StepLoss(self._estimator.critic, micro_batches, {}, is_first=False)
             values = self._learning.step(count, micro_batches, loss, step=step, replays=False)
             del values["num_tokens"]

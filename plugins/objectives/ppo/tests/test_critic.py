@@ -259,6 +259,23 @@ def test_the_critic_alone_learns_at_first(model: Path) -> None:
     assert {"loss", "entropy", "ratio_mean", "critic_grad_norm"} <= values.keys(), "the policy is measured all the same"
 
 
+def train_repeatedly(rank: Rank, model: Path, epochs: int, times: int) -> Any:
+    trainer = start(rank, model)
+    trainer.cfg.train.epochs_per_rollout = epochs
+    trainer.begin_critic("rl")
+    history = [numbers(trainer.train(batches_of(trainer, step) * times, step, "rl")) for step in (1, 2)]
+    return history, weights_of(trainer)
+
+
+def test_an_epoch_is_the_same_optimizer_steps_once_more_for_both(model: Path) -> None:
+    """Advantages and values are those from before the first."""
+    [(history, weights)] = run_ranks(train_repeatedly, 1, model, 2, 1)
+    [(wanted, others)] = run_ranks(train_repeatedly, 1, model, 1, 2)
+    for values, reference in zip(history, wanted, strict=True):
+        assert values == pytest.approx(reference, rel=TOLERANCE, abs=TOLERANCE)  # means over twice as many values
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(weights, others, strict=True))
+
+
 def test_who_takes_turns_learns_the_same(model: Path) -> None:
     [(together, *_)] = run_ranks(train_with, 1, model, {})
     [(by_turns, *_)] = run_ranks(train_with, 1, model, {"offload": True})

@@ -156,7 +156,8 @@ class Trainer(Exports):
         return critic
 
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
-        """The passes that the stage's objective asks for, then one optimizer step a batch.
+        """The passes that the stage's objective asks for, then one optimizer step a batch, in each
+        epoch of the stage.
 
         Args:
             stage: name of one of the run's stages (`slime.algo.stages`).
@@ -181,7 +182,8 @@ class Trainer(Exports):
             self._enter(chosen)
             with timed("logprobs", self.device, seconds) if is_scored else nullcontext():
                 local = [self._local(batch) for batch in batches]
-                scored = self._score(chosen, local)
+                epochs = chosen.epochs if learns else 1
+                scored = self._score(chosen, local, len(local) * epochs)
             of_critic, counts = dict[str, float](), [batch.num_loss_tokens for batch in batches]
             if chosen.estimator is not None:
                 assert self.critic is not None, "begin_critic comes before the first step"
@@ -191,18 +193,19 @@ class Trainer(Exports):
                 learns = learns and step > self.cfg.algo.critic.only_steps
             with timed("train", self.device, seconds):
                 steps, maxima = [], set[str]()
-                for number, count in enumerate(counts):
+                for done in range(len(counts) * epochs):
+                    number = done % len(counts)
                     of_batch = {source: found[number] for source, found in scored.items()}
-                    loss = StepLoss(chosen.objective, local[number], of_batch, is_first=number == 0)
+                    loss = StepLoss(chosen.objective, local[number], of_batch, is_first=done == 0)
                     values = self._learning.step(
-                        count,
+                        counts[number],
                         local[number],
                         loss,
                         step=step,
                         extra_losses=self.extra_losses,
                         learns=learns,
                         # Later the weights are no longer the engine's.
-                        explain=None if number else partial(self._of_alarm, local[0]),
+                        explain=None if done else partial(self._of_alarm, local[0]),
                     )
                     steps.append(values)
                     maxima |= {*loss.metrics.maxima}
@@ -223,10 +226,12 @@ class Trainer(Exports):
         extra = [loss for loss, _ in self.extra_losses]
         return local_micro_batches(batch, self.device, contiguous=contiguous, extra_losses=extra)
 
-    def _score(self, stage: Stage, local: Sequence[list[LocalMicroBatch]]) -> dict[Source, list[Logprobs]]:
-        """By source, what passes before the first optimizer step give; sources that need none are left out."""
+    def _score(
+        self, stage: Stage, local: Sequence[list[LocalMicroBatch]], optimizer_steps: int
+    ) -> dict[Source, list[Logprobs]]:
+        """By source, what passes before the first of the optimizer steps give; sources that need none are left out."""
         scored = {}
-        for source in stage.passes(len(local)):
+        for source in stage.passes(optimizer_steps):
             # The others are other models, which choose for themselves what engines recorded of this one's choices.
             replays = source is Source.policy
             with self._weights_of(source):

@@ -48,6 +48,8 @@ def test_the_decay_ends_with_the_run_unless_told_otherwise() -> None:
     assert schedule_of(cfg, "rl").decay_steps == 60, "the policy takes no step while the critic learns alone"
     cfg.algo.advantage = "grpo"
     assert schedule_of(cfg, "rl").decay_steps == 80, "there is no critic"
+    cfg.train.epochs_per_rollout = 3
+    assert schedule_of(cfg, "rl").decay_steps == 240
     cfg.train.lr_decay_steps = 7
     assert schedule_of(cfg, "rl").decay_steps == 7
 

@@ -160,6 +160,23 @@ def test_several_steps_move_off_policy_within_a_rollout(results: dict[str, Any])
     assert first["logprob_diff_max"] < 1e-5  # measured before the first of the steps
 
 
+def repeated(rank: Rank, model: Path, *, epochs: int, times: int) -> Any:
+    """Metrics and weights after two rollouts, each trained on so many times."""
+    trainer = start(rank, model)
+    trainer.cfg.train.epochs_per_rollout = epochs
+    samples = with_own_logprobs(trainer, recorded())
+    history = [trainer.train(packed(trainer, samples, steps=2) * times, step, "rl") for step in range(2)]
+    kept = [{name: x for name, x in each.items() if not name.startswith("seconds/")} for each in history]
+    return kept, [x.detach().numpy().copy() for x in trainer.model.modules[0].parameters()]
+
+
+def test_an_epoch_is_the_same_optimizer_steps_once_more(results: dict[str, Any]) -> None:
+    (history, weights), (wanted, others) = results["two epochs"], results["twice in one"]
+    assert history == wanted
+    assert all(np.array_equal(one, other) for one, other in zip(weights, others, strict=True))
+    assert history[0]["ratio_mean"] != 1, "old log-probs are those from before the first"
+
+
 def at_a_temperature(rank: Rank, model: Path) -> dict[str, Any]:
     """A reinforced step (old, new and reference log-probs) between two supervised ones; the weights stay."""
     trainer = start(rank, model, kl_coef=0.5)
@@ -259,6 +276,8 @@ SCENARIOS = {
     "shared prompts": by_sharing,
     "one step": partial(reinforced, num_steps=1),
     "four steps": partial(reinforced, num_steps=4),
+    "two epochs": partial(repeated, epochs=2, times=1),
+    "twice in one": partial(repeated, epochs=1, times=2),
     "stale tokens": with_stale_tokens,
     "temperature": at_a_temperature,
     "kl": kl_from_start,

@@ -48,9 +48,10 @@ class Work:
     Attributes:
         sequences: of all optimizer steps of a rollout.
         tokens: mean of a sequence.
-        optimizer_steps: that a rollout is split into.
+        optimizer_steps: that a rollout is split into, in each epoch.
         log_probs: forward passes for log-probs, of the old policy and of the reference.
         over_sampling: sequences that are begun, relative to those that are trained on.
+        epochs: how often each is trained on.
     """
 
     sequences: int
@@ -58,6 +59,7 @@ class Work:
     optimizer_steps: int = 1
     log_probs: int = 0
     over_sampling: float = 1.0
+    epochs: int = 1
 
     @property
     def longest(self) -> float:
@@ -71,8 +73,8 @@ def work_of(cfg: SlimeConfig) -> Work:
         return Work(cfg.sft.batch_size, MEAN_LENGTH * cfg.train.max_tokens_per_micro_batch)
     longest = longest_of(cfg.rollout, cfg.rollout.sampling)
     sequences = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
-    steps = cfg.train.steps_per_rollout
-    return Work(sequences, MEAN_LENGTH * longest, steps, run_stages(cfg)[RL].num_passes, cfg.rollout.over_sampling)
+    stage, of_all = run_stages(cfg)[RL], cfg.rollout.over_sampling
+    return Work(sequences, MEAN_LENGTH * longest, stage.optimizer_steps, stage.num_passes, of_all, stage.epochs)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def training_seconds(
     if ranks[0].critic:  # trained as the policy is, behind a pass for its values
         again = sum(seconds for name, seconds in parts.items() if name != "log-probs")
         parts["critic"] = again + batches * (forward + sum(exchanged.values()) / passes)
-    parts = {name: seconds * work.optimizer_steps for name, seconds in parts.items()}
+    steps = work.optimizer_steps * work.epochs
+    parts = {name: seconds * steps / (work.epochs if name == "log-probs" else 1) for name, seconds in parts.items()}
     parts[MOVES] = 2 * max(_moved(rank) for rank in ranks) / PCIE
     return {name: seconds for name, seconds in parts.items() if seconds}
 

@@ -244,6 +244,7 @@ class FullStep:
 
 def _head(cfg: SlimeConfig, step: FullStep) -> Iterator[str]:
     steps = f"{step.num_steps} optimizer step{'s' if step.num_steps > 1 else ''}"
+    steps += f" in each of {step.stage.epochs} epochs" if step.stage.epochs > 1 else ""
     yield f"{cfg.model.name} on {cfg.cluster.name}, random weights: {steps} of {step.num_sequences:,} sequences of"
     yield f"{step.longest:,} tokens, after a short one; then one as long for every data-parallel rank of the engines"
     yield ""
@@ -264,7 +265,7 @@ def _table(composed: Composed, step: FullStep, measured: Sequence[Measured]) -> 
 
 def _estimated(plan: MemoryPlan, step: FullStep) -> dict[str, float]:
     cfg = plan.cfg
-    work = Work(step.num_sequences, step.longest, step.num_steps)
+    work = Work(step.num_sequences, step.longest, step.num_steps, epochs=step.stage.epochs)
     layout = Layout(
         plan.grid,
         plan.model,

@@ -39,6 +39,7 @@ def _lines(composed: Composed, fitted: Fitted) -> Iterator[str]:
     cfg, work = composed.cfg, work_of(composed.cfg)
     first = fitted.candidates[0]
     steps = f"{work.optimizer_steps} optimizer step{'s' if work.optimizer_steps > 1 else ''}"
+    steps += f" in each of {work.epochs} epochs" if work.epochs > 1 else ""
     yield f"{cfg.model.name} on {cfg.cluster.name}: the fastest of {fitted.num_tried} layouts, by estimate"
     longest = f"the longest {work.longest:,.0f}"
     if work.over_sampling > 1:
@@ -113,7 +114,12 @@ def fit_document(composed: Composed, fitted: Fitted) -> dict[str, Any]:
     work = work_of(composed.cfg)
     return {
         "schema": SCHEMA,
-        "work": {"sequences": work.sequences, "tokens": work.tokens, "optimizer_steps": work.optimizer_steps},
+        "work": {
+            "sequences": work.sequences,
+            "tokens": work.tokens,
+            "optimizer_steps": work.optimizer_steps,
+            "epochs": work.epochs,
+        },
         "rank": fitted.rank,
         "layouts": fitted.num_layouts,
         "candidates": [_candidate(one) for one in fitted.candidates],

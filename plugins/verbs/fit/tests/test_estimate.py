@@ -68,7 +68,7 @@ def test_flops_are_six_a_parameter_and_token() -> None:
 
 def test_work_of_a_step() -> None:
     cfg = plan_of("+model=deepseek-r1", "+cluster=h100x128").cfg
-    assert work_of(cfg) == Work(1024, (2048 + 32768) / 2, 4, 1, 2.0)
+    assert work_of(cfg) == Work(1024, (2048 + 32768) / 2, 4, 1, 2.0, 1)
 
 
 def test_engines_that_hold_more_sequences_need_fewer_turns() -> None:
