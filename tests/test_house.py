@@ -45,7 +45,7 @@ BUDGETS = {
     "engine_client": 367,
     "verbs": 360,
     "engines": 282,
-    "algo": 679,
+    "algo": 687,
 }
 """Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")

@@ -17,7 +17,7 @@ def test_without_deviation_only_the_mean_is_taken_off() -> None:
     assert group_advantages([1.0, 0.0, 0.5], normalize_std=False) == [0.5, -0.5, 0.0]
 
 
-@pytest.mark.parametrize("rewards", [[0.7, 0.7, 0.7], [3.0], []])
+@pytest.mark.parametrize("rewards", [[0.7, 0.7, 0.7], [3.0], [], [1e12 - 0.1] * 9, [1e12 - 0.1] * 13])
 def test_equal_or_lone_rewards_say_nothing(rewards: list[float]) -> None:
     assert all(abs(value) < 1e-9 for value in group_advantages(rewards, normalize_std=True))
 

@@ -34,6 +34,14 @@ def group_advantages(rewards: Sequence[float], normalize_std: bool) -> list[floa
     """
     if not rewards:
         return []
-    mean = statistics.fmean(rewards)
     scale = statistics.stdev(rewards) + EPSILON if normalize_std and len(rewards) > 1 else 1.0
-    return [(reward - mean) / scale for reward in rewards]
+    return [value / scale for value in centred(rewards)]
+
+
+def centred(rewards: Sequence[float]) -> list[float]:
+    """Rewards minus their mean, which is rounded where they are large: what that leaves is taken off, too, or equal
+    ones would teach something."""
+    mean = statistics.fmean(rewards)
+    values = [reward - mean for reward in rewards]
+    rest = statistics.fmean(values)
+    return [value - rest for value in values]

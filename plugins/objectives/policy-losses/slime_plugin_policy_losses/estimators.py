@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
+from slime.algo.advantages import centred
 from slime.estimator import Attempt
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class ReinforcePpBaseline:
 
 
 def _centred(group: Sequence[Attempt]) -> list[float]:
-    mean = fmean(attempt.reward for attempt in group)
-    return [attempt.reward - mean for attempt in group]
+    return centred([attempt.reward for attempt in group])
 
 
 def _whitened(values: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -90,5 +89,7 @@ def _whitened(values: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
     import numpy as np
 
     every = np.concatenate([of_attempt for of_group in values for of_attempt in of_group])
-    mean, scale = every.mean(), every.std() + EPSILON
+    mean = every.mean()
+    mean += (every - mean).mean()  # what its rounding leaves, as in `centred`
+    scale = np.sqrt(np.square(every - mean).mean()) + EPSILON
     return [[(of_attempt - mean) / scale for of_attempt in of_group] for of_group in values]

@@ -60,8 +60,9 @@ def test_the_baseline_is_taken_away_before_whitening() -> None:
 @pytest.mark.parametrize(
     "estimator", [Rloo(), ReinforcePp(), ReinforcePpBaseline()], ids=lambda each: type(each).__name__
 )
-def test_equal_rewards_teach_nothing(estimator: Any) -> None:
-    equal = [[Attempt(0.7, 3), Attempt(0.7, 9)]] * 3
+@pytest.mark.parametrize("reward", [0.7, 1e8 + 0.1, 1e12 - 0.1])
+def test_equal_rewards_teach_nothing(estimator: Any, reward: float) -> None:
+    equal = [[Attempt(reward, 3), Attempt(reward, 70), Attempt(reward, 1009)], [Attempt(reward, 5)] * 7]
     assert all(np.all(np.abs(value) < 1e-6) for of_group in estimator.advantages(equal) for value in of_group)
 
 
