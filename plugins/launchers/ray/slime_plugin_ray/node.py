@@ -76,7 +76,13 @@ def started_our_way(limit_s: float, own: OwnRay | None = None) -> Iterator[None]
 
         def start_log_monitor(self) -> None: ...
 
-    with _replaced(node, "Node", Node), _replaced(worker, "listen_error_messages", _listen_to_nobody):
+    # A signal to the driver's process group, as `timeout` sends one, is the driver's alone, which ends Ray in order.
+    apart = partial(services.ConsolePopen, start_new_session=True)
+    with (
+        _replaced(node, "Node", Node),
+        _replaced(worker, "listen_error_messages", _listen_to_nobody),
+        _replaced(services, "ConsolePopen", apart),
+    ):
         yield
 
 

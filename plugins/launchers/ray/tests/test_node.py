@@ -127,7 +127,8 @@ class Driver:
         environment.pop("RAY_TMPDIR", None)
         with self.output.open("ab") as output:
             command = [sys.executable, "-c", program]
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            pipes = {"stdout": output, "stderr": output}
+            self.process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
 
     def finish(self) -> int:
         """Wait until it and all that it has started are gone; returns the exit code."""
@@ -248,6 +249,16 @@ def test_sigterm_while_ray_starts_is_one_line(folder: Path, reached: str) -> Non
     else:
         assert (code, driver.said()[-1:]) == (130, ["slime: interrupted"])
         assert len(driver.said()) <= 2
+
+
+@pytest.mark.parametrize("reached", ["gcs_server", "raylet", "workers"])
+def test_sigterm_to_the_whole_group_is_the_drivers_alone(folder: Path, reached: str) -> None:
+    driver = Driver(folder)
+    driver.until_has(reached)
+    os.killpg(driver.process.pid, signal.SIGTERM)
+    assert driver.finish() == 130
+    assert driver.said()[-1:] == ["slime: interrupted"]
+    assert len(driver.said()) <= 2
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
