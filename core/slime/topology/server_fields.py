@@ -43,7 +43,7 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
         "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
         "skip_server_warmup": True,
         "log_level_http": "warning",
-        **_most_running(group),
+        **most_running(group, on_gpus=cfg.cluster.on_gpus),
         **_device_fields(cfg.cluster, group),
         **_role_fields(cfg.cluster, group),
         **_host_fields(cfg.cluster, group),
@@ -118,15 +118,14 @@ def _device_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]
     return fields
 
 
-def _most_running(group: EngineGroup) -> dict[str, Any]:
-    """Requests that an engine decodes at once, where SGLang's own number would not do.
-
-    With speculation it takes 48, divided by the data-parallel ranks: none is left to 64 of them. A batch beyond the
-    graphs would bring deepep more tokens than it has room for.
-    """
-    if not (uses_deepep(group.sglang) or group.sglang.get("speculative_algorithm")):
-        return {}
-    return {"max_running_requests": requests_per_rank(group) * group.dp}
+def most_running(group: EngineGroup, *, on_gpus: bool = True) -> dict[str, Any]:
+    """Requests that an engine decodes at once, where SGLang's own number would not do: with speculation 48, of which
+    64 data-parallel ranks get none; with deepep more than that has room for; where few ever come, to engines of one
+    rank, thousands, each with 4 bytes for every token of the model's context."""
+    bounded = on_gpus and group.dp == 1 and group.role is Role.regular and group.model is None
+    if bounded or uses_deepep(group.sglang) or group.sglang.get("speculative_algorithm"):
+        return {"max_running_requests": requests_per_rank(group) * group.dp}
+    return {}
 
 
 def uses_deepep(sglang: Mapping[str, Any]) -> bool:

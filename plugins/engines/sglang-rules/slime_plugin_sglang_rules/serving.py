@@ -34,7 +34,7 @@ def _requests(asked: Asked) -> Iterator[SlimeError]:
 
 def _chunks(asked: Asked) -> Iterator[SlimeError]:
     """Data-parallel ranks share a chunk of prompts, and each has whole pages."""
-    chunk, dp = asked.get("chunked_prefill_size", CHUNK), asked.group.dp
+    chunk, dp = asked.get("chunked_prefill_size") or CHUNK, asked.group.dp
     page = asked.get("page_size") or asked.page
     if asked.group.role is not Role.decode and chunk > 0 and (chunk // dp % page or chunk < dp):
         above = -(-chunk // (dp * page)) * dp * page

@@ -21,12 +21,16 @@ from slime.topology.engines import EngineGroup
 from slime.topology.quantization import WeightFormat
 from slime.topology.server_fields import (
     dispatch_tokens,
+    draft_fields,
     drafts_with_own_layer,
+    most_running,
     num_draft_tokens,
     requests_per_rank,
     uses_deepep,
 )
+from slime_plugin_memory.serving import INPUTS, attention_buffers, num_prefill_graphs, request_table, table_rows
 from slime_plugin_memory.trainer import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
+from slime_plugin_memory.trainer import NCCL as COMMUNICATOR
 
 CONTEXT = 0.9 * GIB
 """CUDA context and kernels of an engine rank, on an H200."""
@@ -50,7 +54,8 @@ class EngineRank:
         colocated: a trainer rank shares its device.
         takes_turns: it gives its memory up for that one.
         form: how it holds weights; None: in bf16.
-        num_sources: trainer ranks that broadcast weights to it.
+        num_sources: trainer ranks that hand it weights.
+        broadcasts: over a process group each.
     """
 
     group: EngineGroup
@@ -62,6 +67,7 @@ class EngineRank:
     takes_turns: bool = False
     form: WeightFormat | None = None
     num_sources: int = 1
+    broadcasts: bool = False
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.group.sglang.get(key, default)
@@ -129,16 +135,24 @@ class EngineRank:
 
     @property
     def fraction(self) -> float | None:
-        """`mem_fraction_static`, or SGLang's own from a device's memory (`server_args.py`); in MiB it keeps back
-        512 + 1.5 chunked prefill + 128 tp + graphs, on cards over 60 GB at least 10 GiB."""
+        """`mem_fraction_static`, or SGLang's own from a device's memory (`_handle_gpu_memory_settings`): in MiB it
+        keeps back 512 + 1.5 tokens of a pass + 128 tp + graphs, on cards over 60 GB at least 10 GiB."""
         given: float | None = self.get("mem_fraction_static")
         if given is not None or self.device_bytes is None:
             return given
-        graphs = 2 * self.largest_batch + (3 * self.largest_batch * self.group.dp if self.group.dp > 1 else 0)
-        kept = 512 + 1.5 * max(self.get("chunked_prefill_size", 8192), 2048) + 128 * self.group.tp + graphs
-        if self.device_bytes > 60e9:
+        tokens, batch, dp = self.chunk, self.largest_batch, self.group.dp
+        if self.group.role is Role.decode:
+            tokens = (self.running or batch) * max(self._drafted, 1)
+        graphs = 2.0 * batch * self.has_graphs
+        if dp > 1 and self.group.role is not Role.prefill:
+            graphs += (4.5 if batch > 300 else 3) * batch * dp
+        idle = self.group.role is Role.decode or dp > 1 or self.group.spreads_experts or self.get("disable_cuda_graph")
+        if not (idle or self.model.get("multi_latent_attention") or self.get("enable_lora")):
+            graphs += 8 * num_prefill_graphs(self.chunk)
+        kept = 512 + 1.5 * max(tokens, 2048) + 128 * self.group.tp + graphs
+        if self.device_bytes > 60 * GIB:
             kept = max(kept, 10 * 1024)
-        kept += 2048 * uses_deepep(self.group.sglang)
+        kept += 2048 * (uses_deepep(self.group.sglang) and self.has_graphs)
         return float(round(1 - kept * MIB / self.device_bytes, 3))
 
     @cached_property
@@ -179,20 +193,78 @@ class EngineRank:
         if self.pool_tokens is None:
             return None
         fit = self.pool_tokens // self.longest * self.group.dp
-        running = self.get("max_running_requests")
-        return min(fit, running) if running else fit
+        return min(fit, self.running) if self.running else fit
+
+    @property
+    def running(self) -> int | None:
+        """Requests that the whole engine decodes at once; None: SGLang chooses."""
+        fields = {**most_running(self.group), **self.group.sglang}
+        running: int | None = fields.get("max_running_requests")
+        return running
 
     @property
     def largest_batch(self) -> int:
         return requests_per_rank(self.group)
 
     @property
-    def graphs(self) -> float:
-        """2 MiB a request of the largest batch, once for the model and once for each drafted token; prefill engines
-        decode nothing."""
-        if self.group.role is Role.prefill:
+    def longest_context(self) -> int:
+        """Tokens that a request may have by SGLang, whatever this run asks for."""
+        return int(self.get("context_length") or self.model["max_sequence_length"])
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of prompts in one pass, of all data-parallel ranks; SGLang's own number goes by a device's memory."""
+        sizes = ((35, 2048), (60, 4096), (160, 8192))
+        memory = 80.0 if self.device_bytes is None else self.device_bytes / GIB
+        given: int | None = self.get("chunked_prefill_size")
+        if given is not None:
+            return given if given > 0 else int(self.get("max_prefill_tokens") or 16384)
+        return next((size for most, size in sizes if memory < most), 16384)
+
+    @property
+    def request_table(self) -> float:
+        """Of the requests that run, on a decode engine also of those whose caches come."""
+        if self.pool_tokens is None:
             return 0.0
-        return GRAPH_BYTES * self.largest_batch * num_draft_tokens(self.group.sglang)
+        running = None if self.running is None else self.running // self.group.dp
+        waiting = 0
+        if self.group.role is Role.decode:
+            few = running is not None and running <= 32
+            waiting = int(self.get("disaggregation_decode_extra_slots", 2 * (running or 0) if few else 0))
+        rows = table_rows(self.pool_tokens, self.longest_context, running, waiting=waiting)
+        return request_table(rows, self.longest_context, self._drafted)
+
+    @property
+    def _drafted(self) -> int:
+        return num_draft_tokens(self.group.sglang) if self.get("speculative_algorithm") else 0
+
+    @property
+    def attention(self) -> float:
+        """Buffers of CUDA graphs, and of all inputs."""
+        model, latent = self.model, bool(self.model.get("multi_latent_attention"))
+        large = self.device_bytes is None or self.device_bytes > 60e9
+        value = model["kv_lora_rank"] if latent else model.get("kv_channels") or 128
+        kept = attention_buffers(
+            self.get("attention_backend") or ("fa3" if large else "flashinfer"),
+            self.largest_batch if self.has_graphs else 0,
+            self.longest_context,
+            max(1, model["num_attention_heads"] // self.group.attention_tp),
+            value,
+            latent=latent,
+            drafted=self._drafted,
+            steps=int(draft_fields(self.group.sglang).get("speculative_num_steps", 0)),
+        )
+        return kept + INPUTS * max(self.pool_tokens or 0, self.chunk // self.group.dp)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Prefill engines decode nothing."""
+        return self.group.role is not Role.prefill and not self.get("disable_cuda_graph")
+
+    @property
+    def graphs(self) -> float:
+        """2 MiB a request of the largest batch, once for the model and once for each drafted token."""
+        return GRAPH_BYTES * self.largest_batch * num_draft_tokens(self.group.sglang) * self.has_graphs
 
     @property
     def deepep(self) -> float:
@@ -209,7 +281,7 @@ class EngineRank:
     def workspace(self) -> float:
         """Activations of a chunk of prompts (four hidden states, one MLP), and two fp32 copies of a batch's logits."""
         model = self.model
-        tokens = self.get("chunked_prefill_size", 8192) / self.group.dp
+        tokens = self.chunk / self.group.dp
         width = model["ffn_hidden_size"] / (self.get("moe_dense_tp_size") or self.group.tp)
         if model.get("num_moe_experts"):
             width = max(width, model["moe_router_topk"] * model["moe_ffn_hidden_size"] / self.group.tp * self.group.dp)
@@ -232,8 +304,13 @@ class EngineRank:
         table.add("KV cache", released, [phase for phase in always if phase not in others])
         keeps_workspace = self.colocated and not self.takes_turns
         table.add("prefill and logits", self.workspace, always if keeps_workspace else [Phase.generate])
+        table.add("request table", self.request_table, always if not self.takes_turns else others)
+        table.add("attention and inputs", self.attention, always)
         table.add("CUDA graphs", self.graphs, always)
         table.add("DeepEP buffers", self.deepep, always)
         table.add("arriving weights", (1 + self.num_sources) * bucket, [Phase.publish])
         table.add("engine's CUDA, NCCL", self.context, always)
+        if self.broadcasts:  # opened by the first version
+            groups = self.num_sources * COMMUNICATOR
+            table.add("engine's CUDA, NCCL", groups, [phase for phase in always if phase is not Phase.start])
         return table

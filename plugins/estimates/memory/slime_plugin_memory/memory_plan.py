@@ -18,6 +18,7 @@ from slime.sizes.model import ModelSizes
 from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
 from slime.sizes.version import version_bytes
 from slime.topology.engines import EngineGroup
+from slime.topology.transport import BROADCAST
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
 from slime_plugin_memory.activations import Activations, Layer
@@ -187,6 +188,7 @@ class MemoryPlan(ModelSizes):
                 self.topology.takes_turns,
                 self.topology.weight_format,
                 self.cfg.weights.num_sources,
+                self.topology.transport == BROADCAST,
             )
             for group in self.topology.groups
         }

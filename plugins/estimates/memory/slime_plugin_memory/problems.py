@@ -91,9 +91,14 @@ def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:
     megatron, optimizer = cfg.train.megatron, cfg.train.optimizer
     if plan.topology.shares_gpus and not plan.topology.takes_turns:
         yield BY_TURNS
-    if table.peak in (Phase.generate, Phase.start) and place.group is not None:
+    buckets = table.rows.get("publish buckets" if place.stage is not None else "arriving weights", {})
+    if place.stage is None and buckets.get(table.peak, 0.0) > over:
+        yield _smaller_bucket(plan, over / buckets[table.peak])
+    if place.group is not None and (table.peak in (Phase.generate, Phase.start) or place.stage is None):
         rank = plan.every_engine[place.group.name]
         assert plan.device_bytes is not None, "else no room is known"
+        if rank.running is None:
+            yield {place.group.home_of("max_running_requests"): rank.largest_batch * place.group.dp}
         lower = int(((rank.fraction or 0.0) - over / (plan.device_bytes - rank.context)) * 100) / 100
         if lower > 0:
             yield {place.group.home_of("mem_fraction_static"): lower}
@@ -111,9 +116,12 @@ def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:
         yield offload
     if table.peak is Phase.train and megatron.get("recompute_granularity") is None:
         yield {"train.megatron.recompute_granularity": "full"}
-    buckets = table.rows.get("publish buckets", {}).get(table.peak, 0.0)
-    if buckets > over:
-        yield {"weights.bucket_mb": int(cfg.weights.bucket_mb * (1 - over / buckets)) // 128 * 128 or 64}
+    if place.stage is not None and buckets.get(table.peak, 0.0) > over:
+        yield _smaller_bucket(plan, over / buckets[table.peak])
+
+
+def _smaller_bucket(plan: MemoryPlan, share: float) -> Changes:
+    return {"weights.bucket_mb": int(plan.cfg.weights.bucket_mb * (1 - share)) // 128 * 128 or 64}
 
 
 def _longest_trained(plan: MemoryPlan) -> int:

@@ -10,6 +10,7 @@ from slime.compose.compose import examine
 
 NINE = ("+model=glm4-9b", "+cluster=h100x8")
 FLASH = ("+model=glm4.7-flash", "+cluster=h100x8")
+FRACTION = "rollout.sglang.mem_fraction_static"
 
 
 def problems(*arguments: str) -> list[str]:
@@ -42,6 +43,20 @@ def test_less_than_the_error_of_predictions_is_tight() -> None:
     [warning] = warnings(*FLASH, "rollout.sglang.mem_fraction_static=0.95")
     assert re.match(r"memory a device: 'generate' needs 79\.\d GiB of 79\.6", warning)
     assert "tight: predictions are off by up to 7.5%" in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (("+model=glm4-9b", "+cluster=h100x8-split", "weights.bucket_mb=3072"), "weights.bucket_mb=2048"),
+        (("+model=glm4.5", "+cluster=h100x64", f"{FRACTION}=0.85"), "rollout.sglang.max_running_requests=544"),
+    ],
+)
+def test_what_only_engines_need_has_a_way_out(words: tuple[str, ...], way_out: str) -> None:
+    """Buckets that come where no trainer is; and the requests that SGLang would have rows for, which nobody sends."""
+    [warning] = warnings(*words)
+    assert warning.endswith(f"Set {way_out}.")
+    assert warnings(*words[:2], *words[2:] * ("bucket" not in words[2]), way_out) == []
 
 
 @pytest.mark.parametrize("recipe", ["glm5.1", "glm5"])
