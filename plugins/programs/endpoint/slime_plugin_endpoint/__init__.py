@@ -32,7 +32,7 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     """The agent must be named, and a function of that name be there, before anything starts."""
     from slime_plugin_endpoint.options import EndpointOptions, check
 
@@ -42,7 +42,7 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     try:
         check(EndpointOptions(**program.options))
     except SlimeError as problem:
-        return [str(problem)]
+        return [problem]
     return []
 
 

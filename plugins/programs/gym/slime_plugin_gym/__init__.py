@@ -42,7 +42,7 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     """The environment must be there, and have its methods, before anything starts."""
     program = cfg.rollout.program
     if program.name != "gym":
@@ -52,7 +52,7 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     try:
         environment_class(str(program.options.get("path", "")))
     except SlimeError as problem:
-        return [str(problem)]
+        return [problem]
     return []
 
 

@@ -31,7 +31,7 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     """What is named must be there before anything starts."""
     from slime_plugin_tools.named import named
 
@@ -41,7 +41,7 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str]:
         try:
             named(str(name))
         except SlimeError as problem:
-            found.append(str(problem))
+            found.append(problem)
     return found
 
 

@@ -40,7 +40,7 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     """The interpreter must be there before anything starts."""
     program = cfg.rollout.program
     if program.name != "verifiers":
@@ -50,7 +50,7 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     try:
         named(program.options.get("python", ""))
     except SlimeError as problem:
-        return [str(problem)]
+        return [problem]
     return []
 
 

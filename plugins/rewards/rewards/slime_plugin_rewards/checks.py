@@ -9,8 +9,8 @@ from slime.errors import SlimeError
 from slime_plugin_rewards import function, route
 
 
-def problems(name: str, options: Mapping[str, Any], where: str = "reward") -> Sequence[str]:
-    """A sentence for each thing that is wrong.
+def problems(name: str, options: Mapping[str, Any], where: str = "reward") -> Sequence[SlimeError]:
+    """Each thing that is wrong.
 
     Args:
         name: of the reward.
@@ -21,10 +21,10 @@ def problems(name: str, options: Mapping[str, Any], where: str = "reward") -> Se
         if name == "function" and isinstance(options.get("path"), str):
             function.examine(options["path"], options.get("arguments") or {}, options.get("sha256"))
         if name == "route":
-            found: list[str] = []
+            found: list[SlimeError] = []
             for value, chosen in route.choices(options).items():
                 found += problems(chosen.name, chosen.options, f"{where}.options.rewards.{value}")
             return found
     except SlimeError as error:
-        return [f"{error.where or where}: {error.what} ({error.todo.rstrip('.')})"]
+        return [error if error.where else error.under(where)]
     return []

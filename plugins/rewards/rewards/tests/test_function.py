@@ -109,16 +109,16 @@ def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "arguments", "words"),
     [
-        ("my_file.py:scor", [], r"there is no function 'scor' in .*my_file.py \(Did you mean 'score'"),
+        ("my_file.py:scor", [], r"^reward.path: there is no function 'scor' in .*my_file.py. Did you mean 'score'\?$"),
         ("my_fil.py:score", [], r"there is no file .*my_fil.py"),
-        ("my_file.py", [], r"'my_file.py' names no function \(Write FILE.py:FUNCTION"),
+        ("my_file.py", [], r"'my_file.py' names no function. Write FILE.py:FUNCTION"),
         (
             "my_file.py:unknown",
             [],
-            r"takes 'completion', which nobody gives it \(It gets what it names of sample, resp",
+            r"takes 'completion', which nobody gives it. It gets what it names of sample, resp",
         ),
-        ("my_file.py:mixed", [], r"takes 'response' of one sample, and all samples of a prompt \(Leave out response"),
-        ("my_file.py:score", ["scal=2"], r"takes no 'scal' \(Did you mean 'scale'"),
+        ("my_file.py:mixed", [], r"takes 'response' of one sample, and all samples of a prompt. Leave out response"),
+        ("my_file.py:score", ["scal=2"], r"takes no 'scal'. Did you mean 'scale'"),
     ],
 )
 def test_a_plan_tells_what_is_wrong_without_running_the_file(
