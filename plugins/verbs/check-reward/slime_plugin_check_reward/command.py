@@ -133,6 +133,8 @@ def shown(name: str, trial: Trial, faults: Sequence[str]) -> str:
 
 
 def _row(what: str, outcome: Outcome, paid: str) -> str:
+    if not outcome.num:
+        return f"{what:<20}  not tried: no right answer got a value"
     without = "".join(f", {count} {kind}" for kind, count in sorted(outcome.without.items()))
     head = f"{what:<20}{outcome.num:>8,}: {outcome.paid:,} {paid}{without}"
     return "\n".join([head, *(f"    {example}" for example in outcome.examples)])

@@ -17,6 +17,9 @@ from slime_plugin_check_reward.responses import HOSTILE, TEMPLATES, stated, wron
 
 TRIED = 16
 """Rows by which the template is chosen."""
+_FIRST = 4
+"""Rows that are tried before all others: a worker that hangs or ends takes seconds to be replaced."""
+_FAILED = {VerdictKind.TIMEOUT.value, VerdictKind.ERROR.value}
 _AT_ONCE = 256
 
 
@@ -93,6 +96,14 @@ def try_reward(cfg: RewardConfig, prompts: Sequence[Prompt], template: str | Non
 
 async def _tried(service: RewardService, prompts: Sequence[Prompt], template: str | None, pays: float) -> Trial:
     draw = random.Random(0)
+    of_first: dict[str, Outcome] = {}
+    for each in TEMPLATES if template is None else [template]:
+        of_first[each] = await _scored(service, _right(prompts[:_FIRST], each), pays, is_right=True)
+        if _judged(of_first[each]):
+            break
+    else:
+        tried, outcome = next(iter(of_first.items()))
+        return Trial(tried, outcome, Outcome(), Outcome())
     if template is None:
         found = {each: await _scored(service, _right(prompts[:TRIED], each), pays, is_right=True) for each in TEMPLATES}
         template = max(found, key=lambda each: found[each].paid)
@@ -112,6 +123,11 @@ async def _tried(service: RewardService, prompts: Sequence[Prompt], template: st
         await _scored(service, slips, pays, is_right=False, beside=rights),
         await _scored(service, attacks, pays, is_right=False, beside=rights),
     )
+
+
+def _judged(outcome: Outcome) -> bool:
+    """Whether any response came to a verdict, were it that it cannot be judged."""
+    return sum(count for kind, count in outcome.without.items() if kind in _FAILED) < outcome.num
 
 
 def label_text(prompt: Prompt) -> str:

@@ -34,6 +34,9 @@ def best(responses, label):
 def equal(responses, label):
     return [float(label in responses)] * len(responses)
 
+def ends(response, label):
+    raise SystemExit(3)
+
 def breaks(response, label):
     return float(response == label) / len(response.strip())
 """
@@ -75,6 +78,17 @@ def test_rewards_that_are_not(data: str, reward: str, fault: str, capsys: pytest
     assert main(words) == 1
     found = json.loads(capsys.readouterr().out)
     assert any(fault in each for each in found["faults"])
+
+
+def test_a_reward_that_judges_none_of_the_first_answers_is_asked_no_more(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of its workers ends with the answer, and another takes a second to start."""
+    assert main(["check-reward", "rewards.py:ends", data, "--template", "{label}"]) == 1
+    said = capsys.readouterr().out
+    assert "right answers              4: 0 paid, 4 error" in said
+    assert said.count("not tried: no right answer got a value") == 2
+    assert "unfit: 4 right responses end in error" in said
 
 
 def test_the_label_may_be_nested_and_the_template_given(data: str, capsys: pytest.CaptureFixture[str]) -> None:
