@@ -241,3 +241,37 @@ def test_a_pair_without_a_recipe_names_those_that_there_are() -> None:
     )
     assert "--fit" in warning.todo
     assert not examine(["+model=glm5.2", "+cluster=h100x256", "cluster.num_trainers=3"]).warnings
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("observe.trackers=[wandb]", "observe.trackers is a dictionary, and takes no other value. Write observe.trac"),
+        (
+            "observe.trackers=wandb",
+            "observe.trackers is a dictionary, and takes no other value. Write observe.trackers",
+        ),
+        ("data.sets.more.share=1", "data.sets.more.path is not set. Set data.sets.more.path=<value>."),
+        ("reward.pth=mine.py:score", "there is no key 'reward.pth'. Did you mean 'reward.path'?"),
+        (
+            "rollout.program.comand=x",
+            "there is no key 'rollout.program.comand'. Did you mean 'rollout.program.command'?",
+        ),
+    ],
+)
+def test_a_word_of_another_kind_is_told_in_plain_words(word: str, says: str) -> None:
+    with pytest.raises(SlimeError) as told:
+        examine(["+model=glm4-tiny", "+cluster=local", word])
+    assert says in str(told.value)
+
+
+def test_a_limit_that_no_response_reaches_is_told() -> None:
+    words = ["+model=glm4-tiny", "+cluster=local", "rollout.sampling.max_sequence_tokens=40"]
+    assert not examine([*words, "rollout.sampling.max_response_tokens=40"]).warnings
+    long = "rollout.sampling.max_response_tokens=64"
+    [warning, of_evaluation] = examine([*words, long, "eval.sampling.max_response_tokens=41"]).warnings
+    assert str(warning) == (
+        "rollout.sampling.max_response_tokens: is 64, but rollout.sampling.max_sequence_tokens=40 bounds prompt and "
+        "response together. For longer responses raise rollout.sampling.max_sequence_tokens, too."
+    )
+    assert of_evaluation.where == "eval.sampling.max_response_tokens"

@@ -47,7 +47,16 @@ BAD_ROWS = {
     "message without role": (one(prompt=[{"content": "1"}]), "line 2: 'prompt' message 1 has no role"),
     "message without content": (one(prompt=[{"role": "user"}]), "line 2: 'prompt' message 1 has no content"),
     "content a list": (one(prompt=[{"role": "user", "content": [1]}]), "message 1 has a list as its content"),
-    "missing label": (one(label=...), "line 2: the row has no key 'label'"),
+    "other prompt key": (
+        jsonl([{"question": "1", "answer": "1"}]),
+        "has no key 'prompt'. Choose one of: answer, question. data.prompt_key names the column.",
+    ),
+    "empty object": ("{}\n", "line 1: the row has no key 'prompt'. Mend or delete the row."),
+    "missing label": (
+        one(label=...),
+        "line 2: the row has no key 'label'. Choose one of: prompt. data.label_key names the column; null where",
+    ),
+    "control character": ('{"prompt": "1\t+"}\n' * 2, "line 1: not valid JSON: Invalid control character at column 14"),
     "label null": (one(label=None), r"line 2: 'label' is null\. Give every row a label"),
     "label NaN": (jsonl([{"prompt": "1", "label": float("nan")}]), r"line 1: 'label' is nan\. Give every row a label"),
     "label empty": (one(label=" "), r"line 2: 'label' is empty\. Give every row a label"),

@@ -97,7 +97,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     checked.problems += plugins.check(cfg)
     if not checked.problems:
         tight = checked.memory.warnings() if checked.memory else ()
-        unknown = (*frozen_warnings(topology), *unchecked(topology))
+        unknown = (*frozen_warnings(topology), *unchecked(topology), *_bounded(cfg.rollout, cfg.eval))
         checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unknown]
     return checked
 
@@ -271,6 +271,17 @@ def _sequences(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[Slime
             what = f"is {sampling.max_sequence_tokens}, but a prompt alone may have {rollout.max_prompt_tokens}"
             where, todo = f"{section}.sampling.max_sequence_tokens", "Raise it, or lower rollout.max_prompt_tokens."
             yield SlimeError(what, where=where, todo=todo)
+
+
+def _bounded(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeError]:
+    """Limits of a response that no response reaches: a recipe may set the one of a sequence."""
+    evaluated = {home: own.sampling for home, own in evaluation.all().items()}
+    for section, sampling in {"rollout": rollout.sampling, **evaluated}.items():
+        most, where = sampling.max_sequence_tokens, f"{section}.sampling.max_response_tokens"
+        if most is not None and sampling.max_response_tokens > most:
+            bound = f"{section}.sampling.max_sequence_tokens"
+            what = f"is {sampling.max_response_tokens}, but {bound}={most} bounds prompt and response together"
+            yield SlimeError(what, where=where, todo=f"For longer responses raise {bound}, too.")
 
 
 def _context(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:

@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins as HydraPlugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from slime import plugins as slime_plugins
 from slime.compose import groups as config_groups
@@ -244,7 +244,7 @@ def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> 
         return
     if "reward.name" in missing:
         raise SlimeError("no reward is chosen", where=_no_recipe(line, groups), todo=groups.choose("reward"))
-    todo = f"Set it: {' '.join(f'{name}=...' for name in missing)}."
+    todo = f"Set it: {' '.join(f'{name}=<value>' for name in missing)}."
     raise SlimeError(f"not set: {', '.join(missing)}", where=_no_recipe(line, groups), todo=todo)
 
 
@@ -268,6 +268,11 @@ def _in_one_line(error: Exception) -> SlimeError:
     if re.match(r"Key '.*' (is )?not in|Could not override", fact):
         return SlimeError(f"there is no key '{key}'", where=file, todo=_unknown_key(key))
     known = own_keys().get(key)
+    if isinstance(cause, MissingMandatoryValue):
+        return SlimeError(f"{key} is not set", where=file, todo=f"Set {key}=<value>.")
+    if known and known.type == "dictionary":
+        todo = f"Write {key}.<name>=<value>. It is: {known.gist}"
+        return SlimeError(f"{key} is a dictionary, and takes no other value", where=file, todo=todo)
     todo = f"It takes {known.type}: {known.gist}" if known else "docs/config.md lists every key."
     return SlimeError(f"{key}: {fact}" if key else fact, where=file, todo=todo)
 

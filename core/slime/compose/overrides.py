@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 
 from slime.compose.groups import DECLARED, UNSET, Groups
 from slime.config.keys import Key, open_section, own_keys, suggest
-from slime.errors import SlimeError
+from slime.errors import SlimeError, nearest
 from slime.extras import how_to_get
 
 TYPED = ("rollout.engines", "data.sets", "eval.sets")
@@ -154,7 +154,15 @@ def _unknown_key(key: str) -> SlimeError:
     inside = [name for name in own_keys() if name.startswith(f"{key}.")]
     if inside:
         return SlimeError(f"'{key}' is a section, not a key", todo=f"Set one of its keys, for instance {inside[0]}.")
-    return SlimeError(f"there is no key '{key}'", todo=how_to_get(key) or meant(key) or suggest(key))
+    todo = how_to_get(key) or meant(key) or _shorthand(key) or suggest(key)
+    return SlimeError(f"there is no key '{key}'", todo=todo)
+
+
+def _shorthand(key: str) -> str:
+    """Of a mistyped one of `SHORT`, which no schema has."""
+    section, _, last = key.rpartition(".")
+    near = nearest(last, [name for home, _, name in (each.rpartition(".") for each in SHORT) if home == section])
+    return f"Did you mean '{section}.{near}'?" if near else ""
 
 
 def add_choices_of_model(line: CommandLine, groups: Groups) -> None:

@@ -34,6 +34,7 @@ def check_prompts(rows: Sequence[Row], data: DataConfig) -> None:
 
 def asked(row: Row, data: DataConfig) -> tuple[Message, ...]:
     """The messages of a row's prompt, behind the system prompt if there is one."""
+    _require(row, data.prompt_key, "data.prompt_key names the column.")
     messages = prompt_messages(row, data.prompt_key)
     if data.system_prompt is None:
         return messages
@@ -42,6 +43,18 @@ def asked(row: Row, data: DataConfig) -> tuple[Message, ...]:
         todo = "Leave the system prompt out, or the row's system message."
         raise SlimeError(what, where=row.where, todo=todo)
     return {"role": "system", "content": data.system_prompt}, *messages
+
+
+def _require(row: Row, key: str, setting: str) -> None:
+    """Refuse a row without that column, which may be called otherwise.
+
+    Args:
+        setting: how to name another one.
+    """
+    try:
+        row[key]
+    except SlimeError as error:
+        raise SlimeError(error.what, where=error.where, todo=f"{error.todo} {setting}") from None
 
 
 def conversation(row: Row) -> tuple[Message, ...]:
@@ -122,6 +135,7 @@ def _check_labels(rows: Sequence[Row], key: str) -> None:
     """Labels are of one kind throughout a file: a stray null, list or number among texts is a damaged row."""
     first = rows[0]
     for row in rows:
+        _require(row, key, "data.label_key names the column; null where the reward needs none.")
         label = row[key]
         if label is None:
             raise SlimeError(f"'{key}' is null", where=row.where, todo=_LABEL)

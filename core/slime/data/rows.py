@@ -72,7 +72,7 @@ class Row:
         for part in key.split("."):
             if not isinstance(found, Mapping) or part not in found:
                 known = found if isinstance(found, Mapping) and found is not self.values else self.values
-                todo = did_you_mean(part if known is found else key, known)
+                todo = did_you_mean(part if known is found else key, known) if known else "Mend or delete the row."
                 raise SlimeError(f"the row has no key '{key}'", where=self.where, todo=todo)
             found = found[part]
         return found
@@ -100,7 +100,7 @@ def read_rows(path: Path) -> RowFile:
         before = rows[-1].number if rows else 0
         rows += _rows(file, room, content_hash.update, before)
     if not rows:
-        raise SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
+        raise _no_rows(path)
     return RowFile(path, content_hash.hexdigest(), tuple(rows))
 
 
@@ -110,10 +110,17 @@ def first_rows(path: Path, count: int) -> list[Row]:
     Raises:
         SlimeError: as `read_rows`, of these rows.
     """
-    first = row_files(path)[0]
+    first, *others = row_files(path)
     if first.suffix != JSONL and first.suffix not in plugins.load().registries[FORMAT]:
         return []
-    return list(islice(_rows(first, _Room(str(path)), None, 0, count), count))
+    rows = list(islice(_rows(first, _Room(str(path)), None, 0, count), count))
+    if not rows and not others:
+        raise _no_rows(path)
+    return rows
+
+
+def _no_rows(path: Path) -> SlimeError:
+    return SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
 
 
 class _Room:
@@ -216,7 +223,9 @@ def _torn(error: json.JSONDecodeError, where: str, is_last: bool) -> SlimeError:
         todo = "The last line seems cut off: copy the file again or delete the line."
     else:
         todo = "Mend or delete the line."
-    return SlimeError(f"not valid JSON: {error.msg} at column {error.colno}", where=where, todo=todo)
+    return SlimeError(
+        f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}", where=where, todo=todo
+    )
 
 
 def kind_of(value: object) -> str:

@@ -43,7 +43,7 @@ def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None 
                 return
     # Damage shows as any of these; ValueError: no UTF-8, or a time that Python does not have.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200].rstrip(".")
         what = f"not a readable parquet file: {reason}"
         raise SlimeError(what, where=str(path), todo="Write or copy the file again.") from None
 

@@ -101,3 +101,14 @@ def test_what_a_jsonl_file_unfolds_to_is_bounded(tmp_path: Path, monkeypatch: py
     assert len(read_rows(prompts).rows) == 300
     with pytest.raises(SlimeError, match=r"small\.jsonl: the rows would take more than 976\.6 KiB of memory"):
         read_rows(small)
+
+
+def test_a_file_without_rows_is_told_by_a_plan_too(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), empty)
+    for read in (read_rows, lambda path: first_rows(path, 9)):
+        with pytest.raises(SlimeError, match="the file has no rows"):
+            read(empty)
+    write(tmp_path / "more.parquet", CHAT)
+    assert first_rows(tmp_path / "*.parquet", 9) == []
+    assert len(read_rows(tmp_path / "*.parquet").rows) == len(CHAT)
