@@ -276,6 +276,23 @@ def test_an_epoch_is_the_same_optimizer_steps_once_more_for_both(model: Path) ->
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(weights, others, strict=True))
 
 
+def measured_once(rank: Rank, model: Path) -> list[float]:
+    """Tokens that the policy computed in a step of two epochs, in which the critic alone learns and in which both do,
+    over those of one epoch."""
+    trainer = start(rank, model, only_steps=1)
+    trainer.cfg.train.epochs_per_rollout = 2
+    trainer.begin_critic("rl")
+    found = []
+    for step in (1, 2):
+        batches = batches_of(trainer, step)
+        found.append(trainer.train(batches, step, "rl")["num_tokens"] / sum(batch.num_tokens for batch in batches))
+    return found
+
+
+def test_a_policy_that_stays_as_it_is_is_measured_once(model: Path) -> None:
+    assert run_ranks(measured_once, 1, model) == [[1.0, 2.0]]
+
+
 def test_who_takes_turns_learns_the_same(model: Path) -> None:
     [(together, *_)] = run_ranks(train_with, 1, model, {})
     [(by_turns, *_)] = run_ranks(train_with, 1, model, {"offload": True})

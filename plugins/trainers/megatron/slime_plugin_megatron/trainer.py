@@ -178,6 +178,7 @@ class Trainer(Exports):
         is_scored = any(chosen.needs(source) for source in (Source.policy, Source.reference, Source.teacher))
         if self.critic and self.cfg.algo.critic.offload:
             self.critic.offload.offload()
+        learns = learns and (chosen.estimator is None or step > self.cfg.algo.critic.only_steps)
         with cpu_stands_in_for_cuda():
             self._enter(chosen)
             with timed("logprobs", self.device, seconds) if is_scored else nullcontext():
@@ -190,7 +191,6 @@ class Trainer(Exports):
                 whole = [batch.micro_batches[self.data_parallel_rank] for batch in batches]
                 with timed("critic", self.device, seconds):
                     local, of_critic = self.critic.learn(whole, local, counts, step, self._offload)
-                learns = learns and step > self.cfg.algo.critic.only_steps
             with timed("train", self.device, seconds):
                 steps, maxima = [], set[str]()
                 for done in range(len(counts) * epochs):
