@@ -1,7 +1,7 @@
 """What a run survives, and what it says when it does not: kills, stops, faults, bad rewards, damaged and full disks.
 
     python benchmarks/chaos.py all --out benchmarks/results/chaos.md
-    python benchmarks/chaos.py kills|others|returns|hangs|rewards|flips|faults|disk [--out FILE]
+    python benchmarks/chaos.py kills|interrupts|others|returns|hangs|rewards|flips|faults|disk [--out FILE]
 
 Real runs of the tiny model on two CPU cores, started as a user starts them. A plugin of this program writes a line at
 each verb of a run's session, by which the moment is found; the engine's code is as it is. Each table is written as soon
@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 import chaos_parts as parts  # noqa: E402
 from chaos_engines import returns  # noqa: E402
+from chaos_interrupts import interrupts  # noqa: E402
 from chaos_parts import SEED, Table, folder, quoted  # noqa: E402
 from chaos_run import LONG, Chaos, reference, result, running  # noqa: E402
 from machine import conditions  # noqa: E402
@@ -242,7 +243,8 @@ def again_over_a_flip() -> list[str]:
 
 
 TABLES: Mapping[str, Callable[[], Table]] = {
-    table.__name__: table for table in (kills, others, returns, hangs, disk, flips, parts.faults, parts.rewards)
+    table.__name__: table
+    for table in (kills, interrupts, others, returns, hangs, disk, flips, parts.faults, parts.rewards)
 }
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from slime.compose.compose import examine
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -27,6 +29,16 @@ def test_its_runs_are_accepted_and_leave_a_mark(chaos: Any, tmp_path: Path) -> N
     done = subprocess.run(command, env=os.environ | run.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert run.lines() == ["start begin"]
+
+
+def test_what_it_interrupts_is_accepted(chaos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = importlib.import_module("chaos_kinds")
+    kinds.write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in kinds.RUNS:
+        words = kinds.words_of(name, tmp_path, "")
+        if not any(str(tmp_path) in word for word in words):  # what the others take is made first
+            assert examine(words).problems == [], name
 
 
 def test_a_table_takes_the_place_of_the_one_of_its_name(chaos: Any, tmp_path: Path) -> None:
