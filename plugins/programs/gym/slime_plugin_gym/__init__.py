@@ -47,12 +47,14 @@ def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     program = cfg.rollout.program
     if program.name != "gym":
         return []
-    from slime_plugin_gym.program import environment_class
+    from slime_plugin_gym.program import check_arguments
 
     try:
-        environment_class(str(program.options.get("path", "")))
+        check_arguments(str(program.options.get("path", "")), program.options.get("arguments") or {})
     except SlimeError as problem:
         return [problem]
+    if program.options.get("max_turns", 1) < 1:
+        return [SlimeError("must be at least 1", where="rollout.program.options.max_turns", todo="Raise it.")]
     return []
 
 

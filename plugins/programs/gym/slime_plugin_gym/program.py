@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from slime_plugin_tools.named import named
@@ -78,6 +78,18 @@ def environment_class(path: str) -> Callable[..., Environment]:
         if inspect.isclass(found) and not callable(getattr(found, method, None)):
             raise SlimeError(f"{path} has no method '{method}'", where=KEY, todo="docs/environments.md shows one.")
     return found
+
+
+def check_arguments(path: str, arguments: Mapping[str, Any]) -> None:
+    """Raises SlimeError: there is no such environment, or it cannot be made with these keywords."""
+    made = environment_class(path)
+    try:
+        inspect.signature(made).bind(**arguments)
+    except TypeError as error:
+        todo = f"Give '{path}' its keywords there, or a default."
+        raise SlimeError(str(error), where="rollout.program.options.arguments", todo=todo) from None
+    except ValueError:  # of a class that is not Python's nobody can tell
+        return
 
 
 async def _result(given: Any) -> Any:

@@ -125,3 +125,15 @@ def test_what_is_not_there_is_said_before_anything_starts(mine):
             compose([*words, f"rollout.program.path={mine}:{path}"])
     with pytest.raises(SlimeError, match="the program 'gym' has no environment"):
         compose(words)
+
+
+def test_an_environment_that_cannot_be_made_is_said_before_anything_starts(mine):
+    named = f"rollout.program.path={mine}:Counts"
+    words = ["+model=glm4-tiny", "+cluster=local", "rollout.program.name=gym", named]
+    for word, what in {
+        "rollout.program.options.arguments.turn=3": r"^rollout\.program\.options\.arguments: .*argument 'turn'",
+        "rollout.program.options.max_turns=0": r"^rollout\.program\.options\.max_turns: must be at least 1",
+    }.items():
+        with pytest.raises(SlimeError, match=what):
+            compose([*words, word])
+    compose([*words, "rollout.program.options.arguments.turns=3"])
