@@ -6,14 +6,15 @@ import itertools
 
 import pytest
 
-from slime.config.schema import FilterConfig
+from slime.config.schema import FilterConfig, RewardConfig
 from slime.errors import SlimeError
 from slime.registry import Contribution, Registry
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.guarded import FilterChain
 from slime.sampling.loop import MAX_FRUITLESS
+from slime.sampling.pipeline import FailureBudget
 from slime.segments import Segment, WeightSpan
-from slime.types import Decision, Status, Verdict
+from slime.types import Decision, Prompt, Sample, Status, Verdict
 from tests.engine_client.scripted_engine import Scorer, ScriptedEngine
 from tests.sampling.scripted_rollout import VERSION, Filter, Prompts, run, tokens
 
@@ -187,6 +188,16 @@ def test_too_many_failed_rewards_stop_the_run_with_the_first_reason():
     ):
         run(ScriptedEngine(), scorer=Scorer(failed), buffer=buffer)
     assert len(buffer) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "where", "whose"),
+    [(Status.COMPLETED, "reward 'sum'", "reward"), (Status.FAILED, "program of the samples", "program")],
+)
+def test_who_failed_first_is_named(status, where, whose):
+    sample = Sample(Prompt("0/0", (), (1,), None, {}), 0, status=status)
+    with pytest.raises(SlimeError, match=f"^{where}: no value for 1 of 8 samples.* Mend the {whose} or its data"):
+        FailureBudget(RewardConfig(name="sum", max_failed_share=0.0), 8).add(sample, Verdict.error("ValueError: x"))
 
 
 def test_samples_whose_reward_failed_are_scored_again_after_the_stop():

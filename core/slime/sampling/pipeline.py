@@ -43,7 +43,7 @@ class FailureBudget:
     def __init__(self, cfg: RewardConfig, num_expected: int) -> None:
         self._cfg, self._num_expected = cfg, num_expected
         self._counts: Counter[VerdictKind] = Counter()
-        self._first, self._where = "", f"reward '{cfg.name}'"
+        self._first = self._where = self._whose = ""
 
     def add(self, sample: Sample, verdict: Verdict) -> None:
         """Count one verdict.
@@ -53,9 +53,11 @@ class FailureBudget:
         """
         self._counts[verdict.kind] += 1
         if verdict.kind is not VerdictKind.VALUE:
-            if not self._first and sample.prompt.set:
-                self._where = f"prompt set '{sample.prompt.set}'"
-            self._first = self._first or f"{verdict.kind} at prompt {sample.prompt.id}: {verdict.reason}"
+            if not self._first:
+                self._first = f"{verdict.kind} at prompt {sample.prompt.id}: {verdict.reason}"
+                self._whose = "program" if sample.status is Status.FAILED else "reward"
+                name = f"reward '{self._cfg.name}'" if self._whose == "reward" else "program of the samples"
+                self._where = f"prompt set '{sample.prompt.set}'" if sample.prompt.set else name
             self._stop_if_too_many()
 
     def fresh(self) -> FailureBudget:
@@ -72,7 +74,8 @@ class FailureBudget:
         num_failed = self._counts.total() - self._counts[VerdictKind.VALUE]
         if num_failed > self._cfg.max_failed_share * num_scored:
             what = f"no value for {num_failed} of {num_scored} samples; the first was {self._first}"
-            todo = f"Mend the reward or its data, or raise reward.max_failed_share={self._cfg.max_failed_share:g}."
+            budget = f"reward.max_failed_share={self._cfg.max_failed_share:g}"
+            todo = f"Mend the {self._whose} or its data, or raise {budget}."
             raise SlimeError(what, where=self._where, todo=todo)
 
 
