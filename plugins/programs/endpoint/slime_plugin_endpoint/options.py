@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slime_plugin_tools.named import named
+from slime_plugin_tools.named import coroutine_function
 
 from slime.errors import SlimeError
 
@@ -32,10 +32,10 @@ class EndpointOptions:
 
 
 def check(options: EndpointOptions) -> None:
-    """Raises SlimeError: not one agent is named, or its function is not there."""
+    """Raises SlimeError: not one agent is named, or its function is not there or of another form."""
     if bool(options.command) == bool(options.path):
         what = "two agent programs are named" if options.command else "no agent program is named"
         todo = f"Set {_WHERE}.command='python my_agent.py', or {_WHERE}.path=my_agent.py:run."
         raise SlimeError(what, where=_WHERE, todo=todo)
     if options.path:
-        named(options.path)
+        coroutine_function(options.path, "task", "endpoint")

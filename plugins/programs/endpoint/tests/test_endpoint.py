@@ -279,6 +279,11 @@ def test_the_agent_is_checked_before_anything_starts(tmp_path):
         compose([*words, "rollout.program.path=nowhere.py:run"])
     with pytest.raises(SlimeError, match="two agent programs are named"):
         compose([*words, "rollout.program.options.path=a.py:run", "rollout.program.options.command=b"])
+    (tmp_path / "mine.py").write_text("def plain(task, endpoint): ...\nasync def short(task): ...")
+    with pytest.raises(SlimeError, match=r"nothing can await .* Write `async def plain\(task, endpoint\)`"):
+        compose([*words, f"rollout.program.path={tmp_path}/mine.py:plain"])
+    with pytest.raises(SlimeError, match="cannot be called with task, endpoint: too many positional arguments"):
+        compose([*words, f"rollout.program.path={tmp_path}/mine.py:short"])
     program = compose([*words[:2], "rollout.program.command=python my_agent.py"]).rollout.program
     assert (program.name, program.options["command"]) == ("endpoint", "python my_agent.py")
 

@@ -33,13 +33,13 @@ def slime_config_schemas() -> Mapping[str, type]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     """What is named must be there before anything starts."""
-    from slime_plugin_tools.named import named
+    from slime_plugin_tools.named import coroutine_function, named
 
-    options, found = cfg.rollout.program.options, []
+    options, found, is_program = cfg.rollout.program.options, list[SlimeError](), cfg.rollout.program.name == "function"
     names = {"tools": options.get("functions", ()), "function": [options.get("path", "")]}
     for name in names.get(cfg.rollout.program.name, ()):
         try:
-            named(str(name))
+            _ = coroutine_function(str(name), "task", "model") if is_program else named(str(name))
         except SlimeError as problem:
             found.append(problem)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,26 @@ def named(path: str) -> Callable[..., Any]:
         known = [each for each in vars(module) if callable(getattr(module, each)) and not each.startswith("_")]
         raise SlimeError(f"there is no function '{name}'", where=where, todo=did_you_mean(name, known))
     function: Callable[..., Any] = found
+    return function
+
+
+def coroutine_function(path: str, *arguments: str) -> Callable[..., Any]:
+    """The `async def` of that name.
+
+    Args:
+        arguments: what it is called with.
+
+    Raises:
+        SlimeError: it does not take them, or is another kind of function; otherwise as `named`.
+    """
+    function = named(path)
+    todo = f"Write `async def {path.rpartition(':')[2]}({', '.join(arguments)})`."
+    if inspect.isfunction(function) and not inspect.iscoroutinefunction(inspect.unwrap(function)):
+        raise SlimeError("nothing can await what this function returns", where=path, todo=todo)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise SlimeError(f"it cannot be called with {', '.join(arguments)}: {error}", where=path, todo=todo) from None
     return function
 
 

@@ -158,6 +158,9 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path, mine):
         compose([*words, f"rollout.program.path={mine('ask_twise')}"])
     program = compose([*words, f"rollout.program.path={mine('ask_twice')}"]).rollout.program
     assert (program.name, program.options["path"]) == ("function", mine("ask_twice"))
+    (tmp_path / "plain.py").write_text("def plain(task, model): ...")
+    with pytest.raises(SlimeError, match=r"Write `async def plain\(task, model\)`"):
+        compose([*words, f"rollout.program.path={tmp_path}/plain.py:plain"])
     with pytest.raises(SlimeError, match="there is no such file"):
         compose([*words, "rollout.program.name=tools", "rollout.program.options.functions=[nowhere.py:x]"])
     (tmp_path / "broken.py").write_text("1 / 0")
