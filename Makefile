@@ -1,14 +1,14 @@
 # One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
 PYTHON ?= python3
 WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 BASE ?= main
 export OMP_NUM_THREADS ?= 1
 
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
 
-test: .venv/dev            ## set up, run every test in two processes, and list the longest; `make test TEST_PROCESSES=4` in more
+test: .venv/dev            ## set up, run every test in three processes, and list the longest; `make test TEST_PROCESSES=2` in fewer
 	$(COMPILE_OURS)
 	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 40
 

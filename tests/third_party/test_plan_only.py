@@ -57,7 +57,7 @@ def test_layouts_are_proposed_without_the_training_stack(planning: Any, tmp_path
     assert refused.stderr.count("\n") == 1, refused.stderr
     done = planning.beside(tmp_path, "slime-plugin-fit").slime("plan", *RUN, "--fit")
     assert done.returncode == 0, done.stderr
-    assert "the fastest of 22 layouts" in done.stdout
+    assert "the fastest of 30 layouts" in done.stdout
 
 
 def test_a_verb_that_needs_more_says_what_brings_it(planning: Any, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ ONE = ["+model=glm4-tiny", "+cluster=local", "algo=reinforce_pp", "rollout.sampl
     ],
 )
 def test_prompts_with_too_few_samples_to_compare_are_refused(words: list[str], least: int) -> None:
+    pytest.importorskip("slime_plugin_policy_losses", reason="brings the estimator that learns from one sample")
     [problem] = examine([*ONE, *words]).problems
     assert f"drops every prompt with fewer than {least} rewards" in str(problem)
     assert examine([*ONE, *words, f"rollout.samples_per_prompt={least}"]).problems == []

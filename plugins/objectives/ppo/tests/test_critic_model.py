@@ -93,5 +93,7 @@ def test_the_critic_of_other_models(changes: dict[str, Any], megatron: dict[str,
     assert results[0] == results[1]
     for values, wanted in zip(results[0], alone, strict=True):
         for name, value in wanted.items():
-            assert name == "num_tokens" or values[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+            # A token may stand on a bound of the clip, on this side or that by the processor's rounding: one of forty.
+            off = 0.025 if name.endswith("clip_fraction") else 1e-5
+            assert name == "num_tokens" or values[name] == pytest.approx(value, rel=1e-5, abs=off), name
     assert abs(alone[-1]["critic_value_mean"]) > 1e-4
