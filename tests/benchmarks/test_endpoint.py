@@ -20,5 +20,5 @@ def test_every_part_takes_some_of_the_whole() -> None:
     assert taken > 0
     assert len(found) == 11, said
     assert min(found.values()) >= 0
-    assert found["engine client"] > 0
+    assert found["http, the event loop"] > 0  # on some virtual machines others take nothing that their clock shows
     assert abs(sum(found.values()) - whole) < 0.01
