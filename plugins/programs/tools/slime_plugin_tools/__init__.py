@@ -35,11 +35,14 @@ def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     """What is named must be there before anything starts."""
     from slime_plugin_tools.named import coroutine_function, named
 
-    options, found, is_program = cfg.rollout.program.options, list[SlimeError](), cfg.rollout.program.name == "function"
-    names = {"tools": options.get("functions", ()), "function": [options.get("path", "")]}
-    for name in names.get(cfg.rollout.program.name, ()):
+    program, found = cfg.rollout.program, list[SlimeError]()
+    names = {"tools": program.options.get("functions", ()), "function": [program.options.get("path", "")]}
+    for name in names.get(program.name, ()):
         try:
-            _ = coroutine_function(str(name), "task", "model") if is_program else named(str(name))
+            if program.name == "function":
+                coroutine_function(str(name), "task", "model")
+            else:
+                named(str(name))
         except SlimeError as problem:
             found.append(problem)
     return found

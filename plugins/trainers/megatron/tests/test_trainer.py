@@ -161,7 +161,7 @@ def test_several_steps_move_off_policy_within_a_rollout(results: dict[str, Any])
 
 
 def repeated(rank: Rank, model: Path, *, epochs: int, times: int) -> Any:
-    """Metrics and weights after two rollouts, each trained on so many times."""
+    """Metrics and weights after two rollouts, whose batches are trained on `epochs` times `times` times."""
     trainer = start(rank, model)
     trainer.cfg.train.epochs_per_rollout = epochs
     samples = with_own_logprobs(trainer, recorded())
