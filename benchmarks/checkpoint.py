@@ -32,7 +32,6 @@ from slime.config.paths import resolve
 from slime.config.schema import Device, Init, LossMean, SlimeConfig
 from slime.digest import DigestingFile
 from slime.files import files_under
-from slime.net import free_port
 from slime.train.packing import pack
 from slime.types import TrainSample
 from slime_plugin_megatron import checkpoint, heap, shards
@@ -93,7 +92,7 @@ def trainer_of(model: str) -> Trainer:
         1,
         1,
     )
-    trainer = Trainer(cfg, 0, 1, "127.0.0.1", free_port("127.0.0.1"))
+    trainer = Trainer(cfg, 0, 1, f"{tempfile.mkdtemp()}/meeting", 0)
     trainer.init_weights()
     sample = TrainSample(tokens=np.arange(8), loss_mask=np.ones(4, dtype=np.int64))
     align = trainer.packing_align

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,6 @@ import torch
 from machine import conditions
 
 from slime.compose.compose import compose
-from slime.net import free_port
 from slime.train.packing import pack
 from slime_plugin_megatron.offload import gradients, host_slots, kept, residue
 from slime_plugin_megatron.trainer import Trainer
@@ -45,7 +45,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 def main() -> None:
     cfg = compose([*(sys.argv[1:] or LAPTOP), *REST])
-    trainer = Trainer(cfg, 0, 1, "127.0.0.1", free_port("127.0.0.1"))
+    trainer = Trainer(cfg, 0, 1, f"{tempfile.mkdtemp()}/meeting", 0)
     trainer.init_weights()
     samples = recorded_samples(16, trainer.hf["vocab_size"], longest=400)
     (batch,) = pack(samples, num_dp=1, align=trainer.packing_align, max_tokens=4096, loss_mean=cfg.algo.loss_mean)

@@ -38,7 +38,6 @@ from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import compose
 from slime.config.schema import Device, SlimeConfig
-from slime.net import free_port
 from slime.topology.topology import Topology, read_topology
 from slime.topology.transport import BROADCAST
 from slime.types import Receipt
@@ -72,27 +71,24 @@ def bare_broadcast(topology: Topology, sizes: Sequence[int]) -> list[float]:
     have; for each of the sizes, in MiB."""
     num_sources = len(topology.sources)
     world_size = num_sources + sum(group.devices for group in topology.groups)
-    with tempfile.NamedTemporaryFile() as result:
-        arguments = (world_size, free_port("127.0.0.1"), sizes, topology.cluster.device, result.name, num_sources)
-        mp.spawn(_broadcast, arguments, nprocs=world_size)
-        return [float(rate) for rate in json.loads(Path(result.name).read_text())]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_broadcast, (world_size, folder, sizes, topology.cluster.device, num_sources), nprocs=world_size)
+        return [float(rate) for rate in json.loads(Path(folder, "rates").read_text())]
 
 
-def _broadcast(
-    rank: int, world_size: int, port: int, sizes: Sequence[int], device: Device, result: str, num_sources: int
-) -> None:
+def _broadcast(rank: int, world_size: int, folder: str, sizes: Sequence[int], device: Device, num_sources: int) -> None:
     cuda = device is Device.cuda
     where = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(where)
     backend = "nccl" if cuda else "gloo"
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size)
     engines = range(num_sources, world_size)
     groups = [(source, dist.new_group([source, *engines])) for source in range(num_sources)]
     mine = [(source, group) for source, group in groups if rank in (source, *engines)]
     rates = [_rate(mine, torch.zeros(len(mine), size * 2**20, dtype=torch.uint8, device=where)) for size in sizes]
     if rank == 0:
-        Path(result).write_text(json.dumps([rate * num_sources for rate in rates]))
+        Path(folder, "rates").write_text(json.dumps([rate * num_sources for rate in rates]))
     dist.destroy_process_group()
 
 

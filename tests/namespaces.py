@@ -137,9 +137,12 @@ def _second(name: str, folder: Path) -> Iterator[psutil.Process]:
 
 
 def _serves(init: psutil.Process, *, ssh: bool) -> bool:
-    """Whether what it starts is there; sshd also listens, on port 22 (hexadecimal in the kernel's table)."""
+    """Whether what stays is there; before it come the commands that set the host up. sshd listens as well, on port 22
+    (hexadecimal in the kernel's table)."""
     listening = re.search(r":0016 \S+ 0A", Path(f"/proc/{init.pid}/net/tcp").read_text())
-    return bool(init.children() and (listening or not ssh))
+    started = [process.info for process in psutil.process_iter(["ppid", "name"]) if process.info["ppid"] == init.pid]
+    stays = [process for process in started if process["name"] in ("sleep", "sshd")]
+    return bool(stays and (listening or not ssh))
 
 
 def _sshd() -> str | None:

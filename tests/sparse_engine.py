@@ -59,7 +59,7 @@ def _initialize(rank: Rank, ordinary: Path) -> None:
     args = ServerArgs(model_path=str(ordinary), device="cpu", attention_backend="torch_native", dtype="bfloat16")
     args.device = "cuda"
     set_global_server_args_for_scheduler(args)
-    where = {"distributed_init_method": f"tcp://{rank.master_addr}:{rank.master_port}", "local_rank": 0}
+    where = {"distributed_init_method": f"file://{rank.master_addr}", "local_rank": 0}
     parallel_state.init_distributed_environment(backend="gloo", world_size=1, rank=0, **where)
     parallel_state.initialize_model_parallel()
     initialize_dp_attention(args, args.get_model_config())

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from slime.net import free_port
+from slime.net import reserved_port
 from slime_plugin_ray.gpus import MIB, read_gpus
 from slime_plugin_ray.starter import make_token
 from tests.running import NO_CHECKPOINTS, SPREAD, Run
@@ -122,9 +122,10 @@ def two_raylets(folder: Path, num_gpus: int) -> Iterator[str]:
     environment = os.environ | {"RAY_AUTH_MODE": "token"}
     make_token()
     nodes: list[psutil.Popen] = []
-    address = f"{node_address()}:{free_port(node_address())}"
+    with reserved_port(node_address()) as port:
+        address = f"{node_address()}:{port}"
     try:
-        for node, more in enumerate((["--head", f"--port={address.partition(':')[2]}"], [f"--address={address}"])):
+        for node, more in enumerate((["--head", f"--port={port}"], [f"--address={address}"])):
             own = range(node * num_gpus, (node + 1) * num_gpus)
             with (folder / f"node{node}.log").open("wb") as log:
                 visible = environment | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}

@@ -97,13 +97,6 @@ def _hold(holders: ExitStack, host: str, port: int) -> int:
     return int(holder.getsockname()[1])
 
 
-def free_port(host: str) -> int:
-    """A TCP port that is free at `host` now."""
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
-
-
 def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
     """torch's key-value store, listening at `host` and nowhere else (0: at a free port); it asks nobody who he is.
 

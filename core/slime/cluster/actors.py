@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slime.checkpoints import examine
 from slime.engines.scratch import scratch_prefix
 from slime.imports import importing
-from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, free_port
+from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, reserved_port
 from slime.topology.environment import trainer_environment
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
@@ -110,13 +110,14 @@ class TrainerActor(Actor):
         self.trainer: TrainerRank
         self.publisher: Publisher | None = None
         self.saving: Saving | None = None
+        self._meeting = ExitStack()
 
     def meet(self) -> tuple[str, int]:
         """Where the ranks find each other: host and port where this one may listen. On one host a file that is the
         user's alone, and 0: torch's store asks nobody who he is."""
         host = self.host()
         if host != LOOPBACK:
-            return host, free_port(host)
+            return host, self._meeting.enter_context(reserved_port(host))
         return f"{tempfile.mkdtemp(prefix=scratch_prefix(self.run.mark))}/ranks", 0
 
     def device(self) -> str:
@@ -136,7 +137,8 @@ class TrainerActor(Actor):
             from slime.train.rank import trainer_class
 
             make = trainer_class(self.cfg.cluster.device)
-        self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
+        with self._meeting:
+            self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
 
     def init_weights(self) -> None:

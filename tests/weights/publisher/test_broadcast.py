@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slime.errors import SlimeError
-from slime.net import LOOPBACK, Endpoint, free_port
+from slime.net import LOOPBACK, Endpoint, reserved_port
 from slime_testing.engines import hf_tensors, running_engine
 from slime_testing.publishing import publish
 from tests.transports import BUCKET, VICTIM, broadcast, flip_bit, half, joined
@@ -102,9 +102,10 @@ def test_engine_that_does_not_leave_is_not_waited_for(engine, send, tensors):
 
 
 def test_engine_that_is_gone_is_named_and_the_others_wait_for_nothing(endpoint, group, send, tensors):
-    gone = Endpoint(f"http://{LOOPBACK}:{free_port(LOOPBACK)}", endpoint.key)
-    with pytest.raises(SlimeError, match=gone.url):
-        broadcast(iter(tensors.items()), group, [gone, endpoint], 1)
+    with reserved_port(LOOPBACK) as port:
+        gone = Endpoint(f"http://{LOOPBACK}:{port}", endpoint.key)
+        with pytest.raises(SlimeError, match=gone.url):
+            broadcast(iter(tensors.items()), group, [gone, endpoint], 1)
     assert send(tensors, 2).version == 2
 
 

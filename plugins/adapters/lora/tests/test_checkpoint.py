@@ -15,7 +15,6 @@ from slime_testing.contract import Contract
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import another_port
 
 CONFIG = Path(__file__).parents[3] / "models/glm4/tests/configs/moe.json"
 TP2 = {"tensor_model_parallel_size": 2}
@@ -41,7 +40,7 @@ def start(rank: Rank, folder: Path, *, lora: bool = True, weights: Path | None =
 
 def again(rank: Rank) -> Rank:
     """For another trainer in this process."""
-    rank = rank._replace(master_port=another_port())
+    rank = rank.again()
     torch.distributed.destroy_process_group()
     return rank
 

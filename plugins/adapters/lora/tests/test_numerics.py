@@ -18,7 +18,7 @@ from slime_plugin_lora.options import Published
 from slime_testing.contract import CP, EP, PP, TP, UNEVEN, Contract
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import NUM_SAMPLES, NUM_STEPS, another_port, gather_shards
+from slime_testing.training import NUM_SAMPLES, NUM_STEPS, gather_shards
 
 CONFIGS = Path(__file__).parents[3] / "models"
 MODELS = {
@@ -85,7 +85,7 @@ def train_layouts(rank: Rank, family: str, folder: Path, layouts: Mapping[str, A
     found = {}
     for name, layout in layouts.items():
         found[name] = train(rank, config(family, folder, layout), saved)
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return found
 

@@ -20,7 +20,6 @@ from slime_plugin_megatron.weights.save_hf import save_hf
 from slime_testing.contract import Contract
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import another_port
 
 CONFIGS = Path(__file__).parents[3] / "models"
 MODELS = ["qwen2/tests/configs/untied.json", "glm4/tests/configs/dense.json", "glm4/tests/configs/lite.json"]
@@ -123,7 +122,7 @@ def merged_and_adapted(rank: Rank, family: str, folder: Path, merged: Path) -> l
         trainer.train(batches, step, "sft")
     save_hf(trainer.export(), folder, merged)
     ours = scored(trainer)
-    rank = rank._replace(master_port=another_port())
+    rank = rank.again()
     torch.distributed.destroy_process_group()
     return [ours, scored(start(rank, family, merged, lora=False))]
 

@@ -29,7 +29,7 @@ from slime_testing.models import write_checkpoint
 from slime_testing.plugins import UNKNOWN_OPTION, check_choice, check_light
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import Trained, another_port, compare, record_gradients
+from slime_testing.training import Trained, compare, record_gradients
 
 NUM_SAMPLES = 12
 TEACHER = "teacher"
@@ -121,7 +121,7 @@ def train_ways(
     trained = {}
     for told, way in ways.items():
         trained[told] = _train(rank, family, folder, AlgoConfig(name=name, **algo), way)
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return trained
 

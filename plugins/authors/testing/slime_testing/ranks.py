@@ -8,6 +8,7 @@ helper processes of a checkpoint along. A rank that is late prints the stack of 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -25,21 +26,29 @@ from typing import Any, NamedTuple
 
 from slime.imports import import_file
 from slime.lifetime import end_with_parent
-from slime.net import free_port
 from slime_testing.patience import Patience
 
 _SECONDS_TO_PRINT_STACKS = 1.0
 _ENVIRONMENT: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 """Of every rank, where the caller's environment does not say otherwise."""
 
+_MEETINGS = itertools.count(1)
+
 
 class Rank(NamedTuple):
-    """Where a process stands; `*rank` are the last four arguments of `slime_plugin_megatron.megatron.initialize`."""
+    """Where a process stands; `*rank` are the last four arguments of `slime_plugin_megatron.megatron.initialize`.
+
+    The ranks meet by a file: a port that was free when it was chosen may be another's when they listen there.
+    """
 
     rank: int
     world_size: int
     master_addr: str
-    master_port: int
+    master_port: int = 0
+
+    def again(self) -> Rank:
+        """For this process's next group, since a file is good for one; every rank calls it equally often."""
+        return self._replace(master_addr=str(Path(self.master_addr).with_name(f"meeting{next(_MEETINGS)}")))
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 60) -> list[Any]:
@@ -55,12 +64,11 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         AssertionError: a rank raised, died or was late; with the traceback or the stacks of every rank.
     """
     target = (function.__module__, sys.modules[function.__module__].__file__, function.__qualname__)
-    port = free_port("127.0.0.1")
     context = _context()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         job = Path(folder)
         (job / "job").write_bytes(pickle.dumps((target, args, sys.path, dict(os.environ))))
-        ranks = [Rank(rank, world_size, "127.0.0.1", port) for rank in range(world_size)]
+        ranks = [Rank(rank, world_size, str(job / "meeting")) for rank in range(world_size)]
         processes = [context.Process(target=_run, args=(job, rank)) for rank in ranks]
         for process in processes:
             process.start()
@@ -162,7 +170,6 @@ def _run(job: Path, rank: Rank) -> None:
     sys.path[:] = path
     os.environ.clear()
     os.environ |= _ENVIRONMENT | environment | {"RANK": str(rank.rank), "LOCAL_RANK": str(rank.rank)}
-    os.environ |= {"WORLD_SIZE": str(rank.world_size), "MASTER_ADDR": rank.master_addr}
-    os.environ |= {"MASTER_PORT": str(rank.master_port)}
+    os.environ["WORLD_SIZE"] = str(rank.world_size)
     result = _load(*target)(rank, *args)
     (job / f"result{rank.rank}").write_bytes(pickle.dumps(result))

@@ -27,7 +27,6 @@ from slime.config.hf import read_hf_config
 from slime.config.schema import SlimeConfig
 from slime.models.bridge import traits_of
 from slime.models.traits import Traits
-from slime.net import free_port
 from slime.types import TrainSample
 from slime_testing.ranks import Rank
 from slime_testing.recorded import recorded_samples
@@ -79,16 +78,9 @@ def train_layouts(
     trained = {}
     for name, layout in layouts.items():
         trained[name] = _train(rank, name, family, folder, layout, record)
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return trained
-
-
-def another_port() -> int:
-    """Rank 0's choice, told to all while they still have a group: neighbouring ports may be somebody's."""
-    port = [free_port("127.0.0.1")]
-    torch.distributed.broadcast_object_list(port)
-    return port[0]
 
 
 def _train(rank: Rank, name: str, family: str, folder: Path, layout: Mapping[str, Any], record: Any) -> Trained:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from slime import plugins
 from slime.config.extended import extended
 from slime.config.schema import EngineGroupConfig, SlimeConfig, WeightsConfig
-from slime.net import LOOPBACK, Endpoint, free_port
+from slime.net import LOOPBACK, Endpoint
 from slime.topology.links import Verb
 from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport, Transport
@@ -100,8 +100,8 @@ def _process_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    address = f"tcp://{LOOPBACK}:{free_port(LOOPBACK)}"
-    dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:

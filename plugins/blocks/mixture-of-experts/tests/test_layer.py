@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from slime_testing.ranks import Rank, run_ranks
-from slime_testing.training import another_port
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +44,7 @@ def layers(rank: Rank, folder: Path, layouts: Mapping[str, Any]) -> dict[str, An
     found = {}
     for name, layout in layouts.items():
         found[name] = _three_times(rank, folder, layout)
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return found
 

@@ -20,7 +20,7 @@ from slime_testing import models
 from slime_testing.engines import hf_tensors
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import GRADIENT_TOLERANCE, TOLERANCES, another_port, record_gradients
+from slime_testing.training import GRADIENT_TOLERANCE, TOLERANCES, record_gradients
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def train(
     found = {}
     for name, layout in layouts.items():
         found[name] = _train(rank, folder, {**settings, **layout})
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return found
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -91,8 +93,17 @@ def test_a_machine_with_gpus_is_left_to_sglang(call: str) -> None:
     assert on_gpus(call) == "None\n{}\n"
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Nobody is given it meanwhile, but a server may listen there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
 @pytest.mark.slow
-def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path) -> None:
+def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path, port: int) -> None:
     """SGLang's own command, deterministic: two requests of one prompt and seed get the same tokens in one batch."""
     words = [
         "--device",
@@ -104,7 +115,7 @@ def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path) -> None:
         "--skip-tokenizer-init",
     ]
     words += ["--enable-deterministic-inference", "--disable-radix-cache", "--mem-fraction-static", "0.1"]
-    words += ["--max-total-tokens", "512", "--port", str(free_port()), "--model-path", str(model)]
+    words += ["--max-total-tokens", "512", "--port", str(port), "--model-path", str(model)]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "sglang.launch_server", *words],
@@ -118,21 +129,13 @@ def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path) -> None:
             "input_ids": [[5, 6, 7], [5, 6, 7]],
             "sampling_params": {"max_new_tokens": 8, "sampling_seed": 3, "ignore_eos": True},
         }
-        answers = ask(server, f"http://127.0.0.1:{words[words.index('--port') + 1]}", asked)
+        answers = ask(server, f"http://127.0.0.1:{port}", asked)
         one, other = (answer["output_ids"] for answer in answers)
         assert len(one) == 8
         assert one == other
     finally:
         os.killpg(server.pid, 9)
         server.wait()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def ask(server: subprocess.Popen[bytes], url: str, asked: dict[str, Any]) -> list[dict[str, Any]]:

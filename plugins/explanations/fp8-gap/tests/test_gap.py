@@ -24,7 +24,6 @@ from slime_testing.generation import hold
 from slime_testing.models import random_model, write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import another_port
 
 TOLERANCE = 1e-5
 CONFIG = Path(__file__).parents[3] / "models/glm4/tests/configs/dense.json"
@@ -101,7 +100,7 @@ def explained(
         after = reference.copy_weights(trainer.model.modules)
         same = [one[name].equal(other[name]) for one, other in zip(before, after, strict=True) for name in one]
         found[name] = values, bool(same) and all(same)
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return found
 

@@ -57,7 +57,6 @@ def test_both_ways_are_one_function(found: dict[str, Found]) -> None:
 
 def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> dict[str, Found]:
     from slime_plugin_sparse_attention.split import Split
-    from slime_testing.training import another_port
 
     def for_all(runs: Any, topk: int, *given: Any) -> Split:
         """All queries but the first of a sequence see more keys than this one."""
@@ -71,7 +70,7 @@ def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[s
             metrics, gradient = step(rank, device, folder, megatron)
             values.append(metrics)
             gradients.append(gradient)
-            rank = rank._replace(master_port=another_port())
+            rank = rank.again()
             torch.distributed.destroy_process_group()
         assert not torch.equal(*gradients), "nothing is computed otherwise"
         found[name] = (*values, float((gradients[0] - gradients[1]).norm() / gradients[1].norm()))

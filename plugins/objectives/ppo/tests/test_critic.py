@@ -13,7 +13,7 @@ import torch
 
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
-from slime_testing.training import Gradients, another_port, gather_shards, record_gradients
+from slime_testing.training import Gradients, gather_shards, record_gradients
 
 from .tiny import HF, write_model
 
@@ -126,7 +126,7 @@ def train_ways(rank: Rank, model: Path, ways: Mapping[str, Mapping[str, Any]]) -
         history = [trainer.train(batches_of(trainer, step, **packing), step, "rl") for step in range(1, NUM_STEPS + 1)]
         kept = [{name: x for name, x in each.items() if not name.startswith("seconds/")} for each in history]
         told[way] = Told(kept, *recorded)
-        rank = rank._replace(master_port=another_port())
+        rank = rank.again()
         torch.distributed.destroy_process_group()
     return told
 

@@ -15,7 +15,6 @@ import torch
 from slime.config.megatron_fields import ACCEPTED
 from slime.errors import SlimeError
 from slime.layout import read_grid, split_layers
-from slime.net import free_port
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
@@ -201,7 +200,7 @@ def steps(rank: Rank, folder: Path, changes: Mapping[str, Any]) -> dict[str, Any
         holder = value_of(cfg, section)
         value = enums[key][value] if key in enums else value
         holder.__setitem__(name, value) if isinstance(holder, dict) else setattr(holder, name, value)
-    trainer = Trainer(cfg, *rank._replace(master_port=free_port(rank.master_addr)))
+    trainer = Trainer(cfg, *rank.again())
     trainer.init_weights()
     samples = recorded_samples(4, hf["vocab_size"])
     batches = pack(samples, num_dp=1, align=1, max_tokens=200, loss_mean=LossMean.token)

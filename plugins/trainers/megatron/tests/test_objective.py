@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from slime.net import free_port
 from slime_testing.ranks import Rank, run_ranks
 
 from .one_rank import HF, packed, recorded, start, with_transformers_logprobs, write_model
@@ -47,7 +46,7 @@ def corrected(rank: Rank, model: Path) -> dict[str, list[dict[str, float]]]:
         trainer.optimizer.megatron.step = lambda: (True, 0.0, None)
         found[name] = [one, trainer.train(packed(trainer, of_older_weights(), steps=2), 1, "rl")]
         dist.destroy_process_group()
-        rank = rank._replace(master_port=free_port(rank.master_addr))
+        rank = rank.again()
     return found
 
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slime.net import free_port
 from slime_testing.ranks import Rank, run_ranks
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -68,12 +67,10 @@ def histories(rank: Rank, device: str, model: Path, layouts: dict[str, dict[str,
 
 
 def next_rank(rank: Rank) -> Rank:
-    """The group is taken down; the next one meets at a port that rank 0 chose while there still was a group."""
-    port = [free_port(rank.master_addr)]
-    dist.broadcast_object_list(port)
+    """The group is taken down; the next one meets elsewhere."""
     dist.barrier()  # nobody takes it down while another still talks
     dist.destroy_process_group()
-    return rank._replace(master_port=port[0])
+    return rank.again()
 
 
 def metrics(values: dict[str, float]) -> dict[str, float]:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from slime.errors import SlimeError
-from slime.net import free_port
 from slime_testing.ranks import Rank, run_ranks
 
 from .one_rank import HF, packed, recorded, start, write_model
@@ -40,7 +39,7 @@ def again(rank: Rank) -> Rank:
     """For another trainer in this process."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    return rank._replace(master_port=free_port(rank.master_addr))
+    return rank.again()
 
 
 def with_teacher(rank: Rank, model: Path, teacher: Path, **algo: Any) -> Any:

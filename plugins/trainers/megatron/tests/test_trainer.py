@@ -12,7 +12,6 @@ import pytest
 import torch.distributed as dist
 
 from slime.errors import SlimeError
-from slime.net import free_port
 from slime_testing.ranks import Rank, run_ranks
 
 from .one_rank import HF, of_groups, packed, recorded, start, with_transformers_logprobs, write_model
@@ -34,7 +33,7 @@ def results(model: Path) -> dict[str, Any]:
 def run_scenarios(rank: Rank, model: Path) -> dict[str, Any]:
     found = {}
     for name, scenario in SCENARIOS.items():
-        found[name] = scenario(rank._replace(master_port=free_port(rank.master_addr)), model)
+        found[name] = scenario(rank.again(), model)
         dist.destroy_process_group()
     return found
 

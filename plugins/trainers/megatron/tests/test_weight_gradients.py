@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from slime.net import free_port
 from slime_testing.ranks import Rank, run_ranks
 
 from .one_rank import HF
@@ -44,7 +43,7 @@ def gradients(rank: Rank, folders: dict[bool, Path]) -> dict[tuple[bool, bool, b
         for fused, overlap in ((False, False), (True, False), (True, True)):
             found[tied, fused, overlap] = _gradients(rank, folder, fused, overlap)
             torch.distributed.destroy_process_group()
-            rank = rank._replace(master_port=free_port(rank.master_addr))
+            rank = rank.again()
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime.__main__ import main
-from slime.net import LOOPBACK, free_port
+from slime.net import LOOPBACK, reserved_port
 from slime_plugin_disk.publish import Disk, VersionFolder
 from slime_testing.publishing import publish_over
 
@@ -30,8 +30,9 @@ def publish(folder: Path) -> None:
 
 def test_an_engine_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish(tmp_path)
-    url = f"http://{LOOPBACK}:{free_port(LOOPBACK)}"
-    assert main(["follow", str(tmp_path), url, "--once"]) == 2
+    with reserved_port(LOOPBACK) as port:
+        url = f"http://{LOOPBACK}:{port}"
+        assert main(["follow", str(tmp_path), url, "--once"]) == 2
     error = capsys.readouterr().err
     assert f"publish of weight version 7 to engine {url}: is not reachable" in error
 

@@ -18,7 +18,6 @@ from slime.config.paths import SCHEME, resolve
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.imports import importing
-from slime.net import free_port
 from slime.printable import printable
 from slime.weights.hf_files import MEGATRONS, HfFiles
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from slime.models.mapping import WeightMapping
     from slime_plugin_convert.estimate import Estimate
     from slime_plugin_convert.job import Job
-
-_HOST = "127.0.0.1"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -261,6 +258,8 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
 
 def convert_random(source: str, destination: Path, seed: int) -> None:
     """Write the random weights (fp32) that a run with `model.init=random` and this seed starts from on one rank."""
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
     from slime import plugins
     from slime_plugin_megatron import megatron
 
@@ -269,7 +268,7 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     bridge = plugins.load().models.create(family)
     cfg = SlimeConfig(model=ModelConfig(name=family, family=family, path=source, init=Init.random))
     cfg.run.seed = seed
-    megatron.initialize(cfg, 0, 1, _HOST, free_port(_HOST))
+    megatron.join(cfg, 0, 1, HashStore())
     _save(megatron.build(cfg, bridge, hf).modules, bridge.weight_mapping(hf), hf, source, destination)
 
 

@@ -12,6 +12,7 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch import Tensor
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
@@ -23,7 +24,6 @@ from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.models.mapping import Piece, WeightMapping
-from slime.net import LOOPBACK, free_port
 from slime.weights.hf_files import HfFiles
 from slime_plugin_convert.job import Job
 from slime_plugin_convert.tensors import NAMES, Output, storage_of
@@ -71,7 +71,7 @@ def to_hf(folder: Path, destination: Path, cfg: SlimeConfig, identity: Mapping[s
     hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     bridge = plugins.load().models.create(cfg.model.family)
     mapping = bridge.weight_mapping(hf)
-    megatron.initialize(cfg, 0, 1, LOOPBACK, free_port(LOOPBACK))
+    megatron.join(cfg, 0, 1, HashStore())
     facts, index = checkpoint.read_facts(folder), read_index(folder)
     if facts.get("base"):
         todo = "Take the run's export: continued with run.num_steps at the step it has, the run writes it."

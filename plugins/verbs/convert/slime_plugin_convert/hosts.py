@@ -16,7 +16,7 @@ from slime import plugins
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime.extras import how_to_get
-from slime.net import LOOPBACK, free_port
+from slime.net import LOOPBACK, reserved_port
 from slime.topology.launcher import SSH, Order, lost
 
 TORCHRUN = "torch.distributed.run"
@@ -46,29 +46,30 @@ def run_on_hosts(hostfile: str, arguments: Sequence[str], ranks: int) -> None:
     others = [host for number, host in enumerate(hosts) if number != own.number]
     mark, logs = secrets.token_hex(4), Path(tempfile.mkdtemp(prefix="slime-convert-"))
     common = [f"--nnodes={len(hosts)}", f"--nproc-per-node={ranks}", f"--master-addr={address}"]
-    common.append(f"--master-port={free_port(address)}")
 
-    def torchrun(node: int) -> list[str]:
-        return [*common, f"--node-rank={node}", "-m", "slime", "convert", *arguments]
+    with reserved_port(address) as port:
 
-    orders = {
-        name: Order(
-            number=node,
-            mark=mark,
-            environment={variable: os.environ[variable] for variable in PASSED_ON if variable in os.environ},
-            folder=str(Path.cwd()),
-            module=TORCHRUN,
-            arguments=torchrun(node),
-        )
-        for node, name in enumerate(others, start=1)
-    }
-    with reaped(mark), launcher.run(orders, logs) as processes:
-        here = subprocess.Popen([sys.executable, "-m", TORCHRUN, *torchrun(0)])
-        while here.poll() is None:
-            if death := lost(processes, "converting", may_end=True):
-                raise death
-            time.sleep(_POLL_S)
-        if here.returncode:
-            todo = f"See what it printed, and the logs of the other hosts in {logs}."
-            raise SlimeError(f"the conversion ended with exit code {here.returncode}", where="this host", todo=todo)
+        def torchrun(node: int) -> list[str]:
+            return [*common, f"--master-port={port}", f"--node-rank={node}", "-m", "slime", "convert", *arguments]
+
+        orders = {
+            name: Order(
+                number=node,
+                mark=mark,
+                environment={variable: os.environ[variable] for variable in PASSED_ON if variable in os.environ},
+                folder=str(Path.cwd()),
+                module=TORCHRUN,
+                arguments=torchrun(node),
+            )
+            for node, name in enumerate(others, start=1)
+        }
+        with reaped(mark), launcher.run(orders, logs) as processes:
+            here = subprocess.Popen([sys.executable, "-m", TORCHRUN, *torchrun(0)])
+            while here.poll() is None:
+                if death := lost(processes, "converting", may_end=True):
+                    raise death
+                time.sleep(_POLL_S)
+            if here.returncode:
+                todo = f"See what it printed, and the logs of the other hosts in {logs}."
+                raise SlimeError(f"the conversion ended with exit code {here.returncode}", where="this host", todo=todo)
     shutil.rmtree(logs)

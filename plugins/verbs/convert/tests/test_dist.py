@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from slime.checkpoints import require_as_written
 from slime.errors import SlimeError
+from slime.net import LOOPBACK, serve_store
 from slime_plugin_convert.layout import parse
 from slime_testing.models import run_config, write_checkpoint
 from slime_testing.patience import Patience, family, run_within
@@ -57,6 +59,16 @@ def assert_same(one: Path, other: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
+def under_torchrun(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    """`run_ranks`, where the ranks find what torchrun tells its own: its agent serves their store."""
+    store = serve_store(LOOPBACK)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MASTER_ADDR", LOOPBACK)
+        environment.setenv("MASTER_PORT", str(store.port))
+        environment.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        return run_ranks(function, world_size, *args)
+
+
 def to_dist(rank: Rank, source: Path, destination: Path, words: str) -> None:
     from slime_plugin_convert import to_dist
 
@@ -94,7 +106,7 @@ def start(rank: Rank, folder: Path, weights: Path, layout: dict[str, Any], mtp_l
 
 @pytest.mark.slow
 def test_there_and_back_and_a_run_that_starts_from_it(source: Path, tmp_path: Path) -> None:
-    run_ranks(to_dist, 4, source, tmp_path / "dist", LAYOUT)
+    under_torchrun(to_dist, 4, source, tmp_path / "dist", LAYOUT)
     assert (tmp_path / "dist/tokenizer.json").exists()
     assert len(list((tmp_path / "dist").glob("*.distcp"))) > 8
     require_as_written(tmp_path / "dist")  # as a run compares it
@@ -120,7 +132,7 @@ def test_a_correction_bias_in_bf16_becomes_fp32(source: Path, tmp_path: Path) ->
     tensors = {name: tensor.bfloat16() for name, tensor in load(source).items()}
     shutil.copytree(source, tmp_path / "source")
     save_file(tensors, tmp_path / "source/model.safetensors")
-    run_ranks(to_dist, 1, tmp_path / "source", tmp_path / "dist", "")
+    under_torchrun(to_dist, 1, tmp_path / "source", tmp_path / "dist", "")
     run_ranks(from_dist, 1, tmp_path / "dist", tmp_path / "hf")
     found = load(tmp_path / "hf")
     biases = [name for name in found if name.endswith("correction_bias")]
@@ -194,7 +206,7 @@ def test_memory_is_that_of_one_parameter(tmp_path: Path) -> None:
     promised, there, back = LARGEST * 1.5 + 16 * MIB, list[int](), list[int]()
     for number in range(TRIES):
         (folder := tmp_path / str(number)).mkdir()
-        [(one, other)] = run_ranks(grown, 1, source, folder)
+        [(one, other)] = under_torchrun(grown, 1, source, folder)
         assert_same(source, folder / "hf")
         there, back = [*there, one], [*back, other]
         if min(there) < promised and min(back) < LARGEST * 2:
@@ -221,9 +233,9 @@ def test_checkpoint_of_another_shape_is_refused_before_anything_is_written(sourc
     (bad / "config.json").write_text((source / "config.json").read_text())
     tensors, name = load(source), "model.layers.1.input_layernorm.weight"
     save_file(tensors | {name: tensors[name][:-1].clone()}, bad / "model.safetensors")
-    [said] = run_ranks(message, 1, bad, tmp_path / "out", "")
+    [said] = under_torchrun(message, 1, bad, tmp_path / "out", "")
     assert f"'{name}' has shape [63], the model needs [64]" in said
     save_file({key: each for key, each in tensors.items() if key != name}, bad / "model.safetensors")
-    [said] = run_ranks(message, 1, bad, tmp_path / "out", "")
+    [said] = under_torchrun(message, 1, bad, tmp_path / "out", "")
     assert f"the tensor '{name}' is missing" in said
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
