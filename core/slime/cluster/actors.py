@@ -59,6 +59,7 @@ class Actor:
 
     def __init__(self, run: RunInfo, name: str) -> None:
         self.run, self.cfg, self.name, self.log = run, run.topology.config, name, run.logs / f"{name}.log"
+        self._meeting = ExitStack()  # holds ports for as long as it lives
         # An engine's process gets its own.
         os.environ.update(trainer_environment(self.cfg.cluster, self.cfg.train.megatron))
         if run.on_one_host:
@@ -110,7 +111,6 @@ class TrainerActor(Actor):
         self.trainer: TrainerRank
         self.publisher: Publisher | None = None
         self.saving: Saving | None = None
-        self._meeting = ExitStack()
 
     def meet(self) -> tuple[str, int]:
         """Where the ranks find each other: host and port where this one may listen. On one host a file that is the
@@ -137,8 +137,7 @@ class TrainerActor(Actor):
             from slime.train.rank import trainer_class
 
             make = trainer_class(self.cfg.cluster.device)
-        with self._meeting:
-            self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
+        self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
 
     def init_weights(self) -> None:
@@ -213,7 +212,6 @@ class EngineActor(Actor):
         super().__init__(run, process_name(index, node_rank))
         self.index, self.node_rank = index, node_rank
         self.process: Server | None = None
-        self._meeting = ExitStack()
 
     def meet(self) -> Rendezvous:
         """Where the engine's other processes find this one, its first."""
