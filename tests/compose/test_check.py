@@ -233,6 +233,8 @@ def test_every_numeric_key_is_bounded() -> None:
         (ranks(1, virtual_pipeline=2), "virtual_pipeline_model_parallel_size: needs more than one pipeline stage"),
         (ranks(2, tensor=2) | {"train.megatron.sequence_parallel": False}, "is False, but this layout needs True"),
         (ranks(4) | {"rollout.prompts_per_step": 1, "rollout.samples_per_prompt": 2}, "are fewer than the 4 that"),
+        ({"train.share_prompts": True}, ""),
+        (ranks(2, context=2) | {"train.share_prompts": True}, "share_prompts: context parallelism needs every"),
         (ranks(2, context=2) | {"train.max_tokens_per_micro_batch": 48, "rollout.max_prompt_tokens": 31}, ""),
         (
             ranks(2, context=2) | {"train.max_tokens_per_micro_batch": 49, "rollout.max_prompt_tokens": 33},
@@ -270,6 +272,8 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
         (PARTS | {"train.megatron.recompute_modules": ["moe_act"]}, "mlp or moe or shared_experts, got moe_act"),
         ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
         (DRAFTING, ""),
+        ({"train.share_prompts": True}, "a multi-token prediction layer needs every sequence whole. Leave it"),
+        ({"train.share_prompts": True, "train.mtp_loss_scale": None}, "a mixture of experts needs every sequence"),
         (ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL"}, ""),
         (
             ranks(2, pipeline=2) | {LAYOUT: "Ett|ttL"},

@@ -63,6 +63,20 @@ def test_a_key_without_effect_is_refused_until_it_acts(word: str, condition: str
     assert refused([*base, *mended]) == {}
 
 
+@pytest.mark.parametrize(
+    ("words", "is_idle"),
+    [
+        (["train.share_prompts=true"], True),
+        (["train.share_prompts=false"], False),
+        (["train.share_prompts=true", "rollout.samples_per_prompt=2"], False),
+        (["train.share_prompts=true", *DEMONSTRATIONS], False),  # which may have one prompt
+    ],
+)
+def test_one_sample_a_prompt_shares_it_with_none(words: list[str], is_idle: bool) -> None:
+    found = refused([*PLAIN, "algo=ppo", "rollout.samples_per_prompt=1", *words])
+    assert found == ({"train.share_prompts": "rollout.samples_per_prompt above 1"} if is_idle else {})
+
+
 def test_a_supervised_run_takes_no_keys_of_reinforcement() -> None:
     words = ["algo.kl_coef=1", "run.num_steps=5", "train.optimizer.lr=1e-3", "rollout.prompts_per_step=4"]
     words += ["rollout.fp8=block", "weights.bucket_mb=9", "observe.zero_variance_steps=9"]

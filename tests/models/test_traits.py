@@ -11,7 +11,7 @@ import pytest
 from slime import plugins
 from slime.config.schema import SlimeConfig
 from slime.models.bridge import traits_of
-from slime.models.traits import extra_losses
+from slime.models.traits import extra_losses, obstacle_to_sharing
 from slime.sizes.parameters import in_force, weights_of
 
 CONFIGS = Path(__file__).parents[2] / "plugins/models"
@@ -62,6 +62,21 @@ def test_bridges_state_the_blocks_that_their_keywords_bring(name: str, predicts:
 def test_a_prediction_layer_has_a_loss_while_it_learns(scale: float | None, wanted: list[tuple[str, float]]) -> None:
     found = extra_losses(config(scale, 0.1).train, traits_of(*read("glm5/tests/configs/dsa.json")))
     assert [(loss.name, coefficient) for loss, coefficient in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "cp", "obstacle"),
+    [
+        ("qwen3/tests/configs/dense.json", None, 1, None),
+        ("qwen3/tests/configs/dense.json", None, 2, "context parallelism"),
+        ("mimo/tests/configs/dense.json", None, 1, None),  # a frozen prediction layer is not computed
+        ("mimo/tests/configs/dense.json", 0.2, 1, "a multi-token prediction layer"),
+        ("glm4/tests/configs/moe.json", None, 1, "a mixture of experts"),
+        ("glm5/tests/configs/dsa.json", None, 1, "sparse attention"),
+    ],
+)
+def test_what_needs_whole_sequences_is_named(name: str, scale: float | None, cp: int, obstacle: str | None) -> None:
+    assert obstacle_to_sharing(config(scale, None).train, traits_of(*read(name)), cp) == obstacle
 
 
 @pytest.mark.parametrize("scale", [None, 0.2])

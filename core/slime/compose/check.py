@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,12 @@ from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
 from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
 from slime.config.megatron_fields import ACCEPTED
 from slime.config.paths import resolve
-from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig
+from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
 from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.errors import SlimeError
-from slime.models.bridge import EngineBridge, ModelBridge
+from slime.models.bridge import EngineBridge, ModelBridge, traits_of
 from slime.models.mapping import WeightMapping
+from slime.models.traits import Traits, obstacle_to_sharing, sharing_problem
 from slime.plugins import Plugins
 from slime.sizes.estimate import MemoryEstimate, estimate_memory
 from slime.topology.adapters import adapters_of
@@ -173,7 +174,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
         return
     layout = [*layout_problems(topology, architecture, mapping)]
     problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
-    problems += recording_problems(topology)
+    problems += [*recording_problems(topology), *_sharing(cfg.train, traits_of(bridge, hf), grid.cp)]
     problems += [*layout, *batch_problems(cfg, grid)]
     if topology.generates:
         problems += _context(topology, hf)
@@ -261,6 +262,12 @@ def _owned_by_model(megatron: Mapping[str, Any], architecture: Mapping[str, Any]
         elif value != architecture[key]:
             todo = f"Remove it: config.json of {path} says {architecture[key]}."
             yield SlimeError("is not yours to set", where=where, todo=todo)
+
+
+def _sharing(train: TrainConfig, traits: Iterable[Traits], cp: int) -> Iterator[SlimeError]:
+    obstacle = obstacle_to_sharing(train, traits, cp)
+    if train.share_prompts and obstacle:
+        yield sharing_problem(obstacle)
 
 
 def _sequences(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeError]:

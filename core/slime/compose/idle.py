@@ -61,6 +61,11 @@ class Composition:
                 found.setdefault(key, rule)
         return found
 
+    @property
+    def has_groups(self) -> bool:
+        """Samples that may have one prompt: demonstrations and pairs have those of the file."""
+        return not self.reinforces or self.supervises or self.cfg.rollout.samples_per_prompt > 1
+
     def value(self, key: str) -> Any:
         section, _, name = key.rpartition(".")
         holder = value_of(self.cfg, section)
@@ -201,6 +206,11 @@ RULES: Sequence[Rule] = (
         "with rollout.partial=false and rollout.fixed_prompts, which leave no token of older weights",
         f"{_LAG} buffer.*",
         lambda run: run.cfg.rollout.continues,
+    ),
+    Rule(
+        "without rollout.samples_per_prompt above 1",
+        "train.share_prompts",
+        lambda run: run.has_groups or not run.cfg.train.share_prompts,
     ),
     Rule(
         "without train.lr_decay=linear or cosine",

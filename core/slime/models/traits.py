@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slime.errors import SlimeError
+
 if TYPE_CHECKING:
     import numpy as np
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -116,6 +118,8 @@ class Traits:
         layer_losses: names of the losses that its layers add (`slime_plugin_megatron.model.layer_losses`).
         reference: gives what `slime_testing` compares the block with, beside transformers' own class.
         recording: what engines note for its layers.
+        shares_prompts: its layers heed `slime_plugin_megatron.model.packed.sequences.PackedSequences.prefixes`.
+            Otherwise they need every sequence whole.
     """
 
     name: str
@@ -129,10 +133,15 @@ class Traits:
     layer_losses: tuple[str, ...] = ()
     reference: Callable[[], Reference] | None = None
     recording: Recording | None = None
+    shares_prompts: bool = False
 
     def coefficient(self, train: TrainConfig) -> float:
         """The value of `learns_by`; 0 where it is not set."""
         return coefficient_of(train, self.learns_by) if self.learns_by else 0.0
+
+    def needs_whole(self, train: TrainConfig) -> bool:
+        """Whether sequences may not share a prompt's rows. A block with an extra loss is there for that loss alone."""
+        return not self.shares_prompts and (self.extra_loss is None or bool(self.coefficient(train)))
 
 
 def coefficient_of(train: TrainConfig, key: str) -> float:
@@ -146,3 +155,16 @@ def extra_losses(train: TrainConfig, traits: Iterable[Traits]) -> list[tuple[Ext
     """The extra losses of the blocks that learn, each with its coefficient, in the order of the rows of scores."""
     found = [(trait.extra_loss, trait.coefficient(train)) for trait in traits if trait.extra_loss]
     return [(make(), coefficient) for make, coefficient in found if coefficient]
+
+
+def obstacle_to_sharing(train: TrainConfig, traits: Iterable[Traits], cp: int) -> str | None:
+    """What needs sequences whole where `train.share_prompts` has them share a prompt's rows; None: nothing does."""
+    if cp > 1:
+        return "context parallelism"
+    return next((trait.name for trait in traits if trait.needs_whole(train)), None)
+
+
+def sharing_problem(obstacle: str) -> SlimeError:
+    """The one line about `obstacle_to_sharing`."""
+    todo = "Leave it empty, or set it to false."
+    return SlimeError(f"{obstacle} needs every sequence whole", where="train.share_prompts", todo=todo)

@@ -14,6 +14,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.attention import Attention
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.router import Router
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
@@ -24,7 +25,7 @@ from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HasModel, HfConfig, ModelBridge, traits_of
 from slime.models.mapping import WeightMapping
-from slime.models.traits import Traits
+from slime.models.traits import Traits, obstacle_to_sharing, sharing_problem
 from slime.net import file_store, join_store, serve_store
 from slime.topology.adapters import Adapters, adapters_of
 from slime_plugin_megatron import settings
@@ -181,26 +182,22 @@ def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
     Raises:
         SlimeError: `train.share_prompts` wants what the model cannot.
     """
-    found = _obstacle_to_sharing(model)
+    found = _obstacle_to_sharing(cfg.train, model)
     if cfg.train.share_prompts and found:
-        todo = "Leave it empty, or set it to false."
-        raise SlimeError(f"{found} needs every sequence whole", where="train.share_prompts", todo=todo)
+        raise sharing_problem(found)
     if cfg.train.share_prompts is None:
         return not cfg.cluster.on_gpus and not found
     return cfg.train.share_prompts
 
 
-def _obstacle_to_sharing(model: Model) -> str | None:
-    """What of a model keeps samples from sharing their prompt's rows in a pack, in words; None if nothing does."""
-    layers = [layer for module in model.modules for layer in module.modules() if isinstance(layer, Attention)]
-    cores = [layer.core_attention for layer in layers]
-    obstacles = {
-        "context parallelism": model.config.context_parallel_size > 1,
-        **dict.fromkeys((trait.name for trait in model.traits), True),
-        "a mixture of experts, whose router counts tokens,": bool(model.config.num_moe_experts),
-        **{type(core).__name__: not isinstance(core, TakesPrefixes) for core in cores},
-    }
-    return next((name for name, is_there in obstacles.items() if is_there), None)
+def _obstacle_to_sharing(train: TrainConfig, model: Model) -> str | None:
+    """As `slime.models.traits.obstacle_to_sharing`, whatever the model's family states of its blocks."""
+    if stated := obstacle_to_sharing(train, model.traits, model.config.context_parallel_size):
+        return stated
+    modules = [layer for module in model.modules for layer in module.modules()]
+    found = [layer.core_attention for layer in modules if isinstance(layer, Attention)]
+    found += [layer for layer in modules if isinstance(layer, Router)]
+    return next((type(layer).__name__ for layer in found if not isinstance(layer, TakesPrefixes)), None)
 
 
 def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:

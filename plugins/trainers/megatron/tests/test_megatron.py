@@ -1,8 +1,11 @@
 """What the trainer makes of a model, as far as no process group is needed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from megatron.core.transformer.moe.router import Router
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.config.schema import Device, SlimeConfig
@@ -11,11 +14,23 @@ from slime.models.traits import Traits
 from slime_plugin_megatron.megatron import Model, shares_prompts
 
 
-def model(*traits: Traits, **fields: Any) -> Model:
+class OtherRouter(Router):  # type: ignore[misc]
+    """One that knows no shared prompts, of a family that states no traits."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+    def routing(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+    forward = routing
+
+
+def model(*traits: Traits, modules: Sequence[Any] = (), **fields: Any) -> Model:
     config = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=2, use_cpu_initialization=True, **fields
     )
-    return Model([], [], config, traits)
+    return Model([], list(modules), config, traits)
 
 
 def cfg(wanted: bool | None, device: Device = Device.cpu) -> SlimeConfig:
@@ -35,7 +50,7 @@ def test_prompts_are_shared_on_a_cpu_unless_told_otherwise() -> None:
     ("whole", "named"),
     [
         (model(context_parallel_size=2), "context parallelism"),
-        (model(num_moe_experts=4, add_bias_linear=False), "a mixture of experts"),
+        (model(modules=[OtherRouter()]), "OtherRouter"),
         (model(Traits("a block that counts", learns_by="train.mtp_loss_scale")), "a block that counts"),
     ],
 )

@@ -26,7 +26,7 @@ Prefix = tuple[int, int]
 
 
 class TakesPrefixes:
-    """What a core attention inherits that heeds `PackedSequences.prefixes`."""
+    """What a core attention, or a router of experts, inherits that heeds `PackedSequences.prefixes`."""
 
 
 @dataclass
