@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 5045,
     "cluster": 1822,
     "train": 758,
-    "compose": 2391,
+    "compose": 2413,
     "config": 1968,
     "observe": 515,
     "topology": 1551,
@@ -45,7 +45,7 @@ BUDGETS = {
     "engine_client": 367,
     "verbs": 360,
     "engines": 282,
-    "algo": 687,
+    "algo": 706,
 }
 """Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")

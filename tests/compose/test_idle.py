@@ -7,6 +7,7 @@ import pytest
 from slime.compose.compose import examine
 from slime.compose.idle import rules
 from slime.config.keys import own_keys
+from tests.site import Site
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 PLAIN = [*LAPTOP, "task=none", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
@@ -32,6 +33,14 @@ def refused(words: list[str]) -> dict[str, str]:
 
 
 ABOVE_ONE = "train.steps_per_rollout or train.epochs_per_rollout above 1"
+K2 = "algo.kl_estimator=k2 is multiplied with a ratio of 1"
+BESIDE = {
+    "algo.options.tau_positive": ["algo=sapo"],
+    "algo.options.tau_negative": ["algo=sapo"],
+    "algo.advantage_options.value_clip": ["algo=ppo"],
+    "algo.kl_unbiased": ["algo.kl_coef=0.1", "algo.kl_estimator=k2"],
+}
+"""What stands beside a word, without which it would be another mistake."""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,12 @@ ABOVE_ONE = "train.steps_per_rollout or train.epochs_per_rollout above 1"
         ),
         ("algo.clip_high=0.3", ABOVE_ONE, ["train.epochs_per_rollout=2"]),
         ("algo.clip_low=0.1", ABOVE_ONE, ["algo.rollout_logprobs_as_old=true"]),
+        ("algo.options.tau_positive=2", ABOVE_ONE, ["train.epochs_per_rollout=2"]),
+        ("algo.options.tau_negative=2", ABOVE_ONE, ["algo.rollout_logprobs_as_old=true"]),
+        ("algo.advantage_options.value_clip=0.1", ABOVE_ONE, ["train.steps_per_rollout=2"]),
+        ("algo.advantage_options.value_clip=null", ABOVE_ONE, ["train.epochs_per_rollout=2"]),
+        ("algo.kl_unbiased=true", f"{ABOVE_ONE}, because {K2}", ["train.steps_per_rollout=2"]),
+        ("algo.kl_unbiased=true", f"{ABOVE_ONE}, because {K2}", ["algo.kl_estimator=k3"]),
         ("sft.lr=5e-5", "sft.path and sft.num_steps", DEMONSTRATIONS),
         (DEMONSTRATIONS[0], "sft.num_steps", DEMONSTRATIONS[1:]),
         ("eval.interval=1", "eval.path", [HELD_OUT]),
@@ -57,7 +72,7 @@ ABOVE_ONE = "train.steps_per_rollout or train.epochs_per_rollout above 1"
     ],
 )
 def test_a_key_without_effect_is_refused_until_it_acts(word: str, condition: str, mended: list[str]) -> None:
-    base = [*PLAIN, "train.checkpoint.interval=null", word]
+    base = [*PLAIN, *BESIDE.get(word.partition("=")[0], []), "train.checkpoint.interval=null", word]
     key = word.partition("=")[0].replace("options.max_groups", "options")
     assert refused(base) == {key: condition}
     assert refused([*base, *mended]) == {}
@@ -75,6 +90,62 @@ def test_a_key_without_effect_is_refused_until_it_acts(word: str, condition: str
 def test_one_sample_a_prompt_shares_it_with_none(words: list[str], is_idle: bool) -> None:
     found = refused([*PLAIN, "algo=ppo", "rollout.samples_per_prompt=1", *words])
     assert found == ({"train.share_prompts": "rollout.samples_per_prompt above 1"} if is_idle else {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algo=sapo", "algo.options.tau_positive=1.0"],
+        ["algo=ppo", "algo.advantage_options.value_clip=0.2"],
+        ["algo=ppo"],
+        ["algo=sapo", "algo.advantage=gae"],
+    ],
+)
+def test_an_option_that_has_its_default_is_no_mistake_where_it_is_idle(words: list[str]) -> None:
+    assert not examine([*LAPTOP, *words]).problems
+
+
+DECLARING = """
+from dataclasses import dataclass
+from slime.contracts import Column, LossTerms, Metrics, TrainsOn
+
+@dataclass(frozen=True)
+class Slow:
+    warm: int = 0
+    bound: float = 1.0
+    min_samples = 1
+    trains_on, needs = TrainsOn.rollouts, (Column("advantages"),)
+
+    def idle_options(self, train):
+        return {"bound": "without train.lr_warmup_steps"} if train.lr_warmup_steps == 0 else {}
+
+    def metrics(self, columns):
+        return Metrics(("loss",))
+
+    def loss(self, scores, inputs):
+        loss = inputs.weighted(-scores[0] * inputs.columns["advantages"])
+        return LossTerms(loss, {"loss": loss})
+
+    def advantages(self, groups):
+        return [[attempt.reward for attempt in group] for group in groups]
+
+@hookimpl
+def slime_objectives():
+    return {"slow": Slow}
+
+@hookimpl
+def slime_estimators():
+    return {"slow": Slow}
+"""
+
+
+@pytest.mark.parametrize(("choice", "home"), [("algo", "algo.options"), ("algo.advantage", "algo.advantage_options")])
+def test_a_plugin_says_when_its_options_are_idle(site: Site, choice: str, home: str) -> None:
+    site.add("slime-slow", DECLARING)
+    chosen = [*LAPTOP, f"{choice}=slow"]
+    assert refused([*chosen, f"{home}.bound=2"]) == {f"{home}.bound": "train.lr_warmup_steps"}
+    for words in ([], [f"{home}.warm=3"], [f"{home}.bound=1.0"], [f"{home}.bound=2", "train.lr_warmup_steps=1"]):
+        assert refused([*chosen, *words]) == {}
 
 
 def test_a_supervised_run_takes_no_keys_of_reinforcement() -> None:

@@ -19,6 +19,9 @@ class Wrong:
     fault: str = ""
     min_samples = 2
 
+    def idle_options(self, train):
+        return {"other": "without one"} if self.fault == "idle" else {}
+
     def advantages(self, groups):
         if self.fault == "short":
             return [[1.0] for group in groups]
@@ -56,6 +59,7 @@ def test_one_of_a_third_party_keeps_it(site: Site) -> None:
     ("fault", "told"),
     [
         ("", "teaches nothing"),
+        ("idle", "estimator/wrong calls 'other' idle, which is no option of its own"),
         ("short", r"gave \[1, 1, 1\] advantages to groups of \[4, 2, 3\]"),
         ("long", "neither one number nor 3"),
         ("order", "gives other advantages in another order"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from slime import plugins
-from slime.config.schema import AlgoConfig, SlimeConfig
+from slime.config.schema import AlgoConfig, SlimeConfig, TrainConfig
 from slime.contracts import Objective, Source, TrainsOn
 from slime.errors import SlimeError
 from slime.estimator import CriticEstimator, Estimator
@@ -22,6 +22,8 @@ from slime.types import RL, SFT, TrainSample
 SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "critic", "teacher")
 """Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
 them."""
+ONE_STEP = "without train.steps_per_rollout or train.epochs_per_rollout above 1"
+"""Why what compares with the weights before the first optimizer step of a rollout does nothing: they are the same."""
 
 
 @runtime_checkable
@@ -42,6 +44,23 @@ def with_columns(objective: Objective, samples: Sequence[TrainSample]) -> list[T
     if isinstance(objective, MakesColumns) and objective.makes:
         return objective.make_columns(samples)
     return [*samples]
+
+
+@runtime_checkable
+class HasIdleOptions(Protocol):
+    """An objective or estimator some of whose own options (`algo.options`, `algo.advantage_options`) act on nothing in
+    some runs."""
+
+    def idle_options(self, train: TrainConfig) -> Mapping[str, str]:
+        """By name, those that do nothing in a run with this section `train`, and why: they do nothing "without ..."
+        or "with ...". One of them that somebody sets is refused in these words. No torch."""
+
+
+def idle_options(algo: AlgoConfig, train: TrainConfig) -> dict[str, str]:
+    """By key, the options of the chosen objective and estimator that do nothing, and why."""
+    chosen = {"algo.options": objective_of(algo), "algo.advantage_options": estimator_of(algo)}
+    declaring = {home: each for home, each in chosen.items() if isinstance(each, HasIdleOptions)}
+    return {f"{home}.{name}": why for home, each in declaring.items() for name, why in each.idle_options(train).items()}
 
 
 def made_by(objective: Objective) -> Collection[str]:

@@ -11,13 +11,17 @@ from functools import cached_property
 from typing import Any
 
 from slime import plugins
-from slime.algo.stages import keys_read, keys_with_readers, run_stages
-from slime.compose.objective import estimator_problems
+from slime.algo.stages import ONE_STEP, idle_options, keys_read, keys_with_readers, run_stages
+from slime.compose.objective import estimator_problems, objective_problems
+from slime.compose.options import defaults_of
 from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
-from slime.config.schema import OPTIMIZER_DEFAULTS, ImportanceTokens, KlIn, LrDecay, SlimeConfig
+from slime.config.schema import OPTIMIZER_DEFAULTS, ImportanceTokens, KlEstimator, KlIn, LrDecay, SlimeConfig
 from slime.contracts import Source
 from slime.errors import SlimeError
 from slime.topology.transport import transport_name
+
+OPTIONS_OF = {"algo.options": ("algo", "name"), "algo.advantage_options": ("estimator", "advantage")}
+"""Whose the options of a section are: the kind of plugin, and the key of `algo` that chooses it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Composition:
     def idle(self) -> dict[str, Rule]:
         """Every key without effect, set or not, with the first condition that does not hold."""
         found: dict[str, Rule] = {}
-        for rule in (rule for rule in rules() if not rule.acts(self)):
+        for rule in (rule for rule in (*rules(), *self._declared()) if not rule.acts(self)):
             for key in rule.names:
                 found.setdefault(key, rule)
         return found
@@ -66,16 +70,33 @@ class Composition:
         """Samples that may have one prompt: demonstrations and pairs have those of the file."""
         return not self.reinforces or self.supervises or self.cfg.rollout.samples_per_prompt > 1
 
+    def _declared(self) -> Iterator[Rule]:
+        """What the chosen objective and estimator say of their own options; nothing of those that cannot be made."""
+        algo, installed = self.cfg.algo, plugins.load()
+        if self.reinforces and not any((*objective_problems(algo, installed), *estimator_problems(algo, installed))):
+            for key, why in idle_options(algo, self.cfg.train).items():
+                yield Rule(why, key, lambda run: False)
+
     def value(self, key: str) -> Any:
         section, _, name = key.rpartition(".")
         holder = value_of(self.cfg, section)
         return holder.get(name) if isinstance(holder, dict) else getattr(holder, name)
+
+    def says_as(self, other: Composition, key: str) -> bool:
+        """Whether a key has the value that it has there; options of what is not chosen here have none."""
+        section, _, name = key.rpartition(".")
+        known = section not in OPTIONS_OF or name in value_of(self.cfg, section)
+        return bool(known and self.value(key) == other.value(key))
 
     def is_set(self, key: str) -> bool:
         """Whether it has another value than where nobody sets it; one that follows other keys has theirs."""
         section, _, name = key.rpartition(".")
         if section == "train.optimizer":
             default = OPTIMIZER_DEFAULTS.get(name)
+        elif section in OPTIONS_OF:
+            kind, chosen = OPTIONS_OF[section]
+            default = defaults_of(plugins.load().schemas.get(f"{kind}/{getattr(self.cfg.algo, chosen)}")).get(name)
+            return name in value_of(self.cfg, section) and bool(self.value(key) != default)
         elif isinstance(default := Composition(default_config()).value(key), str):
             followed = re.fullmatch(r"\$\{([^}]+)\}", default)
             if followed:
@@ -176,10 +197,11 @@ RULES: Sequence[Rule] = (
         "algo.kl_estimator algo.kl_unbiased",
         lambda run: run.cfg.algo.kl_in is KlIn.loss or not run.cfg.algo.kl_coef,
     ),
+    Rule(ONE_STEP, "algo.clip_*", lambda run: run.clips),
     Rule(
-        "without train.steps_per_rollout or train.epochs_per_rollout above 1",
-        "algo.clip_*",
-        lambda run: run.clips,
+        f"{ONE_STEP}, because algo.kl_estimator=k2 is multiplied with a ratio of 1",
+        "algo.kl_unbiased",
+        lambda run: run.clips or run.cfg.algo.kl_estimator is not KlEstimator.k2,
     ),
     Rule(
         "with algo.rollout_logprobs_as_old, whose ratio already compares with the engine",
@@ -253,10 +275,10 @@ def idle_keys(
     """
     idle = {key: rule for key, rule in composed.idle.items() if given.is_set(key)}
     for layer in preset if any(key.startswith("algo.") for key in idle) else ():
-        same = [key for key in idle if key.startswith("algo.") and layer.value(key) == composed.value(key)]
+        same = [key for key in idle if key.startswith("algo.") and layer.says_as(composed, key)]
         idle = {key: rule for key, rule in idle.items() if key not in same}
     for layer in below if idle else ():
-        acts = [key for key in idle if layer.value(key) == composed.value(key) and key not in layer.idle]
+        acts = [key for key in idle if layer.says_as(composed, key) and key not in layer.idle]
         idle = {key: rule for key, rule in idle.items() if key not in acts}
         if not idle:
             return

@@ -9,15 +9,16 @@ def test_contract() -> None:
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from slime import plugins
-from slime.algo.stages import estimator_of
+from slime.algo.stages import HasIdleOptions, estimator_of, keys_with_readers
 from slime.compose.objective import estimator_problems
-from slime.config.schema import AlgoConfig
+from slime.config.schema import AlgoConfig, TrainConfig
 from slime.estimator import Attempt, Estimator
 from slime_testing.plugins import UNKNOWN_OPTION, check_light
 
@@ -59,6 +60,7 @@ def check_estimator(name: str, **algo: Any) -> None:
     unknown = AlgoConfig(advantage=name, advantage_options={**options, UNKNOWN_OPTION: None}, **algo)
     assert any(estimator_problems(unknown, installed)), f"estimator '{name}' takes options it does not know"
     estimator = estimator_of(cfg)
+    check_idle_options(f"estimator/{name}", estimator)
     assert estimator.min_samples >= 1, f"estimator '{name}' needs at least one sample, not {estimator.min_samples}"
     for rows in (LEARNT, EQUAL, HUGE):
         _check_step(name, estimator, [[Attempt(*row) for row in group] for group in rows])
@@ -66,6 +68,21 @@ def check_estimator(name: str, **algo: Any) -> None:
         _check_step(name, estimator, [[Attempt(1.0, 3)], [Attempt(0.0, 5)]])
     learnt = _spread(name, estimator, [[Attempt(*row) for row in group] for group in LEARNT])
     assert any(values.any() for of_group in learnt for values in of_group), f"estimator '{name}' teaches nothing"
+
+
+def check_idle_options(chosen: str, made: Any) -> None:
+    """Assert that what an objective or estimator calls idle are options of its own.
+
+    Args:
+        chosen: `algo/<name>` or `estimator/<name>`.
+    """
+    schema = plugins.load().schemas.get(chosen)
+    if schema is None or not isinstance(made, HasIdleOptions):
+        return
+    options = {field.name for field in dataclasses.fields(schema)} - {*keys_with_readers()}
+    for steps in (1, 4):
+        unknown = made.idle_options(TrainConfig(steps_per_rollout=steps)).keys() - options
+        assert not unknown, f"{chosen} calls '{min(unknown)}' idle, which is no option of its own"
 
 
 def _check_step(name: str, estimator: Estimator, groups: Groups) -> None:

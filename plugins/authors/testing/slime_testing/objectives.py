@@ -19,12 +19,13 @@ import numpy as np
 import torch
 
 from slime import plugins
-from slime.algo.stages import run_stages
+from slime.algo.stages import objective_of, run_stages
 from slime.compose.objective import objective_problems
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, SlimeConfig
 from slime.contracts import Source, TrainsOn
 from slime.types import IS_CURRENT, PREFERENCE, TrainSample
+from slime_testing.estimators import check_idle_options
 from slime_testing.models import write_checkpoint
 from slime_testing.plugins import UNKNOWN_OPTION, check_choice, check_light
 from slime_testing.ranks import Rank, run_ranks
@@ -97,6 +98,7 @@ def check_objective(name: str, model: str, **algo: Any) -> None:
     check_light(installed.objectives.get(name), ASKED.format(name=name, options=options))
     for problem in objective_problems(AlgoConfig(name=name, **algo), installed):
         raise problem
+    check_idle_options(f"algo/{name}", objective_of(AlgoConfig(name=name, **algo)))
     unknown = AlgoConfig(name=name, **{**algo, "options": {**options, UNKNOWN_OPTION: None}})
     assert any(objective_problems(unknown, installed)), f"algo '{name}' takes options it does not know"
     hf = json.loads((resolve(model) / "config.json").read_text())

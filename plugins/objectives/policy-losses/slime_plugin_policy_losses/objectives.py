@@ -5,11 +5,13 @@ Importance weights, entropy bonus and KL penalty are `slime.algo.policy_gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.algo.policy_gradient import PolicyGradient, Surrogate
+from slime.algo.stages import ONE_STEP
+from slime.config.schema import TrainConfig
 from slime.contracts import LossInputs
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 
@@ -82,6 +84,11 @@ class Sapo(PolicyGradient):
 
     tau_positive: float = 1.0
     tau_negative: float = 1.05
+
+    def idle_options(self, train: TrainConfig) -> Mapping[str, str]:
+        """At r = 1 the slope is 1, whatever tau is."""
+        is_idle = train.optimizer_steps == 1 and not self.rollout_logprobs_as_old
+        return dict.fromkeys(("tau_positive", "tau_negative"), ONE_STEP) if is_idle else {}
 
     @property
     def sees(self) -> Sequence[str]:

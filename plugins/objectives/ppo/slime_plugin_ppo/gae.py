@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slime.algo.stages import ONE_STEP
+from slime.config.schema import TrainConfig
 from slime.contracts import Objective
 from slime.estimator import Attempt
 from slime_plugin_ppo.estimator import ValueEstimator
@@ -49,6 +51,10 @@ class Gae(ValueEstimator):
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name):g}")
         if self.value_clip is not None and self.value_clip <= 0:
             raise ValueError(f"value_clip must be above 0, or null, got {self.value_clip:g}")
+
+    def idle_options(self, train: TrainConfig) -> Mapping[str, str]:
+        """A value is clipped around what it was before the first optimizer step, when it has not moved."""
+        return {"value_clip": ONE_STEP} if train.optimizer_steps == 1 else {}
 
     @property
     def min_samples(self) -> int:
