@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from slime.compose.compose import compose, examine
 from slime.estimator import Attempt
@@ -80,6 +81,42 @@ def test_rloo_has_the_gradient_of_the_expected_reward() -> None:
     (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
     (wanted,) = torch.autograd.grad(-(logprobs.exp() * torch.tensor(rewards, dtype=torch.float64)).sum(), logits)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
+
+
+COUNTS, REWARDS = [3, 1, 5, 2, 4, 1, 4], [1.0, 0.0, -0.7, 0.2, 0.0, 3.0, -1.0]
+"""How often each of seven outcomes comes in twenty samples, which is also its probability in twentieths."""
+
+
+def expected_slope(groups: Sequence[Sequence[int]], estimator: Any) -> tuple[Tensor, Tensor]:
+    """Of a policy of seven outcomes: the gradient of the expected reward over the deviation of rewards, and that of the
+    estimator's loss over groups of outcomes, of one token each."""
+    chances = torch.tensor(COUNTS, dtype=torch.float64) / sum(COUNTS)
+    logits, rewards = chances.log().requires_grad_(), torch.tensor(REWARDS, dtype=torch.float64)
+    logprobs = logits.log_softmax(0)
+    deviation = ((chances * rewards.square()).sum() - (chances * rewards).sum().square()).sqrt()
+    found = estimator.advantages([[Attempt(REWARDS[outcome], 1) for outcome in group] for group in groups])
+    advantages = torch.tensor(np.concatenate([value for of_group in found for value in of_group]))
+    loss = -(advantages * logprobs[[outcome for group in groups for outcome in group]]).mean()
+    (wanted,) = torch.autograd.grad(-(logprobs.exp() * rewards).sum() / deviation, logits, retain_graph=True)
+    (slope,) = torch.autograd.grad(loss, logits)
+    return wanted, slope
+
+
+def test_whitened_returns_have_the_gradient_of_the_expected_reward_over_its_deviation() -> None:
+    """Of a step in which each outcome comes as often as the policy draws it. A step of a few draws divides by a
+    deviation of its own, which depends on the sample that it weighs: its expectation is near that gradient, and no
+    multiple of it."""
+    step = [[outcome] for outcome, count in enumerate(COUNTS) for _ in range(count)]
+    wanted, found = expected_slope(step, ReinforcePp())
+    torch.testing.assert_close(found, wanted, rtol=3e-8, atol=1e-12)  # 1e-8 is added to the deviation
+
+
+def test_whitened_baselines_have_it_too() -> None:
+    """Of a step with every pair as often as the policy draws it. The mean of a pair takes half of the gradient, and the
+    deviation of what is left is that of rewards over the root of 2."""
+    drawn = [outcome for outcome, count in enumerate(COUNTS) for _ in range(count)]
+    wanted, found = expected_slope([[one, other] for one in drawn for other in drawn], ReinforcePpBaseline())
+    torch.testing.assert_close(found, wanted / math.sqrt(2), rtol=3e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(

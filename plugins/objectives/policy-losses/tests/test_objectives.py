@@ -100,6 +100,18 @@ def test_the_gradient_is_the_loss_s_own(objective: PolicyGradient) -> None:
     torch.autograd.gradcheck(lambda x: objective.surrogate(x, old, inputs).loss, logprobs)
 
 
+def test_the_gradient_of_cispo_is_the_slope_with_its_weight_held() -> None:
+    """The old policy moves along with the new one, so that r stays; some weights are bounded."""
+    logprobs, old, inputs = grid()
+    at = logprobs.detach().clone()
+
+    def loss(x: Tensor) -> Tensor:
+        return CISPO.surrogate(x, old + (x - at).detach(), inputs).loss
+
+    assert 0 < CISPO.surrogate(logprobs, old, inputs).seen["clip_fraction"].sum() < len(at)
+    torch.autograd.gradcheck(loss, logprobs, eps=1e-6, atol=1e-8, rtol=1e-7)
+
+
 @name_of
 def test_on_policy_the_expected_gradient_is_that_of_the_expected_reward(objective: PolicyGradient) -> None:
     """Over seven outcomes, exactly. All bounds are far from a ratio of 1."""
