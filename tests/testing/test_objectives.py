@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from slime.errors import SlimeError
 from slime_testing.objectives import check_objective
 from tests.site import Site
 
+WREINFORCE = Path(__file__).parents[1] / "third_party/wreinforce"
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 WRONG = """
 from dataclasses import dataclass
@@ -53,6 +55,16 @@ def slime_objectives():
 )
 def test_the_objectives_of_slime_keep_the_contract(name: str, algo: dict[str, Any]) -> None:
     check_objective(name, MODEL, **algo)
+
+
+@pytest.mark.slow
+def test_one_of_a_third_party_keeps_it(site: Site) -> None:
+    """At most 40 lines, installed and chosen by name. From its wheel it is tried in tests/third_party."""
+    source = (WREINFORCE / "slime_wreinforce/__init__.py").read_text()
+    assert len(source.splitlines()) <= 40
+    files = {"pyproject.toml": (WREINFORCE / "pyproject.toml").read_text(), "slime_wreinforce/__init__.py": source}
+    site.add_project(files)
+    check_objective("w_reinforce", MODEL, options={"positive": 0.2}, sequence_bound=1.5)
 
 
 @pytest.mark.slow

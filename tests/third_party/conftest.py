@@ -74,6 +74,7 @@ collect_ignore = [
     "mailbox",
     "median",
     "retry",
+    "wreinforce",
     "beside",
     "broken",
     "families",
@@ -232,7 +233,7 @@ def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
 @pytest.fixture(scope="session")
 def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
-    examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry")
+    examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry", "wreinforce")
     bare.build_quickly(*(HERE / example for example in examples))
     plugins = [name for name in LAPTOP_RUN if name.startswith("slime-plugin-")]
     bare.install("slime-rl", *plugins, "slime-plugin-testing", *(f"slime-{example}" for example in examples))

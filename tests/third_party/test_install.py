@@ -66,6 +66,7 @@ CONTRACTS = (
     "tests/third_party/lengths/tests",
     "tests/third_party/retry/tests",
     "tests/third_party/median/tests",
+    "tests/third_party/wreinforce/tests",
     "plugins/rewards/math/tests/test_rewards.py",
     "plugins/filters/dynamic-sampling/tests",
 )
