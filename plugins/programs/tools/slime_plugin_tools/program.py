@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -53,20 +54,25 @@ class Tools:
         async with self._preparing:  # in a thread, because SGLang's parsers take seconds to import
             self._reader = self._reader or await asyncio.to_thread(self._prepare, model)
         conversation = model.conversation(tools=self._schemas)
-        turn = await conversation.turn()
+        turn, counts = await conversation.turn(), Counter(turns=1, calls=0, ill_formed_calls=0)
         for _ in range(self._options.max_turns - 1):
-            if turn.finish == "length" or not (results := await self._results(turn.full_text)):
+            if turn.finish == "length" or not (results := await self._results(turn.full_text, counts)):
                 break
             turn = await conversation.turn(*results)
+            counts["turns"] += bool(turn.num_sampled)  # none where there was no room
+        for name, count in counts.items():
+            model.note(name, count)
         return None
 
-    async def _results(self, text: str) -> list[dict[str, str]]:
-        """What the tools say to the calls of a response."""
+    async def _results(self, text: str, counts: Counter[str]) -> list[dict[str, str]]:
+        """What the tools say to the calls of a response, which are counted."""
         assert self._reader, "it was found before"
         try:
             calls = self._reader(text, self._schemas).calls
         except IllFormedError as error:
+            counts["ill_formed_calls"] += 1
             return [{"role": "tool", "content": f"error: {error}"}]
+        counts["calls"] += len(calls)
         return [
             {"role": "tool", "tool_call_id": f"call_{number}", "name": call.name, "content": await self._call(call)}
             for number, call in enumerate(calls)

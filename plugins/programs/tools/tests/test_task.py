@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,11 @@ def test_the_laptop_run_learns_to_call_the_calculator(tmp_path: Path) -> None:
     called = [row for row in rows if [turn["role"] for turn in row["turns"]] == ["assistant", "tool", "assistant"]]
     assert len(called) > len(rows) / 2
     assert all(row["turns"][1]["content"] == row["label"] for row in called if row["reward"])
+    steps = [row for row in run.rows("rl") if "rollout/calls_mean" in row]
+    assert steps[-1]["step"] == 10
+    assert steps[-1]["rollout/calls_mean"] > 2 * steps[0]["rollout/calls_mean"] > 0
+    for row in rows:
+        roles, notes = Counter(turn["role"] for turn in row["turns"]), row["notes"]
+        assert notes["turns"] == roles["assistant"]
+        if row["finish"] == "completed":  # else there may have been no room for what the tool said
+            assert notes["calls"] + notes["ill_formed_calls"] == roles["tool"]

@@ -83,6 +83,7 @@ def test_the_model_calls_the_calculator_and_answers(tmp_path):
     tools = Tools(ToolsOptions(["slime_plugin_tools.calculator:calculator"]))
     sample = Played(tmp_path)(tools, CALL, "\n1566<|user|>")
     assert (sample.status, sample.response.strip(), results(sample)) == (Status.COMPLETED, "1566", ["1566"])
+    assert sample.metadata == {"turns": 2, "calls": 1, "ill_formed_calls": 0}
     [segment] = sample.segments
     played = Played(tmp_path).tokenizer
     assert played.decode([token for token, mask in zip(segment.tokens, segment.loss_mask, strict=True) if mask]) == (
@@ -112,6 +113,7 @@ def test_what_goes_wrong_in_a_call_is_told_to_the_model(tmp_path, mine):
               "1.5"]  # fmt: skip
     assert all(result.startswith(start) for result, start in zip(results(sample), wanted, strict=True))
     assert sample.response == "double\n{}", "what is no tool is an answer"
+    assert sample.metadata == {"turns": 9, "calls": 7, "ill_formed_calls": 1}
     tools.close()
 
 
