@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vocabulary_logprobs.logprob import PlainKernels, logprobs_and_entropy, vocabulary_kernels
+from vocabulary_logprobs.logprob import PlainKernels, logprobs_and_entropy, top_logprobs, vocabulary_kernels
 
-NUM_TOKENS, HIDDEN, VOCAB = 23, 16, 40
+NUM_TOKENS, HIDDEN, VOCAB, NUM_OTHERS = 23, 16, 40, 5
 PLAIN = PlainKernels()
-SHARDED_TEMPERATURE = 0.7
+SHARDED_TEMPERATURE, SHARDED_TOPS = 0.7, (1, 6, 25, VOCAB)
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
@@ -24,15 +24,32 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(0, VOCAB, (NUM_TOKENS,), generator=generator)
 
 
-def plain(hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+def others() -> Tensor:
+    """[NUM_OTHERS, NUM_TOKENS] further tokens, all different, with the label among those of every third place; the last
+    place has one token alone."""
+    generator = torch.Generator().manual_seed(1)
+    found = torch.stack([torch.randperm(VOCAB, generator=generator)[:NUM_OTHERS] for _ in range(NUM_TOKENS)], dim=1)
+    labels = inputs()[2]
+    is_label = found == labels
+    found[2, ::3] = labels[::3].where(~is_label.any(dim=0)[::3], found[2, ::3])
+    found[:, -1] = 0
+    return found
+
+
+def plain(
+    hidden: Tensor, weight: Tensor, labels: Tensor, temperature: float = 1.0, others: Tensor | None = None
+) -> Tensor:
     logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=1)
-    return torch.stack([logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(1)])
+    scores = [logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(1)]
+    return torch.stack([*scores, *([] if others is None else logp.gather(1, others.t()).t())])
 
 
-def factors(entropy_gradient: bool) -> Tensor:
-    """What the two outputs are weighted with in a scalar loss."""
-    factors = torch.linspace(-1, 2, 2 * NUM_TOKENS, dtype=torch.float64).view(2, -1)
-    return factors * torch.tensor([[1.0], [float(entropy_gradient)]])
+def factors(entropy_gradient: bool, num_others: int = 0) -> Tensor:
+    """What the outputs are weighted with in a scalar loss; those of other tokens at the last place with 0."""
+    factors = torch.linspace(-1, 2, (2 + num_others) * NUM_TOKENS, dtype=torch.float64).view(2 + num_others, -1)
+    factors[1] *= float(entropy_gradient)
+    factors[2:, -1] = 0
+    return factors
 
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
@@ -57,6 +74,71 @@ def test_equals_log_softmax(
     gradients = torch.autograd.grad((got * loss_factors).sum(), (hidden, weight))
     wanted_gradients = torch.autograd.grad((wanted * loss_factors).sum(), (hidden, weight))
     torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+def test_other_tokens_have_log_probs_and_gradients(lone_group: dist.ProcessGroup, entropy_gradient: bool) -> None:
+    hidden, weight, labels = inputs()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    assert (others() == labels).any(dim=0).sum() >= NUM_TOKENS / 3
+    wanted = plain(hidden, weight, labels, 0.7, others())
+    options = {"entropy_gradient": entropy_gradient, "group": lone_group, "kernels": PLAIN, "others": others()}
+    got = logprobs_and_entropy(hidden, weight, labels, chunk_tokens=7, temperature=0.7, **options)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    loss_factors = factors(entropy_gradient, NUM_OTHERS)
+    gradients = torch.autograd.grad((got * loss_factors).sum(), (hidden, weight))
+    wanted_gradients = torch.autograd.grad((wanted * loss_factors).sum(), (hidden, weight))
+    torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_that_cancels_keeps_its_digits_in_bf16(lone_group: dist.ProcessGroup) -> None:
+    """sum(p_i log p_i) over the whole vocabulary: its gradients p_i (log p_i + 1) sum to something large, which leaves
+    p_i (log p_i + H). bf16 rounds the result once, 2^-9, after products of bf16 logits; not each of the terms."""
+    hidden, weight, labels = (x.bfloat16() if x.is_floating_point() else x for x in inputs())
+    everything = torch.arange(VOCAB)[:, None].expand(-1, NUM_TOKENS)
+    hidden = (hidden / 50).requires_grad_()  # almost uniform: p_i (log p_i + H) is small beside p_i (log p_i + 1)
+    options = {"entropy_gradient": False, "group": lone_group, "kernels": PLAIN, "others": everything}
+    got = logprobs_and_entropy(hidden, weight, labels, chunk_tokens=7, **options)[2:]
+    (gradient,) = torch.autograd.grad((got.exp() * got).sum(), hidden)
+    exact = hidden.detach().double().requires_grad_()
+    product = exact @ weight.double().t()
+    logits = product + ((hidden @ weight.t()).double() - product).detach()  # rounded as those of the function
+    logp = logits.log_softmax(1)
+    (wanted,) = torch.autograd.grad((logp.exp() * logp).sum(), exact)
+    assert float((gradient.double() - wanted).norm() / wanted.norm()) < 1e-2
+
+
+def sharp_inputs() -> tuple[Tensor, Tensor]:
+    """Whose logits are whole numbers, so that many of a place are equal."""
+    hidden, weight, _ = inputs()
+    return hidden.round(), weight.round()
+
+
+def most_probable(hidden: Tensor, weight: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """In Python: by logit, and of equal ones the lower id first."""
+    logits = hidden @ weight.t()
+    order = [sorted(range(len(weight)), key=lambda id: (-float(row[id]), id))[:k] for row in logits]
+    ids = torch.tensor([sorted(row) for row in order])
+    return ids, torch.log_softmax(logits / temperature, dim=1).gather(1, ids)
+
+
+@pytest.mark.parametrize("k", [1, 6, VOCAB])
+def test_the_most_probable_tokens(lone_group: dist.ProcessGroup, k: int) -> None:
+    for hidden, weight in (inputs()[:2], sharp_inputs()):
+        options = {"chunk_tokens": 7, "group": lone_group, "kernels": PLAIN, "temperature": 0.7}
+        ids, logprobs = top_logprobs(hidden, weight, k, **options)
+        wanted_ids, wanted = most_probable(hidden, weight, k, 0.7)
+        assert torch.equal(ids, wanted_ids)
+        torch.testing.assert_close(logprobs, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_place_that_is_not_a_number_has_log_probs_that_are_none(lone_group: dist.ProcessGroup) -> None:
+    hidden, weight, _ = inputs()
+    hidden[3] = torch.nan
+    _, logprobs = top_logprobs(hidden, weight, 4, chunk_tokens=7, group=lone_group, kernels=PLAIN)
+    assert logprobs[3].isnan().all()
+    assert logprobs[7:].isfinite().all()
 
 
 def test_large_logits_do_not_overflow(lone_group: dist.ProcessGroup) -> None:
@@ -124,13 +206,16 @@ def test_a_sharded_vocabulary_changes_nothing(tmp_path: Path) -> None:
     hidden, weight, labels = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
-    wanted = plain(hidden, weight, labels, SHARDED_TEMPERATURE)
-    hidden_gradient, weight_gradient = torch.autograd.grad((wanted * factors(True)).sum(), (hidden, weight))
+    wanted = plain(hidden, weight, labels, SHARDED_TEMPERATURE, others())
+    loss = (wanted * factors(True, NUM_OTHERS)).sum()
+    hidden_gradient, weight_gradient = torch.autograd.grad(loss, (hidden, weight))
     with get_context("fork").Pool(2) as ranks:
         found = ranks.map(partial(on_a_rank, tmp_path / "store"), range(2), chunksize=1)
     results = [[torch.from_numpy(each) for each in of_rank] for of_rank in found]
-    for values, *_ in results:
+    tops = [most_probable(*sharp_inputs(), k, SHARDED_TEMPERATURE) for k in SHARDED_TOPS]
+    for values, _, _, *found in results:
         torch.testing.assert_close(values, wanted.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, [each for top in tops for each in top], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(sum(result[1] for result in results), hidden_gradient, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([result[2] for result in results]), weight_gradient, rtol=1e-12, atol=1e-12)
 
@@ -142,19 +227,13 @@ def on_a_rank(store: Path, rank: int) -> list[np.ndarray]:
     hidden, weight, labels = inputs()
     shard = weight.chunk(2)[rank].clone().requires_grad_()
     hidden.requires_grad_()
-    values = logprobs_and_entropy(
-        hidden,
-        shard,
-        labels,
-        chunk_tokens=7,
-        entropy_gradient=True,
-        group=dist.group.WORLD,
-        kernels=PLAIN,
-        temperature=SHARDED_TEMPERATURE,
-    )
-    gradients = torch.autograd.grad((values * factors(True)).sum(), (hidden, shard))
+    common = {"chunk_tokens": 7, "group": dist.group.WORLD, "kernels": PLAIN, "temperature": SHARDED_TEMPERATURE}
+    values = logprobs_and_entropy(hidden, shard, labels, entropy_gradient=True, others=others(), **common)
+    gradients = torch.autograd.grad((values * factors(True, NUM_OTHERS)).sum(), (hidden, shard))
+    sharp, whole = sharp_inputs()
+    found = [top_logprobs(sharp, whole.chunk(2)[rank], k, **common) for k in SHARDED_TOPS]
     dist.destroy_process_group()
-    return [each.detach().numpy() for each in (values, *gradients)]
+    return [each.detach().numpy() for each in (values, *gradients, *(each for top in found for each in top))]
 
 
 @pytest.mark.gpu

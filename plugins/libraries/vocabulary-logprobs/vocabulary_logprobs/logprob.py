@@ -1,6 +1,7 @@
 """Log-probability and entropy of next tokens from hidden states, in chunks, over a sharded vocabulary.
 
-Shape letters: t tokens, c tokens of a chunk, h hidden size, v vocabulary entries of this tensor-parallel rank.
+Shape letters: t tokens, c tokens of a chunk, h hidden size, v vocabulary entries of this tensor-parallel rank, k further
+tokens, or most probable ones, of each place.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def logprobs_and_entropy(
     kernels: VocabularyKernels,
     temperature: float = 1.0,
     main_grad: Tensor | None = None,
+    others: Tensor | None = None,
 ) -> Tensor:
     """log p(label) and the entropy of p = softmax(hidden @ weight.T / temperature), in nats.
 
@@ -43,13 +45,42 @@ def logprobs_and_entropy(
         temperature: above 0.
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
+        others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another, unless
+            their gradients are 0; the label may be among them.
 
     Returns:
-        [2, t] fp32 (float64 for float64 inputs): log-probs and entropies.
+        [2 + k, t] fp32 (float64 for float64 inputs): log-probs, entropies, and log-probs of the other tokens.
     """
     options = _Options(chunk_tokens, entropy_gradient, group, kernels, temperature, main_grad)
-    result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, labels, options)  # type: ignore[no-untyped-call]
+    asked = labels[None] if others is None else torch.cat([labels[None], others])
+    result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, asked, options)  # type: ignore[no-untyped-call]
     return result
+
+
+@torch.no_grad()
+def top_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    k: int,
+    *,
+    chunk_tokens: int,
+    group: dist.ProcessGroup,
+    kernels: VocabularyKernels,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The k most probable next tokens, the same on every rank of `group`; of equal logits the token with the lower id.
+
+    Args:
+        k: at most the whole vocabulary. All else as of `logprobs_and_entropy`.
+
+    Returns:
+        [t, k] int64 ids, ascending, and [t, k] fp32 (float64 for float64 inputs) log-probs.
+    """
+    options = _Options(chunk_tokens, False, group, kernels, temperature, None)
+    assert 0 < k <= group.size() * weight.size(0), "there are not as many tokens"
+    found = [_top(torch.mm(rows, weight.t()), k, options) for rows in torch.split(hidden, chunk_tokens)]
+    ids, logprobs = zip(*found, strict=True)
+    return torch.cat(ids), torch.cat(logprobs)
 
 
 class VocabularyKernels(Protocol):
@@ -130,34 +161,35 @@ class _Options:
 
 class _LogprobsAndEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> Tensor:
-        local_labels = labels - options.group.rank() * weight.size(0)
-        scores = [
-            _score(torch.mm(rows, weight.t()), label, options)
-            for rows, label in zip(
-                torch.split(hidden, options.chunk_tokens), torch.split(local_labels, options.chunk_tokens), strict=True
-            )
-        ]
-        logprob, entropy, log_z = torch.cat(scores, dim=1)
-        ctx.save_for_backward(hidden, weight, local_labels, log_z, entropy)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, asked: Tensor, options: _Options) -> Tensor:
+        local = asked - options.group.rank() * weight.size(0)
+        chunks = (torch.split(hidden, options.chunk_tokens), torch.split(local, options.chunk_tokens, dim=1))
+        found = [_scores(torch.mm(rows, weight.t()), ids, options) for rows, ids in zip(*chunks, strict=True)]
+        scores, log_z = (torch.cat(each, dim=-1) for each in zip(*found, strict=True))
+        ctx.save_for_backward(hidden, weight, local, log_z, scores[1].clone())
         ctx.options = options
-        return torch.stack([logprob, entropy])
+        return scores
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden, weight, local_labels, log_z, entropy = ctx.saved_tensors
+        hidden, weight, local, log_z, entropy = ctx.saved_tensors
         options: _Options = ctx.options
-        grad_logprob, grad_entropy = grads[0].contiguous()
+        grad_logprob, grad_entropy, *_ = gradient = grads[0].contiguous()
         grad_hidden = torch.empty_like(hidden)
         total = options.main_grad
         if total is None and ctx.needs_input_grad[1]:
             total = torch.zeros_like(weight, dtype=_compute_dtype(weight))
         for start in range(0, len(hidden), options.chunk_tokens):
             rows = slice(start, start + options.chunk_tokens)
-            of_rows = (local_labels[rows], log_z[rows], entropy[rows], grad_logprob[rows])
             grad_of_entropy = grad_entropy[rows] if options.entropy_gradient else None
             logits = torch.mm(hidden[rows], weight.t())
-            grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy, options.temperature)
+            if len(local) == 1:
+                of_rows = (local[0, rows], log_z[rows], entropy[rows], grad_logprob[rows])
+                grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy, options.temperature)
+            else:
+                of_asked = torch.cat([grad_logprob[None, rows], gradient[2:, rows]])
+                of_rows = (local[:, rows], log_z[rows], entropy[rows], of_asked)
+                grad_logits = _to_gradient_of_several(logits, *of_rows, grad_of_entropy, options)
             torch.mm(grad_logits, weight, out=grad_hidden[rows])
             if total is not None:
                 add_product(total, grad_logits.t(), hidden[rows])
@@ -167,6 +199,76 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         weight.grad_added_to_main_grad = True
         # DDP wants to see some gradient before it reduces the buffer; this one costs no memory and is never read.
         return grad_hidden, weight.detach(), None, None
+
+
+def _scores(logits: Tensor, local: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+    """[2 + k, c] log-probs, entropies and log-probs of k other tokens, and [c] log Z; local: [1 + k, c]."""
+    logprob, entropy, log_z = _score(logits, local[0], options)
+    if len(local) == 1:
+        return torch.stack([logprob, entropy]), log_z
+    others = _at_several(logits, local[1:], options.temperature)
+    if options.group.size() > 1:
+        dist.all_reduce(others, group=options.group)
+    return torch.cat([logprob[None], entropy[None], others - log_z]), log_z
+
+
+def _to_gradient_of_several(
+    logits: Tensor,
+    local: Tensor,
+    log_z: Tensor,
+    entropy: Tensor,
+    gradient: Tensor,
+    grad_entropy: Tensor | None,
+    options: _Options,
+) -> Tensor:
+    """`VocabularyKernels.to_gradient` of log-probs of 1 + k tokens: local and gradient are [1 + k, c].
+
+    The kernels know one label. They are given the sum of all gradients, which is right everywhere but at these tokens;
+    there the gradient is computed here, in fp32, and put in its place.
+    """
+    at, total = _at_several(logits, local, options.temperature), gradient.sum(dim=0)
+    log_p = at - log_z
+    factor = total if grad_entropy is None else total + grad_entropy * (log_p + entropy)
+    own, is_label = gradient.clone(), local[1:] == local[0]
+    own[0] += (gradient[1:] * is_label).sum(dim=0)
+    own[1:] += gradient[0] * is_label
+    values = (own - factor * log_p.exp()) / options.temperature
+    found = options.kernels.to_gradient(logits, local[0], log_z, entropy, total, grad_entropy, options.temperature)
+    number, row = _is_local(local, logits.size(1)).nonzero(as_tuple=True)
+    found[row, local[number, row]] = values[number, row].to(found.dtype)
+    return found
+
+
+def _top(logits: Tensor, k: int, options: _Options) -> tuple[Tensor, Tensor]:
+    """`top_logprobs` of logits [c, v]."""
+    group, size = options.group, logits.size(1)
+    log_z = _score(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64), options)[2]
+    ids = _largest(logits, min(k, size))
+    values = logits.gather(1, ids)
+    ids += group.rank() * size
+    if group.size() > 1:
+        values, ids = (_gathered(each, group) for each in (values, ids))
+        places = _largest(values, k)
+        values, ids = values.gather(1, places), ids.gather(1, places)
+    return ids, values.to(_compute_dtype(values)) / options.temperature - log_z[:, None]
+
+
+def _gathered(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[c, n] of every rank side by side, in their order."""
+    parts = [torch.empty_like(rows) for _ in range(group.size())]
+    dist.all_gather(parts, rows.contiguous(), group=group)
+    return torch.cat(parts, dim=1)
+
+
+def _largest(values: Tensor, k: int) -> Tensor:
+    """[c, k] ascending places of the k largest of [c, n]; of equal ones the first. `topk` alone takes any of them."""
+    least = values.topk(k, dim=1).values[:, -1:]
+    above, equal = values > least, values == least
+    room = k - above.sum(dim=1, keepdim=True)
+    found = (above | (equal & (equal.cumsum(dim=1) <= room))).nonzero()[:, 1]
+    if len(found) != len(values) * k:  # NaN has no order, and what is computed of it is NaN
+        found = values.topk(k, dim=1).indices.sort(dim=1).values
+    return found.view(len(values), k)
 
 
 def _score(logits: Tensor, local_labels: Tensor, options: _Options) -> Tensor:
@@ -198,3 +300,9 @@ def _at_labels(logits: Tensor, local_labels: Tensor) -> Tensor:
     """[c]: the label's logit on the rank that holds it, 0 elsewhere."""
     picked = logits.gather(1, local_labels.clamp(0, logits.size(1) - 1)[:, None])[:, 0]
     return picked * _is_local(local_labels, logits.size(1))
+
+
+def _at_several(logits: Tensor, local: Tensor, temperature: float) -> Tensor:
+    """[n, c] of x = logits / temperature: those of tokens [n, c] on the rank that holds them, 0 elsewhere."""
+    picked = logits.gather(1, local.clamp(0, logits.size(1) - 1).t()).t()
+    return picked.to(_compute_dtype(logits)) / temperature * _is_local(local, logits.size(1))
