@@ -168,8 +168,7 @@ class Explanation(Protocol):
         """By metric, `gap/<name>`, in the order of the alarm's line."""
 
     def measure(self, trainer: Any, micro_batches: Sequence[Any]) -> Mapping[str, float]:
-        """What each cause costs, in nats a token, and further metrics `gap/<name>`; empty of a run that it does not
-        know.
+        """What each cause costs, in nats a token, and further metrics `gap/<name>`; empty of an unknown run.
 
         Called on all ranks alike, before the optimizer step. Afterwards the weights must be bit for bit the same.
 
@@ -188,19 +187,14 @@ class Verb(Protocol):
         takes the keys of a run. Must be quick: completion and `--help` call it, too."""
 
     def run(self, args: Namespace) -> int | None:
-        """Do it, and return the exit code; None is 0. An error that the user can cause is a `SlimeError`, which is
-        printed as one line with exit code 2. `args.words` are the words after the verb, `args.keys` those that
-        set keys."""
+        """Do it, and return the exit code; None is 0. What users can cause is a `SlimeError`: a line, exit code 2.
+        `args.words` are the words after the verb, `args.keys` those that set keys."""
 
 
 @dataclass(frozen=True)
 class VerbFactory:
-    """Names a verb's module, which is imported when the verb is called, completed, or asked for its `--help`.
-
-    Args:
-        help: what it does, in one line of `slime --help`.
-        module: dotted name of a module with the functions of `Verb`.
-    """
+    """Names a verb's `module`, which has the functions of `Verb` and is imported when the verb is called, completed, or
+    asked for its `--help`. `help` says what it does, in one line of `slime --help`."""
 
     help: str
     module: str
@@ -238,17 +232,22 @@ class Source(enum.Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A number for every token that an objective reads beside the model's scores.
+    """Numbers for every token that an objective reads beside the model's scores.
 
     Attributes:
         name: in `LossInputs.columns`.
         optional: the objective does without it where samples lack it, or where it would cost a pass of its own. One of
             the policy costs none in the first optimizer step: then it is what the model computes anyway.
+        width: how many for each, [t, width]; None: one, [t]. Of a reference or teacher, which then has no column [t],
+            about the tokens that it holds most probable: their log-probs, or, with `ids`, which they are.
+        ids: of tokens, those of a place all different. The model's log-probs of them: `LossInputs.logprobs_of`.
     """
 
     name: str
     source: Source = Source.rollout
     optional: bool = False
+    width: int | None = None
+    ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -272,11 +271,11 @@ class LossInputs:
     """What a loss reads of a micro-batch. Shape letter: t tokens of this rank, each of which the model predicts.
 
     Attributes:
-        loss_mask: [t] fp32, 1 where a token is trained on. Elsewhere the scores and all columns are 0, and no gradient
-            flows back.
+        loss_mask: [t] fp32, 1 where a token is trained on. Elsewhere scores and columns are 0, and no gradient flows.
         loss_weights: [t] fp32. The sum of weighted token losses over the micro-batches and ranks of an optimizer step
             is the mean that `algo.loss_mean` asks for, so no loss divides by a number of tokens or samples.
-        columns: [t] fp32 by name, without gradient.
+        columns: [t] or [t, width] fp32 by name, without gradient; ids int64.
+        logprobs_of: [t, width] with gradient, by name of a column of ids, the model's log-probs of these tokens.
         sum_by_sequence: from [t] numbers to the sum over the sequence of each token, [t], with gradient. All ranks that
             hold parts of the same sequences call it alike. `sum_by_attempt`: over both answers of a pair.
     """
@@ -286,6 +285,7 @@ class LossInputs:
     columns: Mapping[str, Tensor]
     sum_by_sequence: Callable[[Tensor], Tensor]
     sum_by_attempt: Callable[[Tensor], Tensor] | None = None
+    logprobs_of: Mapping[str, Tensor] = field(default_factory=dict)
 
     def weighted(self, values: Tensor) -> Tensor:
         """Of [t] token losses, this micro-batch's part of their mean."""

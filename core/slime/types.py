@@ -236,8 +236,8 @@ class TrainSample:
     """One sequence to train on: [prompt | response], or another segment of an attempt, ready to be packed.
 
     Shapes: `tokens` [num_tokens]; every other array [num_response_tokens], aligned with the *last*
-    `num_response_tokens` tokens. `columns` are what the objective reads beside tokens and mask, by name: those above,
-    or its own. Where the mask is 0 they may hold anything. `recorded` by engines: [n, ...] of the first n tokens.
+    `num_response_tokens` tokens. `columns`, some [.., width], are what the objective reads beside tokens and mask, by
+    name. Where the mask is 0 they may hold anything. `recorded` by engines: [n, ...] of the first n tokens.
 
     Neighbours with one `attempt` are its segments, one sample of `algo.loss_mean`. None: it is a whole attempt.
     """
@@ -277,7 +277,7 @@ class MicroBatch:
         is_padding: bool, behind the end of a sequence, or of a whole micro-batch without any.
         loss_mask: float32, 0 on prompt, padding and each sequence's last position.
         loss_weights: float32, factors of the tokens' losses, whose plain sum over an optimizer step is the wanted mean.
-        columns, recorded: those of `TrainSample`; float32, 0 where the loss mask is, and aligned with `tokens`.
+        columns, recorded: those of `TrainSample`, aligned with `tokens`; columns float32 or int32, 0 where masked.
         sample_ids: index into the step's list of TrainSamples, one per sequence.
         attempt_sizes: sequences of each attempt, which are neighbours; None where micro-batches may divide attempts.
     """

@@ -6,7 +6,7 @@ Nothing here depends on chance: the same samples give the same packs. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -222,10 +222,17 @@ def _spread(name: str, members: Sequence[TrainSample], lasts: Sequence[int], num
 
     A masked token may hold anything: it gets 0, because infinity times a mask of zero is not zero.
     """
-    spread = np.zeros(num_tokens, np.float32)
+    spread = _blank(members[0].columns[name], num_tokens)
     for sample, last in zip(members, lasts, strict=True):
-        spread[_predicting(sample, last)] = np.where(sample.loss_mask != 0, sample.columns[name], 0.0)
+        kept = np.flatnonzero(sample.loss_mask)
+        spread[_predicting(sample, last)][kept] = sample.columns[name][kept]
     return spread
+
+
+def _blank(column: np.ndarray, num_tokens: int) -> np.ndarray:
+    """Room for a column of a whole micro-batch, filled with 0."""
+    dtype = np.int32 if np.issubdtype(column.dtype, np.integer) else np.float32
+    return np.zeros((num_tokens, *column.shape[1:]), dtype)
 
 
 def _recorded(
@@ -241,7 +248,7 @@ def _recorded(
     return found
 
 
-def _empty(shape: Shape, columns: Iterable[str]) -> MicroBatch:
+def _empty(shape: Shape, columns: Mapping[str, np.ndarray]) -> MicroBatch:
     """Padding alone: keeps a rank in step with the others when there are fewer sequences than micro-batches."""
     align = shape.align
     zeros, nothing = np.zeros(align, np.int64), np.zeros(align, np.float32)
@@ -254,7 +261,7 @@ def _empty(shape: Shape, columns: Iterable[str]) -> MicroBatch:
         loss_mask=nothing,
         loss_weights=nothing,
         sample_ids=(),
-        columns=dict.fromkeys(columns, nothing),
+        columns={name: _blank(column, align) for name, column in columns.items()},
         attempt_sizes=(1,) if shape.whole_attempts else None,
     )
 

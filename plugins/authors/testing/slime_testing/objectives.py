@@ -23,7 +23,7 @@ from slime.algo.stages import objective_of, run_stages
 from slime.compose.objective import objective_problems
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, SlimeConfig
-from slime.contracts import Source, TrainsOn
+from slime.contracts import Column, Source, TrainsOn
 from slime.types import IS_CURRENT, PREFERENCE, TrainSample
 from slime_testing.estimators import check_idle_options
 from slime_testing.models import write_checkpoint
@@ -163,24 +163,44 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
 
 
 def samples_for(objective: Any, vocab_size: int, *, spoils: bool = False) -> Sequence[TrainSample]:
-    """Recorded samples with the columns that an objective reads from the rollout; those of its own hold random numbers.
+    """Recorded samples with the columns that an objective reads from the rollout; those of its own hold random numbers,
+    ids are of random tokens, and numbers beside ids are logarithms of numbers that add up to less than 1.
 
     Args:
         spoils: put NaN and infinities where the loss mask is 0.
     """
     generator, spoiler = np.random.default_rng(3), np.random.default_rng(4)
-    names = [column.name for column in objective.needs if column.source is Source.rollout]
+    asked = [column for column in objective.needs if column.source is Source.rollout]
     found: list[TrainSample] = []
     for sample in recorded_samples(NUM_SAMPLES, vocab_size):
         count, known = sample.num_response_tokens, dict(sample.columns)
         known[IS_CURRENT] = np.arange(count, dtype=np.float32) % 2
-        drawn = {name: generator.normal(size=count).astype(np.float32) for name in names}
+        drawn = {column.name: _drawn(column, count, vocab_size, generator) for column in asked}
         of_rollout = known if objective.trains_on is TrainsOn.rollouts else {}
         known[PREFERENCE] = np.full(count, 1 - 2 * (len(found) % 2), np.float32)
-        columns = {**of_rollout, **{name: known.get(name, drawn[name]) for name in names}}
+        columns = {**of_rollout, **{name: known.get(name, values) for name, values in drawn.items()}}
         if spoils:
+            masked = sample.loss_mask == 0
             bad = spoiler.choice(MASKED_VALUES, count).astype(np.float32)
-            columns = {name: np.where(sample.loss_mask != 0, values, bad) for name, values in columns.items()}
+            columns = {name: _spoilt(values, masked, bad) for name, values in columns.items()}
         attempt = len(found) // 2 if objective.trains_on is TrainsOn.pairs else None
         found.append(TrainSample(sample.tokens, sample.loss_mask, columns, attempt))
+    return found
+
+
+def _drawn(column: Column, count: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
+    """A column of an objective's own."""
+    if column.ids:
+        rows = [generator.permutation(vocab_size)[: column.width] for _ in range(count)]
+        return np.array(rows, np.int32).reshape(count, -1)
+    if column.width:
+        return np.log(generator.dirichlet(np.ones(column.width + 1), size=count)[:, 1:]).astype(np.float32)
+    return generator.normal(size=count).astype(np.float32)
+
+
+def _spoilt(values: np.ndarray, masked: np.ndarray, bad: np.ndarray) -> np.ndarray:
+    """With what is not finite at masked tokens; of ids with those of no token."""
+    found = values.copy()
+    is_ids = np.issubdtype(values.dtype, np.integer)
+    found[masked] = np.iinfo(values.dtype).max if is_ids else bad[masked].reshape(-1, *[1] * (values.ndim - 1))
     return found

@@ -60,10 +60,10 @@ class Learning:
         if learns:
             function = with_extra_losses(loss, extra_losses, [micro.packed for micro in micro_batches])
             names = replace(names, means=(*names.means, *(extra.name for extra, _ in extra_losses)))
-            terms = accumulate_gradients(self._model, micro_batches, function, replays=replays)
+            terms = accumulate_gradients(self._model, micro_batches, function, loss.others, replays=replays)
             layer_losses = self._layer_losses.collect(num_step_tokens, self._device)
         else:
-            terms = measure(self._model, micro_batches, loss)
+            terms = measure(self._model, micro_batches, loss, loss.others)
         values = metrics.reduce_terms(
             terms,
             names,

@@ -13,6 +13,8 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
+from slime.contracts import Column
+from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
 from slime.types import Batch, MicroBatch
 from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
@@ -27,7 +29,7 @@ class LocalMicroBatch:
         tokens, labels, position_ids: [1, t] int64.
         packed: sequence borders, for every layer.
         loss_mask, loss_weights: [t] fp32, see `slime.types.MicroBatch`.
-        columns: [t] fp32 by name, see `slime.types.MicroBatch`.
+        columns: [t] or [t, width] by name, see `slime.types.MicroBatch`; fp32, of integers int64.
         sequence_lengths: [num_sequences] int64, on the CPU: tokens that this rank holds of each sequence, with padding.
         attempt_lengths: [num_attempts] the same of each attempt, where attempts are whole.
         num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, padding left out.
@@ -44,6 +46,21 @@ class LocalMicroBatch:
     attempt_lengths: Tensor | None
     num_tokens: int
     num_step_tokens: int
+
+
+def require_tokens(micro_batches: Sequence[MicroBatch], columns: Sequence[Column], vocab_size: int) -> None:
+    """That ids which came with the samples are of the model's tokens.
+
+    Raises:
+        SlimeError: one is not.
+    """
+    for name in (column.name for column in columns if column.ids):
+        for ids in (micro.columns[name] for micro in micro_batches if name in micro.columns):
+            unknown = ids[(ids < 0) | (ids >= vocab_size)]
+            if len(unknown):
+                what = f"there is a token {unknown[0]}, and the model has {vocab_size}"
+                where, todo = f"column '{name}' of the samples", "Ask a model with the same tokens."
+                raise SlimeError(what, where=where, todo=todo)
 
 
 def local_micro_batches(
@@ -74,6 +91,9 @@ def _local(
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
 
+    def column(values: np.ndarray) -> Tensor:
+        return tensor(values).long() if np.issubdtype(values.dtype, np.integer) else tensor(values)
+
     borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
     packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
     packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
@@ -93,7 +113,7 @@ def _local(
         packed=packed,
         loss_mask=tensor(micro.loss_mask),
         loss_weights=loss_weights,
-        columns={name: tensor(values) for name, values in micro.columns.items()},
+        columns={name: column(values) for name, values in micro.columns.items()},
         sequence_lengths=torch.from_numpy(lengths),
         attempt_lengths=attempts,
         num_tokens=num_tokens,

@@ -18,12 +18,13 @@ from torch import Tensor
 from slime.contracts import LossTerms
 from slime_plugin_megatron.local_batch import LocalMicroBatch
 from slime_plugin_megatron.megatron import Model
-from slime_plugin_megatron.objective import LossFunction
+from slime_plugin_megatron.objective import LossFunction, Others
 
 
 @torch.no_grad()
 def score(model: Model, micro_batches: Sequence[LocalMicroBatch], *, replays: bool = True) -> list[Tensor]:
-    """[2, t] log-probs and entropies of each micro-batch on the last pipeline stage, an empty list elsewhere.
+    """What the last pipeline stage says of each micro-batch there, an empty list elsewhere. Of `PolicyModel` [2, t]
+    log-probs and entropies, or inside `most_probable` [2, t, k] ids and log-probs.
 
     Args:
         replays: layers do what engines recorded (`slime.models.traits.Recording`), as in training.
@@ -37,11 +38,13 @@ def score(model: Model, micro_batches: Sequence[LocalMicroBatch], *, replays: bo
 
 
 @torch.no_grad()
-def measure(model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction) -> list[LossTerms]:
+def measure(
+    model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction, others: Others | None = None
+) -> list[LossTerms]:
     """What `accumulate_gradients` returns, without gradients."""
     for chunk in model.chunks:
         chunk.eval()
-    terms: list[LossTerms] = _run(model, micro_batches, loss_function, forward_only=True)
+    terms: list[LossTerms] = _run(model, micro_batches, loss_function, others=others, forward_only=True)
     for chunk in model.chunks:
         chunk.train()
     return terms
@@ -74,11 +77,17 @@ def update_expert_bias(model: Model) -> None:
 
 
 def accumulate_gradients(
-    model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction, *, replays: bool = True
+    model: Model,
+    micro_batches: Sequence[LocalMicroBatch],
+    loss_function: LossFunction,
+    others: Others | None = None,
+    *,
+    replays: bool = True,
 ) -> list[LossTerms]:
     """Forward and backward over all micro-batches; gradients then lie reduced in the DDP buffers.
 
     Args:
+        others: further tokens whose log-probs the loss reads.
         replays: as of `score`.
 
     Returns:
@@ -87,7 +96,9 @@ def accumulate_gradients(
     for chunk in model.chunks:
         chunk.zero_grad_buffer()
     reset_model_temporary_tensors(model.config, model.chunks)  # the routers' counts
-    terms: list[LossTerms] = _run(model, micro_batches, loss_function, forward_only=False, replays=replays)
+    terms: list[LossTerms] = _run(
+        model, micro_batches, loss_function, others=others, forward_only=False, replays=replays
+    )
     return terms
 
 
@@ -96,13 +107,14 @@ def _run(
     micro_batches: Sequence[LocalMicroBatch],
     function: Callable[..., Any],
     *,
+    others: Others | None = None,
     forward_only: bool,
     replays: bool = True,
 ) -> Any:
     iterators = [iter(list(enumerate(micro_batches))) for _ in model.chunks]
     forward_backward = get_forward_backward_func()
     return forward_backward(
-        forward_step_func=partial(_forward_step, function, forward_only, replays),
+        forward_step_func=partial(_forward_step, function, others, forward_only, replays),
         data_iterator=iterators if len(iterators) > 1 else iterators[0],
         model=model.chunks,
         num_microbatches=len(micro_batches),
@@ -115,6 +127,7 @@ def _run(
 
 def _forward_step(
     function: Callable[..., Any],
+    others: Others | None,
     forward_only: bool,
     replays: bool,
     micro_batches: Iterator[tuple[int, LocalMicroBatch]],
@@ -122,7 +135,9 @@ def _forward_step(
 ) -> tuple[Tensor, Callable[..., Any]]:
     number, micro = next(micro_batches)
     packed = micro.packed.for_one_pass(replays=replays)
-    output = chunk(micro.tokens, micro.position_ids, None, labels=micro.labels, packed_seq_params=packed)
+    asked = others(number) if others else None
+    labels = micro.labels if asked is None else torch.cat([micro.labels, asked])
+    output = chunk(micro.tokens, micro.position_ids, None, labels=labels, packed_seq_params=packed)
     if forward_only:
         return output, lambda scores, non_loss_data: function(scores, number)
     return output, partial(_loss, function, number, micro)

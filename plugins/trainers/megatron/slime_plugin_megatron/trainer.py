@@ -30,7 +30,8 @@ from slime_plugin_megatron.critic import Critic
 from slime_plugin_megatron.exports import Exports
 from slime_plugin_megatron.first_weights import load_first, load_teacher
 from slime_plugin_megatron.learning import Learning
-from slime_plugin_megatron.local_batch import LocalMicroBatch, local_micro_batches
+from slime_plugin_megatron.local_batch import LocalMicroBatch, local_micro_batches, require_tokens
+from slime_plugin_megatron.model.policy import most_probable
 from slime_plugin_megatron.objective import StepLoss
 from slime_plugin_megatron.offload import residue
 from slime_plugin_megatron.optimizer import Optimizer
@@ -40,8 +41,8 @@ from slime_plugin_megatron.usage import peak_usage, timed
 if TYPE_CHECKING:
     from slime.digest import FileFacts
 
-Logprobs = list[Tensor]
-"""[t] by micro-batch; empty on pipeline stages other than the last."""
+Scored = list[Tensor]
+"""A column, [t] or [t, width], by micro-batch; empty on pipeline stages other than the last."""
 
 
 class Trainer(Exports):
@@ -175,6 +176,9 @@ class Trainer(Exports):
             SlimeError: a metric or gradient is not finite, or the objective does not keep its contract.
         """
         chosen, seconds = run_stages(self.cfg)[stage], dict[str, float]()
+        for batch in batches:
+            own = batch.micro_batches[self.data_parallel_rank]
+            require_tokens(own, chosen.objective.needs, self.hf["vocab_size"])
         is_scored = any(chosen.needs(source) for source in (Source.policy, Source.reference, Source.teacher))
         if self.critic and self.cfg.algo.critic.offload:
             self.critic.offload.offload()
@@ -195,7 +199,7 @@ class Trainer(Exports):
                 steps, maxima = [], set[str]()
                 for done in range(len(counts) * epochs):
                     number = done % len(counts)
-                    of_batch = {source: found[number] for source, found in scored.items()}
+                    of_batch = {column: found[number] for column, found in scored.items()}
                     loss = StepLoss(chosen.objective, local[number], of_batch, is_first=done == 0)
                     values = self._learning.step(
                         counts[number],
@@ -228,15 +232,19 @@ class Trainer(Exports):
 
     def _score(
         self, stage: Stage, local: Sequence[list[LocalMicroBatch]], optimizer_steps: int
-    ) -> dict[Source, list[Logprobs]]:
-        """By source, what passes before the first of the optimizer steps give; sources that need none are left out."""
+    ) -> dict[str, list[Scored]]:
+        """By column, what passes before the first of the optimizer steps give; those that need none are left out."""
         scored = {}
         for source in stage.passes(optimizer_steps):
             # The others are other models, which choose for themselves what engines recorded of this one's choices.
             replays = source is Source.policy
-            with self._weights_of(source):
+            columns = [column for column in stage.objective.needs if column.source is source]
+            [width] = {column.width for column in columns}
+            with self._weights_of(source), most_probable(self.model.modules, width):
                 found = [score(self.model, micro_batches, replays=replays) for micro_batches in local]
-            scored[source] = [[scores[0] for scores in of_batch] for of_batch in found]
+            for column in columns:
+                parts = [[scores[0 if width is None or column.ids else 1] for scores in each] for each in found]
+                scored[column.name] = [[x.long() if column.ids else x for x in each] for each in parts]
         return scored
 
     def _weights_of(self, source: Source) -> AbstractContextManager[None]:

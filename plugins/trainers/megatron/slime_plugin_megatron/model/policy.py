@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from slime_plugin_megatron.model.linear import device_of
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
-from vocabulary_logprobs.logprob import logprobs_and_entropy, vocabulary_kernels
+from vocabulary_logprobs.logprob import logprobs_and_entropy, top_logprobs, vocabulary_kernels
 
 
 class ExtraHead(Protocol):
@@ -44,10 +45,23 @@ class KeepsFp32(Protocol):
         """Again, where the whole model was cast to its compute precision."""
 
 
-class PolicyModel(GPTModel):  # type: ignore[misc]
-    """With labels, the last pipeline stage returns [2, tokens]: log-prob of each label and entropy, in nats.
+@contextmanager
+def most_probable(modules: Sequence[PolicyModel], k: int | None) -> Iterator[None]:
+    """Inside, they answer with the k most probable tokens (`PolicyModel.top`); None: with what they always do."""
+    for module in modules:
+        module.top = k
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.top = None
 
-    In training the blocks that learn by extra losses add their rows behind these two. Without labels the model returns
+
+class PolicyModel(GPTModel):  # type: ignore[misc]
+    """With labels, the last pipeline stage returns [2, tokens]: log-prob of each label and entropy, in nats. Behind
+    them come the log-probs of further tokens, where labels have more rows than one.
+
+    In training the blocks that learn by extra losses add their rows behind these. Without labels the model returns
     logits, other stages return hidden states, all as GPTModel does. Parameter names are GPTModel's own.
 
     Args:
@@ -57,6 +71,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     Attributes:
         temperature: the scored distribution is softmax(logits / temperature); 1 until the trainer sets it.
+        top: k, where not the labels are asked for, but the most probable tokens of each place: then the last stage
+            returns [2, tokens, k], their ids and log-probs. Ids are exact up to 2^24 in fp32.
     """
 
     def __init__(
@@ -78,6 +94,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             head.attach(self)
         self.chunk_tokens, self.entropy_gradient = chunk_tokens, entropy_gradient
         self.temperature = 1.0
+        self.top: int | None = None
         self.vocabulary_kernels = vocabulary_kernels(device_of(config))
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -85,6 +102,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             return hidden_states
         if labels is None:
             return self._logits(hidden_states)
+        if self.top is not None:
+            return self._most_probable(hidden_states, self.top)
         scores = self.score(hidden_states, labels)
         if not (self.heads and torch.is_grad_enabled()):
             return scores
@@ -100,27 +119,39 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         return result
 
     def score(self, hidden: Tensor, labels: Tensor, *, with_head: bool = True) -> Tensor:
-        """hidden [tokens (/ tp under sequence parallelism), 1, hidden size], labels [1, tokens] -> [2, tokens].
+        """hidden [tokens (/ tp under sequence parallelism), 1, hidden size], labels [1 + k, tokens] -> [2 + k, tokens].
 
         Args:
             with_head: the output head gets its gradient; otherwise the hidden states alone do.
         """
-        group = self.pg_collection.tp
-        if self.config.sequence_parallel:
-            # Every rank adds its part of the vocabulary to the hidden states' gradient: the backward sums them.
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
-        tied = self.share_embeddings_and_output_weights
-        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
+        rows, weight = self._rows_and_weight(hidden)
         # A tied weight gets a second gradient from the embedding, and autograd adds the two up.
+        tied = self.share_embeddings_and_output_weights
         fused = self.config.gradient_accumulation_fusion and not tied and with_head and weight.requires_grad
         return logprobs_and_entropy(
-            hidden[:, 0],
+            rows,
             weight if with_head else weight.detach(),
             labels[0],
             chunk_tokens=self.chunk_tokens,
             entropy_gradient=self.entropy_gradient and with_head,
-            group=group,
+            group=self.pg_collection.tp,
             kernels=self.vocabulary_kernels,
             temperature=self.temperature,
             main_grad=weight.main_grad if fused else None,
+            others=labels[1:] if len(labels) > 1 else None,
         )
+
+    def _most_probable(self, hidden: Tensor, k: int) -> Tensor:
+        options = {"chunk_tokens": self.chunk_tokens, "group": self.pg_collection.tp}
+        options |= {"kernels": self.vocabulary_kernels, "temperature": self.temperature}
+        ids, logprobs = top_logprobs(*self._rows_and_weight(hidden), k, **options)
+        return torch.stack([ids.to(logprobs), logprobs])
+
+    def _rows_and_weight(self, hidden: Tensor) -> tuple[Tensor, Any]:
+        """All [tokens, hidden size] of the context-parallel rank, and this rank's rows of the output head."""
+        if self.config.sequence_parallel:
+            # Every rank adds its part of the vocabulary to the hidden states' gradient: the backward sums them.
+            options = {"tensor_parallel_output_grad": True, "group": self.pg_collection.tp}
+            hidden = gather_from_sequence_parallel_region(hidden, **options)
+        tied = self.share_embeddings_and_output_weights
+        return hidden[:, 0], self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
