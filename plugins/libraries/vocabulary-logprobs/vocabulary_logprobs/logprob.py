@@ -1,7 +1,7 @@
 """Log-probability and entropy of next tokens from hidden states, in chunks, over a sharded vocabulary.
 
-Shape letters: t tokens, c tokens of a chunk, h hidden size, v vocabulary entries of this tensor-parallel rank, k further
-tokens, or most probable ones, of each place.
+Shape letters: t tokens, c tokens of a chunk, h hidden size, v vocabulary entries of this tensor-parallel rank, k
+further tokens, or most probable ones, of each place.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def logprobs_and_entropy(
         temperature: above 0.
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
-        others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another, unless
-            their gradients are 0; the label may be among them.
+        others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another,
+            unless their gradients are 0; the label may be among them.
 
     Returns:
         [2 + k, t] fp32 (float64 for float64 inputs): log-probs, entropies, and log-probs of the other tokens.

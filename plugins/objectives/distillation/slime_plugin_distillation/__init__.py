@@ -56,7 +56,7 @@ def slime_preflights() -> Mapping[str, Callable[[], Preflight]]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     from slime.algo.stages import run_stages
-    from slime_plugin_distillation.teacher import group_problems, teacher_problems
+    from slime_plugin_distillation.teacher import group_problems, teacher_problems, top_problems
 
     chosen, temperature = run_stages(cfg).all[-1], cfg.rollout.sampling.temperature
     if cfg.algo.advantage == "none" and chosen.reinforces and not isinstance(chosen.objective, Opd):
@@ -65,6 +65,9 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
         key = "teacher_url" if chosen.objective.teacher_url else "teacher_engines"
         what = f"algo.options.{key} gives log-probs at temperature 1 alone, so set rollout.sampling.temperature=1"
         return [f"{what} (it is {temperature:g}), or have the trainers hold the teacher (algo.teacher.path)"]
+    found: list[str | SlimeError] = []
+    if isinstance(chosen.objective, Opd) and chosen.objective.teacher_top_k:
+        found += top_problems(cfg, chosen.objective.teacher_top_k)
     if isinstance(chosen.objective, Opd) and chosen.objective.teacher_engines:
-        return [*group_problems(cfg, chosen.objective.teacher_engines)]
-    return [*teacher_problems(cfg)]
+        return [*found, *group_problems(cfg, chosen.objective.teacher_engines)]
+    return [*found, *teacher_problems(cfg)]

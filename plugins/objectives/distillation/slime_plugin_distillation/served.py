@@ -1,7 +1,8 @@
 """A teacher that an SGLang server has: asked by HTTP for the log-probs of tokens that are there already.
 
 `POST /generate` with `max_new_tokens` 0 computes a sequence once. With `logprob_start_len` s it returns a log-prob for
-each token behind the s-th, all of them under softmax(logits), whatever `temperature` says.
+each token behind the s-th, all of them under softmax(logits), whatever `temperature` says, and with `top_logprobs_num`
+k also the k most probable tokens in the place of each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ TRIES = 3
 """Of a request whose connection broke off: a server that is started again meanwhile costs the run nothing."""
 PAUSE_S = 5.0
 
+Columns = tuple[np.ndarray, ...]
+"""Of a sample: ([num_response_tokens] fp32 log-probs,), or ([num_response_tokens, k] int32 ids, and fp32 log-probs)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -40,11 +44,13 @@ def server_of(engine: Endpoint) -> Server:
     return Server(engine.url, headers=engine.headers, where="algo.options.teacher_engines")
 
 
-def logprobs_by(servers: Sequence[Server], samples: Sequence[TrainSample]) -> list[np.ndarray]:
-    """`Server.logprobs_of`, by several servers with the same teacher."""
+def asked_of(servers: Sequence[Server], samples: Sequence[TrainSample], top: int | None = None) -> list[Columns]:
+    """`Server.ask_all`, of several servers with the same teacher."""
 
-    async def ask() -> list[list[np.ndarray]]:
-        return await asyncio.gather(*(each.ask_all(samples[at :: len(servers)]) for at, each in enumerate(servers)))
+    async def ask() -> list[list[Columns]]:
+        return await asyncio.gather(
+            *(each.ask_all(samples[at :: len(servers)], top) for at, each in enumerate(servers))
+        )
 
     found = asyncio.run(ask())
     return [found[number % len(servers)][number // len(servers)] for number in range(len(samples))]
@@ -73,10 +79,6 @@ class Server:
     ) -> None:
         self._url, self._key_env, self._headers, self._where = url.rstrip("/"), key_env, headers or {}, where
 
-    def logprobs_of(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """By sample, [num_response_tokens] fp32, in nats; 0 for the first token of all, which is not predicted."""
-        return asyncio.run(self.ask_all(samples))
-
     def require_tokens_of(self, tokenizer: Path) -> None:
         """See that the server answers and, where the folder of its tokenizer can be read here, that it has the tokens
         of the tokenizer in this one."""
@@ -90,12 +92,14 @@ class Server:
         async with self._session() as session:
             return await self._answer(session, "GET", "/model_info", None, tries=1)
 
-    async def ask_all(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    async def ask_all(self, samples: Sequence[TrainSample], top: int | None = None) -> list[Columns]:
+        """By sample, in nats: of each token its log-prob, or of the `top` most probable tokens in its place the ids and
+        log-probs; 0 for the first token of all, which is not predicted."""
         turns = asyncio.Semaphore(MAX_REQUESTS)
 
-        async def ask(sample: TrainSample) -> np.ndarray:
+        async def ask(sample: TrainSample) -> Columns:
             async with turns:
-                return await self._ask(session, sample)
+                return await self._ask(session, sample, top)
 
         async with self._session() as session:
             return await asyncio.gather(*map(ask, samples))
@@ -111,11 +115,11 @@ class Server:
         connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=TIMEOUT_S)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
 
-    async def _ask(self, session: aiohttp.ClientSession, sample: TrainSample) -> np.ndarray:
+    async def _ask(self, session: aiohttp.ClientSession, sample: TrainSample, top: int | None) -> Columns:
         tokens, count = sample.tokens.tolist(), sample.num_response_tokens
         start = max(0, len(tokens) - count - 1)
         body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 0, "temperature": 1.0}}
-        body |= {"return_logprob": True, "logprob_start_len": start}
+        body |= {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": top or 0}
         answer = await self._answer(session, "POST", "/generate", body)
         found = answer["meta_info"]["input_token_logprobs"]
         # SGLang writes 0 for the last id of the vocabulary, and for those beyond it.
@@ -123,12 +127,20 @@ class Server:
             told not in (0, asked) for (_, told, *_), asked in zip(found, tokens[start:], strict=True)
         ):
             raise self._error("it answered about other tokens", "Serve the teacher with SGLang 0.5.")
-        known = np.array([math.nan if value is None else value for value, *_ in found[1:]], np.float32)
-        values = np.zeros(count, np.float32)
-        values[count - len(known) :] = known
-        if not np.isfinite(values[sample.loss_mask != 0]).all():
-            raise self._error("a sampled token has no finite log-prob", "See the server's log.")
-        return values
+        if top is None:
+            logprobs = _last([_number(value) for value, *_ in found[1:]], (count,))
+            columns: Columns = (logprobs,)
+        else:
+            places = answer["meta_info"]["input_top_logprobs"][1:]
+            if any(len(place) != top for place in places):
+                raise self._error(f"it has no {top} tokens to name", "Lower algo.options.teacher_top_k.")
+            logprobs = _last([[_number(value) for value, *_ in place] for place in places], (count, top))
+            ids = _last([[told for _, told, *_ in place] for place in places], (count, top), np.int32)
+            columns = (ids, logprobs)
+        if not np.isfinite(logprobs[sample.loss_mask != 0]).all():
+            what = "a sampled token" if top is None else f"one of the {top} most probable tokens"
+            raise self._error(f"{what} has no finite log-prob", "See the server's log.")
+        return columns
 
     async def _answer(
         self, session: aiohttp.ClientSession, method: str, path: str, body: Any, *, tries: int = TRIES
@@ -152,3 +164,16 @@ class Server:
 
     def _error(self, what: str, todo: str) -> SlimeError:
         return SlimeError(what, where=f"{self._where}={self._url}", todo=todo)
+
+
+def _number(value: float | None) -> float:
+    """JSON has null for what is not finite."""
+    return math.nan if value is None else value
+
+
+def _last(values: Sequence[Any], shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+    """An array of this shape that ends with `values`, and begins with 0."""
+    found: np.ndarray = np.zeros(shape, dtype)
+    if values:
+        found[shape[0] - len(values) :] = values
+    return found

@@ -46,6 +46,16 @@ def teacher_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
         yield problem.under(KEY)
 
 
+def top_problems(cfg: SlimeConfig, k: int) -> Iterator[SlimeError]:
+    """Of a number of most probable tokens: the model, and so the teacher, has not as many. None of a model that cannot
+    be read."""
+    with suppress(SlimeError):
+        size = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)["vocab_size"]
+        if k > size:
+            what, todo = f"the vocabulary has {size} tokens, not {k}", f"Set it to {size} or less; 16 to 64 are usual."
+            yield SlimeError(what, where="algo.options.teacher_top_k", todo=todo)
+
+
 def group_problems(cfg: SlimeConfig, group: str) -> Iterator[SlimeError]:
     """Of a teacher that an engine group of the run has: there is no such group, it writes nothing, or has other
     tokens. A folder that cannot be read is found by others."""

@@ -26,9 +26,10 @@ from slime.config.paths import resolve
 from slime.contracts import Source
 from slime.digest import facts_of
 from slime.errors import SlimeError
+from slime.types import TrainSample
 from slime_plugin_distillation import served
-from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
-from slime_plugin_distillation.served import Server, logprobs_by
+from slime_plugin_distillation.opd import TEACHER_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Opd
+from slime_plugin_distillation.served import Server, asked_of
 from slime_testing.engines import running_engine
 from slime_testing.models import random_model, write_checkpoint
 from slime_testing.objectives import check_objective
@@ -70,6 +71,10 @@ def url(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
             yield engine.endpoint.url
 
 
+def logprobs_of(server: Server, samples: list[TrainSample]) -> list[np.ndarray]:
+    return [logprobs for (logprobs,) in asked_of([server], samples)]
+
+
 @pytest.mark.slow
 def test_log_probs_are_those_of_transformers(url: str) -> None:
     """fp32 against float64, 1e-4 nats: and whatever was asked before, which is in the server's cache."""
@@ -77,7 +82,7 @@ def test_log_probs_are_those_of_transformers(url: str) -> None:
     whole = dataclasses.replace(samples[0], loss_mask=np.ones(samples[0].num_tokens, np.float32), columns={})
     whole.loss_mask[0] = 0  # nobody predicts a first token
     for _ in range(2):
-        found = Server(f"{url}/", KEY).logprobs_of([*samples, whole])
+        found = logprobs_of(Server(f"{url}/", KEY), [*samples, whole])
         for sample, values in zip([*samples, whole], found, strict=True):
             tokens, count = torch.from_numpy(sample.tokens), sample.num_response_tokens
             with torch.no_grad():
@@ -89,10 +94,33 @@ def test_log_probs_are_those_of_transformers(url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("top", [1, 7])
+def test_the_most_probable_tokens_are_those_of_transformers(url: str, top: int) -> None:
+    """fp32 against float64, 1e-4 nats. Of two tokens that are nearer to one another either may be named."""
+    teacher, samples = random_model(HF, seed=1).double(), recorded_samples(12, HF["vocab_size"])
+    whole = dataclasses.replace(samples[0], loss_mask=np.ones(samples[0].num_tokens, np.float32), columns={})
+    whole.loss_mask[0] = 0  # nobody predicts a first token
+    for sample, (ids, logprobs) in zip(
+        [*samples, whole], asked_of([Server(url, KEY)], [*samples, whole], top), strict=True
+    ):
+        count = sample.num_response_tokens
+        with torch.no_grad():
+            rows = teacher(torch.from_numpy(sample.tokens)[None]).logits[0].log_softmax(1)[:-1][-count:]
+        assert (ids.dtype, logprobs.dtype) == (np.int32, np.float32)
+        assert ids.shape == logprobs.shape == (count, top)
+        assert all(len({*place}) == top for place in ids[count - len(rows) :].tolist())
+        told = rows.gather(1, torch.from_numpy(ids[count - len(rows) :]).long()).numpy()
+        np.testing.assert_allclose(logprobs[count - len(rows) :], told, atol=1e-4)
+        np.testing.assert_allclose(np.sort(told)[:, ::-1], rows.topk(top, dim=1).values.numpy(), atol=1e-4)
+
+
+@pytest.mark.slow
 def test_several_servers_share_the_samples(url: str) -> None:
     samples, server = recorded_samples(7, HF["vocab_size"]), Server(url, KEY)
-    for found, alone in zip(logprobs_by([server] * 3, samples), server.logprobs_of(samples), strict=True):
-        np.testing.assert_allclose(found, alone, atol=1e-5)
+    for top in (None, 4):
+        for found, alone in zip(asked_of([server] * 3, samples, top), asked_of([server], samples, top), strict=True):
+            for values, wanted in zip(found, alone, strict=True):
+                np.testing.assert_allclose(values, wanted, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -101,9 +129,14 @@ def test_samples_get_them_as_a_column(url: str) -> None:
     objective = opd(teacher_url=url, teacher_key_env=KEY)
     assert made_by(objective) == (TEACHER_LOGPROBS,)
     found = with_columns(objective, samples)
-    for sample, values, before in zip(found, Server(url, KEY).logprobs_of(samples), samples, strict=True):
+    for sample, values, before in zip(found, logprobs_of(Server(url, KEY), samples), samples, strict=True):
         np.testing.assert_allclose(sample.columns[TEACHER_LOGPROBS], values, atol=1e-5)
         assert sample.columns.keys() - before.columns.keys() == {TEACHER_LOGPROBS}
+    objective = opd(teacher_url=url, teacher_key_env=KEY, teacher_top_k=3)
+    assert made_by(objective) == (TOP_IDS, TOP_LOGPROBS)
+    for sample, before in zip(with_columns(objective, samples), samples, strict=True):
+        assert sample.columns.keys() - before.columns.keys() == {TOP_IDS, TOP_LOGPROBS}
+        assert {sample.columns[name].shape for name in (TOP_IDS, TOP_LOGPROBS)} == {(sample.num_response_tokens, 3)}
 
 
 @pytest.mark.slow
@@ -258,7 +291,7 @@ def test_a_connection_that_breaks_off_is_tried_again(monkeypatch: pytest.MonkeyP
         thread = threading.Thread(target=hang_up)
         thread.start()
         with pytest.raises(SlimeError, match="no answer to /generate"):
-            Server(f"http://127.0.0.1:{listener.getsockname()[1]}").logprobs_of(recorded_samples(1, 96))
+            asked_of([Server(f"http://127.0.0.1:{listener.getsockname()[1]}")], recorded_samples(1, 96))
         thread.join()
     assert len(calls) == served.TRIES
 
