@@ -303,7 +303,7 @@ class Batch:
     Attributes:
         micro_batches: [data-parallel rank][micro-batch]; every rank has the same number of them. A share has its own
             rank's alone, and none at the others' places.
-        num_tokens, num_loss_tokens: over all ranks, of a share too; padding left out, and what is shared counted once.
+        num_tokens, num_loss_tokens: over all ranks, of a share too; without padding, a shared token for each sequence.
     """
 
     micro_batches: Sequence[Sequence[MicroBatch]]

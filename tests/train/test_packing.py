@@ -8,7 +8,7 @@ import pytest
 from slime.config.schema import LossMean
 from slime.errors import SlimeError
 from slime.train.bins import Shape, Unit, share_out
-from slime.train.packing import pack
+from slime.train.packing import num_readers, pack
 from slime.types import Batch, MicroBatch, TrainSample
 from slime_testing.recorded import recorded_samples
 
@@ -213,6 +213,7 @@ def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean) ->
     (batch,), (apart,) = pack(samples, **how, share_prompts=True), pack(samples, **how)
     seen = []
     for micro in (micro for micro in micro_batches(batch) if micro.sample_ids):  # a rank's last one may be padding
+        readers = np.zeros_like(micro.tokens)
         borders = pairwise(micro.cu_seqlens)
         prefixes = [(0, 0)] * len(micro.sample_ids) if micro.prefixes is None else micro.prefixes
         for number, (start, end), (first, shared) in zip(micro.sample_ids, borders, prefixes, strict=True):
@@ -220,6 +221,7 @@ def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean) ->
             own = sample.num_tokens - shared
             rows = np.concatenate([np.arange(first, first + shared), np.arange(start, start + own)])
             assert (micro.tokens[rows] == sample.tokens).all()
+            readers[rows] += 1
             assert (micro.position_ids[rows] == np.arange(sample.num_tokens)).all()
             assert (micro.labels[start : start + own - 1] == sample.tokens[shared + 1 :]).all()
             predicting = slice(start + own - 1 - sample.num_response_tokens, start + own - 1)
@@ -229,10 +231,12 @@ def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean) ->
             assert micro.is_padding[start:end].tolist() == [False] * own + [True] * (end - start - own)
             assert not micro.loss_mask[first : first + shared].any()
             seen.append(number)
+        assert (num_readers(micro) == readers).all()
         assert len(micro.tokens) <= options["max_tokens"]
         assert not (micro.cu_seqlens % options["align"]).any()
     assert sorted(seen) == list(range(len(samples)))
-    assert batch.num_tokens == sum(int((~micro.is_padding).sum()) for micro in micro_batches(batch)) < apart.num_tokens
+    rows = [int((~micro.is_padding).sum()) for micro in micro_batches(batch)]
+    assert sum(rows) < batch.num_tokens == apart.num_tokens
     assert batch.num_loss_tokens == apart.num_loss_tokens
     assert len({len(of_rank) for of_rank in batch.micro_batches}) == 1
     # weights are fp32: 6e-8 relative each, some hundred terms of order 1e-2

@@ -136,7 +136,7 @@ def _batch(
     )
     return Batch(
         micro_batches=micro_batches,
-        num_tokens=int(sum(np.count_nonzero(~micro.is_padding) for of_rank in micro_batches for micro in of_rank)),
+        num_tokens=sum(int(num_readers(micro).sum()) for of_rank in micro_batches for micro in of_rank),
         num_loss_tokens=int(sum(np.count_nonzero(samples[i].loss_mask) for i in members)),
     )
 
@@ -203,6 +203,14 @@ def _micro_batch(
         attempt_sizes=tuple(map(len, units)) if shape.whole_attempts else None,
         recorded=_recorded(members, skipped, (ends - lengths).tolist(), len(mask)),
     )
+
+
+def num_readers(micro: MicroBatch) -> np.ndarray:
+    """[num_tokens] int64: of how many sequences each token is a part, 0 of padding."""
+    found = (~micro.is_padding).astype(np.int64)
+    for first, shared in () if micro.prefixes is None else micro.prefixes:
+        found[first : first + shared] += 1
+    return found
 
 
 def _prefixes(units: Sequence[Unit], skipped: Sequence[int], starts: np.ndarray) -> np.ndarray:

@@ -60,7 +60,7 @@ class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]
 
     def rotary_table(self, packed: PackedSequences) -> RotaryTable:
         """Of the pack's tokens on this context-parallel rank, for neighbours as pairs."""
-        found = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
+        found = self.rotary_pos_emb(packed.max_seqlen_kv, packed_seq=True)
         angles, scale = found if isinstance(found, tuple) else (found, 1.0)  # YaRN has a factor for both tables
         return packed.derived(RotaryTables).of(angles, interleaved=False, scale=scale)
 

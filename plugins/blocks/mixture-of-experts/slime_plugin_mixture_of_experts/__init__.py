@@ -92,7 +92,7 @@ def traits(keywords: Mapping[str, Any]) -> tuple[Traits, ...]:
 
     recording = RoutedExperts.of(keywords)
     losses = (REPLAYED, DIFFERS, LOAD_BALANCING_LOSS, Z_LOSS)
-    return (Traits(name="a mixture of experts", layer_losses=losses, recording=recording),)
+    return (Traits(name="a mixture of experts", layer_losses=losses, recording=recording, shares_prompts=True),)
 
 
 def rules(layers: Layers = None, *, shared_expert: bool, correction_bias: bool) -> Rules:

@@ -8,6 +8,8 @@ Shape letters: s tokens of a rank's sequence shard, e experts, h hidden size.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -20,28 +22,45 @@ from slime_plugin_mixture_of_experts.rows import Order, chosen, collect, spread
 
 
 class PackedMoELayer(MoELayer):  # type: ignore[misc]
-    """Megatron-core's, whose router is told of the pack (`slime_plugin_transformer.decoder.module.ReadsPack`)."""
+    """Megatron-core's, whose router is told of the pack (`slime_plugin_transformer.decoder.module.ReadsPack`), and of
+    the same one where the layer is computed again: a pipeline has begun others by then."""
+
+    moe_layer_recompute: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._recomputes, self.moe_layer_recompute = self.moe_layer_recompute, False  # not upstream's
 
     def begin_pass(self, packed: PackedSequences, shard: dist.ProcessGroup | None) -> None:
-        """See `Router.replay`."""
-        self.router.replay(packed, shard)
-
-
-class ExpertLayer(PackedMoELayer):
-    """Megatron-core's modules and parameters. No expert is cut (`expert_tensor_parallel_size` is 1)."""
+        """See `Router.begin_pass`."""
+        self.router.begin_pass(packed, shard)
 
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: None = None, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
         """[s, 1, h], and True on padding [1, s] -> [s, 1, h], and no bias."""
         assert intermediate_tensors is None, "it is of CUDA graphs, which slime does not use"
-        mask = None if padding_mask is None else padding_mask.transpose(0, 1).bool()
-        if self.moe_layer_recompute:
-            return tensor_parallel.checkpoint(self._mixed, False, hidden_states, mask), None
-        return self._mixed(hidden_states, mask), None
+        given = self.router.given
+
+        def mixed(hidden_states: Tensor, padding_mask: Tensor | None) -> Tensor:
+            self.router.given = given
+            return self._mixed(hidden_states, padding_mask)
+
+        if self._recomputes:
+            return tensor_parallel.checkpoint(mixed, False, hidden_states, padding_mask), None
+        return mixed(hidden_states, padding_mask), None
 
     def _mixed(self, hidden_states: Tensor, padding_mask: Tensor | None) -> Tensor:
-        probabilities, routing_map = self.router(hidden_states, padding_mask)
+        result: Tensor = super().forward(hidden_states, padding_mask=padding_mask)[0]
+        return result
+
+
+class ExpertLayer(PackedMoELayer):
+    """Megatron-core's modules and parameters. No expert is cut (`expert_tensor_parallel_size` is 1)."""
+
+    def _mixed(self, hidden_states: Tensor, padding_mask: Tensor | None) -> Tensor:
+        mask = None if padding_mask is None else padding_mask.transpose(0, 1).bool()
+        probabilities, routing_map = self.router(hidden_states, mask)
         topk = self.config.moe_router_topk
         experts = chosen(routing_map, topk)
         counts = self._counts(routing_map)

@@ -122,10 +122,3 @@ class RoutedExperts:
             yield "SGLang has no room for what drafted tokens choose (rollout.sglang.speculative_algorithm)"
         if sglang.get("enable_hierarchical_cache"):
             yield "what comes back from host memory has lost its experts (rollout.sglang.enable_hierarchical_cache)"
-        in_parts = megatron.get("recompute_granularity") == "selective"
-        if in_parts and "moe" in (megatron.get("recompute_modules") or ()) and _has_pipeline(megatron):
-            yield "in a pipeline, recompute_modules=[moe] would take the experts of another micro-batch"
-
-
-def _has_pipeline(megatron: Mapping[str, Any]) -> bool:
-    return (megatron.get("pipeline_model_parallel_size") or 1) > 1

@@ -14,17 +14,18 @@ class Routes:
 
     Args:
         recorded: [t, k]; the first two are equal where nothing was recorded, which engines never choose.
+        readers: see `slime_plugin_mixture_of_experts.router.Pass`.
 
     Attributes:
-        num_replayed, num_different: tokens, and tokens' shares of experts that the router would not have chosen; once
-            it was asked.
+        num_replayed, num_different: tokens, and tokens' shares of experts that the router would not have chosen, each
+            as often as it is read; once it was asked.
     """
 
     num_replayed: Tensor
     num_different: Tensor
 
-    def __init__(self, recorded: Tensor) -> None:
-        self._experts = recorded.long()
+    def __init__(self, recorded: Tensor, readers: Tensor | None = None) -> None:
+        self._experts, self._readers = recorded.long(), readers
         self._is_known = self._experts[:, :1] != self._experts[:, 1:2]
 
     def get_replay_topk(
@@ -39,8 +40,14 @@ class Routes:
         _, own = live(scores, topk, num_groups=num_groups, group_topk=group_topk)
         experts = torch.where(self._is_known, self._experts, own)
         is_other = ~(own[:, :, None] == experts[:, None, :]).any(dim=-1)
-        self.num_replayed, self.num_different = self._is_known.sum(), is_other.float().mean(dim=-1).sum()
+        self.num_replayed, self.num_different = (
+            self._count(self._is_known[:, 0]),
+            self._count(is_other.float().mean(-1)),
+        )
         return scores.gather(1, experts), experts
+
+    def _count(self, of_tokens: Tensor) -> Tensor:
+        return of_tokens.sum() if self._readers is None else of_tokens.float() @ self._readers
 
     def counted(self, routing_map: Tensor) -> Tensor:
         """[t, e]: which experts tokens are sent to, of a map of the router's own choices."""

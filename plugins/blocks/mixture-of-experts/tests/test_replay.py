@@ -34,6 +34,7 @@ LAYOUTS = {
     "dp2 full recomputation": FULL,
     "dp2 recomputed experts": EXPERTS,
     "tp2-ep2": {TP: 2, EP: 2},
+    "pp2 recomputed experts": {PP: 2, **EXPERTS},
     "pp2-vpp2 full recomputation": {PP: 2, "virtual_pipeline_model_parallel_size": 2, **FULL},
     "cp2-ep2": {CP: 2, EP: 2},
 }

@@ -23,8 +23,6 @@ from slime_plugin_sglang.driver.batched_requests import _parts, _Waiting
 
 OF_FEW = RoutedExperts(layers=(1, 2, 3), num_layers=4, num_experts=8, topk=2)
 TOKENS = list(range(20, 32))
-PIPELINE, NO_EP = "train.megatron.pipeline_model_parallel_size=2", "train.megatron.expert_model_parallel_size=1"
-EXPERTS = ("train.megatron.recompute_granularity=selective", "train.megatron.recompute_modules=[moe]")
 
 
 def told(recording: RoutedExperts, num_rows: int) -> np.ndarray:
@@ -94,10 +92,6 @@ def test_rows_of_other_tokens_are_refused(num_rows: int) -> None:
         (["+model=glm4-moe-tiny", "+cluster=local-pd"], "prefill and decode engines"),
         (["+model=glm4-moe-tiny", "rollout.sglang.speculative_algorithm=EAGLE"], "drafted tokens"),
         (["+model=glm4-moe-tiny", "rollout.sglang.enable_hierarchical_cache=true"], "host memory"),
-        (
-            ["+model=glm4-moe-tiny", "+cluster=local2", PIPELINE, NO_EP, *EXPERTS],
-            "experts of another micro-batch",
-        ),
         (["+model=glm4-moe-tiny", "algo=sft"], "does nothing without algo=grpo"),
     ],
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 from slime.contracts import Column
 from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
+from slime.train.packing import num_readers
 from slime.types import Batch, MicroBatch
 from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
@@ -32,7 +33,7 @@ class LocalMicroBatch:
         columns: [t] or [t, width] by name, see `slime.types.MicroBatch`; fp32, of integers int64.
         sequence_lengths: [num_sequences] int64, on the CPU: tokens that this rank holds of each sequence, with padding.
         attempt_lengths: [num_attempts] the same of each attempt, where attempts are whole.
-        num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, padding left out.
+        num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, see `slime.types.Batch`.
     """
 
     tokens: Tensor
@@ -96,7 +97,8 @@ def _local(
 
     borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
     packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
-    packed.padding, num_tokens = tensor(micro.is_padding), int((~micro.is_padding[index]).sum())
+    packed.padding, readers = tensor(micro.is_padding), num_readers(micro)
+    packed.readers = None if prefixes is None else tensor(readers.astype(np.float32))
     packed.recorded = {name: tensor(values) for name, values in micro.recorded.items()}
     loss_weights = tensor(micro.loss_weights)
     packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
@@ -116,6 +118,6 @@ def _local(
         columns={name: column(values) for name, values in micro.columns.items()},
         sequence_lengths=torch.from_numpy(lengths),
         attempt_lengths=attempts,
-        num_tokens=num_tokens,
+        num_tokens=int(readers[index].sum()),
         num_step_tokens=num_step_tokens,
     )

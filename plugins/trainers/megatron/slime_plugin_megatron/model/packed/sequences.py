@@ -42,6 +42,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         prefixes: of each sequence, what it shares with an earlier one; `lengths` then counts its own tokens alone. None
             where all are whole.
         padding: [t] bool, of what only fills up; None where all tokens count alike.
+        readers: [t] fp32, of how many sequences each token is a part, 0 of padding; None where all are whole. For sums
+            over tokens that are to be the same however the sequences are packed.
         loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
             step's loss tokens. None where nothing is trained.
         recorded: [t, ...] what engines noted of the tokens, by name (`slime.models.traits.Recording`); 0: nothing.
@@ -54,6 +56,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     contiguous: bool = False
     prefixes: Sequence[Prefix] | None = None
     padding: Tensor | None = None
+    readers: Tensor | None = None
     loss_weights: Tensor | None = None
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
     given: dict[type, Any] = field(default_factory=dict)
@@ -117,9 +120,12 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
 
     def padding_of(self, shard: dist.ProcessGroup | None) -> Tensor | None:
         """[1, tokens]: `padding`, or the part of it that this rank of sequence parallelism holds."""
-        if self.padding is None:
-            return None
-        return self.padding[None] if shard is None else self.padding.chunk(shard.size())[shard.rank()][None]
+        found = _part(self.padding, shard)
+        return None if found is None else found[None]
+
+    def readers_of(self, shard: dist.ProcessGroup | None) -> Tensor | None:
+        """[tokens]: `readers`, or the part of it that this rank of sequence parallelism holds."""
+        return _part(self.readers, shard)
 
     @cached_property
     def positions(self) -> Tensor:
@@ -135,3 +141,9 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         """Where this rank's tokens stand in the pack."""
         device = self.cu_seqlens_q.device
         return PackRows.of(self.lengths, self.cp_size, self.cp_rank, contiguous=self.contiguous, device=device)
+
+
+def _part(of_tokens: Tensor | None, shard: dist.ProcessGroup | None) -> Tensor | None:
+    if of_tokens is None or shard is None:
+        return of_tokens
+    return of_tokens.chunk(shard.size())[shard.rank()]
