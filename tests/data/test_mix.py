@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime.config.schema import DataConfig, TrainSetConfig
+from slime.config.schema import DataConfig, Repeated, TrainSetConfig
 from slime.data.mix import PromptMix
 from slime.data.prompts import PromptSource
 from slime.errors import SlimeError
@@ -51,6 +51,14 @@ def test_ids_and_rows_are_those_of_the_set(tmp_path: Path, tokenizer: Any) -> No
     assert [message["content"] for message in other.messages] == ["Add.", "0+1="]
     assert other.label == "0"
     assert [prompt.id for prompt in taken if not prompt.set] == ["0/1", "0/2", "0/3", "0/4"]
+
+
+def test_rows_of_every_set_are_taken_once(tmp_path: Path, tokenizer: Any) -> None:
+    twice = rows(tmp_path / "main.jsonl", 4)
+    Path(twice).write_text(2 * Path(twice).read_text())
+    sets = {"again": TrainSetConfig(twice, prompt_key="prompt", label_key="label", system_prompt=None, share=1.0)}
+    data = DataConfig(path=twice, sets=sets, repeated=Repeated.once)
+    assert len(PromptMix(data, tokenizer, seed=1, max_prompt_tokens=64)) == 8
 
 
 def test_a_resume_keeps_the_position_of_every_set(tmp_path: Path, tokenizer: Any) -> None:

@@ -5,8 +5,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from slime.config.schema import ControlTokens, DataConfig
+from slime.config.schema import ControlTokens, DataConfig, Repeated
 from slime.data.prompts import PromptSource
+from slime.data.tokenize import encode
 from slime.errors import SlimeError
 
 GOOD = [{"prompt": [{"role": "user", "content": f"{n}+{n}="}], "label": str(2 * n), "level": n} for n in range(1, 8)]
@@ -143,6 +144,49 @@ def test_allowed_control_tokens_act(source, tokenizer):
 def test_repeated_rows_and_unknown_characters_are_reported(source, caplog):
     source([GOOD[0], GOOD[1], GOOD[0], {"prompt": "\U0001f600+\x00=", "label": "1"}])
     assert "1 rows repeat an earlier one; 2 characters in 1 rows became '<unk>'" in caplog.text
+
+
+REPEATED = [*GOOD, *({**row, "level": row["level"] + 10} for row in GOOD), {**GOOD[0], "label": "two"}]
+"""Each prompt twice, beside another value in a column that is no label, and the first with another label."""
+
+
+def test_repeated_rows_are_taken_once_counted_and_reported(source, caplog):
+    once = source(REPEATED, repeated=Repeated.once, shuffle=False)
+    assert [(prompt.id, prompt.label) for prompt in once.take(8)][-2:] == [("0/7", "14"), ("0/15", "two")]
+    assert (len(once), once.prompts.num_repeated) == (8, 7)
+    assert f"{once.path}: 7 of 15 rows left out (prompt and label of an earlier one)" in caplog.messages
+
+
+def test_a_file_of_many_repeated_rows_is_told_before_it_is_tokenised(source, caplog, monkeypatch):
+    rows = [*REPEATED, *GOOD]
+    assert len(source(rows)) == 22
+    [told] = [text for text in caplog.messages if "rows.jsonl" in text]
+    assert told.endswith("22 rows hold 8 different prompts: set data.repeated=once, if no other column matters")
+    caplog.clear()
+    monkeypatch.delattr("slime.data.prompts.encode_prompts")
+    with pytest.raises(NameError):
+        source(rows)
+    assert "8 different prompts" in caplog.text
+
+
+def test_dropped_rows_are_not_tokenised(source, tokenizer, monkeypatch):
+    seen = []
+    monkeypatch.setattr("slime.data.encoded.encode", lambda kind, texts: seen.extend(texts) or encode(kind, texts))
+    source(REPEATED, repeated=Repeated.once)
+    assert len(seen) == 8
+
+
+@pytest.mark.parametrize("mode", Repeated)
+def test_a_row_without_its_column_is_told_in_either_mode(source, mode):
+    with pytest.raises(SlimeError, match="line 3: the row has no key 'label'"):
+        source([GOOD[0], GOOD[0], {"prompt": "1"}, {"prompt": "1"}], repeated=mode)
+
+
+def test_resume_of_rows_taken_once_continues_where_it_stopped(source):
+    first, second = source(REPEATED, repeated=Repeated.once), source(REPEATED, repeated=Repeated.once)
+    first.take(11)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.take(9) == first.take(9)
 
 
 def test_no_label_key_leaves_the_label_out(source):

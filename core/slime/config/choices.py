@@ -56,6 +56,11 @@ class ControlTokens(enum.Enum):
     allow = "allow"
 
 
+class Repeated(enum.Enum):
+    keep = "keep"
+    once = "once"
+
+
 class LossMean(enum.Enum):
     token = "token"
     sample = "sample"

@@ -23,6 +23,7 @@ from slime.config.choices import KlIn as KlIn
 from slime.config.choices import LossMean as LossMean
 from slime.config.choices import LrDecay as LrDecay
 from slime.config.choices import Placement as Placement
+from slime.config.choices import Repeated as Repeated
 from slime.config.choices import Resume as Resume
 from slime.config.choices import Role as Role
 from slime.config.chosen import BufferConfig as BufferConfig
@@ -160,6 +161,9 @@ class DataConfig:
     control_tokens: ControlTokens = ControlTokens.refuse
     """Prompts and demonstrations that hold a special token of the tokenizer, or one that opens a turn: refuse stops
     and names the row; skip leaves such rows out and counts them; allow lets the token end or open a turn."""
+    repeated: Repeated = Repeated.keep
+    """Rows whose prompt and label an earlier row of the set has, of held-out sets too: keep takes all of them; once leaves
+    them out and counts them, without tokenizing them."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keywords for the tokenizer's chat template (enable_thinking, ...)."""
     system_prompt: str | None = None

@@ -66,7 +66,9 @@ class DemonstrationSource:
         ids = zip(rows, encode(tokenizer, prompts), encode(tokenizer, wholes), strict=True)
         samples = [_sample(*each, tokenizer.eos_token_id, max_tokens) for each in ids]
         left_out = {"with control tokens": len(file.rows) - len(rows) // (2 if pairs else 1)}
-        report(path, tokenizer, len(file.rows), left_out, [sample.tokens for sample in samples])
+        tokens = [sample.tokens for sample in samples]
+        repeated = len(tokens) - len({ids.tobytes() for ids in tokens})
+        report(path, tokenizer, len(file.rows), left_out, repeated, tokens)
         if not rows:
             raise SlimeError("every row is left out", where=str(path), todo="Give rows without control tokens.")
         self._rows = _paired(rows[::2], samples, max_tokens) if pairs else [[sample] for sample in samples]

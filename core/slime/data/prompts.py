@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slime.config.schema import DataConfig
+from slime.config.schema import DataConfig, Repeated
 from slime.data.encoded import encode_prompts
 from slime.data.order import EpochOrder
 from slime.data.prompt_rows import asked
+from slime.data.repeated import FirstTime
 from slime.data.rows import read_rows
 from slime.data.tokenize import Tokenizer
 from slime.errors import SlimeError
 from slime.types import Prompt
 
 log = logging.getLogger(__name__)
+MANY_REPEAT = 0.5
+"""More of the rows than this repeat an earlier one: such a file was hardly meant so."""
 
 
 class PromptSet:
@@ -35,6 +38,7 @@ class PromptSet:
 
     Attributes:
         content_hash: of the file's bytes.
+        num_repeated: rows left out because an earlier one has their prompt and label (`data.repeated=once`).
         num_long: prompts left out because they were too long (`data.skip_long_prompts`).
         num_control: prompts left out because they hold control tokens (`data.control_tokens=skip`).
     """
@@ -42,13 +46,25 @@ class PromptSet:
     def __init__(
         self, data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int, name: str = ""
     ) -> None:
-        file = read_rows(path)
+        is_new = FirstTime(data)
+        file = read_rows(path, is_new if data.repeated is Repeated.once else None)
+        self.num_repeated, repeated = file.num_rows - len(file.rows), 0
+        if data.repeated is Repeated.keep:
+            repeated = len(file.rows) - sum(map(is_new, file.rows))
+            if repeated > MANY_REPEAT * file.num_rows:  # told before they are tokenised, which may take minutes
+                what = "%s: %s rows hold %s different prompts: set data.repeated=once, if no other column matters"
+                log.warning(what, path, f"{file.num_rows:,}", f"{file.num_rows - repeated:,}")
+                repeated = 0
         found = encode_prompts(file.rows, data, tokenizer, max_prompt_tokens)
         self._data, self._name, self.content_hash = data, name, file.content_hash
         self._rows, self._tokens = found.rows, found.tokens
         self.num_long, self.num_control = found.num_long, found.num_control
-        left_out = {f"longer than {max_prompt_tokens} tokens": self.num_long, "with control tokens": self.num_control}
-        report(path, tokenizer, len(file.rows), left_out, self._tokens)
+        left_out = {
+            "prompt and label of an earlier one": self.num_repeated,
+            f"longer than {max_prompt_tokens} tokens": self.num_long,
+            "with control tokens": self.num_control,
+        }
+        report(path, tokenizer, file.num_rows, left_out, repeated, self._tokens)
         if not self._rows:
             todo = "Raise rollout.max_prompt_tokens or give other prompts."
             raise SlimeError("every prompt is left out", where=str(path), todo=todo)
@@ -76,11 +92,12 @@ def report(
     tokenizer: Tokenizer,
     num_rows: int,
     left_out: Mapping[str, int],
+    repeated: int,
     tokens: Sequence[array[int] | NDArray[np.int64]],
 ) -> None:
     """Log in one line what differs from the file: rows left out, repeated rows, unknown characters."""
     notes = [f"{count} of {num_rows} rows left out ({reason})" for reason, count in left_out.items() if count]
-    if repeated := len(tokens) - len({ids.tobytes() for ids in tokens}):
+    if repeated:
         notes.append(f"{repeated} rows repeat an earlier one")
     unknown = tokenizer.unk_token_id
     if unknown not in (None, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):

@@ -80,15 +80,23 @@ class Row:
 
 @dataclass(frozen=True)
 class RowFile:
-    """All rows that a path names, with the hash of the files' bytes by which a resume recognises them."""
+    """The rows that a path names, with the hash of the files' bytes by which a resume recognises them.
+
+    Attributes:
+        num_rows: those that are not wanted included.
+    """
 
     path: Path
     content_hash: str
     rows: tuple[Row, ...]
+    num_rows: int
 
 
-def read_rows(path: Path) -> RowFile:
+def read_rows(path: Path, wanted: Callable[[Row], bool] | None = None) -> RowFile:
     """Read and parse all that `path` names: a file, a folder or a pattern (`slime.data.shards`).
+
+    Args:
+        wanted: asked of each row as it is read; others are not held. None: all are.
 
     Raises:
         SlimeError: there are no such files, no rows, more than fits `MAX_BYTES`, or a row that does not parse.
@@ -96,12 +104,15 @@ def read_rows(path: Path) -> RowFile:
     content_hash = hashlib.blake2b(digest_size=16)
     rows: list[Row] = []
     room = _Room(str(path))
+    last = num_rows = 0
     for file in row_files(path):
-        before = rows[-1].number if rows else 0
-        rows += _rows(file, room, content_hash.update, before)
-    if not rows:
+        for row in _rows(file, room, content_hash.update, last):
+            last, num_rows = row.number, num_rows + 1
+            if wanted is None or wanted(row):
+                rows.append(row)
+    if not num_rows:
         raise _no_rows(path)
-    return RowFile(path, content_hash.hexdigest(), tuple(rows))
+    return RowFile(path, content_hash.hexdigest(), tuple(rows), num_rows)
 
 
 def first_rows(path: Path, count: int) -> list[Row]:

@@ -16,6 +16,8 @@ from slime_plugin_parquet.footer import num_values
 
 _OF_A_ROW = 4
 """Values that a row itself is worth."""
+_AT_ONCE = 1000
+"""Rows that are made at once: as Python values they take many times what the row group does."""
 
 
 def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None = None) -> Iterator[dict[str, Any]]:
@@ -38,7 +40,8 @@ def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None 
                 take(0, values[number])
             rows = file.read_row_group(number) if most is None else _first(file, number, most)
             take(max(0, sum(map(_unfolded, rows.columns)) - counted), 0)
-            yield from rows.to_pylist()
+            for batch in rows.to_batches(_AT_ONCE):  # whoever drops rows never holds a row group of them
+                yield from batch.to_pylist()
             if most is not None and (most := most - rows.num_rows) <= 0:
                 return
     # Damage shows as any of these; ValueError: no UTF-8, or a time that Python does not have.

@@ -13,6 +13,7 @@ from slime.compose.compose import Composed, examine
 from slime.config.paths import resolve
 from slime.data.prompts import PromptSet
 from slime.data.tokenize import load_tokenizer
+from slime.run_data import Data
 from slime_plugin_math.options import DapoOptions
 from slime_plugin_math.rewards import DapoReward
 from slime_testing.plugins import sample
@@ -39,10 +40,10 @@ def row(index: int, problem: str, answer: str, source: str) -> dict[str, Any]:
     }
 
 
-def composed(folder: Path, label_key: str = "reward_model.ground_truth") -> Composed:
+def composed(folder: Path, label_key: str = "reward_model.ground_truth", copies: int = 1) -> Composed:
     for name, source in (("dapo-math-17k", "math_dapo"), ("aime-2024", "math_dapo_aime")):
         rows = [row(index, f"{index} + {index} in {name}", str(2 * index), source) for index in range(4)]
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows * copies), folder / f"{name}.parquet")
     paths = [f"data.path={folder}/dapo-math-17k.parquet", f"eval.path={folder}/aime-2024.parquet"]
     keys = ["task=dapo-math-17k", f"data.label_key={label_key}", *paths, *SMALL]
     return examine(["+model=glm4-tiny", "+cluster=local", *keys])
@@ -62,6 +63,20 @@ def test_both_sets_plan_and_load_as_published(tmp_path: Path) -> None:
         assert prompt.metadata["extra_info"] == {"index": "row-3"}
         verdict = DapoReward(DapoOptions()).score(sample("3 + 3 is 6.\nAnswer: $6$", prompt.label))
         assert verdict.value == 1.0
+
+
+def test_published_rows_that_stand_a_hundred_times_are_taken_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DAPO-math-17k holds its 17,398 prompts in 1,791,700 rows, AIME 2024 its 30 in 960."""
+    cfg = composed(tmp_path, copies=100).cfg
+    tokenizer = load_tokenizer(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"))
+    data = Data(cfg, tokenizer)
+    assert str(data) == "4 prompts, 4 held-out prompts"
+    assert data.prompts is not None
+    assert sorted(prompt.id for prompt in data.prompts.take(4)) == ["0/1", "0/2", "0/3", "0/4"]
+    (left_out,) = {text.partition(": ")[2] for text in caplog.messages if ".parquet" in text}
+    assert left_out == "396 of 400 rows left out (prompt and label of an earlier one)"
 
 
 @pytest.mark.parametrize(
