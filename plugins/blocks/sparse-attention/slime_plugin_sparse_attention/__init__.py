@@ -129,6 +129,7 @@ TRAITS = Traits(
     config_class=_config_class,
     contiguous=True,  # every query attends to the same number of keys
     layer_losses=(INDEXER_LOSS,),
+    shares_prompts=True,
 )
 
 _SIZES: dict[str, Sizes] = {
@@ -164,8 +165,10 @@ class _Attention(BuildingBlock):
         mixed = heads * model["kv_lora_rank"]
         rows = up + heads * latent + traded * mixed + heads * model["v_head_dim"]
         shared = BF16 * latent * tokens.pack
-        kept = mla.compressed(tokens) + BF16 * rows * of_rank + shared + 4 * heads * of_rank
-        return Saved(kept, BF16 * of_rank * 2 * (heads * latent + mixed) + 3 * shared)
+        # A prompt's keys and values of the heads' own, once more for each sample whose queries see all of it.
+        read = BF16 * (up + heads * model["v_head_dim"]) * of_rank * (tokens.keys_a_row - 1)
+        kept = mla.compressed(tokens) + BF16 * rows * of_rank + shared + 4 * heads * of_rank + read
+        return Saved(kept, BF16 * of_rank * 2 * (heads * latent + mixed) + 3 * shared + read)
 
     def flops(self, model: Model, keys: float) -> float:
         """Scores and the mean of latents, of every head, over the chosen keys."""

@@ -101,7 +101,7 @@ def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[RowRange], t
     """
     selected, offset = [torch.empty(0, topk, dtype=torch.int32, device=keys.device)], 0
     for run in runs:
-        see_all = run.slice(0, topk - (run.first - run.start))
+        see_all = run.slice(0, topk - run.num_before)
         if see_all.length:
             selected.append(_all_rows(see_all, topk, keys.device))
         for begin in range(see_all.length, run.length, size := _block_size(run, queries.vectors)):
@@ -115,24 +115,31 @@ def select_keys(queries: IndexQueries, keys: Tensor, runs: Sequence[RowRange], t
 
 def _all_rows(run: RowRange, topk: int, device: torch.device) -> Tensor:
     """[b, topk] of queries that see at most `topk` keys: there is nothing to choose."""
-    own = torch.arange(run.first, run.first + run.length, dtype=torch.int32, device=device)[:, None]
-    rows = torch.arange(run.start, run.start + topk, dtype=torch.int32, device=device)
-    return torch.where(rows <= own, rows, -1)
+    own = torch.arange(run.num_before, run.num_seen, dtype=torch.int32, device=device)[:, None]
+    places = torch.arange(topk, dtype=torch.int32, device=device)
+    return torch.where(places <= own, _rows(run, places), -1)
+
+
+def _rows(run: RowRange, places: Tensor) -> Tensor:
+    """Where tokens stand in the pack, by their places in the sequence of a run."""
+    own = places + (run.start - run.num_shared)
+    return torch.where(places < run.num_shared, places + run.prefix, own) if run.num_shared else own
 
 
 def _block_size(run: RowRange, vectors: Tensor) -> int:
-    horizon = run.first + run.length - run.start
-    numbers_a_query = horizon if vectors.is_cuda else horizon * vectors.size(1)
+    numbers_a_query = run.num_seen if vectors.is_cuda else run.num_seen * vectors.size(1)
     return max(1, _BLOCK_SCORES[vectors.device.type] // numbers_a_query)
 
 
 def _select_block(queries: IndexQueries, keys: Tensor, block: RowRange, topk: int) -> Tensor:
-    """[b, topk] of the block's queries, which see keys from row `block.start` to their own, more than `topk`."""
-    end = block.first + block.length
-    own = torch.arange(block.first, end, device=keys.device)[:, None]
-    scores = index_scores(queries, keys[block.start : end], horizon=block.first - block.start)
-    rows = torch.arange(block.start, end, device=keys.device)
-    return (_best(scores.masked_fill_(rows > own, -math.inf), topk) + block.start).int()
+    """[b, topk] of the block's queries, which see the keys of their sequence up to their own, more than `topk`."""
+    seen = keys[block.start : block.first + block.length]
+    if block.num_shared:
+        seen = torch.cat([keys[block.prefix : block.prefix + block.num_shared], seen])
+    own = torch.arange(block.num_before, block.num_seen, device=keys.device)[:, None]
+    scores = index_scores(queries, seen, horizon=block.num_before)
+    places = torch.arange(block.num_seen, device=keys.device)
+    return _rows(block, _best(scores.masked_fill_(places > own, -math.inf), topk)).int()
 
 
 def _best(scores: Tensor, topk: int) -> Tensor:

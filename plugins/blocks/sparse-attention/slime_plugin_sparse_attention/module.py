@@ -43,7 +43,7 @@ from slime_plugin_latent_attention.module import ReplicatedDownMLA
 from slime_plugin_megatron.model.layer_losses import add_layer_loss
 from slime_plugin_megatron.model.linear import RMSNorm, device_of, whole_weight
 from slime_plugin_megatron.model.packed.context_parallel import slice_rows
-from slime_plugin_megatron.model.packed.sequences import PackedSequences
+from slime_plugin_megatron.model.packed.sequences import PackedSequences, TakesPrefixes
 from slime_plugin_sparse_attention import INDEXER_LOSS
 from slime_plugin_sparse_attention.config import SparseLatentConfig
 from slime_plugin_sparse_attention.indexer import Indexer, IndexQueries, select_keys
@@ -108,7 +108,7 @@ def _check_stage(config: SparseLatentConfig, vp_stage: int | None) -> None:
         )
 
 
-class SparseLatentAttention(ReplicatedDownMLA):
+class SparseLatentAttention(ReplicatedDownMLA, TakesPrefixes):
     """Latent attention to the keys that this layer's indexer, or that of the latest layer which has one, chooses."""
 
     def __init__(self, config: SparseLatentConfig, submodules: Any, layer_number: int, *args: Any, **kwargs: Any):
@@ -243,7 +243,7 @@ class SparseLatentAttention(ReplicatedDownMLA):
     ) -> tuple[IndexQueries, Tensor] | None:
         """Index queries of this shard and index keys of the pack; None in layers without an indexer, and where there
         is nothing to choose."""
-        longest: int = packed.max_seqlen_q
+        longest: int = packed.max_seqlen_kv
         if self.indexer is None or not (self._learns(packed) or longest > self.config.dsa_indexer_topk):
             return None
         queries, keys = self.indexer(hidden, query_latent, table)
@@ -259,7 +259,7 @@ class SparseLatentAttention(ReplicatedDownMLA):
             return None
         if self.source_layer not in chosen:
             assert index is not None, f"layer {self.source_layer} chooses in this very stage"
-            topk = min(self.config.dsa_indexer_topk, packed.max_seqlen_q)
+            topk = min(self.config.dsa_indexer_topk, packed.max_seqlen_kv)
             queries, keys = index
             if self._learns(packed):
                 runs = slice_rows(packed.rows.runs, *self._shard(packed))

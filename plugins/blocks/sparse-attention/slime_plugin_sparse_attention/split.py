@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_plugin_megatron.model.packed.context_parallel import RowRange, row_index, slice_rows
+from slime_plugin_megatron.model.packed.context_parallel import RowRange, slice_rows
 from slime_plugin_transformer.attention.causal import Segments
 
 
@@ -52,12 +52,12 @@ class Split:
         size = sum(run.length for run in runs) // num_shards
         shards = [slice_rows(runs, rank * size, (rank + 1) * size) for rank in range(num_shards)]
         chosen = [[part for run in mine for part in _cut(run, topk)] for mine in shards]
-        keys = [RowRange(run.start, run.start, _horizon(run)) for run in dense]
+        keys = [run.seen() for run in dense]
         return cls(
             lengths=[run.length for run, _ in parts],
             is_sparse=[is_sparse for _, is_sparse in parts],
-            dense_keys=torch.from_numpy(_rows(keys)).to(device),
-            dense=Segments.of([run.length for run in dense], [run.length for run in keys], device),
+            dense_keys=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *keys])).to(device),
+            dense=Segments.of([run.length for run in dense], list(map(len, keys)), device),
             traded=[sum(run.length for run, is_sparse in mine if is_sparse) for mine in chosen],
             own=torch.from_numpy(_places(chosen[shard])).to(device),
             runs=[run for run, is_sparse in chosen[shard] if is_sparse],
@@ -103,20 +103,11 @@ class Split:
         return torch.cat([selected, one])
 
 
-def _horizon(run: RowRange) -> int:
-    """Keys that the last query of the run sees."""
-    return run.first + run.length - run.start
-
-
 def _cut(run: RowRange, topk: int) -> list[tuple[RowRange, bool]]:
     """The queries that see at most `topk` keys, and (True) those that see more; what is empty is left out."""
-    border = topk - (run.first - run.start)
+    border = topk - run.num_before
     parts = [(run.slice(0, border), False), (run.slice(max(border, 0), run.length), True)]
     return [(part, is_sparse) for part, is_sparse in parts if part.length]
-
-
-def _rows(runs: Sequence[RowRange]) -> np.ndarray:
-    return row_index(runs) if runs else np.empty(0, np.int64)
 
 
 def _places(parts: Sequence[tuple[RowRange, bool]]) -> np.ndarray:

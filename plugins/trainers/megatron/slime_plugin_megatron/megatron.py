@@ -195,9 +195,10 @@ def _obstacle_to_sharing(train: TrainConfig, model: Model) -> str | None:
     if stated := obstacle_to_sharing(train, model.traits, model.config.context_parallel_size):
         return stated
     modules = [layer for module in model.modules for layer in module.modules()]
-    found = [layer.core_attention for layer in modules if isinstance(layer, Attention)]
-    found += [layer for layer in modules if isinstance(layer, Router)]
-    return next((type(layer).__name__ for layer in found if not isinstance(layer, TakesPrefixes)), None)
+    found = [(layer, layer.core_attention) for layer in modules if isinstance(layer, Attention)]
+    found += [(layer, layer) for layer in modules if isinstance(layer, Router)]
+    unaware = [layer for layer in found if not any(isinstance(each, TakesPrefixes) for each in layer)]
+    return type(unaware[0][-1]).__name__ if unaware else None
 
 
 def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:

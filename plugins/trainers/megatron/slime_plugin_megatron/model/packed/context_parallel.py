@@ -6,7 +6,7 @@ Both ways cut every sequence by itself, so that all ranks hold equal parts of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,20 +14,47 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RowRange:
-    """`length` consecutive rows of a pack, from row `first` on, of the sequence that begins at row `start`."""
+    """`length` consecutive rows of a pack, from row `first` on, of the sequence whose own rows begin at row `start`.
+
+    Attributes:
+        prefix, num_shared: the row where the tokens begin that the sequence shares with an earlier one, and their
+            number: they stand before its own.
+    """
 
     start: int
     first: int
     length: int
+    prefix: int = 0
+    num_shared: int = 0
+
+    @property
+    def num_before(self) -> int:
+        """Tokens of the sequence before these."""
+        return self.num_shared + self.first - self.start
+
+    @property
+    def num_seen(self) -> int:
+        """Tokens of the sequence up to the last of these."""
+        return self.num_before + self.length
+
+    def seen(self) -> np.ndarray:
+        """[num_seen] int64: the rows where they stand."""
+        shared = np.arange(self.prefix, self.prefix + self.num_shared)
+        return np.concatenate([shared, np.arange(self.start, self.first + self.length)])
 
     def slice(self, begin: int, end: int) -> RowRange:
         """The rows `begin` to `end` of the run, cut to what it has; its length may be 0."""
         begin, end = max(begin, 0), min(end, self.length)
-        return RowRange(self.start, self.first + begin, max(0, end - begin))
+        return replace(self, first=self.first + begin, length=max(0, end - begin))
 
 
 def runs_of_rank(
-    cu_seqlens: Sequence[int] | np.ndarray, cp_size: int, cp_rank: int, *, contiguous: bool = False
+    cu_seqlens: Sequence[int] | np.ndarray,
+    cp_size: int,
+    cp_rank: int,
+    *,
+    contiguous: bool = False,
+    prefixes: Sequence[tuple[int, int]] | None = None,
 ) -> list[RowRange]:
     """The rows of rank `cp_rank`, in the order in which it holds them.
 
@@ -35,11 +62,15 @@ def runs_of_rank(
         cu_seqlens: padded sequence borders [num_sequences + 1].
         contiguous: chunk r of each sequence cut into n. Otherwise zig-zag, chunks r and 2n-1-r of each sequence cut
             into 2n: the early and the late chunk together cost every rank the same causal attention.
+        prefixes: of each sequence, what it shares with an earlier one (`RowRange`), on one rank alone.
     """
     num_chunks = cp_size if contiguous or cp_size == 1 else 2 * cp_size
     mine = [cp_rank] if num_chunks == cp_size else [cp_rank, 2 * cp_size - 1 - cp_rank]
     borders = [(int(start), (int(end) - int(start)) // num_chunks) for start, end in pairwise(cu_seqlens)]
-    return [RowRange(start, start + chunk * length, length) for start, length in borders for chunk in mine]
+    every = zip(borders, prefixes or [(0, 0)] * len(borders), strict=True)
+    return [
+        RowRange(start, start + chunk * length, length, *prefix) for (start, length), prefix in every for chunk in mine
+    ]
 
 
 def row_index(runs: Sequence[RowRange]) -> np.ndarray:

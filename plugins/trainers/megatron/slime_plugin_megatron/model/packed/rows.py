@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ class PackRows:
 
     Attributes:
         runs: this rank's tokens, in order.
-        positions: [t] int64, of each token within its sequence.
+        positions: [t] int64, of each token within its sequence, shared ones before it counted.
         order: [T] int64: row i of the pack is row `order[i]` of what an all-gather over the ranks returns.
     """
 
@@ -32,13 +33,21 @@ class PackRows:
 
     @classmethod
     def of(
-        cls, lengths: Sequence[int], cp_size: int, cp_rank: int, *, contiguous: bool, device: torch.device
+        cls,
+        lengths: Sequence[int],
+        cp_size: int,
+        cp_rank: int,
+        *,
+        contiguous: bool,
+        prefixes: Sequence[tuple[int, int]] | None,
+        device: torch.device,
     ) -> PackRows:
-        """From the padded length of each sequence of the pack."""
+        """From the padded length of each sequence of the pack, and what it shares with an earlier one."""
+        how: dict[str, Any] = {"contiguous": contiguous, "prefixes": prefixes}
         borders = [0, *accumulate(lengths)]
-        ranks = [runs_of_rank(borders, cp_size, rank, contiguous=contiguous) for rank in range(cp_size)]
+        ranks = [runs_of_rank(borders, cp_size, rank, **how) for rank in range(cp_size)]
         gathered = np.concatenate([row_index(runs) for runs in ranks])
         mine = ranks[cp_rank]
-        positions = np.concatenate([np.arange(run.length) + run.first - run.start for run in mine])
+        positions = np.concatenate([np.arange(run.num_before, run.num_seen) for run in mine])
         tensors = [torch.from_numpy(rows).to(device) for rows in (positions, np.argsort(gathered))]
         return cls(mine, *tensors)

@@ -12,7 +12,6 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -26,7 +25,7 @@ Prefix = tuple[int, int]
 
 
 class TakesPrefixes:
-    """What a core attention, or a router of experts, inherits that heeds `PackedSequences.prefixes`."""
+    """What attention, or its core, and a router of experts inherit that heed `PackedSequences.prefixes`."""
 
 
 @dataclass
@@ -127,20 +126,16 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         """[tokens]: `readers`, or the part of it that this rank of sequence parallelism holds."""
         return _part(self.readers, shard)
 
-    @cached_property
+    @property
     def positions(self) -> Tensor:
         """[t] int64, of each token within its sequence, shared ones before it counted."""
-        if self.prefixes is None:
-            return self.rows.positions
-        pairs = zip(self.lengths, self.prefixes, strict=True)
-        found = np.concatenate([np.arange(shared, shared + length) for length, (_, shared) in pairs])
-        return torch.from_numpy(found).to(self.cu_seqlens_q.device)
+        return self.rows.positions
 
     @cached_property
     def rows(self) -> PackRows:
         """Where this rank's tokens stand in the pack."""
-        device = self.cu_seqlens_q.device
-        return PackRows.of(self.lengths, self.cp_size, self.cp_rank, contiguous=self.contiguous, device=device)
+        how: dict[str, Any] = {"contiguous": self.contiguous, "prefixes": self.prefixes}
+        return PackRows.of(self.lengths, self.cp_size, self.cp_rank, **how, device=self.cu_seqlens_q.device)
 
 
 def _part(of_tokens: Tensor | None, shard: dist.ProcessGroup | None) -> Tensor | None:
