@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 from guarded_workers.wire import FaultError, Setup
@@ -31,6 +30,7 @@ class Tools:
             raise SlimeError("the program 'tools' has no tool", where="rollout.program.options.functions", todo=todo)
         self._options = options
         self._functions = {function.__name__: function for function in map(named, options.functions)}
+        self._schemas: list[Mapping[str, Any]] = []
         self._reader: Reader | None = None
         self._preparing = asyncio.Lock()
         setup = Setup(
@@ -44,14 +44,8 @@ class Tools:
         )
         self._pool = WorkerPool(setup, 1, options.num_workers, options.environment)
 
-    @cached_property
-    def _schemas(self) -> list[Mapping[str, Any]]:
-        from transformers.utils import get_json_schema
-
-        return [get_json_schema(function) for function in self._functions.values()]
-
     async def run(self, task: Task, model: Responder) -> Verdict | None:
-        async with self._preparing:  # in a thread, because SGLang's parsers take seconds to import
+        async with self._preparing:  # in a thread, because transformers and SGLang's parsers take seconds to import
             self._reader = self._reader or await asyncio.to_thread(self._prepare, model)
         conversation = model.conversation(tools=self._schemas)
         turn, counts = await conversation.turn(), Counter(turns=1, calls=0, ill_formed_calls=0)
@@ -97,6 +91,9 @@ class Tools:
         return text[: self._options.max_result_chars] or "(nothing)"
 
     def _prepare(self, model: Responder) -> Reader:
+        from transformers.utils import get_json_schema
+
+        self._schemas = [get_json_schema(function) for function in self._functions.values()]
         if not self._pool.has_started:
             self._pool.start()
         return reader_for(model, self._options.parser)

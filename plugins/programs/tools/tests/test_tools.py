@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from slime_plugin_tools.data import large_numbers, multiplication
 from slime_plugin_tools.named import named
 from slime_plugin_tools.options import FunctionOptions, ToolsOptions
 from slime_plugin_tools.program import Function, Tools
+from transformers import utils
 
 from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
@@ -90,6 +92,17 @@ def test_the_model_calls_the_calculator_and_answers(tmp_path):
         CALL + "\n1566<|user|>"
     ), "GLM's stop tokens keep their loss, what the tool said has none"
     assert played.decode(segment.tokens) == CALL + "\n1566<|assistant|>\n1566<|user|>", "no token twice"
+
+
+def test_nothing_is_imported_in_the_event_loop(tmp_path, monkeypatch):
+    """On a busy machine that took transformers longer than a program may go without awaiting anything."""
+    threads, schema = [], utils.get_json_schema
+    monkeypatch.setattr(
+        utils, "get_json_schema", lambda tool: threads.append(threading.current_thread()) or schema(tool)
+    )
+    Played(tmp_path)(Tools(ToolsOptions(["slime_plugin_tools.calculator:calculator"])), CALL, "\n1566<|user|>")
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_what_goes_wrong_in_a_call_is_told_to_the_model(tmp_path, mine):
