@@ -58,7 +58,7 @@ def row(name: str, rows: Sequence[Mapping[str, Any]], samples: Sequence[Sample] 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+")
-    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--bounds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--publish", nargs="+", default=[], choices=["keep", "abort"])
     parser.add_argument("--folder", type=Path, default=Path("runs/staleness"))
     args = parser.parse_intermixed_args()
