@@ -29,7 +29,10 @@ CHATML = """
 {{ m.content }}<|im_end|>
 {% elif m.role == 'assistant' %}
 {%- set said = m.content %}
-{%- if THINKS and '</think>' in said and loop.index0 < ns.last %}{% set said = said.split('</think>')[-1].lstrip() %}{% endif %}
+{%- if THINKS %}{% set said = said.split('</think>')[-1].lstrip() %}
+{%- set why = m.reasoning_content or (m.content.split('</think>')[0].split('<think>')[-1].strip() if '</think>' in m.content else '') %}
+{%- if loop.index0 > ns.last and (loop.last or why) %}{% set said = '<think>\\n' + why + '\\n</think>\\n\\n' + said %}{% endif %}
+{%- endif %}
 <|im_start|>assistant
 {{ said }}{% for call in m.tool_calls %}
 <tool_call>
@@ -67,6 +70,27 @@ GLM_45 = """[gMASK]<sop>
 {%- endif %}{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 
+GLM_47 = """[gMASK]<sop>
+{%- if tools %}<|system|>
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role in ['user', 'system'] %}<|{{ m.role }}|>{{ m.content }}
+{%- elif m.role == 'assistant' %}<|assistant|>
+{%- set why = m.reasoning_content or (m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '') %}
+{{- '<think>' + why.strip() + '</think>' if why and loop.index0 > ns.last else '</think>' }}
+{{- m.content.split('</think>')[-1].strip() }}
+{%- for call in m.tool_calls %}<tool_call>{{ call.function.name }}{% for k, v in call.function.arguments.items() -%}
+<arg_key>{{ k }}</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}</tool_call>{% endfor %}
+{%- elif m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif -%}
+<tool_response>{{ m.content }}</tool_response>
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<|assistant|><think>{% endif %}"""  # noqa: E501
+
 GLM_4 = """[gMASK]<sop>
 {%- if tools %}<|system|>
 {% for tool in tools %}## {{ tool.function.name }}
@@ -97,6 +121,31 @@ DEEPSEEK = """<|bos|>{% for m in messages %}{% if m.role == 'system' %}{{ m.cont
 {%- endif %}{% endfor %}
 {%- if add_generation_prompt %}{% if ns.results %}<|outputs_end|>{% else %}<|Assistant|><think>
 {% endif %}{% endif %}"""  # noqa: E501
+
+DEEPSEEK_32 = """<|bos|>
+{%- for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}
+{%- for tool in tools or [] %}
+{{ tool.function | tojson }}{% endfor %}
+{%- set ns = namespace(last=-1, calls=0, results=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}<|User|>{{ m.content }}<|Assistant|>
+{%- elif m.role == 'assistant' %}{{ '<think>' if loop.index0 > ns.last else '</think>' }}
+{%- set ns.calls = (m.tool_calls or []) | length %}{% set ns.results = 0 %}
+{%- if loop.index0 > ns.last %}
+{{- m.reasoning_content or (m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '') }}</think>{% endif %}
+{{- m.content.split('</think>')[-1] }}
+{%- if m.tool_calls %}{{ '\\n\\n<|DSML|function_calls>\\n' }}{% for call in m.tool_calls -%}
+<|DSML|invoke name="{{ call.function.name }}">
+{% for k, v in call.function.arguments.items() -%}
+<|DSML|parameter name="{{ k }}" string="{{ 'true' if v is string else 'false' }}">{{ v if v is string else v | tojson }}</|DSML|parameter>
+{{- '' if loop.last else '\\n' }}{% endfor %}{{ '\\n</|DSML|invoke>\\n' }}{% endfor %}</|DSML|function_calls>{% endif %}<|eos|>
+{%- elif m.role == 'tool' %}{% set ns.results = ns.results + 1 %}
+{%- if ns.results > ns.calls %}{{ raise_exception('a result without its call') }}{% endif %}
+{{- '\\n\\n<function_results>' if ns.results == 1 else '' }}{{ '\\n' }}<result>{{ m.content }}</result>
+{%- if ns.results == ns.calls %}{{ '\\n</function_results>\\n\\n' }}{% endif %}
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<think>{% endif %}"""  # noqa: E501
 
 LLAMA = """<|begin_of_text|>
 {%- if tools %}<|start_header_id|>system<|end_header_id|>
@@ -151,6 +200,9 @@ FORMATS = {
     "glm-4.5": Format(
         GLM_45, _GLM, _GLM_ENDS, "\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
     ),
+    "glm-4.7, glm-5": Format(
+        GLM_47, _GLM, _GLM_ENDS, "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+    ),
     "glm-4": Format(GLM_4, _GLM, _GLM_ENDS, 'add\n{"a": 1}'),
     "deepseek-v3": Format(
         DEEPSEEK,
@@ -158,6 +210,11 @@ FORMATS = {
          "<|call_end|>", "<|calls_end|>", "<|outputs_begin|>", "<|output_begin|>", "<|output_end|>", "<|outputs_end|>"),
         ("<|eos|>",),
         '<|calls_begin|><|call_begin|>function<|sep|>add\n```json\n{"a":1}\n```<|call_end|><|calls_end|>',
+    ),
+    "deepseek-v3.2": Format(
+        DEEPSEEK_32, ("<|eos|>", "<|bos|>", "<|User|>", "<|Assistant|>"), ("<|eos|>",), "\n\n<|DSML|function_calls>\n"
+        '<|DSML|invoke name="add">\n<|DSML|parameter name="a" string="false">1</|DSML|parameter>\n</|DSML|invoke>\n'
+        "</|DSML|function_calls>",
     ),
     "llama-3": Format(
         LLAMA, ("<|end_of_text|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),

@@ -5,103 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from functools import cache, partial
-from itertools import compress
-from typing import Any
 
 import pytest
 from slime_plugin_conversations import chat_format
 from slime_plugin_conversations.chat_format import ChatFormat
 
-from slime.config.schema import DataConfig, SamplingConfig
-from slime.engine_client.client import Completion, FinishReason
-from slime.engine_client.engine_set import EngineSet
+from slime.config.schema import DataConfig
 from slime.errors import SlimeError
-from slime.sampling.attempts import Attempts
-from slime.sampling.generate import Generator
 from slime.time_limit import often
-from slime.types import Prompt, Sample, Status, Turn
+from slime.types import Sample, Status, Turn
 
-from .formats import FORMATS, Format, tokenizer_of
-
-LIMIT, PROMPT_LIMIT = 4000, 2000
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
-WORDS = ("yes", "it is 12.5", 'a "b" \\c', "</think>", "<tool_call>", "{}", "\n\n", " ")
-
-
-class RandomModel:
-    """An engine in this process that says anything: thinking, calls, control words, and ends as it likes.
-
-    Attributes:
-        requests: since somebody last took them away.
-    """
-
-    url, num_generating = "the model of these tests", 1
-
-    def __init__(self, form: Format, tokenizer, rng: random.Random) -> None:
-        self._form, self._tokenizer, self._rng = form, tokenizer, rng
-        self._encoded = cache(partial(tokenizer.encode, add_special_tokens=False))  # it says much twice
-        self.requests: list[list[int]] = []
-
-    async def generate(self, input_ids, sampling, /) -> Completion:
-        self.requests.append(list(input_ids))
-        rng, form = self._rng, self._form
-        text = "".join(rng.choices(WORDS, k=rng.randint(0, 4)))
-        if rng.random() < 0.5:
-            text = f"<think>\nwhy {text}</think>\n\n{text}"
-        text += form.call * rng.choice((0, 0, 1, 2))
-        tokens, reason = list(self._encoded(text)), FinishReason.STOP
-        if rng.random() < 0.2:
-            tokens, reason = tokens[: rng.randint(1, 9)] or [form_token(self._tokenizer, "n")], FinishReason.LENGTH
-        else:
-            tokens.append(form_token(self._tokenizer, rng.choice(form.ends)))
-        tokens = tokens[: sampling["max_new_tokens"]]
-        return Completion(tokens, [-float(len(self.requests))] * len(tokens), reason, 1, 0, 0)
-
-    async def abort_all(self) -> None: ...
-
-
-def form_token(tokenizer, word: str) -> int:
-    return tokenizer.convert_tokens_to_ids(word)
-
-
-class RandomProgram:
-    """Says users' and tools' messages in any order that the template has words for."""
-
-    def __init__(self, form: Format, rng: random.Random) -> None:
-        self._form, self._rng = form, rng
-
-    async def run(self, task, model) -> None:
-        rng, has_tools = self._rng, self._form.has_tools
-        conversation = model.conversation(tools=TOOLS if has_tools and rng.random() < 0.7 else ())
-        await conversation.turn()
-        for _ in range(rng.randint(1, 4)):
-            new = []
-            if has_tools and rng.random() < 0.7:
-                new = [self._said("tool", tool_call_id=f"c{n}", name="add") for n in range(rng.randint(1, 3))]
-            if not new or rng.random() < 0.3:
-                new.append(self._said("user"))
-            await conversation.turn(*new, max_tokens=rng.choice((None, 5, 40)))
-
-    def _said(self, role: str, **more: str) -> dict[str, str]:
-        words = [*WORDS[:4], *self._form.special]
-        return {"role": role, "content": "x" + "".join(self._rng.choices(words, k=self._rng.randint(0, 3))), **more}
-
-
-class Stage:
-    """Where attempts are made, one after another."""
-
-    def __init__(self, form: Format, tokenizer, chat: ChatFormat, rng: random.Random) -> None:
-        self._chat, self._engine = chat, RandomModel(form, tokenizer, rng)
-        self._generator = Generator(EngineSet([self._engine]), SamplingConfig(max_response_tokens=LIMIT), tokenizer)
-
-    async def play(self, program) -> tuple[Sample, list[list[int]]]:
-        """The sample, and what the engine was asked."""
-        messages = ({"role": "user", "content": "add 1 and 2"},)
-        sample = Sample(Prompt("0/0", messages, tuple(self._chat.first(messages, ()))), 0)
-        self._engine.requests = []
-        assert await Attempts(program, self._generator, 5, 1, chat=self._chat).run(sample)
-        return sample, self._engine.requests
+from .formats import FORMATS, tokenizer_of
+from .talks import LIMIT, PROMPT_LIMIT, TOOLS, Stage, form_token, remembered, talk
 
 
 def played(parts, program, seed=1) -> tuple[Sample, list[list[int]]]:
@@ -118,64 +33,26 @@ def parts(request, tmp_path):
     return form, tokenizer, ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
 
 
-def remembered(render, encode):
-    """The same text for the same messages, and the same tokens for the same text: templates and tokenizers have no
-    state, and ten thousand conversations say much twice."""
-    known: dict[str, Any] = {}
-
-    def rendered(tokenizer, messages, where, keywords, *, prompt):
-        key = repr((messages, keywords, prompt))
-        if key not in known:
-            known[key] = render(tokenizer, messages, where, keywords, prompt=prompt)
-        return known[key]
-
-    def encoded(tokenizer, texts):
-        for text in texts:
-            if text not in known:
-                [known[text]] = encode(tokenizer, [text])
-            yield known[text]
-
-    return rendered, encoded
-
-
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_request_is_a_beginning_of_the_segment(parts, count, monkeypatch):
     """And what the model sampled has a loss, its end token too, what the program wrote has none."""
-    form, tokenizer, _ = parts
-    rng, controls = random.Random(3), {form_token(tokenizer, word) for word in form.special}
-    num_turns = num_ends = 0
     if count > 100:
         render, encode = remembered(chat_format.render, chat_format.encode)
         monkeypatch.setattr(chat_format, "render", render)
         monkeypatch.setattr(chat_format, "encode", encode)
-    stage, program = Stage(*parts, rng), RandomProgram(form, rng)
-
-    async def play_all() -> None:
-        for _ in range(count):
-            check(*await stage.play(program))
-
-    def check(sample: Sample, requests: list[list[int]]) -> None:
-        nonlocal num_turns, num_ends
-        assert sample.status is not Status.FAILED, sample.verdict
-        [segment] = sample.segments
-        segment.check()
-        whole = [*segment.context, *segment.tokens]
-        for request in requests:
-            assert request == whole[: len(request)]
-        assert requests == sorted(requests, key=len)
-        mask = [0] * len(segment.context) + segment.loss_mask
-        for request in requests:
-            begin = len(request)
-            assert mask[begin - 1 : begin + 1] == [0, 1], "a response begins behind what was written"
-        num_turns += len(requests)
-        num_ends += sum(map(controls.__contains__, compress(whole, mask)))
-        said = "".join(message["content"] for message in sample.turns if message["role"] != "assistant")
-        assert said or len(requests) == 1
-
     with often():  # as around every step of a run
-        asyncio.run(play_all())
+        num_turns, num_ends = asyncio.run(talk(*parts, count))
     assert num_turns > 3 * count
     assert num_ends > count, "end tokens keep their loss"
+
+
+OPENINGS = {"deepseek-v3": "<think>\n", "deepseek-v3.2": "<think>", "glm-4.7, glm-5": "<think>"}
+BEFORE_ANSWERS = {
+    "glm-4.5": "\n<think></think>\n",
+    "glm-4": "\n",
+    "glm-4.7, glm-5": "</think>",
+    "deepseek-v3.2": "</think>",
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -189,27 +66,29 @@ def test_a_conversation_has_the_tokens_of_the_whole_rendered_at_once(name, parts
     whole = chat.first(plain, ())
     end = form_token(tokenizer, form.ends[0])
     opened = chat.first(plain[:1], ())
-    answer = tokenizer.encode("b", add_special_tokens=False)
-    if "glm" in name:
-        answer = tokenizer.encode("\n<think></think>\nb" if name == "glm-4.5" else "\nb", add_special_tokens=False)
-    if name == "deepseek-v3":  # its history never holds the thinking that its own prompt opens
-        opened = first = first[: -len(tokenizer.encode("<think>\n", add_special_tokens=False))]
+    answer = tokenizer.encode(BEFORE_ANSWERS.get(name, "") + "b", add_special_tokens=False)
+    if opening := OPENINGS.get(name):  # the history never holds the thinking that its own prompt opens
+        opened = first = first[: -len(tokenizer.encode(opening, add_special_tokens=False))]
     said = [*opened, *answer, end]
     assert [*said, *chat.behind(said, plain[2:], ())] == whole
     assert first == whole[: len(first)]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "glm-4.5", "deepseek-v3", "llama-3"])
+@pytest.mark.parametrize("name", ["qwen3", "glm-4.5", "glm-4.7, glm-5", "deepseek-v3", "deepseek-v3.2", "llama-3"])
 def test_parallel_results_are_one_block_and_a_template_may_want_arguments_either_way(name, tmp_path):
     form = FORMATS[name]
     chat = ChatFormat(tokenizer_of(form, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
     results = [{"role": "tool", "content": f"result {number}"} for number in range(2)]
     tokenizer = tokenizer_of(form, str(tmp_path))
     text = tokenizer.decode(chat.behind([], results, TOOLS))
-    assert text.count("result") == 2
+    assert text.count("result ") == 2
     wanted = {
         "qwen3": "<tool_response>\nresult 0\n</tool_response>\n<tool_response>\nresult 1\n</tool_response><|im_end|>",
         "glm-4.5": "<|observation|>\n<tool_response>\nresult 0\n</tool_response>\n<tool_response>\nresult 1",
+        "glm-4.7, glm-5": "<|observation|><tool_response>result 0</tool_response><tool_response>result 1"
+        "</tool_response><|assistant|><think>",
+        "deepseek-v3.2": "<function_results>\n<result>result 0</result>\n<result>result 1</result>\n"
+        "</function_results>\n\n<think>",
         "deepseek-v3": "<|outputs_begin|><|output_begin|>result 0<|output_end|><|output_begin|>result 1<|output_end|>",
         "llama-3": "ipython<|end_header_id|>\n\nresult 1<|eot_id|>",
     }
@@ -254,6 +133,17 @@ def test_a_template_that_rewrites_what_was_said_is_refused_and_the_token_is_name
     chat = ChatFormat(tokenizer_of(deaf, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
     with pytest.raises(SlimeError, match="leaves out message 3, of the role 'tool'"):
         chat.behind([], [{"role": "tool", "content": "12"}], ())
+
+
+def test_the_end_token_of_a_conversation_that_nobody_goes_on_with_is_left_out(tmp_path):
+    """As Phi-3.5's template writes one where it does not open the model's turn."""
+    text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|eot_id|>{% endfor %}"
+    text += "{% if add_generation_prompt %}[assistant]{% else %}{{ eos_token }}{% endif %}"
+    tokenizer = tokenizer_of(FORMATS["llama-3"]._replace(template=text), str(tmp_path))
+    chat = ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
+    assert tokenizer.decode(chat.first([{"role": "user", "content": "a"}], ())) == "[user]a<|eot_id|>[assistant]"
+    added = tokenizer.decode(chat.behind([], [{"role": "user", "content": "c"}], ()))
+    assert added == "<|eot_id|>[user]c<|eot_id|>[assistant]"
 
 
 class Scripted:

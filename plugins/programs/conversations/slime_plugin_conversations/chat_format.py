@@ -151,7 +151,8 @@ class ChatFormat:
                 problem = problem or base
                 continue
             try:
-                whole = self.render([*before, *renamed], tools, prompt=prompt)
+                said = [*before, *renamed]
+                whole = self.render(said, tools, prompt=True) if prompt else self._unended(said, tools)
             except SlimeError as error:
                 problem = problem or error
                 continue
@@ -182,13 +183,23 @@ class ChatFormat:
         name = json.dumps([before, tools])
         if name not in self._bases:
             try:
-                found: str | SlimeError = self.render(before, tools)
+                found: str | SlimeError = self._unended(before, tools)
             except SlimeError as error:
                 found = error
             if len(self._bases) == _MOST_KEPT:
                 self._bases.clear()
             self._bases[name] = found
         return self._bases[name]
+
+    def _unended(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        """Text of a conversation that goes on: without the end token that some templates, as Phi-3.5's, write behind
+        one which the model is not to answer."""
+        text, end = self.render(messages, tools), self._tokenizer.eos_token
+        if not end or not text.endswith(end):
+            return text
+        opened = self.render(messages, tools, prompt=True)
+        unended = text.removesuffix(end)
+        return unended if opened.startswith(unended) and not opened.startswith(text) else text
 
     def _differs(self, base: str, whole: str, run: Sequence[Message]) -> SlimeError:
         """Says which token the template would write otherwise than before."""
@@ -218,14 +229,17 @@ class ChatFormat:
                  "function": {"name": message.get("name", "probe"), "arguments": arguments}}
                 for number, message in enumerate(run)
             ]  # fmt: skip
-            yield [user, {"role": "assistant", "content": "", "tool_calls": calls}], list(run)
+            called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+            yield [user, called], list(run)
+            # Qwen3's template opens the last turn with thinking, be it empty, and others only where there is some.
+            yield [user, {**called, "reasoning_content": SAID}], list(run)
         for role in RESULT_ROLES:
             yield [user, answer], [{**message, "role": role} for message in run]
 
     @cached_property
     def _closing(self) -> str:
         """What the template writes behind the words of a finished turn of the model."""
-        text = self.render([{"role": "user", "content": SAID}, {"role": "assistant", "content": "the answer."}], ())
+        text = self._unended([{"role": "user", "content": SAID}, {"role": "assistant", "content": "the answer."}], ())
         return text.rpartition("the answer.")[2]
 
     @cached_property
