@@ -33,8 +33,8 @@ BUDGETS = {
     ".": 5045,
     "cluster": 1822,
     "train": 773,
-    "compose": 2413,
-    "config": 1977,
+    "compose": 2448,
+    "config": 1984,
     "observe": 515,
     "topology": 1551,
     "sizes": 436,
@@ -45,7 +45,7 @@ BUDGETS = {
     "engine_client": 367,
     "verbs": 360,
     "engines": 282,
-    "algo": 706,
+    "algo": 756,
 }
 """Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")

@@ -276,8 +276,8 @@ class LossInputs:
             is the mean that `algo.loss_mean` asks for, so no loss divides by a number of tokens or samples.
         columns: [t] or [t, width] fp32 by name, without gradient; ids int64.
         logprobs_of: [t, width] with gradient, by name of a column of ids, the model's log-probs of these tokens.
-        sum_by_sequence: from [t] numbers to the sum over the sequence of each token, [t], with gradient. All ranks that
-            hold parts of the same sequences call it alike. `sum_by_attempt`: over both answers of a pair.
+        sum_by_sequence: from [t] numbers to sums over each token's sequence, [t], with gradient; called alike by ranks
+            with parts of it. sum_by_attempt: over both answers of a pair. step_sums: `slime.algo.stages.HasStepSums`.
     """
 
     loss_mask: Tensor
@@ -286,6 +286,7 @@ class LossInputs:
     sum_by_sequence: Callable[[Tensor], Tensor]
     sum_by_attempt: Callable[[Tensor], Tensor] | None = None
     logprobs_of: Mapping[str, Tensor] = field(default_factory=dict)
+    step_sums: Mapping[str, Tensor] = field(default_factory=dict)
 
     def weighted(self, values: Tensor) -> Tensor:
         """Of [t] token losses, this micro-batch's part of their mean."""
@@ -297,8 +298,7 @@ class LossInputs:
 
     def mean_by_sequence(self, values: Tensor) -> Tensor:
         """Of [t] numbers, the mean over the loss tokens of each token's sequence, [t]; 0 where that has none."""
-        counts = self.sum_by_sequence(self.loss_mask)
-        return self.sum_by_sequence(values * self.loss_mask) / counts.clamp(min=1)
+        return self.sum_by_sequence(values * self.loss_mask) / self.sum_by_sequence(self.loss_mask).clamp(min=1)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,9 @@ EXCLUDED: Mapping[str, Sequence[str]] = {
     "NeMo-RL #2269: GSPO with importance weights takes their product over the sequence": [
         f"{HERE}::test_a_long_sequence_of_gspo_has_the_importance_weights_of_its_tokens"
     ],
-    "THUDM/slime #657: what is rejected leaves or keeps its place in the mean unsaid": [
-        f"{POLICY}::test_rejected_sequences_have_no_policy_loss_and_keep_their_place_in_the_mean"
+    "THUDM/slime #657: whether what is rejected keeps its place in the mean is not said": [
+        f"{POLICY}::test_rejected_sequences_have_no_policy_loss_and_keep_their_place_in_the_mean",
+        f"{POLICY}::test_a_mean_over_what_is_left_is_that_of_a_step_without_the_rejected",
     ],
     "THUDM/slime #179: importance weights compare the engine with the policy that is trained": [
         f"{HERE}::test_a_correction_compares_the_two_policies_that_it_is_about"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from slime.algo.losses import bounded_ratio, kl_penalty, unbiased_kl
 from slime.algo.policy_gradient import PolicyGradient
 from slime.algo.stages import objective_of
 from slime.compose.compose import examine
-from slime.config.schema import AlgoConfig, KlEstimator, KlIn
+from slime.config.schema import AlgoConfig, Importance, ImportanceTokens, KlEstimator, KlIn
 from slime.contracts import LossInputs
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 
@@ -136,6 +137,20 @@ def test_in_the_reward_it_has_the_gradient_of_the_divergence_of_sequences(is_old
         (["algo.kl_in=reward", "algo.kl_coef=0.1", "algo.kl_estimator=k2"], "does nothing with algo.kl_in=reward"),
         (["algo.kl_in=reward", "algo.kl_coef=0.1", "algo.kl_unbiased=true"], "does nothing with algo.kl_in=reward"),
         (["algo.kl_coef=0.1", "algo.kl_estimator=k1"], "k1 is no penalty: its gradient is zero in expectation"),
+        (
+            ["algo.rejected_in_mean=false"],
+            "does nothing without algo.sequence_bound, algo.sequence_veto or algo.importance=mask",
+        ),
+        (
+            ["algo.rejected_in_mean=false", "algo.sequence_bound=2", "algo.opsm_bound=0.1"],
+            "false needs what is rejected before the step, and algo.opsm_bound asks the policy that the step changes",
+        ),
+        (
+            ["algo.rejected_in_mean=false", "algo.sequence_bound=2", "algo.loss_mean=constant"],
+            "false has no mean over tokens to change with algo.loss_mean=constant",
+        ),
+        (["algo.rejected_in_mean=false", "algo.sequence_bound=2"], ""),
+        (["algo.rejected_in_mean=false", "algo.importance=mask", "algo.importance_tokens=all"], ""),
         (["algo.kl_coef=0.1", "algo.kl_in=reward"], ""),
         (["algo.kl_coef=0.1", "algo.kl_estimator=k1", "algo.kl_unbiased=true"], ""),
     ],
@@ -187,6 +202,53 @@ def test_rejected_sequences_have_no_policy_loss_and_keep_their_place_in_the_mean
     (wanted,) = torch.autograd.grad(plain.loss, scores)
     torch.testing.assert_close(found, wanted - of_policy * (1 - is_kept), **EXACT)
     assert float(rejecting.token_sums["rejected_share"]) == 8 - int(is_kept.sum())
+
+
+@pytest.mark.parametrize("mean", ["token", "sample"])
+@pytest.mark.parametrize(
+    ("algo", "kept"),
+    [
+        ({"sequence_bound": 2.0}, [1, 1, 1, 1, 1, 0, 0, 0]),
+        ({"sequence_veto": 0.06}, [1, 1, 1, 1, 1, 1, 0, 0]),
+        ({"importance": Importance.mask, "importance_low": 0.7}, [1, 1, 0, 0, 0, 0, 1, 0]),
+        ({"importance": Importance.mask, "importance_low": 0.7, "sequence_bound": 2.0}, [1, 1, 0, 0, 0, 0, 0, 0]),
+        ({"importance": Importance.mask, "importance_low": 0.99, "importance_high": 1.0}, [0, 0, 0, 0, 0, 0, 1, 0]),
+        ({"sequence_bound": 1.01}, [0] * 8),
+        ({}, [1] * 8),
+    ],
+)
+def test_a_mean_over_what_is_left_is_that_of_a_step_without_the_rejected(
+    algo: dict[str, Any], kept: list[int], mean: str
+) -> None:
+    """The policy loss of two micro-batches with what is left alone has the weights that are left, over their sum; the
+    entropy bonus and the penalty are those of all tokens."""
+    lengths, is_kept = [len(row) for row in OLD], torch.tensor(kept).double()
+    sizes = torch.tensor(lengths).repeat_interleave(torch.tensor(lengths))
+    weights = torch.full((8,), 1 / 8).double() if mean == "token" else 1 / (4 * sizes.double())
+    columns = {ADVANTAGES: torch.arange(8).double() - 3.5, ROLLOUT_LOGPROBS: flat(ENGINE), "old_logprobs": flat(OLD)}
+    columns["ref_logprobs"] = flat(ENGINE) - 0.1
+    shared = {"importance_tokens": ImportanceTokens.all, "entropy_coef": 0.1, **algo}
+    chosen, keeping = objective(**shared, rejected_in_mean=False), objective(**shared)
+    parts = [(slice(0, 5), lengths[:2]), (slice(5, 8), lengths[2:])]
+    batches = [inputs_of(weights[own], {name: x[own] for name, x in columns.items()}, of) for own, of in parts]
+    sums = [chosen.step_sums(inputs) for inputs in batches]
+    whole = {name: sum(each[name] for each in sums) for name in sums[0]}
+    scores = torch.stack([flat(OLD) + 0.05, flat(ENGINE)]).requires_grad_()
+    found, kept_in_mean = (
+        [
+            of.loss(scores[:, own], dataclasses.replace(inputs, step_sums=whole))
+            for inputs, (own, _) in zip(batches, parts, strict=True)
+        ]
+        for of in (chosen, keeping)
+    )
+    left = (weights * is_kept).sum()
+    scale = 1 / left if left else torch.tensor(1.0)
+    of_policy = sum(terms.means["pg_loss"] for terms in kept_in_mean)
+    others = sum(terms.loss for terms in kept_in_mean) - of_policy
+    torch.testing.assert_close(sum(terms.loss for terms in found), scale * of_policy + others, **EXACT)
+    (gradient,) = torch.autograd.grad(sum(terms.means["pg_loss"] for terms in found), scores)
+    assert (gradient[0] != 0).int().tolist() == kept
+    assert not keeping.step_sums(batches[0])
 
 
 def test_masked_tokens_take_no_part_in_what_is_rejected() -> None:

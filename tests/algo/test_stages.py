@@ -43,6 +43,7 @@ def test_stages_come_in_order(cfg: SlimeConfig, wanted: list[Any]) -> None:
         (config(epochs=2), [Source.policy]),
         (config(steps_per_rollout=2, rollout_logprobs_as_old=True), []),
         (config(kl_coef=0.0), [Source.reference]),
+        (config(sequence_bound=2.0, rejected_in_mean=False), [Source.policy]),  # what it rejects is to be known before
         (config(steps_per_rollout=2, kl_coef=0.1), [Source.policy, Source.reference]),
     ],
 )

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
-from slime.config.schema import KlIn
+from slime.config.schema import Importance, ImportanceTokens, KlIn
 from slime.errors import SlimeError
 from slime_testing.objectives import check_objective
 from tests.site import Site
 
 WREINFORCE = Path(__file__).parents[1] / "third_party/wreinforce"
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
+LEFT: dict[str, Any] = {
+    "rejected_in_mean": False,
+    "sequence_bound": 1.5,
+    "importance": Importance.mask,
+    "importance_tokens": ImportanceTokens.all,
+    "importance_low": 0.8,
+    "importance_high": 1.2,
+    "kl_coef": 0.1,
+}
+"""Some tokens and some sequences are rejected, and leave the mean."""
 WRONG = """
 from dataclasses import dataclass
 from slime.contracts import Column, LossTerms, Metrics, TrainsOn
@@ -49,9 +59,16 @@ def slime_objectives():
         ("grpo", {"kl_coef": 0.1, "entropy_coef": 0.01, "importance_low": 0.5}),
         ("grpo", {"kl_coef": 0.1, "kl_in": KlIn.reward, "sequence_bound": 1.5}),
         ("grpo", {"kl_coef": 0.1, "kl_unbiased": True, "opsm_bound": 0.1, "rollout_logprobs_as_old": True}),
+        ("grpo", LEFT),
         ("sft", {}),
     ],
-    ids=["grpo", "grpo with the divergence in the reward", "grpo with the engine's log-probs", "sft"],
+    ids=[
+        "grpo",
+        "grpo with the divergence in the reward",
+        "grpo with the engine's log-probs",
+        "grpo over what is left",
+        "sft",
+    ],
 )
 def test_the_objectives_of_slime_keep_the_contract(name: str, algo: dict[str, Any]) -> None:
     check_objective(name, MODEL, **algo)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 OLD_LOGPROBS, REF_LOGPROBS = "old_logprobs", "ref_logprobs"
 RATIO = ("ratio_mean", "approx_kl")
 ENGINE = ("logprob_diff_mean", "engine_kl", "current_share", "stale_share")
+WEIGHT, KEPT_WEIGHT = "weight", "kept_weight"
+"""Sums over an optimizer step, where what is rejected leaves the mean."""
 OUTSIDE_SHARE = {Importance.truncate: "importance_truncated_share", Importance.mask: "importance_masked_share"}
 """The metric that counts the tokens whose importance ratio lay outside the bounds, by what was done with them."""
 MEASURED_ON = {
@@ -76,6 +78,7 @@ class PolicyGradient(ABC):
     sequence_bound: float | None
     sequence_veto: float | None
     opsm_bound: float | None
+    rejected_in_mean: bool
     rollout_logprobs_as_old: bool
 
     @property
@@ -119,6 +122,24 @@ class PolicyGradient(ABC):
             maxima += ("importance_ratio_max",)
         return Metrics(("loss", "pg_loss"), means, maxima, MEASURED_ON)
 
+    @property
+    def early(self) -> Collection[Source]:
+        return () if self.rejected_in_mean else (Source.policy,)
+
+    def step_sums(self, inputs: LossInputs) -> Mapping[str, Tensor]:
+        """The weights of all loss tokens, and of those that no correction rejects which is known before the step."""
+        if self.rejected_in_mean:
+            return {}
+        from slime.algo.losses import importance_weights
+
+        columns, kept = inputs.columns, self._kept_sequences(inputs)
+        if self.importance is Importance.mask and not self.rollout_logprobs_as_old:
+            log_weight = columns[OLD_LOGPROBS] - columns[ROLLOUT_LOGPROBS]
+            bounds = {"low": self.importance_low, "high": self.importance_high}
+            kept = kept * (1 - importance_weights(log_weight, self.importance, **bounds)[1] * self._corrected(inputs))
+        weights = inputs.loss_weights.double()
+        return {WEIGHT: weights.sum(), KEPT_WEIGHT: (weights * kept).sum()}
+
     def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
         logprobs, entropy = scores
         if self.kl_coef and self.kl_in is KlIn.reward:
@@ -138,10 +159,11 @@ class PolicyGradient(ABC):
             sums |= _engine_sums(log_weight * current, current, inputs)
             maxima["logprob_diff_max"] = (log_weight * current).abs().max()
             if not self.rollout_logprobs_as_old:
-                corrects_all = self.importance_tokens is ImportanceTokens.all
-                corrected = inputs.loss_mask if corrects_all else inputs.loss_mask - current
-                pg_loss = pg_loss * self._correct(log_weight, corrected, sums, maxima)
+                pg_loss = pg_loss * self._correct(log_weight, self._corrected(inputs), sums, maxima)
         pg_loss = inputs.weighted(pg_loss)
+        if not self.rejected_in_mean:
+            whole, left = inputs.step_sums[WEIGHT], inputs.step_sums[KEPT_WEIGHT]
+            pg_loss = pg_loss * (whole / left).where(left > 0, 1.0)
         loss = pg_loss - self.entropy_coef * inputs.weighted(entropy)
         if self.kl_coef is not None:
             kl, penalty = self._kl(logprobs, old, columns[REF_LOGPROBS])
@@ -165,8 +187,21 @@ class PolicyGradient(ABC):
         kl = kl_penalty(logprobs - reference, estimator)
         return kl, unbiased_kl(kl, logprobs - old, estimator) if self.kl_unbiased else kl
 
+    def _corrected(self, inputs: LossInputs) -> Tensor:
+        """[t] 1 where a token has an importance weight."""
+        corrects_all = self.importance_tokens is ImportanceTokens.all
+        return inputs.loss_mask * (1.0 if corrects_all else 1 - inputs.columns.get(IS_CURRENT, 1.0))
+
     def _kept(self, logprobs: Tensor, inputs: LossInputs) -> Tensor:
         """[t] 1, or 0 where a token's sequence is rejected."""
+        columns, kept = inputs.columns, self._kept_sequences(inputs)
+        if self.opsm_bound is not None:
+            distance = inputs.mean_by_sequence(columns[ROLLOUT_LOGPROBS] - logprobs)
+            kept *= (columns[ADVANTAGES] >= 0) | (distance <= self.opsm_bound)
+        return kept
+
+    def _kept_sequences(self, inputs: LossInputs) -> Tensor:
+        """The same of what is known before the step: without `opsm_bound`."""
         columns, kept = inputs.columns, inputs.loss_mask.clone().fill_(1)
         if not self.rollout_logprobs_as_old:
             log_weight = columns[OLD_LOGPROBS] - columns[ROLLOUT_LOGPROBS]
@@ -175,9 +210,6 @@ class PolicyGradient(ABC):
             if self.sequence_veto is not None:
                 is_vetoed = inputs.loss_mask * (log_weight < math.log(self.sequence_veto))
                 kept *= inputs.sum_by_sequence(is_vetoed) == 0
-        if self.opsm_bound is not None:
-            distance = inputs.mean_by_sequence(columns[ROLLOUT_LOGPROBS] - logprobs)
-            kept *= (columns[ADVANTAGES] >= 0) | (distance <= self.opsm_bound)
         return kept
 
     def _correct(

@@ -8,16 +8,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime import plugins
 from slime.config.schema import AlgoConfig, SlimeConfig, TrainConfig
-from slime.contracts import Objective, Source, TrainsOn
+from slime.contracts import LossInputs, Objective, Source, TrainsOn
 from slime.errors import SlimeError
 from slime.estimator import CriticEstimator, Estimator
 from slime.models.bridge import HasModel
 from slime.registry import Contribution
 from slime.types import RL, SFT, TrainSample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "critic", "teacher")
 """Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
@@ -68,6 +71,20 @@ def made_by(objective: Objective) -> Collection[str]:
     return objective.makes if isinstance(objective, MakesColumns) else ()
 
 
+@runtime_checkable
+class HasStepSums(Protocol):
+    """An objective whose loss of a token depends on sums over all tokens of its optimizer step."""
+
+    @property
+    def early(self) -> Collection[Source]:
+        """Sources of the columns that `step_sums` reads: they take a pass also where the model computes them anyway."""
+
+    def step_sums(self, inputs: LossInputs) -> Mapping[str, Tensor]:
+        """What a micro-batch adds to each: scalars without gradient, of the same names in all. Called for every one
+        before the first forward pass, with the columns that are known then: of the samples, and of passes before.
+        `loss` finds the sums over the micro-batches of all ranks in `LossInputs.step_sums`."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Steps of one kind, with one objective.
@@ -116,7 +133,8 @@ class Stage:
             optimizer_steps: of the step, over all epochs.
         """
         asked = {column.source for column in self.objective.needs if not column.optional}
-        free = Source.policy if optimizer_steps == 1 else Source.rollout
+        early = self.objective.early if isinstance(self.objective, HasStepSums) else ()
+        free = Source.policy if optimizer_steps == 1 and Source.policy not in early else Source.rollout
         scored = (Source.policy, Source.reference, Source.teacher)
         return [source for source in scored if source in asked and source is not free]
 

@@ -15,7 +15,15 @@ from slime.algo.stages import ONE_STEP, idle_options, keys_read, keys_with_reade
 from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.options import defaults_of
 from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
-from slime.config.schema import OPTIMIZER_DEFAULTS, ImportanceTokens, KlEstimator, KlIn, LrDecay, SlimeConfig
+from slime.config.schema import (
+    OPTIMIZER_DEFAULTS,
+    Importance,
+    ImportanceTokens,
+    KlEstimator,
+    KlIn,
+    LrDecay,
+    SlimeConfig,
+)
 from slime.contracts import Source
 from slime.errors import SlimeError
 from slime.topology.transport import transport_name
@@ -50,6 +58,13 @@ class Composition:
     @property
     def corrects(self) -> bool:
         return self.cfg.algo.importance_tokens is ImportanceTokens.all or self.cfg.rollout.continues
+
+    @property
+    def rejects(self) -> bool:
+        """By what is known before the step."""
+        algo = self.cfg.algo
+        masks = self.corrects and algo.importance is Importance.mask
+        return masks or algo.sequence_bound is not None or algo.sequence_veto is not None
 
     @property
     def criticises(self) -> bool:
@@ -147,7 +162,8 @@ RULES: Sequence[Rule] = (
     Rule(
         "without algo=grpo",
         "algo.advantage algo.advantage_options algo.critic.* algo.normalize_std algo.clip_* algo.entropy_coef "
-        "algo.kl_* algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.teacher.* "
+        "algo.kl_* algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.rejected_in_mean "
+        "algo.teacher.* "
         "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
         f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.*_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
@@ -205,13 +221,18 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "with algo.rollout_logprobs_as_old, whose ratio already compares with the engine",
-        f"{_BOUNDS} algo.importance_tokens algo.sequence_*",
+        f"{_BOUNDS} algo.importance_tokens algo.sequence_* algo.rejected_in_mean",
         lambda run: not run.cfg.algo.rollout_logprobs_as_old,
     ),
     Rule(
         "without algo.importance_tokens=all, rollout.over_sampling above 1 or rollout.max_staleness",
         _BOUNDS,
         lambda run: run.corrects,
+    ),
+    Rule(
+        "without algo.sequence_bound, algo.sequence_veto or algo.importance=mask with tokens that it corrects",
+        "algo.rejected_in_mean",
+        lambda run: run.rejects,
     ),
     Rule("without rollout.max_staleness", "rollout.publish", lambda run: run.cfg.rollout.max_staleness > 0),
     Rule(

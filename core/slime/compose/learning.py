@@ -13,6 +13,7 @@ from slime.config.schema import (
     Init,
     KlEstimator,
     KlIn,
+    LossMean,
     LrDecay,
     SamplingConfig,
     SlimeConfig,
@@ -69,6 +70,7 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
         what = f"algo.advantage={cfg.algo.advantage} compares at least {least} samples of a prompt"
         yield SlimeError(what, where="rollout.samples_per_prompt", todo=f"Set it to {least} or more.")
     yield from _losses(cfg.algo)
+    yield from _means(cfg.algo)
     if run_stages(cfg).have_critic:
         yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
     yield from _sampled_policy(cfg.rollout.sampling)
@@ -115,6 +117,18 @@ def _losses(algo: AlgoConfig) -> Iterator[SlimeError]:
         todo = "Choose k2, k3 or low_var_kl, algo.kl_unbiased=true, or algo.kl_coef=0 to measure only."
         where = "algo.kl_estimator"
         yield SlimeError("k1 is no penalty: its gradient is zero in expectation, so only noise", where=where, todo=todo)
+
+
+def _means(algo: AlgoConfig) -> Iterator[SlimeError]:
+    """Whether the mean over what is left is known before the step."""
+    if algo.rejected_in_mean:
+        return
+    where, todo = "algo.rejected_in_mean", "Remove one of them."
+    if algo.opsm_bound is not None:
+        what = "false needs what is rejected before the step, and algo.opsm_bound asks the policy that the step changes"
+        yield SlimeError(what, where=where, todo=todo)
+    if algo.loss_mean is LossMean.constant:
+        yield SlimeError("false has no mean over tokens to change with algo.loss_mean=constant", where=where, todo=todo)
 
 
 def _sampled_policy(sampling: SamplingConfig) -> Iterator[SlimeError]:

@@ -100,8 +100,8 @@ class AlgoConfig:
     )
     """How the policy loss of a token is corrected that another policy than the trainer's sampled: it is multiplied with
     w = pi_old / pi_engine, of which the engine recorded its part. truncate: w clipped to [`importance_low`,
-    `importance_high`] (truncated importance sampling); mask: no loss where w lies outside (IcePop: 0.5 to 5); the token
-    keeps its place in `loss_mean`. KL penalty and entropy bonus are not weighted."""
+    `importance_high`] (truncated importance sampling); mask: no loss where w lies outside (IcePop: 0.5 to 5; see
+    `rejected_in_mean`). KL penalty and entropy bonus are not weighted."""
     importance_tokens: ImportanceTokens | None = None
     """stale: the tokens that older weights generated, which come with `rollout.over_sampling` above 1; all: the others
     too, whose w differs from 1 by the numerical difference of engine and trainer alone. Empty: all where engines
@@ -114,13 +114,20 @@ class AlgoConfig:
     """Upper bound of w, at least 1."""
     sequence_bound: float | None = key(None, Bound(1, 10**6, strict=True))
     """Sequence rejection: all tokens of a sequence are without policy loss where the geometric mean of w over its loss
-    tokens lies outside [1 / sequence_bound, sequence_bound] (arXiv 2512.23075); empty rejects none. They keep their
-    place in `loss_mean`, as with `opsm_bound`."""
+    tokens lies outside [1 / sequence_bound, sequence_bound] (arXiv 2512.23075); empty rejects none. See
+    `rejected_in_mean` for what they do to the mean."""
     sequence_veto: float | None = key(None, Bound(0, 1, strict=True))
     """Sequence rejection, too: where w of a single loss token lies below this, for instance 1e-4."""
     opsm_bound: float | None = key(None, Bound(0, 1000, strict=True), known_as="use_opsm opsm_delta")
     """Off-policy sequence masking (arXiv 2512.02556, section 3.1): tokens of negative advantage are without policy loss
-    where the mean of log pi_engine - log pi over the loss tokens of their sequence is above this; empty masks none."""
+    where the mean of log pi_engine - log pi over the loss tokens of their sequence is above this; empty masks none. In
+    `loss_mean` they keep their place."""
+    rejected_in_mean: bool = True
+    """Whether the tokens that `importance: mask`, `sequence_bound` and `sequence_veto` leave without policy loss keep
+    their place in its mean: the step is then as small as there is little to trust. false: the mean is over the tokens
+    that are left, of all ranks and micro-batches of the optimizer step, weighted in proportion as `loss_mean` has it.
+    That takes a pass for pi_old also with one optimizer step a rollout. KL penalty and entropy bonus are over all
+    tokens either way."""
     rollout_logprobs_as_old: bool = False
     """Use the engine's log-probs as the old policy instead of the trainer's. The PPO ratio then compares with the
     weights that sampled the token, stale or not, and no importance weight is added."""

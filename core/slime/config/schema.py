@@ -162,8 +162,8 @@ class DataConfig:
     """Prompts and demonstrations that hold a special token of the tokenizer, or one that opens a turn: refuse stops
     and names the row; skip leaves such rows out and counts them; allow lets the token end or open a turn."""
     repeated: Repeated = Repeated.keep
-    """Rows whose prompt and label an earlier row of the set has, of held-out sets too: keep takes all of them; once leaves
-    them out and counts them, without tokenizing them."""
+    """Rows whose prompt and label an earlier row of the set has, of held-out sets too: keep takes all of them; once
+    leaves them out and counts them, without tokenizing them."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keywords for the tokenizer's chat template (enable_thinking, ...)."""
     system_prompt: str | None = None

@@ -38,6 +38,7 @@ SHARED: dict[str, Any] = {
     "sequence_bound": None,
     "sequence_veto": None,
     "opsm_bound": None,
+    "rejected_in_mean": True,
     "rollout_logprobs_as_old": False,
 }
 OPD, GRPO = Opd(teacher_coef=0.7, **SHARED), Grpo(**SHARED)

@@ -29,6 +29,7 @@ SHARED: dict[str, Any] = {
     "sequence_bound": None,
     "sequence_veto": None,
     "opsm_bound": None,
+    "rejected_in_mean": True,
     "rollout_logprobs_as_old": False,
 }
 GSPO = Gspo(clip_low=0.2, clip_high=0.3, **SHARED)

@@ -9,8 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
+from slime.algo.stages import HasStepSums
 from slime.contracts import Column, LossInputs, LossTerms, Metrics, Objective, Source
 from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
@@ -51,6 +55,7 @@ class StepLoss:
         self._columns = [column for column in objective.needs if self._comes(column)]
         self._ids = next((column for column in self._columns if column.ids), None)
         self.metrics: Metrics = objective.metrics([column.name for column in self._columns])
+        self._step_sums = self._summed(objective) if isinstance(objective, HasStepSums) else {}
 
     def _comes(self, column: Column) -> bool:
         if column.source in _WITH_THE_SAMPLES:
@@ -69,25 +74,48 @@ class StepLoss:
         masked = self._micro_batches[number].loss_mask == 0
         return self._given(column, number, masked).t()
 
-    def __call__(self, scores: Tensor, number: int) -> LossTerms:
+    def _summed(self, objective: HasStepSums) -> dict[str, Tensor]:
+        """The objective's sums over the step. Collective over the ranks with this part of the model, of which those of
+        the last pipeline stage know the columns."""
+        if not parallel_state.is_pipeline_last_stage():
+            return {}
+        known = [
+            column for column in self._columns if column.source in _WITH_THE_SAMPLES or column.name in self._scored
+        ]
+        first = objective.step_sums(self._inputs(0, known))
+        if not (names := sorted(first)):
+            return {}
+        others = (objective.step_sums(self._inputs(number, known)) for number in range(1, len(self._micro_batches)))
+        sums = [first, *others]
+        total = torch.stack([torch.stack([each[name].double() for each in sums]).sum() for name in names])
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        return dict(zip(names, total, strict=True))
+
+    def _inputs(self, number: int, columns: Sequence[Column], scores: Tensor | None = None) -> LossInputs:
         micro = self._micro_batches[number]
         masked = micro.loss_mask == 0
-        own = scores[:NUM_SCORES].masked_fill(masked, 0.0)
-        columns = {column.name: self._column(column, number, own, masked) for column in self._columns}
+        found = {column.name: self._column(column, number, scores, masked) for column in columns}
         sums = partial(sum_by_sequence, lengths=micro.sequence_lengths)
-        inputs = LossInputs(micro.loss_mask, micro.loss_weights, columns, sums)
-        if self._ids is not None:
-            rows = scores[NUM_SCORES : NUM_SCORES + columns[self._ids.name].size(1)]
+        inputs = LossInputs(micro.loss_mask, micro.loss_weights, found, sums)
+        if scores is not None and self._ids is not None:
+            rows = scores[NUM_SCORES : NUM_SCORES + found[self._ids.name].size(1)]
             inputs = replace(inputs, logprobs_of={self._ids.name: rows.masked_fill(masked, 0.0).t()})
         if micro.attempt_lengths is not None:
             inputs = replace(inputs, sum_by_attempt=partial(sum_by_sequence, lengths=micro.attempt_lengths))
+        return inputs
+
+    def __call__(self, scores: Tensor, number: int) -> LossTerms:
+        own = scores[:NUM_SCORES].masked_fill(self._micro_batches[number].loss_mask == 0, 0.0)
+        inputs = replace(self._inputs(number, self._columns, scores), step_sums=self._step_sums)
         terms = self._objective.loss(own, inputs)
         _require_declared(self._objective, terms, self.metrics)
         return terms
 
-    def _column(self, column: Column, number: int, scores: Tensor, masked: Tensor) -> Tensor:
-        is_current = column.source is Source.policy and column.name not in self._scored
-        return scores[0].detach() if is_current else self._given(column, number, masked)
+    def _column(self, column: Column, number: int, scores: Tensor | None, masked: Tensor) -> Tensor:
+        if column.source is Source.policy and column.name not in self._scored:
+            assert scores is not None, "what the model computes is known with its scores"
+            return scores[0].detach().masked_fill(masked, 0.0)
+        return self._given(column, number, masked)
 
     def _given(self, column: Column, number: int, masked: Tensor) -> Tensor:
         if column.source in _WITH_THE_SAMPLES:

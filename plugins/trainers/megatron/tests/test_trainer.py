@@ -69,6 +69,29 @@ def test_the_loss_does_not_depend_on_the_packing(results: dict[str, Any], loss_m
     assert low + high == pytest.approx(by_cap[0]["clip_fraction"], rel=1e-12)
 
 
+def of_what_is_left(rank: Rank, model: Path) -> list[dict[str, float]]:
+    """In one optimizer step: samples of which every third is rejected, in many micro-batches and in one; and the others
+    alone."""
+    from slime.config.schema import ImportanceTokens
+
+    trainer = start(rank, model, rejected_in_mean=False, sequence_bound=1e5, importance_tokens=ImportanceTokens.all)
+    trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay
+    far = [x.with_columns(rollout_logprobs=x.columns["rollout_logprobs"] - 50.0) for x in recorded()]
+    samples = [one if number % 3 else other for number, (one, other) in enumerate(zip(recorded(), far, strict=True))]
+    left = [one for number, one in enumerate(recorded()) if number % 3]
+    tried = ((samples, 40), (samples, 1000), (left, 1000))
+    return [trainer.train(packed(trainer, found, max_tokens=cap), 0, "rl") for found, cap in tried]
+
+
+def test_a_step_over_what_is_left_is_one_without_the_rejected(results: dict[str, Any]) -> None:
+    many, one, alone = results["what is left"]
+    assert many["rejected_share"] > 0.2
+    assert alone["rejected_share"] == 0
+    for found in (one, alone):
+        assert found["pg_loss"] == pytest.approx(many["pg_loss"], rel=1e-5)  # fp32 sums in another order
+    assert "seconds/logprobs" in one, "old log-probs take a pass"
+
+
 def by_sharing(rank: Rank, model: Path) -> list[tuple[dict[str, float], Any]]:
     """Metrics and gradients of groups of four samples with one prompt, each whole, and behind one copy of it."""
     trainer = start(rank, model, kl_coef=0.1, entropy_coef=0.01)
@@ -270,6 +293,7 @@ SCENARIOS = {
     "supervised": supervised_losses,
     "packing by token": partial(losses_by_packing, loss_mean="token"),
     "packing by sample": partial(losses_by_packing, loss_mean="sample"),
+    "what is left": of_what_is_left,
     "shared prompts": by_sharing,
     "one step": partial(reinforced, num_steps=1),
     "four steps": partial(reinforced, num_steps=4),
