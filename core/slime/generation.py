@@ -207,7 +207,7 @@ def open_generation(
         scorer,
         chat,
         gate,
-        recordings_of(cfg.model, cfg.train),
+        recordings_of(cfg),
     )
     rollout: Rollout | AheadRollout | None = None
     if data.prompts:

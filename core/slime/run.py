@@ -107,7 +107,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     with watch("pack"):
         groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
         samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained)
-        recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg.model, cfg.train)])
+        recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
     if made_by(stage.objective):
         with watch("columns"):
             samples = generation.asking(partial(with_columns, stage.objective, samples))

@@ -16,7 +16,7 @@ def recording_problems(topology: Topology) -> Iterator[SlimeError]:
     cfg = topology.config
     if not cfg.train.routing_replay:
         return
-    recordings, todo = recordings_of(cfg.model, cfg.train), f"Set {KEY}=false, or change that."
+    recordings, todo = recordings_of(cfg), f"Set {KEY}=false, or change that."
     if not recordings:
         yield SlimeError("does nothing: the model has no mixture of experts", where=KEY, todo="Remove it.")
     elif topology.works_in_pairs:

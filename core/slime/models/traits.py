@@ -68,11 +68,7 @@ class Recording(Protocol):
 
     @property
     def token_bytes(self) -> int:
-        """What travels of a token to the trainers."""
-
-    @property
-    def answer_bytes(self) -> int:
-        """What an engine's answer has of a token."""
+        """What an engine keeps of a token of its pool, answers, and what travels to the trainers."""
 
     def read(self, meta: Mapping[str, Any], tokens: Sequence[int]) -> Rows | None:
         """What the `meta_info` of an answer says of the first of these tokens; a row of zeros: nothing that could be

@@ -111,15 +111,14 @@ def _adapters(train: TrainConfig, model: PlannedModel) -> dict[str, str]:
 def _replayed(topology: Topology) -> dict[str, str]:
     """What travels where layers replay what engines recorded."""
     cfg = topology.config
-    found = recordings_of(cfg.model, cfg.train)
+    found = recordings_of(cfg)
     if not found:
         return {}
     sizes = batch(cfg, topology.grid)
     num_tokens = sizes["samples"] * sizes["optimizer_steps"] * sizes["longest"]
-    rows, answers = (sum(getattr(each, kind) for each in found) for kind in ("token_bytes", "answer_bytes"))
+    size = sum(each.token_bytes for each in found)
     names = ", ".join(each.name for each in found)
-    sent = f"engines answer with {answers:,} bytes a token, trainers get {rows:,}"
-    return {"replay": f"{names}: {sent}, at most {num_tokens * rows / 1e9:.3g} GB a step"}
+    return {"replay": f"{names}: {size:,} bytes a token, at most {num_tokens * size / 1e9:.3g} GB a step"}
 
 
 def _row(name: str, text: str) -> str:

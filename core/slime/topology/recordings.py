@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from slime import plugins
 from slime.config.hf import config_folder, read_hf_config
-from slime.config.schema import ModelConfig, TrainConfig
+from slime.config.schema import SlimeConfig
 from slime.models.bridge import traits_of
 from slime.models.traits import Recording
 
 
-def recordings_of(model: ModelConfig, train: TrainConfig) -> tuple[Recording, ...]:
+def recordings_of(cfg: SlimeConfig) -> tuple[Recording, ...]:
     """What blocks of the model replay; nothing unless `train.routing_replay` asks for it.
 
     Raises:
         SlimeError: the model cannot be read.
     """
-    if not train.routing_replay:
+    if not cfg.train.routing_replay:
         return ()
-    hf = read_hf_config(config_folder(model), model.num_layers)
-    traits = traits_of(plugins.load().models.create(model.family), hf)
+    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    traits = traits_of(plugins.load().models.create(cfg.model.family), hf)
     return tuple(trait.recording for trait in traits if trait.recording)

@@ -79,7 +79,7 @@ def _trained_fields(cfg: SlimeConfig) -> dict[str, Any]:
         "weight_version": UNPUBLISHED,
         "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
         **adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus),
-        **{name: value for each in recordings_of(cfg.model, cfg.train) for name, value in each.server_fields.items()},
+        **{name: value for each in recordings_of(cfg) for name, value in each.server_fields.items()},
     }
 
 

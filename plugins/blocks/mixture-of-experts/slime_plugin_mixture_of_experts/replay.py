@@ -6,7 +6,6 @@ token in its cache, so those of a cached prompt are there as well.
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -65,42 +64,37 @@ class RoutedExperts:
 
     @property
     def token_bytes(self) -> int:
+        """Engines note nothing else (`slime_plugin_sglang.routed`)."""
         return len(self.layers) * self.topk * np.dtype(self.dtype).itemsize
-
-    @property
-    def answer_bytes(self) -> int:
-        """int32 of all layers, in base64."""
-        return 4 * 4 * self.num_layers * self.topk // 3
 
     def read(self, meta: Mapping[str, Any], tokens: Sequence[int]) -> Rows | None:
         """See `slime.models.traits.Recording`. A row is of use where every layer has as many different experts as a
         token gets, and where it is not the end of a long run of equal rows."""
-        told = meta.get(ROUTED_EXPERTS)
+        told: bytes | None = meta.get(ROUTED_EXPERTS)
         if told is None:
             return None
-        chosen = self._unpacked(binascii.a2b_base64(told), len(tokens) - 1)
-        by_place = np.ascontiguousarray(np.moveaxis(chosen, -1, 0))
-        bad = (by_place.min(axis=0) < 0) | (by_place.max(axis=0) >= self.num_experts)
-        rows = chosen.astype(self.dtype)
-        for one, other in combinations(by_place.astype(self.dtype), 2):
+        rows = self._rows(told, len(tokens) - 1)
+        by_place = np.ascontiguousarray(np.moveaxis(rows, -1, 0))
+        bad = by_place.max(axis=0) >= self.num_experts
+        for one, other in combinations(by_place, 2):
             bad |= one == other
         useless = bad.any(axis=-1) | self._stale(rows, np.asarray(tokens[: len(rows)]))
-        rows[useless] = 0
-        return Rows(self.dtype, rows.shape, rows.tobytes())
+        if useless.any():
+            rows = np.where(useless[:, None, None], rows.dtype.type(0), rows)
+            told = rows.tobytes()
+        return Rows(self.dtype, rows.shape, told)
 
-    def _unpacked(self, data: bytes, num_rows: int) -> np.ndarray:
-        """[num_rows, layers with experts, topk], as SGLang has them: int32 of all layers."""
-        whole = (num_rows, self.num_layers, self.topk)
-        if len(data) != 4 * int(np.prod(whole)):
-            what = (
-                f"an engine told of experts in {len(data):,} bytes, where {num_rows} tokens of {self.num_layers} layers"
-            )
+    def _rows(self, told: bytes, num_rows: int) -> np.ndarray:
+        """[num_rows, layers with experts, topk]."""
+        if len(told) != num_rows * self.token_bytes:
+            of_layers = f"{len(self.layers)} layers with {self.topk} experts"
             raise SlimeError(
-                f"{what} with {self.topk} experts take {4 * int(np.prod(whole)):,}",
+                f"an engine told of experts in {len(told):,} bytes, where {num_rows} tokens of {of_layers} take "
+                f"{num_rows * self.token_bytes:,}",
                 where="train.routing_replay",
                 todo="Set it to false; the engines serve another model, or an SGLang other than 0.5.16.",
             )
-        return np.frombuffer(data, "<i4").reshape(whole)[:, list(self.layers)]
+        return np.frombuffer(told, self.dtype).reshape(num_rows, len(self.layers), self.topk)
 
     def _stale(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """[num_rows] bool: what follows the first row of a run of equal ones."""

@@ -31,6 +31,7 @@ from slime_plugin_sglang.experts import every_copy
 from slime_plugin_sglang.incoming import IncomingVersion
 from slime_plugin_sglang.load_plan import Partial, ReceivedBucket
 from slime_plugin_sglang.own import is_of_an_engine
+from slime_plugin_sglang.routed import note_in_bytes, of_a_pass
 from slime_plugin_sglang.running_requests import flush_behind_waiting, under_requests
 from slime_plugin_sglang.scores import scoring_class
 from slime_plugin_sglang.side import EngineSide
@@ -91,6 +92,9 @@ def install() -> None:
     lora = "sglang.srt.lora.lora_manager.LoRAManager"
     HookRegistry.register(f"{lora}.__init__", know_manager, HookType.AFTER)
     HookRegistry.register(f"{lora}.prepare_lora_batch", serve, HookType.AROUND)
+    capturer = "sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer"
+    HookRegistry.register(f"{capturer}.create", note_in_bytes, HookType.AROUND)
+    HookRegistry.register(f"{capturer}._get_local_slice", of_a_pass, HookType.AROUND)
 
 
 def unset_scales(method: Any, layer: Any) -> None:

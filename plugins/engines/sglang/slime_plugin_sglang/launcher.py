@@ -198,13 +198,19 @@ def launch() -> None:
     register_as("server")
     end_group_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), partial(clear, os.environ["SLIME_ENGINE_SCRATCH"]))
     import_server()
-    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.entrypoints.http_server import app, launch_server
     from sglang.srt.plugins import load_plugins
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.server_args import ServerArgs
+
+    from slime_plugin_sglang.routed import add_route, take_as_bytes
 
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s] %(message)s")
     if cpu := on_cpu():  # the faster start that only a process without CUDA can have
         cpu.quick_start(parse(sys.argv[1:]))
+    taking = "sglang.srt.managers.tokenizer_manager.TokenizerManager._handle_batch_output"
+    HookRegistry.register(taking, take_as_bytes, HookType.AROUND)
+    add_route(app)
     load_plugins()
     launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
 

@@ -16,6 +16,7 @@ import torch
 
 from slime.errors import SlimeError
 from slime.net import LOOPBACK, Secret
+from slime_plugin_sglang.frames import GENERATE
 from slime_plugin_sglang.load_plan import ReceivedBucket
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
@@ -65,7 +66,7 @@ def test_without_its_key_an_engine_does_nothing(served):
     stranger = dataclasses.replace(served, key=Secret("0" * 64))
     _, text = ask(served, "/openapi.json", method="GET")
     routes = [(path, method) for path, methods in json.loads(text)["paths"].items() for method in methods]
-    asked = [(path, method.upper()) for path, method in routes if not path.startswith(OPEN)]
+    asked = [(path, method.upper()) for path, method in routes if not path.startswith(OPEN)] + [(GENERATE, "POST")]
     assert {"/generate", "/abort_request", "/pause_generation", "/update_weights_from_disk"} <= dict(asked).keys()
     answers = {(path, method): ask(stranger, path, method=method)[0] for path, method in asked}
     assert {route: status for route, status in answers.items() if status not in (401, 403)} == {}

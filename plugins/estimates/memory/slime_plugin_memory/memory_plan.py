@@ -18,6 +18,7 @@ from slime.sizes.model import ModelSizes
 from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
 from slime.sizes.version import version_bytes
 from slime.topology.engines import EngineGroup
+from slime.topology.recordings import recordings_of
 from slime.topology.transport import BROADCAST
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
@@ -255,8 +256,17 @@ class MemoryPlan(ModelSizes):
             table = trainer.on_host(per_host)
             table.add("engine processes", PROCESS * (beside + alone) if self.engines else 0, table.phases)
             table.add("kept versions", self._kept(int(stage == 0), beside), table.phases)
+            table.add("recorded tokens", self._recorded * beside, table.phases)
             places.append(Place(_stage(stage, self.grid), table, stage))
         return places
+
+    @cached_property
+    def _recorded(self) -> int:
+        """What a rank of an engine notes of every token of its pool for the trainers, page-locked; 0 if the pool's size
+        is not known."""
+        pools = [rank.pool_tokens or 0 for rank in self.engines.values()]
+        recordings = recordings_of(self.cfg)
+        return max(pools, default=0) * sum(recording.token_bytes for recording in recordings)
 
     def _kept(self, num_publishers: int, engine_devices: int) -> float:
         """What each publisher and each engine of a host keep of a version."""

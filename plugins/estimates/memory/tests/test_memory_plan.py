@@ -44,3 +44,13 @@ def test_deltas_cost_a_version_of_host_memory_at_both_ends() -> None:
     (kept,) = set(plan.hosts[0].table.rows["kept versions"].values())
     assert kept == 18_800_558_080 * (1 + engines)
     assert "kept versions" not in full.hosts[0].table.rows
+
+
+def test_what_engines_note_of_tokens_is_in_host_memory() -> None:
+    """GLM-4.7-Flash: a byte for each of 4 experts in 46 layers, of every token of the pools of a host."""
+    words = ("+model=glm4.7-flash", "+cluster=h100x8", "rollout.sglang.speculative_algorithm=null")
+    plan, off = plan_of(*words, "train.routing_replay=true"), plan_of(*words)
+    (rank,) = plan.engines.values()
+    assert rank.pool_tokens is not None
+    assert set(plan.hosts[0].table.rows["recorded tokens"].values()) == {8 * rank.pool_tokens * 46 * 4}
+    assert "recorded tokens" not in off.hosts[0].table.rows

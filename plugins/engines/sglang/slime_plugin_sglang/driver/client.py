@@ -17,6 +17,7 @@ from slime.errors import NoAnswer, SlimeError
 from slime.net import Endpoint
 from slime.segments import SPANS
 from slime_plugin_sglang.driver.batched_requests import Answers, Body, RequestBatcher, events
+from slime_plugin_sglang.frames import ASKS, GENERATE, answer_of, answers_of
 
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _JSON = {"Content-Type": "application/json"}
@@ -84,16 +85,17 @@ class SGLangClient:
         return self._completion(await ask(body))
 
     async def _answer(self, body: Body) -> Any:
-        return await self._request("POST", "/generate", body, _NO_LIMIT)
+        return await self._request("POST", GENERATE if ASKS in body else "/generate", body, _NO_LIMIT)
 
     async def _answers(self, body: Body) -> Answers:
         """SGLang's answers to the requests of one body, each with its place, as they come."""
         missing = set(range(len(body["input_ids"])))
-        async with self._asking("POST", "/generate", body, _NO_LIMIT) as response:
-            self._check(response.status, "/generate", await response.text() if response.status != HTTPStatus.OK else "")
-            async for event in events(response.content.iter_any()):
+        path, read = (GENERATE, answers_of) if ASKS in body else ("/generate", events)
+        async with self._asking("POST", path, body, _NO_LIMIT) as response:
+            self._check(response.status, path, await response.text() if response.status != HTTPStatus.OK else "")
+            async for event in read(response.content.iter_any()):
                 if error := event.get("error"):
-                    self._check(error["code"], "/generate", error["message"])
+                    self._check(error["code"], path, error["message"])
                 if event["meta_info"]["finish_reason"]:
                     missing.remove(event["index"])
                     yield event["index"], event
@@ -172,8 +174,10 @@ class SGLangClient:
     ) -> Any:
         async with self._asking(method, path, body, timeout) as response:
             answer = await response.read()
-        self._check(response.status, path, answer.decode(errors="replace") if response.status != HTTPStatus.OK else "")
-        return _parse(answer)
+            self._check(
+                response.status, path, "" if response.status == HTTPStatus.OK else answer.decode(errors="replace")
+            )
+            return answer_of(answer) if path == GENERATE else _parse(answer)
 
     @asynccontextmanager
     async def _asking(
