@@ -35,10 +35,16 @@ LAYOUTS = {
     "dp2 recomputed experts": EXPERTS,
     "tp2-ep2": {TP: 2, EP: 2},
     "pp2 recomputed experts": {PP: 2, **EXPERTS},
+    "tp2-ep2 full recomputation": {TP: 2, EP: 2, **FULL},
     "pp2-vpp2 full recomputation": {PP: 2, "virtual_pipeline_model_parallel_size": 2, **FULL},
     "cp2-ep2": {CP: 2, EP: 2},
+    "cp2-ep2 recomputed experts": {CP: 2, EP: 2, **EXPERTS},
 }
-LAYOUTS_OF_FOUR = {"tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2}, "tp2-cp2-ep4": {TP: 2, CP: 2, EP: 4}}
+LAYOUTS_OF_FOUR = {
+    "tp2-pp2-ep2": {TP: 2, PP: 2, EP: 2},
+    "tp2-cp2-ep4": {TP: 2, CP: 2, EP: 4},
+    "tp2-cp2-ep4 full recomputation": {TP: 2, CP: 2, EP: 4, **FULL},
+}
 
 
 @cache
