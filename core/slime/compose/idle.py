@@ -167,7 +167,7 @@ RULES: Sequence[Rule] = (
         "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
         f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.*_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
-        "train.routing_replay",
+        "train.routing_replay observe.routing",
         lambda run: run.reinforces,
     ),
     Rule(

@@ -8,21 +8,22 @@ from slime.errors import SlimeError
 from slime.topology.recordings import recordings_of
 from slime.topology.topology import Topology
 
-KEY = "train.routing_replay"
+REPLAY, WATCH = "train.routing_replay", "observe.routing"
 
 
 def recording_problems(topology: Topology) -> Iterator[SlimeError]:
-    """Why what `train.routing_replay` asks for cannot be."""
+    """Why what one of the two asks for cannot be."""
     cfg = topology.config
-    if not cfg.train.routing_replay:
+    if not (cfg.train.routing_replay or cfg.observe.routing):
         return
-    recordings, todo = recordings_of(cfg), f"Set {KEY}=false, or change that."
+    key = REPLAY if cfg.train.routing_replay else WATCH
+    recordings, todo = recordings_of(cfg), f"Set {key}=false, or change that."
     if not recordings:
-        yield SlimeError("does nothing: the model has no mixture of experts", where=KEY, todo="Remove it.")
+        yield SlimeError("does nothing: the model has no mixture of experts", where=key, todo="Remove it.")
     elif topology.works_in_pairs:
         what = "prefill and decode engines do not return what prefill engines chose"
-        yield SlimeError(what, where=KEY, todo=todo)
+        yield SlimeError(what, where=key, todo=todo)
     for group in topology.groups:
         for recording in recordings:
             for problem in recording.problems(cfg.train.megatron, group.sglang):
-                yield SlimeError(problem, where=KEY, todo=todo)
+                yield SlimeError(problem, where=key, todo=todo)

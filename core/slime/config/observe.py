@@ -23,3 +23,6 @@ class ObserveConfig:
     """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
     same tokens above which the run stops and says why; 0 only measures. Empty: 0.05, or 0.2 under `rollout.fp8`
     (docs/one-step.md)."""
+    routing: bool = key(False, may_change=True)
+    """Engines record which experts they choose, although the trainer chooses for itself, so that the alarm says what it
+    costs that both choose differently (docs/routing-replay.md). With `train.routing_replay` they record it anyway."""

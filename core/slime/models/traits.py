@@ -49,7 +49,7 @@ class ExtraLoss(Protocol):
 
 class Recording(Protocol):
     """What engines note of every token while they compute it, and layers of the block read in training: in
-    `PackedSequences.recorded`. A run has it where `train.routing_replay` asks for it. No torch."""
+    `PackedSequences.recorded`. A run has it where `train.routing_replay` or `observe.routing` asks for it. No torch."""
 
     name: str
     """By which it is known on its way."""

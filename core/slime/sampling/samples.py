@@ -160,7 +160,7 @@ def missing_shares(samples: Sequence[TrainSample], names: Iterable[str]) -> dict
         shares[f"rollout/{name}_missing_share"] = share = 1 - known / num_tokens
         if share > MOST_MISSING:
             what = f"engines recorded no {name} of {share:.1%} of the tokens, more than {MOST_MISSING:.0%}"
-            todo = "Set train.routing_replay=false, and see the engines' logs."
+            todo = "Set train.routing_replay and observe.routing to false, and see the engines' logs."
             raise SlimeError(what, where="train.routing_replay", todo=todo)
     return shares
 

@@ -10,12 +10,12 @@ from slime.models.traits import Recording
 
 
 def recordings_of(cfg: SlimeConfig) -> tuple[Recording, ...]:
-    """What blocks of the model replay; nothing unless `train.routing_replay` asks for it.
+    """What blocks of the model can replay; nothing unless `train.routing_replay` or `observe.routing` asks for it.
 
     Raises:
         SlimeError: the model cannot be read.
     """
-    if not cfg.train.routing_replay:
+    if not (cfg.train.routing_replay or cfg.observe.routing):
         return ()
     hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     traits = traits_of(plugins.load().models.create(cfg.model.family), hf)

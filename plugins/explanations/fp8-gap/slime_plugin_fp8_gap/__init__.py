@@ -28,15 +28,18 @@ class Fp8Gap:
     def measure(self, trainer: Trainer, micro_batches: Sequence[LocalMicroBatch]) -> Mapping[str, float]:
         """See `slime_plugin_fp8_gap.gap.explain`; of some of these samples."""
         from slime.topology.quantization import weight_format
+        from slime.topology.recordings import recordings_of
         from slime_plugin_fp8_block.config import Fp8Format
-        from slime_plugin_fp8_gap.gap import explain, few, multiplies_fp8
+        from slime_plugin_fp8_gap.gap import explain, multiplies_fp8
+        from slime_plugin_megatron.gaps import few
 
         fp8 = weight_format(trainer.cfg.model, trainer.cfg.rollout)
         if not isinstance(fp8, Fp8Format):
             return {}
         some = few(micro_batches, trainer.cfg.train.max_tokens_per_micro_batch, trainer.micro_batch_multiple)
-        activations = multiplies_fp8(trainer.device)
-        return explain(trainer.model, trainer.inventory.local, fp8, some, activations=activations)
+        activations, records = multiplies_fp8(trainer.device), bool(recordings_of(trainer.cfg))
+        local = trainer.inventory.local
+        return explain(trainer.model, local, fp8, some, activations=activations, records=records)
 
 
 @hookimpl

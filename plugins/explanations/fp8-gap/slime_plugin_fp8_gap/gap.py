@@ -20,18 +20,16 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from slime.types import IS_CURRENT, ROLLOUT_LOGPROBS
 from slime_plugin_fp8_block.blocks import E4M3, LARGEST, dequantize
 from slime_plugin_fp8_block.config import BLOCK, Fp8Format
 from slime_plugin_fp8_block.quantizer import quantize
 from slime_plugin_megatron import reference
+from slime_plugin_megatron.gaps import Scores, means, of_engine
 from slime_plugin_megatron.local_batch import LocalMicroBatch
 from slime_plugin_megatron.megatron import Model
 from slime_plugin_megatron.step import score
@@ -39,18 +37,6 @@ from slime_plugin_megatron.weights.local import LocalTensor
 
 _LEAST = 1e-10
 """What the largest activation of a group counts at least, as in SGLang's `per_token_group_quant_8bit`."""
-
-_TOKENS = 2**15
-"""That a rank scores: enough for means, few beside a step of a large run."""
-
-
-def few(micro_batches: Sequence[LocalMicroBatch], max_tokens: int, multiple: int) -> Sequence[LocalMicroBatch]:
-    """The first ones, as many on every rank: a multiple of `multiple`, if they are full of about `_TOKENS`.
-
-    Args:
-        max_tokens: of a micro-batch.
-    """
-    return micro_batches[: max(1, _TOKENS // (multiple * max_tokens)) * multiple]
 
 
 def multiplies_fp8(device: torch.device) -> bool:
@@ -65,6 +51,7 @@ def explain(
     micro_batches: Sequence[LocalMicroBatch],
     *,
     activations: bool,
+    records: bool = False,
 ) -> dict[str, float]:
     """What each cause costs, over the loss tokens that the current weights generated; collective.
 
@@ -74,10 +61,12 @@ def explain(
         local: this rank's weights.
         micro_batches: as many on every rank.
         activations: whether engines round them (`multiplies_fp8`).
+        records: engines told which experts they chose. These are used throughout, so that routing costs nothing here.
 
     Returns:
-        gap/weights, gap/experts (of models that have some), gap/activations (if they are rounded), gap/rest: nats a
-        token; gap/num_tokens, of which these are means. The same on every rank; empty if there is no such token.
+        gap/weights, gap/experts (of models that have some, unless engines told theirs), gap/activations (if they are
+        rounded), gap/rest: nats a token; gap/num_tokens, of which these are means. The same on every rank; empty if
+        there is no such token.
     """
     routers = [part for module in model.modules for part in module.modules() if isinstance(part, TopKRouter)]
     choices = [_Choices() for _ in routers]
@@ -86,8 +75,8 @@ def explain(
     with reference.restored(model.modules):
         round_weights(local, fp8)
         last = same_experts = score(model, micro_batches)
-        causes = {}
-        if model.config.num_moe_experts:
+        causes: dict[str, tuple[Scores, Scores]] = {}
+        if model.config.num_moe_experts and not records:
             with _choosing(routers, choices):
                 same_experts = score(model, micro_batches)
             causes["experts"] = (last, same_experts)
@@ -97,32 +86,8 @@ def explain(
                 rounded = score(model, micro_batches)
             causes["activations"] = (rounded, last)
             last = rounded
-    causes["rest"] = (last, [_of_engine(micro) for micro in micro_batches])
-    return _means(causes, micro_batches)
-
-
-def _of_engine(micro: LocalMicroBatch) -> Tensor:
-    """[1, t] log-probs, in the form of scores."""
-    return micro.columns[ROLLOUT_LOGPROBS][None]
-
-
-def _means(
-    causes: Mapping[str, tuple[Sequence[Tensor], Sequence[Tensor]]], micro_batches: Sequence[LocalMicroBatch]
-) -> dict[str, float]:
-    """Mean absolute differences of log-probs by cause, over all ranks, in float64."""
-    sums = torch.zeros(len(causes) + 1, dtype=torch.float64, device=micro_batches[0].tokens.device)
-    scored, _ = causes["rest"]  # on the last pipeline stage
-    if parallel_state.get_tensor_model_parallel_rank() == 0:
-        for number, micro in enumerate(micro_batches[: len(scored)]):
-            current = micro.loss_mask * micro.columns.get(IS_CURRENT, 1.0)
-            apart = [(ones[number][0] - others[number][0]).abs() * current for ones, others in causes.values()]
-            sums += torch.stack([*apart, current]).double().sum(-1)
-    dist.all_reduce(sums)
-    *totals, num_tokens = sums.tolist()
-    if not num_tokens:
-        return {}
-    means = {f"gap/{name}": total / num_tokens for name, total in zip(causes, totals, strict=True)}
-    return means | {"gap/num_tokens": num_tokens}
+    causes["rest"] = (last, of_engine(micro_batches))
+    return means(causes, micro_batches)
 
 
 @torch.no_grad()

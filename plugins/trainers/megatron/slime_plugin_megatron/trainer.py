@@ -208,6 +208,7 @@ class Trainer(Exports):
                         step=step,
                         extra_losses=self.extra_losses,
                         learns=learns,
+                        replays=self.cfg.train.routing_replay,
                         # Later the weights are no longer the engine's.
                         explain=None if done else partial(self._of_alarm, local[0]),
                     )
@@ -237,7 +238,7 @@ class Trainer(Exports):
         scored = {}
         for source in stage.passes(optimizer_steps):
             # The others are other models, which choose for themselves what engines recorded of this one's choices.
-            replays = source is Source.policy
+            replays = source is Source.policy and self.cfg.train.routing_replay
             columns = [column for column in stage.objective.needs if column.source is source]
             [width] = {column.width for column in columns}
             with self._weights_of(source), most_probable(self.model.modules, width):
