@@ -214,3 +214,13 @@ def test_the_planning_installation_needs_nothing_that_trains() -> None:
     first_party = {project(file)["name"] for file in ROOT.glob("plugins/*/*/pyproject.toml")}
     assert needs & first_party <= {one["name"] for one in projects}
     assert not needs & {"torch", "ray", "sglang", "megatron-core", "triton", "transformers"}
+
+
+def test_a_warning_in_any_package_of_ours_fails_its_test() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    [modules] = [line.split(":::")[1] for line in options["filterwarnings"] if line.startswith("error:::")]
+    files = [ROOT / "pyproject.toml", *DISTRIBUTIONS]
+    built = [tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["hatch"]["build"] for file in files]
+    packages = {Path(path).name for each in built for path in each["targets"]["wheel"]["packages"]}
+    assert len(packages) == len(files)
+    assert [name for name in sorted(packages) if not re.match(modules, name)] == []
