@@ -1,4 +1,4 @@
-"""The reward `code` for slime: Python in the answer, run against tests in a sandbox."""
+"""The reward `code` for slime, Python in the answer run against tests in a sandbox, and the tool `python`, run in the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
+    from slime.plan.part import PlanPart
+    from slime.sizes.model import ModelSizes
 
 
 @hookimpl
@@ -22,15 +24,17 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     """Nothing is run where the machine lacks what confines it."""
-    if cfg.reward.name != "code" or cfg.reward.options.get("unconfined"):
-        return []
-    from slime_plugin_code.reward import LOCAL
-    from slime_plugin_code.sandbox import missing
+    from slime_plugin_code.uses import sandbox_problems
 
-    where, key = cfg.reward.options.get("sandbox", LOCAL), "reward.options.sandbox"
-    if where != LOCAL:
-        is_url = where.startswith(("http://", "https://"))
-        return [] if is_url else [f"{key}={where} is neither {LOCAL} nor a URL that begins with http:// or https://"]
-    lacks = missing()
-    elsewhere = f"{key}=http://HOST:8080 runs programs at a server of SandboxFusion's form"
-    return [f"reward.name=code: the sandbox cannot be had here: {lacks}; {elsewhere}"] if lacks else []
+    return [*sandbox_problems(cfg)]
+
+
+@hookimpl
+def slime_plan_parts() -> Mapping[str, Callable[..., PlanPart]]:
+    return {"sandbox": _sandbox}
+
+
+def _sandbox(sizes: ModelSizes) -> PlanPart:
+    from slime_plugin_code.uses import SandboxPart
+
+    return SandboxPart(sizes.topology.config)

@@ -57,7 +57,7 @@ def lacks() -> str:
     """What the machine does not have, in words; empty if a program can be confined."""
     if platform.machine() != "x86_64":
         return "it knows the system calls of x86-64 alone"
-    version = _libc.syscall(444, None, ctypes.c_size_t(0), 1)
+    version = landlock()
     if version < LEAST_LANDLOCK:
         has = f"has version {version}" if version > 0 else "has none"
         return f"Landlock {LEAST_LANDLOCK} or newer is needed (Linux 6.2), the kernel {has}"
@@ -66,6 +66,12 @@ def lacks() -> str:
             return "" if "errno" in actions.read() else "the kernel has no seccomp filters"
     except OSError:
         return "the kernel has no seccomp filters"
+
+
+def landlock() -> int:
+    """The version of the kernel's Landlock; 0 or less: it has none."""
+    version: int = _libc.syscall(444, None, ctypes.c_size_t(0), 1)
+    return version
 
 
 def _require(result: int, what: str) -> int:
