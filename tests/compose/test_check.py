@@ -272,8 +272,7 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
         (PARTS | {"train.megatron.recompute_modules": ["moe_act"]}, "mlp or moe or shared_experts, got moe_act"),
         ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
         (DRAFTING, ""),
-        ({"train.share_prompts": True}, "a multi-token prediction layer needs every sequence whole. Leave it"),
-        ({"train.share_prompts": True, "train.mtp_loss_scale": None}, ""),
+        ({"train.share_prompts": True}, ""),
         (ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL"}, ""),
         (
             ranks(2, pipeline=2) | {LAYOUT: "Ett|ttL"},

@@ -11,10 +11,12 @@ import pytest
 from slime import plugins
 from slime.config.schema import SlimeConfig
 from slime.models.bridge import traits_of
-from slime.models.traits import extra_losses, obstacle_to_sharing
+from slime.models.traits import Traits, extra_losses, obstacle_to_sharing
 from slime.sizes.parameters import in_force, weights_of
+from slime_plugin_multi_token_prediction.loss import PredictionLoss
 
 CONFIGS = Path(__file__).parents[2] / "plugins/models"
+DSA = "glm5/tests/configs/dsa.json"
 SCALE, COEFFICIENT = "train.mtp_loss_scale", "train.megatron.dsa_indexer_loss_coeff"
 
 
@@ -64,20 +66,26 @@ def test_a_prediction_layer_has_a_loss_while_it_learns(scale: float | None, want
     assert [(loss.name, coefficient) for loss, coefficient in found] == wanted
 
 
+@pytest.mark.parametrize("name", ["qwen3/tests/configs/dense.json", "mimo/tests/configs/dense.json", DSA])
+@pytest.mark.parametrize("scale", [None, 0.2])
+def test_context_parallelism_alone_needs_whole_sequences(name: str, scale: float | None) -> None:
+    train, traits = config(scale, 0.1).train, traits_of(*read(name))
+    assert [obstacle_to_sharing(train, traits, cp) for cp in (1, 2)] == [None, "context parallelism"]
+
+
 @pytest.mark.parametrize(
-    ("name", "scale", "cp", "obstacle"),
+    ("needs", "scale", "obstacle"),
     [
-        ("qwen3/tests/configs/dense.json", None, 1, None),
-        ("qwen3/tests/configs/dense.json", None, 2, "context parallelism"),
-        ("mimo/tests/configs/dense.json", None, 1, None),  # a frozen prediction layer is not computed
-        ("mimo/tests/configs/dense.json", 0.2, 1, "a multi-token prediction layer"),
-        ("glm4/tests/configs/moe.json", None, 1, None),
-        ("deepseek-v3/tests/configs/tiny.json", None, 1, None),
-        ("glm5/tests/configs/dsa.json", None, 1, None),
+        ({}, None, "another's block"),
+        ({"shares_prompts": True}, None, None),
+        ({"extra_loss": PredictionLoss, "learns_by": SCALE}, None, None),  # it is not computed
+        ({"extra_loss": PredictionLoss, "learns_by": SCALE}, 0.2, "another's block"),
     ],
 )
-def test_what_needs_whole_sequences_is_named(name: str, scale: float | None, cp: int, obstacle: str | None) -> None:
-    assert obstacle_to_sharing(config(scale, None).train, traits_of(*read(name)), cp) == obstacle
+def test_a_block_that_needs_whole_sequences_is_named(
+    needs: dict[str, Any], scale: float | None, obstacle: str | None
+) -> None:
+    assert obstacle_to_sharing(config(scale, None).train, [Traits("another's block", **needs)], 1) == obstacle
 
 
 @pytest.mark.parametrize("scale", [None, 0.2])

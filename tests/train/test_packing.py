@@ -205,11 +205,12 @@ def grouped_samples(num_groups: int = 7, of_group: int = 6) -> list[TrainSample]
     return found
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
 @pytest.mark.parametrize("loss_mean", LossMean)
 @pytest.mark.parametrize("options", [{"num_dp": 1, "align": 1, "max_tokens": 10_000}, *CONFIGURATIONS[2:]], ids=str)
-def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean) -> None:
+def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean, lookahead: int) -> None:
     samples = grouped_samples()
-    how = {"loss_mean": loss_mean, "max_response_tokens": RESPONSE_LIMIT, **options}
+    how = {"loss_mean": loss_mean, "max_response_tokens": RESPONSE_LIMIT, "lookahead": lookahead, **options}
     (batch,), (apart,) = pack(samples, **how, share_prompts=True), pack(samples, **how)
     seen = []
     for micro in (micro for micro in micro_batches(batch) if micro.sample_ids):  # a rank's last one may be padding
@@ -219,6 +220,7 @@ def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean) ->
         for number, (start, end), (first, shared) in zip(micro.sample_ids, borders, prefixes, strict=True):
             sample = samples[number]
             own = sample.num_tokens - shared
+            assert shared in (0, own - 1 - lookahead - sample.num_response_tokens + shared), "the last ones are its own"
             rows = np.concatenate([np.arange(first, first + shared), np.arange(start, start + own)])
             assert (micro.tokens[rows] == sample.tokens).all()
             readers[rows] += 1

@@ -28,6 +28,9 @@ class ExtraLoss(Protocol):
     name: str
     """Of the metric: the loss in nats, without its weight."""
 
+    lookahead: int
+    """Tokens behind the next one that it predicts: of a prompt that samples share, so many more are each one's own."""
+
     def prepare(
         self,
         packed: Any,

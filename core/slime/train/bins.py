@@ -30,6 +30,7 @@ class Shape:
     share_prompts: bool
     attention_length: float
     whole_attempts: bool = False
+    lookahead: int = 0
 
     def work(self, samples: Sequence[TrainSample], unit: Unit) -> float:
         """Of the tokens of a unit, in tokens of a sequence that is so short that attention costs nothing."""
@@ -40,10 +41,11 @@ class Shape:
         return found
 
     def num_shared(self, samples: Sequence[TrainSample], unit: Unit) -> int:
-        """Tokens that all but the first sample of a unit lack: not a prompt's last one, which predicts other labels in
+        """Tokens that all but the first sample of a unit lack: not a prompt's last ones, which predict other labels in
         each of them."""
         first = samples[unit[0]]
-        return first.num_tokens - first.num_response_tokens - 1 if self.share_prompts else 0
+        shared = first.num_tokens - first.num_response_tokens - 1 - self.lookahead
+        return max(0, shared) if self.share_prompts else 0
 
     def room(self, samples: Sequence[TrainSample], unit: Unit) -> int:
         """Rows that a unit takes of its micro-batch: its tokens, or, if that is more, its keys over `KEYS_A_ROW`.

@@ -27,6 +27,7 @@ class RankLayout(NamedTuple):
     micro_batch_multiple: int
     shares_prompts: bool
     attention_length: float
+    lookahead: int = 0
 
 
 def pack(
@@ -42,6 +43,7 @@ def pack(
     share_prompts: bool = False,
     attention_length: float = math.inf,
     whole_attempts: bool = False,
+    lookahead: int = 0,
 ) -> list[Batch]:
     """Split samples into optimizer steps and pack each step's sequences into micro-batches.
 
@@ -61,6 +63,7 @@ def pack(
         attention_length: tokens of a sequence whose attention is as much work as all else that is done for it
             (`slime.plan.flops.attention_length`).
         whole_attempts: all segments of an attempt stand in one micro-batch, and `loss_mean` is over attempts.
+        lookahead: tokens behind the next one that blocks of the model predict (`slime.models.traits.ExtraLoss`).
 
     Raises:
         SlimeError: a sequence, or a whole attempt, is longer than `max_tokens`, a log-prob is not finite, a step has no
@@ -81,7 +84,9 @@ def pack(
             _check_whole(sum(lengths[i] for i in unit), unit, max_tokens)
     steps = np.array_split(np.arange(len(found)), num_optimizer_steps)
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
-    shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention_length, whole_attempts)
+    shape = Shape(
+        num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention_length, whole_attempts, lookahead
+    )
     build = partial(_batch, samples, shape, weigh)
     return [build([i for number in step for i in found[number]]) for step in steps]
 
@@ -290,4 +295,5 @@ def pack_for(
         share_prompts=layout.shares_prompts,
         attention_length=layout.attention_length,
         whole_attempts=whole_attempts,
+        lookahead=layout.lookahead,
     )

@@ -112,6 +112,7 @@ def _batch(trainer: Trainer, shared: bool, record: Record) -> Batch:
     from slime.train.packing import pack
 
     options: dict[str, Any] = {"num_dp": 1, "align": trainer.packing_align, "loss_mean": LossMean.token}
+    options["lookahead"] = trainer.layout().lookahead
     of_groups = [record(trainer, group) for group in groups(trainer.hf["vocab_size"])]
     batches = [pack(group, max_tokens=4096, share_prompts=shared, **options)[0] for group in of_groups]
     micro_batches = [micro for batch in batches for [micro] in batch.micro_batches]

@@ -113,6 +113,7 @@ def traits(hf: HfConfig, spec: Callable[[TransformerConfig], ModuleSpec]) -> tup
         refused={"mtp_standalone": "a multi-token prediction layer before the last pipeline stage"},
         extra_loss=_loss,
         reference=_reference,
+        shares_prompts=True,
     )
     return (found,) if hf.get("num_nextn_predict_layers") else ()
 

@@ -40,7 +40,7 @@ class TokensAhead:
 class PredictionLoss:
     """See `slime.models.traits.ExtraLoss`. Response tokens count, each with the weight that it has in the main loss."""
 
-    name = "mtp_loss"
+    name, lookahead = "mtp_loss", 1
 
     def prepare(
         self,

@@ -110,6 +110,7 @@ class Trainer(Exports):
             self.micro_batch_multiple,
             megatron.shares_prompts(self.cfg, self.model),
             attention_length(self.cfg, plugins.load()),
+            max((loss.lookahead for loss, _ in self.extra_losses), default=0),
         )
 
     def init_weights(self) -> None:
