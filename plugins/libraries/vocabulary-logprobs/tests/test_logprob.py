@@ -245,9 +245,15 @@ def test_on_a_gpu_in_bf16(lone_group: dist.ProcessGroup, with_main_grad: bool) -
     hidden = torch.randn(700, 256, dtype=torch.bfloat16, **options).requires_grad_()
     weight = torch.randn(10007, 256, dtype=torch.bfloat16, **options).mul_(0.1).requires_grad_()
     labels = torch.randint(0, len(weight), (700,), **options)
-    weights = torch.randn(2, 700, **options)
+    others = torch.rand(700, len(weight), **options).topk(6, dim=1).indices.t().contiguous()
+    others[0, ::2] = labels[::2].where(~(others == labels).any(dim=0)[::2], others[0, ::2])
+    weights = torch.randn(2 + len(others), 700, **options)
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
-    common = {"chunk_tokens": 128, "entropy_gradient": True, "group": lone_group, "temperature": 1.25}
+    common = {"chunk_tokens": 128, "group": lone_group, "temperature": 1.25}
+    ids, top = top_logprobs(hidden, weight, 6, kernels=vocabulary_kernels(hidden.device), **common)
+    told = plain(hidden.detach().double(), weight.detach().double(), labels, 1.25, ids.t())[2:].t()
+    torch.testing.assert_close(top.double(), told, rtol=0, atol=3e-2)
+    common |= {"entropy_gradient": True, "others": others}
     wanted = logprobs_and_entropy(*exact, labels, kernels=PlainKernels(), **common)
     wanted.backward(weights.double())
     main_grad = torch.zeros(weight.shape, device="cuda") if with_main_grad else None

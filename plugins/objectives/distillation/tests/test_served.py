@@ -186,6 +186,27 @@ def test_a_run_whose_teacher_is_served_is_that_whose_teacher_is_held(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_runs_learn_the_most_probable_tokens_of_a_teacher_that_is_held_and_of_one_that_is_served(
+    url: str, teacher: Path, tmp_path: Path
+) -> None:
+    """The divergence falls, by the same numbers in both: samples have the same seeds, log-probs differ in their last
+    digits, and so do weights after a step."""
+    common = {**OPD, **NO_CHECKPOINTS, "algo.options.teacher_top_k": 8, "run.num_steps": 8, "train.optimizer.lr": 2e-3}
+    held = {"algo.teacher.path": teacher}
+    asked = {"algo.options.teacher_url": url, "algo.options.teacher_key_env": KEY}
+    found = []
+    for name, own in (("held", held), ("served", asked)):
+        (tmp_path / name).mkdir()
+        run = Run(tmp_path / name, settings={**common, **own}, forked=True).start().succeed()
+        assert all(0 < row["train/teacher_rest"] < 1 for row in run.rows("rl") if "train/teacher_rest" in row)
+        found.append(divergences(run))
+    assert len(found[0]) == 8
+    assert found[0][-1] < 0.6 * found[0][0]
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_run_starts_its_teacher_and_brings_it_back(
     teacher: Path, held: tuple[Run, list[float]], tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ class LocalMicroBatch:
         tokens, labels, position_ids: [1, t] int64.
         packed: sequence borders, for every layer.
         loss_mask, loss_weights: [t] fp32, see `slime.types.MicroBatch`.
-        columns: [t] or [t, width] by name, see `slime.types.MicroBatch`; fp32, of integers int64.
+        columns: [t] or [t, width] by name, see `slime.types.MicroBatch`; fp32 or int32.
         sequence_lengths: [num_sequences] int64, on the CPU: tokens that this rank holds of each sequence, with padding.
         attempt_lengths: [num_attempts] the same of each attempt, where attempts are whole.
         num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, see `slime.types.Batch`.
@@ -92,9 +92,6 @@ def _local(
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
 
-    def column(values: np.ndarray) -> Tensor:
-        return tensor(values).long() if np.issubdtype(values.dtype, np.integer) else tensor(values)
-
     borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
     packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
     packed.padding, readers = tensor(micro.is_padding), num_readers(micro)
@@ -115,7 +112,7 @@ def _local(
         packed=packed,
         loss_mask=tensor(micro.loss_mask),
         loss_weights=loss_weights,
-        columns={name: column(values) for name, values in micro.columns.items()},
+        columns={name: tensor(values) for name, values in micro.columns.items()},
         sequence_lengths=torch.from_numpy(lengths),
         attempt_lengths=attempts,
         num_tokens=int(readers[index].sum()),

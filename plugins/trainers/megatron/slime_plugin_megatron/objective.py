@@ -99,7 +99,7 @@ class StepLoss:
         inputs = LossInputs(micro.loss_mask, micro.loss_weights, found, sums)
         if scores is not None and self._ids is not None:
             rows = scores[NUM_SCORES : NUM_SCORES + found[self._ids.name].size(1)]
-            inputs = replace(inputs, logprobs_of={self._ids.name: rows.masked_fill(masked, 0.0).t()})
+            inputs = replace(inputs, logprobs_of={self._ids.name: rows.masked_fill(masked, 0.0).t().contiguous()})
         if micro.attempt_lengths is not None:
             inputs = replace(inputs, sum_by_attempt=partial(sum_by_sequence, lengths=micro.attempt_lengths))
         return inputs
@@ -119,8 +119,11 @@ class StepLoss:
 
     def _given(self, column: Column, number: int, masked: Tensor) -> Tensor:
         if column.source in _WITH_THE_SAMPLES:
-            return self._micro_batches[number].columns[column.name]
-        return self._scored[column.name][number].masked_fill(masked if column.width is None else masked[:, None], 0)
+            values = self._micro_batches[number].columns[column.name]
+        else:
+            values = self._scored[column.name][number]
+            values = values.masked_fill(masked if column.width is None else masked[:, None], 0)
+        return values.long() if column.ids else values  # held for a whole step, ids are int32
 
 
 def _require_declared(objective: Objective, terms: LossTerms, metrics: Metrics) -> None:

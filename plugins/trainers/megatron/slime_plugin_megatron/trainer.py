@@ -246,7 +246,7 @@ class Trainer(Exports):
                 found = [score(self.model, micro_batches, replays=replays) for micro_batches in local]
             for column in columns:
                 parts = [[scores[0 if width is None or column.ids else 1] for scores in each] for each in found]
-                scored[column.name] = [[x.long() if column.ids else x for x in each] for each in parts]
+                scored[column.name] = [[x.int() if column.ids else x for x in each] for each in parts]
         return scored
 
     def _weights_of(self, source: Source) -> AbstractContextManager[None]:
