@@ -67,7 +67,7 @@ class SandboxPart:
             yield "sandbox", [f"  {self._line()}"]
 
     def document(self) -> Mapping[str, Any]:
-        return {"sandbox": self._line()} if self._is_used else {}
+        return {"sandbox": self._line() if self._is_used else None}
 
     def _line(self) -> str:
         from slime_plugin_code.confine import landlock
