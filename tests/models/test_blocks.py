@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime.layout import Grid
-from slime.models.blocks import BuildingBlock, RankTokens, Saved
+from slime.models.blocks import Attention, BuildingBlock, RankTokens, Saved
 from slime.models.mapping import WeightMapping
 from slime.models.rules import layer_rule
 from slime.models.shapes import Block, Cut, Model, Shape
@@ -30,8 +30,8 @@ class Gate(BuildingBlock):
     def saved(self, tokens: RankTokens) -> Saved:
         return Saved(1000.0 * tokens.shard, 2e9, 7.0)
 
-    def flops(self, model: Model, keys: float) -> float:
-        return 3 * keys
+    def attention(self, model: Model, layer: int) -> Attention:
+        return Attention(3.0, most_keys=60)
 
 
 GATE = Gate({NAME: Shape(lambda m: (m["hidden_size"], m["hidden_size"]), Cut.tensor, Block.attention)})
@@ -55,7 +55,7 @@ def test_its_parameters_bytes_and_flops_are_those_of_the_layers_that_have_it() -
     assert (without.lasting, gated.lasting) == (0, 7)
     assert gated.transient > 2e9 > without.transient
     flops = ForwardFlops(MODEL, weights, tokens=100).by_layer
-    assert flops[1] - flops[0] == 2 * 64 * 64 + 3 * 50
+    assert flops[1] - flops[0] == 2 * 64 * 64 + 3 * 42  # keys of 60 tokens are 30 in the mean, of 40 more 60
 
 
 def test_of_a_rule_that_no_block_states_the_name_is_told() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from slime.config.schema import LossMean
-from slime.models.blocks import KEYS_A_ROW
+from slime.models.blocks import KEYS_A_ROW, Attention
 from slime.train.bins import Shape
 from slime.train.packing import pack
 from slime.types import TrainSample
@@ -29,5 +30,5 @@ def test_a_shared_prompt_counts_once_as_work() -> None:
     """4 + 6 and 4 + 2 tokens, the first whole, the second without 3 of its prompt: tokens and squares of attention."""
     tokens = np.arange(10)
     samples = [TrainSample(tokens, np.ones(6, np.float32)), TrainSample(tokens[:6], np.ones(2, np.float32))]
-    shape = Shape(1, 1, 1, 100, True, attention_length=10)
-    assert shape.work(samples, [0, 1]) == (10 + 100 / 10) + (3 + (36 - 9) / 10)
+    shape = Shape(1, 1, 1, 100, True, (Attention(2 / 10),))
+    assert shape.sizes(samples, [[0, 1]]).work == pytest.approx((10 + 100 / 10) + (3 + (36 - 9) / 10))

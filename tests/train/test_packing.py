@@ -7,6 +7,7 @@ import pytest
 
 from slime.config.schema import LossMean
 from slime.errors import SlimeError
+from slime.models.blocks import Attention
 from slime.train.bins import Shape, Unit, share_out
 from slime.train.packing import num_readers, pack
 from slime.types import Batch, MicroBatch, TrainSample
@@ -273,7 +274,7 @@ def test_ranks_have_like_work_and_meet_at_like_micro_batches() -> None:
     """Dealt by tokens, the busiest of 64 ranks had 1.09 of the mean, and ranks that wait for one another 1.53."""
     samples = lognormal_samples(8192)
     work = work_by_rank(
-        samples, share_out(samples, range(8192), Shape(64, 1, 1, 32768, False, attention_length=24576)), 24576
+        samples, share_out(samples, range(8192), Shape(64, 1, 1, 32768, False, (Attention(2 / 24576),))), 24576
     )
     assert work.size == 1216 == 64 * -(-sum(sample.num_tokens for sample in samples) // (64 * 32768)), "the fewest"
     assert work.sum(1).max() < 1.005 * work.sum(1).mean()
@@ -285,7 +286,7 @@ def test_sharing_prompts_takes_no_more_micro_batches(num_dp: int) -> None:
     """Groups of 16 with long responses: as units of up to a whole micro-batch they needed 6 % more than apart."""
     samples = lognormal_samples(2048, of_group=16)
     shared, apart = (
-        share_out(samples, range(2048), Shape(num_dp, 1, 1, 32768, shares, attention_length=24576))
+        share_out(samples, range(2048), Shape(num_dp, 1, 1, 32768, shares, (Attention(2 / 24576),)))
         for shares in (True, False)
     )
     assert len(shared[0]) < len(apart[0])

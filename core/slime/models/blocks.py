@@ -6,6 +6,7 @@ whoever sums over them (`slime.sizes`, `slime.plan.flops`) names none. All activ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,6 +49,23 @@ class Cache(NamedTuple):
     sized: float
     allocated: float
     unreleased: float = 0.0
+
+
+class Attention(NamedTuple):
+    """What queries and keys cost: scores, and sums of values.
+
+    Attributes:
+        flops: of one query with one key.
+        most_keys: that a query meets, of those up to its own: a sliding window's, or those chosen for it.
+    """
+
+    flops: float
+    most_keys: float = math.inf
+
+    def keys(self, tokens: float) -> float:
+        """That a query of a sequence meets in the mean: half of its tokens, if all may be met."""
+        met = min(tokens, self.most_keys)
+        return met - met * met / (2 * tokens) if tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -144,9 +162,9 @@ class BuildingBlock:
         """In one layer of a trainer rank."""
         return Saved(0.0)
 
-    def flops(self, model: Model, keys: float) -> float:
-        """Of a token in one layer that attends to `keys` tokens, without its products with weights."""
-        return 0.0
+    def attention(self, model: Model, layer: int) -> Attention | None:
+        """In one decoder layer, counted from 0; None: no query meets a key in this block."""
+        return None
 
     def exchanged(self, model: Model, tp: int) -> float:
         """Bytes of a token that context-parallel ranks exchange in one layer."""

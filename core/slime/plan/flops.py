@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from slime.config.hf import read_hf_config
 from slime.config.schema import SlimeConfig
-from slime.models.blocks import BuildingBlock
+from slime.models.blocks import Attention, BuildingBlock
 from slime.models.shapes import Block
 from slime.plugins import Plugins
 from slime.sizes.model import keywords_of
@@ -33,15 +32,20 @@ class ForwardFlops:
     @cached_property
     def by_layer(self) -> list[float]:
         """Of a token in each decoder layer, without its routed experts: two a weight that it meets, and attention to
-        half of its sequence."""
-        met, keys = [0.0] * self.model["num_layers"], self.tokens / 2
+        as many keys as it meets in the mean."""
+        met = [0.0] * self.model["num_layers"]
         for weight in self.weights:
             if weight.layer is not None and len(weight.shape) > 1 and weight.block is not Block.experts:
                 met[weight.layer] += 2 * weight.numel
         return [
-            flops + sum(block.flops(self.model, keys) for block in self.blocks[layer])
+            flops + sum(one.flops * one.keys(self.tokens) for one in self.attention(layer))
             for layer, flops in enumerate(met)
         ]
+
+    def attention(self, layer: int) -> Iterator[Attention]:
+        """Of the blocks of a decoder layer."""
+        found = (block.attention(self.model, layer) for block in self.blocks[layer])
+        return (attention for attention in found if attention)
 
     @cached_property
     def blocks(self) -> dict[int, tuple[BuildingBlock, ...]]:
@@ -71,29 +75,32 @@ class ForwardFlops:
     def head(self) -> float:
         return float(2 * self.model["vocab_size"] * self.model["hidden_size"])
 
+    @property
+    def whole(self) -> float:
+        """Of a token in the whole model."""
+        return self.stage(range(self.model["num_layers"]), is_last=True)
 
-def attention_length(cfg: SlimeConfig, plugins: Plugins) -> float:
-    """Tokens of a sequence whose attention takes as many FLOPs as all else that is computed for it.
 
-    The work of n tokens grows with n + n^2 / attention_length: exactly with full attention. Where the number of keys is
-    bounded, it is a line that is right for the longest sequence of the run. Infinite for a family with blocks that
-    state no sizes: a sequence is as much work as it has tokens then.
+def attention(cfg: SlimeConfig, plugins: Plugins) -> tuple[Attention, ...]:
+    """What attention is beside all else that is computed for a token, by the number of keys that a query meets at most.
+
+    None for a family with blocks that state no sizes: a sequence is as much work as it has tokens then.
     """
     hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     bridge = plugins.models.create(cfg.model.family)
     mapping = bridge.weight_mapping(hf)
     if unknown_parameter(mapping):
-        return math.inf
+        return ()
     model = keywords_of(cfg.train.megatron, bridge, hf)
-    return attention_length_of(model, weights_of(model, mapping), cfg.train.max_tokens_per_micro_batch)
+    return attention_of(model, weights_of(model, mapping))
 
 
-def attention_length_of(model: Mapping[str, Any], weights: Sequence[Weight], longest: int) -> float:
-    """The same of a model whose sizes are known, in a run whose longest sequence has `longest` tokens."""
-    short, long = (_flops(ForwardFlops(model, weights, tokens)) for tokens in (0, longest))
-    return longest * short / (long - short)
-
-
-def _flops(trained: ForwardFlops) -> float:
-    """Of a token, in the whole model."""
-    return trained.stage(range(trained.model["num_layers"]), is_last=True)
+def attention_of(model: Mapping[str, Any], weights: Sequence[Weight]) -> tuple[Attention, ...]:
+    """The same of a model whose sizes are known. `Attention.flops` are shares of those that a token takes without any
+    attention, so that `slime.train.bins.Shape.work` is proportional to `ForwardFlops`."""
+    alone, found = ForwardFlops(model, weights, 0), dict[float, float]()
+    rest = alone.whole
+    for layer in range(model["num_layers"]):
+        for one in alone.attention(layer):
+            found[one.most_keys] = found.get(one.most_keys, 0.0) + one.flops / rest
+    return tuple(Attention(found[most], most) for most in sorted(found))

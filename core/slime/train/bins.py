@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from slime.models.blocks import KEYS_A_ROW
-from slime.train.fill import Bins, Sizes, deal, fewest, fill
+from slime.models.blocks import KEYS_A_ROW, Attention
+from slime.train.deal import deal
+from slime.train.fill import Filled, Sizes, fewest, fill
 from slime.types import TrainSample
 
 Unit = list[int]
@@ -28,16 +30,17 @@ class Shape:
     align: int
     max_tokens: int
     share_prompts: bool
-    attention_length: float
+    attention: Sequence[Attention] = ()
     whole_attempts: bool = False
     lookahead: int = 0
 
-    def work(self, samples: Sequence[TrainSample], unit: Unit) -> float:
-        """Of the tokens of a unit, in tokens of a sequence that is so short that attention costs nothing."""
-        shared, found = self.num_shared(samples, unit), 0.0
-        for number, sample in enumerate(samples[i] for i in unit):
-            skipped, length = shared * (number > 0), sample.num_tokens
-            found += length - skipped + (length**2 - skipped**2) / self.attention_length
+    def work(self, tokens: np.ndarray) -> np.ndarray:
+        """Of whole sequences, in tokens of one that is so short that attention costs nothing: `Attention.keys` in the
+        mean of their queries."""
+        found = tokens.astype(np.float64)
+        for one in self.attention:
+            met = np.minimum(tokens, one.most_keys)
+            found += one.flops * met * (tokens - met / 2)
         return found
 
     def num_shared(self, samples: Sequence[TrainSample], unit: Unit) -> int:
@@ -47,54 +50,95 @@ class Shape:
         shared = first.num_tokens - first.num_response_tokens - 1 - self.lookahead
         return max(0, shared) if self.share_prompts else 0
 
-    def room(self, samples: Sequence[TrainSample], unit: Unit) -> int:
-        """Rows that a unit takes of its micro-batch: its tokens, or, if that is more, its keys over `KEYS_A_ROW`.
-        Every sample that shares a prompt counts the prompt's keys again."""
-        first, *others = unit
-        shared = self.num_shared(samples, unit)
-        rows = [padded(samples[i].num_tokens - shared, self.align) for i in others]
-        rows.append(padded(samples[first].num_tokens, self.align))
-        return max(sum(rows), -(-(sum(rows) + shared * len(others)) // KEYS_A_ROW))
-
     def sizes(self, samples: Sequence[TrainSample], units: Sequence[Unit]) -> Sizes:
         """Of all units."""
-        if all(len(unit) == 1 for unit in units):
-            tokens = np.asarray([samples[unit[0]].num_tokens for unit in units], dtype=np.int64)
-            return Sizes(
-                -(-tokens // self.align) * self.align, tokens + tokens**2 / self.attention_length, self.max_tokens
-            )
-        rows, work = ([of(samples, unit) for unit in units] for of in (self.room, self.work))
-        return Sizes(np.asarray(rows), np.asarray(work), self.max_tokens)
+        members = _Members.of(samples, [i for unit in units for i in unit], self)
+        return members.sizes(_starts(map(len, units)))
 
 
-def padded(num_tokens: int, align: int) -> int:
+@dataclass(frozen=True)
+class _Members:
+    """Samples in the order of their units, whose first ones are at `starts` [units].
+
+    Attributes:
+        tokens: [members].
+        shared: that a sample lacks if the first of its unit has its prompt, [members].
+    """
+
+    tokens: np.ndarray
+    shared: np.ndarray
+    shape: Shape
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> _Members:
+        tokens = np.fromiter((len(samples[i].tokens) for i in members), np.int64, len(members))
+        if not shape.share_prompts:
+            return cls(tokens, np.zeros_like(tokens), shape)
+        shared = np.fromiter((shape.num_shared(samples, [i]) for i in members), np.int64, len(members))
+        return cls(tokens, shared, shape)
+
+    def counts(self, starts: np.ndarray) -> np.ndarray:
+        """Samples of each unit."""
+        return np.diff(starts, append=len(self.tokens))
+
+    def sizes(self, starts: np.ndarray) -> Sizes:
+        """A unit takes its tokens as rows of its micro-batch, or, if that is more, its keys over `KEYS_A_ROW`. Every
+        sample that shares a prompt counts the prompt's keys again."""
+        skipped = np.repeat(self.shared[starts], self.counts(starts))
+        skipped[starts] = 0
+        rows = np.add.reduceat(padded(self.tokens - skipped, self.shape.align), starts)
+        keys = rows + np.add.reduceat(skipped, starts)
+        work = np.add.reduceat(self.shape.work(self.tokens) - self.shape.work(skipped), starts)
+        return Sizes(np.maximum(rows, -(-keys // KEYS_A_ROW)), work, self.shape.max_tokens)
+
+    def filled(self, starts: np.ndarray) -> _Packed:
+        sizes, num_dp = self.sizes(starts), self.shape.num_dp
+        return _Packed(starts, sizes, fill(sizes, num_dp, num_dp * self.shape.multiple))
+
+    def divided(self, starts: np.ndarray, most: float) -> np.ndarray:
+        """Where units start that are halved until none has more than `most` rows or it is one sample."""
+        while True:
+            counts = self.counts(starts)
+            large = (counts > 1) & (self.sizes(starts).rows > most)
+            if not large.any():
+                return starts
+            starts = np.sort(np.append(starts, (starts + counts // 2)[large]))
+
+
+class _Packed(NamedTuple):
+    """Where units start, their sizes, and the micro-batches that they are in."""
+
+    starts: np.ndarray
+    sizes: Sizes
+    filled: Filled
+
+
+Tokens = TypeVar("Tokens", int, np.ndarray)
+
+
+def padded(num_tokens: Tokens, align: int) -> Tokens:
+    """To a multiple of `align`."""
     return -(-num_tokens // align) * align
 
 
 def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> list[list[list[Unit]]]:
     """The units of each micro-batch of each rank; every rank has the same number of micro-batches."""
+    numbers = list(members)
+    sequences = _Members.of(samples, numbers, shape)
     if shape.whole_attempts:
-        packed = _Packed.of(samples, attempts(samples, members), shape)
+        packed = sequences.filled(_starts(map(len, attempts(samples, numbers))))
     elif shape.share_prompts:
-        packed = _with_shared_prompts(samples, members, shape)
+        packed = _with_shared_prompts(sequences, [_prompt(samples[i]) for i in numbers])
     else:
-        packed = _Packed.of(samples, [[i] for i in members], shape)
-    by_rank = deal(packed.bins, packed.sizes, shape.num_dp)
-    return [[[packed.units[i] for i in content] for content in of_rank] for of_rank in by_rank]
+        packed = sequences.filled(np.arange(len(numbers)))
+    starts = packed.starts.tolist()
+    units = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True)]
+    by_rank = deal(packed.filled, packed.sizes, shape.num_dp)
+    return [[[units[i] for i in content] for content in of_rank] for of_rank in by_rank]
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """Units, their sizes, and the micro-batches that they are in."""
-
-    units: list[Unit]
-    sizes: Sizes
-    bins: Bins
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainSample], units: list[Unit], shape: Shape) -> _Packed:
-        sizes = shape.sizes(samples, units)
-        return cls(units, sizes, fill(sizes, shape.num_dp, shape.num_dp * shape.multiple))
+def _starts(counts: Iterable[int]) -> np.ndarray:
+    return np.cumsum([0, *counts])[:-1]
 
 
 def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[Unit]:
@@ -108,31 +152,20 @@ def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[Uni
     return found
 
 
-def _with_shared_prompts(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> _Packed:
+def _with_shared_prompts(members: _Members, prompts: Sequence[bytes]) -> _Packed:
     """The fewest micro-batches over units of several sizes: large ones have fewer rows, small ones leave less room."""
-    groups = [list(group) for _, group in groupby(members, lambda i: _prompt(samples[i]).tobytes())]
-    rows, multiple = int(shape.sizes(samples, groups).rows.sum()), shape.num_dp * shape.multiple
+    shape = members.shape
+    groups = _starts([len(list(group)) for _, group in groupby(prompts)])
+    rows, multiple = int(members.sizes(groups).rows.sum()), shape.num_dp * shape.multiple
     most, tried = min(shape.max_tokens, rows / multiple), []
     for halved in range(HALVINGS):
-        tried.append(_Packed.of(samples, _parts(samples, groups, shape, most / 2**halved), shape))
-        if len(tried[-1].bins) == fewest(np.asarray([rows]), shape.max_tokens, multiple):
+        tried.append(members.filled(members.divided(groups, most / 2**halved)))
+        if tried[-1].filled.num_bins == fewest(np.asarray([rows]), shape.max_tokens, multiple):
             break
     else:
-        tried.append(_Packed.of(samples, [[i] for i in members], shape))
-    return min(tried, key=lambda found: len(found.bins))
+        tried.append(members.filled(np.arange(len(members.tokens))))
+    return min(tried, key=lambda found: found.filled.num_bins)
 
 
-def _parts(samples: Sequence[TrainSample], groups: Sequence[Unit], shape: Shape, most: float) -> list[Unit]:
-    """The groups, halved until none has more than `most` rows or it is one sample."""
-    waiting, units = list(groups[::-1]), []
-    while waiting:
-        unit = waiting.pop()
-        if len(unit) > 1 and shape.room(samples, unit) > most:
-            waiting += [unit[len(unit) // 2 :], unit[: len(unit) // 2]]
-        else:
-            units.append(unit)
-    return units
-
-
-def _prompt(sample: TrainSample) -> np.ndarray:
-    return sample.tokens[: sample.num_tokens - sample.num_response_tokens]
+def _prompt(sample: TrainSample) -> bytes:
+    return sample.tokens[: sample.num_tokens - sample.num_response_tokens].tobytes()

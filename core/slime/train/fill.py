@@ -1,4 +1,4 @@
-"""From the sizes of units to micro-batches: which stand together, and which rank gets them. No torch.
+"""From the sizes of units to micro-batches: which stand together. No torch.
 
 A unit has rows and work. A micro-batch has a maximum of rows. Ranks that share experts wait at every micro-batch for
 the rank with the most work, so the micro-batches that they compute at the same time, a round, should have equal work.
@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-Bins = list[list[int]]
-"""Numbers of units by micro-batch."""
+EVEN = 1.005
+"""Work of the busiest rank over the mean, and that of the longest of each round: from which on more is tried."""
 
-EVEN = 1.003
-"""Work of the busiest rank over the mean, from which on units are moved to other ranks."""
-
-_MOST_MOVES, _MOST_COMPARED, _LIGHTEST = 200, 128, 4
-"""Moves of a unit between ranks; units of a rank that are compared with those of another; ranks looked at."""
+_MOST_REPAIRS, _FEW = 4, 2048
+"""Rounds that are filled again; units that are placed one by one if they cannot be placed many at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,18 @@ class Sizes:
     rows: np.ndarray
     work: np.ndarray
     cap: int
+
+
+@dataclass(frozen=True)
+class Filled:
+    """`place` [units]: the micro-batch of each; their number."""
+
+    place: np.ndarray
+    num_bins: int
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Of the units of each micro-batch."""
+        return np.bincount(self.place, values, self.num_bins)
 
 
 def fewest(rows: np.ndarray, cap: int, multiple: int) -> int:
@@ -45,7 +54,8 @@ def fewest(rows: np.ndarray, cap: int, multiple: int) -> int:
     least = max(1, -(-int(sizes @ counts) // cap))
     for parts in range(1, 65):
         scaled = (parts + 1) * sizes
-        rounded = np.where(scaled % cap == 0, parts * sizes, scaled // cap * cap)
+        whole = scaled // cap * cap
+        rounded = np.where(whole == scaled, parts * sizes, whole)
         least = max(least, -(-int(rounded @ counts) // (parts * cap)))
     small = sizes[2 * sizes <= cap]
     for ignored in small[:: max(1, len(small) // 64)]:
@@ -54,160 +64,196 @@ def fewest(rows: np.ndarray, cap: int, multiple: int) -> int:
     return math.ceil(least / multiple) * multiple
 
 
-def fill(sizes: Sizes, num_ranks: int, multiple: int) -> Bins:
+def fill(sizes: Sizes, num_ranks: int, multiple: int) -> Filled:
     """All units in the fewest micro-batches found, a multiple of `multiple`, with work as even as can be."""
     num_bins = fewest(sizes.rows, sizes.cap, multiple)
-    rows, work = sizes.rows.tolist(), sizes.work.tolist()
-    longest_first = np.argsort(-sizes.rows, kind="stable").tolist()
-    while True:
-        begun, left = _beside_the_largest(rows, work, sizes.cap, num_bins, num_ranks)
-        for head, rest in (begun, left), ([], longest_first):
-            free = num_bins - len(head)
-            found = _to_the_least_work(rest, rows, work, sizes.cap, free) or _best_fit(rest, rows, sizes.cap, free)
-            if found is not None:
-                return head + found
-            if not begun:
-                break
+    while (found := _Filling(sizes, num_ranks, num_bins).best()) is None:
         num_bins += multiple
+    return Filled(found, num_bins)
 
 
-def _beside_the_largest(
-    rows: Sequence[int], work: Sequence[float], cap: int, num_bins: int, num_ranks: int
-) -> tuple[Bins, list[int]]:
-    """Micro-batches of units that are more work alone than others are together, and what is left, longest first.
+class _Filling:
+    """Units in a number of micro-batches. What is tried gives the micro-batch of each unit, [units], or None if one has
+    nowhere to go."""
 
-    Whoever does nothing while another rank is at such a unit has lost the time: what stands beside it in its round is
-    filled up to its work.
-    """
-    order, rest, large = sorted(range(len(work)), key=lambda i: -work[i]), sum(work), 0
-    while large < min(num_bins, len(order)) and work[order[large]] * (num_bins - large) > rest:
-        rest -= work[order[large]]
-        large += 1
-    if num_ranks == 1 or not large:
-        return [], sorted(range(len(rows)), key=lambda i: -rows[i])
-    bins: Bins = [[i] for i in order[:large]] + [[] for _ in range(-large % num_ranks)]
-    left = sorted(order[large:], key=lambda i: (rows[i], work[i]))
-    lengths, works = [rows[i] for i in left], [work[i] for i in left]
-    for number, content in enumerate(bins):
-        room = cap - sum(rows[i] for i in content)
-        slack = work[order[number // num_ranks * num_ranks]] - sum(work[i] for i in content)
-        while (place := min(bisect_right(lengths, room), bisect_right(works, slack)) - 1) >= 0:
-            room, slack = room - lengths.pop(place), slack - works.pop(place)
-            content.append(left.pop(place))
-    return bins, left[::-1]
+    def __init__(self, sizes: Sizes, num_ranks: int, num_bins: int) -> None:
+        self.sizes, self.num_ranks, self.num_bins = sizes, num_ranks, num_bins
+        self.by_work = np.argsort(-sizes.work, kind="stable")
 
+    def best(self) -> np.ndarray | None:
+        found, waiting = None, math.inf
+        for tried in self._tries():
+            if tried is not None and (now := self._waiting(tried)) < waiting:
+                found, waiting = tried, now
+            if waiting <= EVEN:
+                return found
+        return self._repaired(found, waiting) if found is not None else self._best_fit()
 
-def _to_the_least_work(
-    order: Sequence[int], rows: Sequence[int], work: Sequence[float], cap: int, num_bins: int
-) -> Bins | None:
-    """Each unit to the micro-batch with the least work that has room; None if one has nowhere to go.
+    def _tries(self) -> Iterator[np.ndarray | None]:
+        """With units alone in the first rounds that are more work than others are together, and with fewer of them.
 
-    Those without room wait until units are small enough for them.
-    """
-    bins: Bins = [[] for _ in range(num_bins)]
-    room = [cap] * num_bins
-    by_work = [(0.0, number) for number in range(num_bins)]
-    waiting: list[tuple[int, float, int]] = []
-    for i in order:
-        while waiting and -waiting[0][0] >= rows[i]:
-            _, held, number = heapq.heappop(waiting)
-            heapq.heappush(by_work, (held, number))
-        while by_work and room[by_work[0][1]] < rows[i]:
-            held, number = heapq.heappop(by_work)
-            heapq.heappush(waiting, (-room[number], held, number))
-        if not by_work:
-            return None
-        held, number = by_work[0]
-        bins[number].append(i)
-        room[number] -= rows[i]
-        heapq.heapreplace(by_work, (held + work[i], number))
-    return bins
+        Whoever does nothing while another rank is at such a unit has lost the time: what stands beside it in its round
+        is filled up to its work.
+        """
+        work, ranks = self.sizes.work[self.by_work][: self.num_bins], self.num_ranks
+        rest = self.sizes.work.sum() - np.cumsum(work) + work
+        is_large = work * (self.num_bins - np.arange(len(work))) > rest
+        large = 0 if ranks == 1 or is_large.all() else int(is_large.argmin())
+        for rounds in sorted({-(-large // ranks), large // ranks, 0}, reverse=True):
+            first = self.by_work[: rounds * ranks]
+            place = np.full(len(self.by_work), -1)
+            place[first] = np.arange(len(first))
+            heights = np.repeat(self.sizes.work[first[::ranks]], ranks)[: len(first)]
+            yield self._completed(place, place[first], heights, np.arange(len(first), self.num_bins))
 
+    def _waiting(self, place: np.ndarray) -> float:
+        """Work of the longest of each round, over the mean."""
+        rounds = np.sort(np.bincount(place, self.sizes.work, self.num_bins))[:: -self.num_ranks]
+        return float(rounds.sum() * self.num_ranks / self.sizes.work.sum())
 
-def _best_fit(order: Sequence[int], rows: Sequence[int], cap: int, num_bins: int) -> Bins | None:
-    """Each unit to the micro-batch whose room it fills best; None if one has nowhere to go."""
-    bins: Bins = [[] for _ in range(num_bins)]
-    rooms = [(cap, number) for number in range(num_bins)]
-    for i in order:
-        place = bisect_left(rooms, (rows[i], -1))
-        if place == len(rooms):
-            return None
-        room, number = rooms.pop(place)
-        bins[number].append(i)
-        insort(rooms, (room - rows[i], number))
-    return bins
+    def _repaired(self, place: np.ndarray, waiting: float) -> np.ndarray:
+        """The rounds in which most is lost are filled again: up to their longest, or to no more than their largest
+        unit, whose company goes to other rounds."""
+        seen = np.zeros(self.num_bins, np.bool_)
+        for _ in range(_MOST_REPAIRS):
+            work = np.bincount(place, self.sizes.work, self.num_bins)
+            rounds = np.argsort(-work, kind="stable").reshape(-1, self.num_ranks)
+            lost = (work[rounds[:, :1]] - work[rounds]).sum(axis=1) * ~seen[rounds].any(axis=1)
+            worst = int(lost.argmax())
+            if waiting <= EVEN or lost[worst] < 1e-3 * self.sizes.work.sum():
+                break
+            seen[rounds[worst]] = True
+            for tried in (self._raised(place, rounds, worst, work), self._lowered(place, rounds[worst], seen)):
+                if tried is not None and (now := self._waiting(tried)) < waiting:
+                    place, waiting = tried, now
+        return place
 
+    def _raised(self, place: np.ndarray, rounds: np.ndarray, worst: int, work: np.ndarray) -> np.ndarray | None:
+        """Heavier rounds stay, and of this one those that are as long as the longest, within a thousandth; of the
+        others the largest units. What is left fills lighter rounds."""
+        height, low = work[rounds[worst, 0]], rounds[worst][work[rounds[worst]] < 0.999 * work[rounds[worst, 0]]]
+        free = rounds[worst + 1 :].ravel()
+        return self._completed(self._loosened(place, low, free), low, np.full(len(low), height), free)
 
-def deal(bins: Bins, sizes: Sizes, num_ranks: int) -> list[Bins]:
-    """The micro-batches of each rank. Those of like work are a round; the largest of them goes to the rank that has
-    least so far. Then units are moved from the busiest rank as long as no round gets longer by that."""
-    work = [float(sizes.work[content].sum()) for content in bins]
-    order = sorted(range(len(bins)), key=lambda number: -work[number])
-    ranks: list[Bins] = [[] for _ in range(num_ranks)]
-    held = [0.0] * num_ranks
-    for first in range(0, len(order), num_ranks):
-        emptiest_first = sorted(range(num_ranks), key=lambda rank: held[rank])
-        for rank, number in zip(emptiest_first, order[first : first + num_ranks], strict=True):
-            ranks[rank].append(bins[number])
-            held[rank] += work[number]
-    table = _Table(ranks, sizes)
-    for _ in range(_MOST_MOVES):
-        if not table.move():
-            break
-    return ranks
+    def _lowered(self, place: np.ndarray, bins: np.ndarray, seen: np.ndarray) -> np.ndarray | None:
+        """What has no room beside the largest units goes to rounds that were not seen."""
+        kept = self._loosened(place, bins, bins[:0])
+        work = np.bincount(kept + 1, self.sizes.work, self.num_bins + 1)[1:][bins]
+        return self._completed(kept, bins, np.full(len(bins), work.max()), np.flatnonzero(~seen))
 
+    def _loosened(self, place: np.ndarray, but_one: np.ndarray, all_of: np.ndarray) -> np.ndarray:
+        """Without, -1, what stands in some micro-batches beside the largest unit, and all of others."""
+        largest = np.full(self.num_bins, -1)
+        largest[place[self.by_work[::-1]]] = self.by_work[::-1]
+        found = np.where(np.isin(place, np.concatenate([but_one, all_of])), -1, place)
+        kept = largest[but_one]
+        found[kept[kept >= 0]] = but_one[kept >= 0]
+        return found
 
-class _Table:
-    """Work and rows of every rank's micro-batches, [ranks, rounds], while units are moved."""
+    def _completed(
+        self, place: np.ndarray, low: np.ndarray, heights: np.ndarray, free: np.ndarray
+    ) -> np.ndarray | None:
+        """The units without a place, -1: micro-batches `low` get the largest that have room under `heights` [low], then
+        those of `free` the rest."""
+        rows, work = self.sizes.rows, self.sizes.work
+        room = self.sizes.cap - np.bincount(place + 1, rows, self.num_bins + 1)[1:].astype(np.int64)
+        held = np.bincount(place + 1, work, self.num_bins + 1)[1:].astype(np.float64)
+        left = np.flatnonzero(place < 0)
+        left = left[np.lexsort((work[left], rows[left]))]
+        while len(low) and len(left):
+            under_room = np.searchsorted(rows[left], room[low], "right")
+            slack = heights * (1 + 1e-9) - held[low]  # two equal units are as high as the sum of their work
+            under_height = np.searchsorted(np.maximum.accumulate(work[left]), slack, "right")
+            wanted = np.minimum(under_room, under_height) - 1
+            order, steps = np.argsort(-wanted, kind="stable"), np.arange(len(low))
+            taken = np.minimum.accumulate(wanted[order] + steps) - steps  # each another unit
+            order, taken = order[taken >= 0], taken[taken >= 0]
+            low, heights, units = low[order], heights[order], left[taken]
+            place[units] = low
+            room[low] -= rows[units]
+            held[low] += work[units]
+            left = np.delete(left, taken)
+        ways = [(self._many_at_a_time, False), (self._many_at_a_time, True)]
+        if len(left) <= _FEW:
+            ways[1:] = [(self._one_by_one, False), (self._one_by_one, True)]
+        for method, is_full in ways:
+            own = work - rows if is_full else work  # the work that its room will hold counts as a micro-batch's own
+            held_then = held + room if is_full else held.copy()
+            found = method(left[::-1], own, free, place.copy(), room.copy(), held_then)
+            if found is not None:
+                return found
+        return None
 
-    def __init__(self, ranks: list[Bins], sizes: Sizes) -> None:
-        self.ranks, self.sizes = ranks, sizes
-        self.work = np.asarray([[sizes.work[content].sum() for content in of_rank] for of_rank in ranks])
-        self.rows = np.asarray([[sizes.rows[content].sum() for content in of_rank] for of_rank in ranks])
+    def _many_at_a_time(
+        self,
+        left: np.ndarray,
+        work: np.ndarray,
+        free: np.ndarray,
+        place: np.ndarray,
+        room: np.ndarray,
+        held: np.ndarray,
+    ) -> np.ndarray | None:
+        """Units, longest first, each to the micro-batch with the least work that has room: as many of them to as many
+        as one with the least work would not overtake."""
+        rows = self.sizes.rows
+        while len(left) and len(free):
+            has_room = free[room[free] >= rows[left[min(len(left), len(free)) - 1]]]
+            if not len(has_room):
+                return None
+            light = has_room[held[has_room] <= held[has_room].min() + max(0.0, work[left[0]])]
+            units = left[: len(light)]
+            there = light[np.argsort(held[light], kind="stable")[: len(units)]]
+            fits = rows[units] <= room[there]
+            if 2 * fits.sum() < len(units):
+                return self._one_by_one(left, work, free, place, room, held)
+            left = np.concatenate([units[~fits], left[len(units) :]])
+            units, there = units[fits], there[fits]
+            place[units] = there
+            room[there] -= rows[units]
+            held[there] += work[units]
+        return None if len(left) else place
 
-    def move(self) -> bool:
-        """A unit of the busiest rank to one of the others, or for a smaller one there: the best of what is compared.
-        False if all are even, or nothing helps."""
-        of_rank = self.work.sum(axis=1)
-        busiest = int(of_rank.argmax())
-        if of_rank[busiest] <= EVEN * of_rank.mean():
-            return False
-        for rank in of_rank.argsort(kind="stable")[:_LIGHTEST].tolist():
-            if self._move(busiest, rank, float(of_rank[busiest] - of_rank[rank])):
-                return True
-        return False
+    def _one_by_one(
+        self,
+        left: np.ndarray,
+        work: np.ndarray,
+        free: np.ndarray,
+        place: np.ndarray,
+        room: np.ndarray,
+        held: np.ndarray,
+    ) -> np.ndarray | None:
+        """The same without haste. Those without room wait until units are small enough for them."""
+        rooms, found = room.tolist(), []
+        lightest = list(zip(held[free].tolist(), free.tolist(), strict=True))
+        waiting: list[tuple[int, float, int]] = []
+        heapq.heapify(lightest)
+        for rows, more in zip(self.sizes.rows[left].tolist(), work[left].tolist(), strict=True):
+            while waiting and -waiting[0][0] >= rows:
+                _, had, number = heapq.heappop(waiting)
+                heapq.heappush(lightest, (had, number))
+            while lightest and rooms[lightest[0][1]] < rows:
+                had, number = heapq.heappop(lightest)
+                heapq.heappush(waiting, (-rooms[number], had, number))
+            if not lightest:
+                return None
+            had, number = lightest[0]
+            found.append(number)
+            rooms[number] -= rows
+            heapq.heapreplace(lightest, (had + more, number))
+        place[left] = found
+        return place
 
-    def _move(self, giver: int, taker: int, gap: float) -> bool:
-        units, rounds, work, rows = self._units(giver, ())
-        others, other_rounds, other_work, other_rows = self._units(taker, range(self.work.shape[1]))
-        less_work, less_rows = work[:, None] - other_work, rows[:, None] - other_rows
-        room_there, room_here = (self.sizes.cap - self.rows[rank] for rank in (taker, giver))
-        under = (self.work.max(axis=0) - self.work[taker])[other_rounds]
-        helps = (less_work > 0) & (less_work < gap) & (less_work <= under)
-        fits = (less_rows <= room_there[other_rounds]) & (-less_rows <= room_here[rounds][:, None])
-        gain = np.where(helps & fits, np.minimum(less_work, gap - less_work), 0.0)
-        given, taken = np.unravel_index(int(gain.argmax()), gain.shape)
-        if gain[given, taken] <= 1e-3 * gap:
-            return False
-        here, there = int(rounds[given]), int(other_rounds[taken])
-        self._exchange(giver, here, int(units[given]), taker, there, int(others[taken]))
-        change = np.asarray([less_work[given, taken], less_rows[given, taken]])
-        for table, amount in zip((self.work, self.rows), change, strict=True):
-            table[giver, here] -= amount
-            table[taker, there] += amount
-        return True
-
-    def _exchange(self, giver: int, here: int, unit: int, taker: int, there: int, other: int) -> None:
-        self.ranks[giver][here].remove(unit)
-        self.ranks[taker][there].append(unit)
-        if other >= 0:
-            self.ranks[taker][there].remove(other)
-            self.ranks[giver][here].append(other)
-
-    def _units(self, rank: int, empty: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers, rounds, work and rows of some units of a rank, and of nothing, -1, in the rounds `empty`."""
-        pairs = [(unit, number) for number, content in enumerate(self.ranks[rank]) for unit in content]
-        pairs = pairs[:: max(1, len(pairs) // _MOST_COMPARED)] + [(-1, number) for number in empty]
-        units, rounds = np.asarray(pairs, dtype=np.int64).T
-        work, rows = (np.where(units < 0, 0, values[units]) for values in (self.sizes.work, self.sizes.rows))
-        return units, rounds, work, rows
+    def _best_fit(self) -> np.ndarray | None:
+        """Each unit, longest first, to the micro-batch whose room it fills best."""
+        longest_first = np.argsort(-self.sizes.rows, kind="stable")
+        rooms, found = [(self.sizes.cap, number) for number in range(self.num_bins)], []
+        for rows in self.sizes.rows[longest_first].tolist():
+            fullest = bisect_left(rooms, (rows, -1))
+            if fullest == len(rooms):
+                return None
+            room, number = rooms.pop(fullest)
+            found.append(number)
+            insort(rooms, (room - rows, number))
+        place = np.empty(len(longest_first), np.int64)
+        place[longest_first] = found
+        return place

@@ -5,7 +5,6 @@ Nothing here depends on chance: the same samples give the same packs. No torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import numpy as np
 
 from slime.config.schema import LossMean, SlimeConfig
 from slime.errors import SlimeError
+from slime.models.blocks import Attention
 from slime.train.bins import Shape, Unit, attempts, padded, share_out
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, Batch, MicroBatch, TrainSample
 
@@ -26,7 +26,7 @@ class RankLayout(NamedTuple):
     packing_align: int
     micro_batch_multiple: int
     shares_prompts: bool
-    attention_length: float
+    attention: Sequence[Attention]
     lookahead: int = 0
 
 
@@ -41,7 +41,7 @@ def pack(
     num_optimizer_steps: int = 1,
     micro_batch_multiple: int = 1,
     share_prompts: bool = False,
-    attention_length: float = math.inf,
+    attention: Sequence[Attention] = (),
     whole_attempts: bool = False,
     lookahead: int = 0,
 ) -> list[Batch]:
@@ -60,8 +60,7 @@ def pack(
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
         share_prompts: samples next to one another that have the same prompt share it where that takes no more
             micro-batches, see `MicroBatch.prefixes`.
-        attention_length: tokens of a sequence whose attention is as much work as all else that is done for it
-            (`slime.plan.flops.attention_length`).
+        attention: what it is beside all else that is done for a token (`slime.plan.flops.attention`).
         whole_attempts: all segments of an attempt stand in one micro-batch, and `loss_mean` is over attempts.
         lookahead: tokens behind the next one that blocks of the model predict (`slime.models.traits.ExtraLoss`).
 
@@ -84,9 +83,7 @@ def pack(
             _check_whole(sum(lengths[i] for i in unit), unit, max_tokens)
     steps = np.array_split(np.arange(len(found)), num_optimizer_steps)
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
-    shape = Shape(
-        num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention_length, whole_attempts, lookahead
-    )
+    shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention, whole_attempts, lookahead)
     build = partial(_batch, samples, shape, weigh)
     return [build([i for number in step for i in found[number]]) for step in steps]
 
@@ -293,7 +290,7 @@ def pack_for(
         num_optimizer_steps=num_steps,
         micro_batch_multiple=layout.micro_batch_multiple,
         share_prompts=layout.shares_prompts,
-        attention_length=layout.attention_length,
+        attention=layout.attention,
         whole_attempts=whole_attempts,
         lookahead=layout.lookahead,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime.errors import SlimeError
-from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
+from slime.models.blocks import BF16, Attention, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import Block, Cut, Model, Shape
@@ -134,9 +134,9 @@ class _Attention(BuildingBlock):
             core = BF16 * heads * model["v_head_dim"] * tokens.rank_tokens
         return Saved(compressed(tokens) + core, transient)
 
-    def flops(self, model: Model, keys: float) -> float:
+    def attention(self, model: Model, layer: int) -> Attention:
         """Scores and the mean of values, of every head."""
-        return float(2 * model["num_attention_heads"] * _of_a_head(model) * keys)
+        return Attention(float(2 * model["num_attention_heads"] * _of_a_head(model)))
 
     def exchanged(self, model: Model, tp: int) -> float:
         """Keys and values of a rank's heads."""

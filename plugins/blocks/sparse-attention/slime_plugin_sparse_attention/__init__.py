@@ -15,7 +15,7 @@ from typing import Any
 import slime_plugin_latent_attention as mla
 from slime.errors import SlimeError
 from slime.layout import SIZE_KEYS, Grid, split_layers
-from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
+from slime.models.blocks import BF16, Attention, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Layers, Rules, layer_rule
@@ -170,10 +170,10 @@ class _Attention(BuildingBlock):
         kept = mla.compressed(tokens) + BF16 * rows * of_rank + shared + 4 * heads * of_rank + read
         return Saved(kept, BF16 * of_rank * 2 * (heads * latent + mixed) + 3 * shared + read)
 
-    def flops(self, model: Model, keys: float) -> float:
+    def attention(self, model: Model, layer: int) -> Attention:
         """Scores and the mean of latents, of every head, over the chosen keys."""
         latent = 2 * model["kv_lora_rank"] + model["qk_pos_emb_head_dim"]
-        return float(2 * model["num_attention_heads"] * latent * min(model["dsa_indexer_topk"], keys))
+        return Attention(float(2 * model["num_attention_heads"] * latent), model["dsa_indexer_topk"])
 
     def exchanged(self, model: Model, tp: int) -> float:
         """Latents and index keys, which all heads share."""
@@ -191,9 +191,9 @@ class _Indexer(BuildingBlock):
         chosen = min(tokens.model["dsa_indexer_topk"], tokens.longest)
         return Saved(0.0, lasting=4 * chosen * tokens.shard)
 
-    def flops(self, model: Model, keys: float) -> float:
+    def attention(self, model: Model, layer: int) -> Attention:
         """Scores of all keys."""
-        return float(2 * model["dsa_indexer_n_heads"] * model["dsa_indexer_head_dim"] * keys)
+        return Attention(float(2 * model["dsa_indexer_n_heads"] * model["dsa_indexer_head_dim"]))
 
 
 BLOCK, INDEXER = _Attention(mla.SHAPES), _Indexer(INDEXER_SHAPES)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.imports import importing
 from slime.layout import split_layers
-from slime.plan.flops import attention_length_of
+from slime.plan.flops import attention_of
 from slime.sizes.model import ModelSizes
 from slime_plugin_bubbles.lengths import Lengths, lengths_of, num_together
 
@@ -67,5 +67,5 @@ def shape_of(sizes: ModelSizes, chunks: int, *, are_pairs: bool) -> Shape:
 
     train, grid = sizes.topology.config.train, sizes.topology.grid
     cap, multiple = train.max_tokens_per_micro_batch, grid.pp if chunks > 1 else 1
-    attention = attention_length_of(sizes.model, sizes.weights, cap)
+    attention = attention_of(sizes.model, sizes.weights)
     return Shape(grid.dp, multiple, grid.packing_align, cap, bool(train.share_prompts), attention, are_pairs)

@@ -3,7 +3,6 @@ simulated."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from slime.compose.compose import examine
 from slime.layout import Grid
+from slime.models.blocks import Attention
 from slime.train.bins import Shape
 from slime.train.packing import RankLayout, pack_for
 from slime.types import Batch, MicroBatch, TrainSample
@@ -26,7 +26,8 @@ def uniform(longest: int, count: int) -> Lengths:
 
 
 def shape_of(grid: Grid, cap: int, *, shares: bool = False, pairs: bool = False) -> Shape:
-    return Shape(grid.dp, grid.pp if grid.vpp > 1 else 1, grid.packing_align, cap, shares, ATTENTION, pairs)
+    multiple, attention = grid.pp if grid.vpp > 1 else 1, (Attention(2 / ATTENTION),)
+    return Shape(grid.dp, multiple, grid.packing_align, cap, shares, attention, pairs)
 
 
 def samples_of(drawn: Sequence[Drawn], *, pairs: bool) -> list[TrainSample]:
@@ -56,7 +57,7 @@ def runs_pack(drawn: Sequence[Drawn], grid: Grid, shape: Shape) -> np.ndarray:
     """What `slime.train.packing.pack_for` makes of samples with these lengths, as the run calls it."""
     cfg = examine(["+model=glm4-tiny", "+cluster=local"]).cfg
     cfg.train.max_tokens_per_micro_batch = shape.max_tokens
-    layout = RankLayout(0, grid.dp, shape.align, shape.multiple, shape.share_prompts, shape.attention_length)
+    layout = RankLayout(0, grid.dp, shape.align, shape.multiple, shape.share_prompts, shape.attention)
     samples = samples_of(drawn, pairs=shape.whole_attempts)
     [batch] = pack_for(cfg, layout, samples, 1, whole_attempts=shape.whole_attempts)
     return work_of(batch, samples)
@@ -174,7 +175,7 @@ def simulate(work: list[float], stages: int) -> float:
 
 
 def test_attention_may_be_no_work() -> None:
-    shape = Shape(2, 1, 1, 100, False, math.inf)
+    shape = Shape(2, 1, 1, 100, False)
     assert packed_work([Drawn(1, 9, 0), Drawn(1, 9, 1)], shape).tolist() == [[10], [10]]
 
 

@@ -11,7 +11,7 @@ from slime import plugins
 from slime.compose.compose import examine
 from slime.config.hf import config_folder, read_hf_config
 from slime.plan.document import document
-from slime.plan.flops import attention_length
+from slime.plan.flops import attention
 from slime.plan.report import report
 from slime.sizes.model import keywords_of, sizes_of
 from slime_plugin_bubbles.part import TITLE, shape_of
@@ -28,7 +28,7 @@ def lines(*words: str) -> list[str]:
 
 def test_a_pipeline_without_data_parallelism() -> None:
     [line] = lines("+model=glm5.2", "+cluster=h100x256")
-    assert line.startswith("  pipeline        18.")
+    assert line.startswith("  pipeline        17.")
     assert line.endswith(" of a step's passes, on the way of 35.0 micro-batches through 8 stages")
 
 
@@ -62,7 +62,7 @@ def test_one_rank_waits_for_nobody_and_its_plan_loads_no_numpy() -> None:
 
 @pytest.mark.parametrize(("model", "cluster"), [("glm4.7-flash", "h100x8"), ("glm5.2", "h100x256")])
 def test_work_is_counted_as_trainers_count_it(model: str, cluster: str) -> None:
-    """By the same length as `RankLayout.attention_length`."""
+    """By the same `RankLayout.attention`."""
     composed = examine([f"+model={model}", f"+cluster={cluster}"])
     cfg, topology, bridge = composed.cfg, composed.topology, plugins.load().models.create(composed.cfg.model.family)
     assert topology
@@ -70,6 +70,6 @@ def test_work_is_counted_as_trainers_count_it(model: str, cluster: str) -> None:
     hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     sizes = sizes_of(topology, keywords_of(cfg.train.megatron, bridge, hf), bridge.weight_mapping(hf))
     shape = shape_of(sizes, 1, are_pairs=False)
-    assert shape.attention_length == attention_length(cfg, plugins.load())
+    assert shape.attention == attention(cfg, plugins.load())
     assert (shape.num_dp, shape.align, shape.multiple) == (topology.grid.dp, topology.grid.packing_align, 1)
     assert shape_of(sizes, 2, are_pairs=False).multiple == topology.grid.pp

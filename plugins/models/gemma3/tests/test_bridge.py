@@ -14,6 +14,7 @@ from slime.errors import SlimeError
 from slime.models.bridge import ModelBridge
 from slime.sizes.parameters import weights_of
 from slime_plugin_gemma3.bridge import Gemma3
+from slime_plugin_transformer import gqa
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_gemma3/assets"
 HUB = {file.parent.name: json.loads(file.read_text()) for file in ASSETS.glob("gemma-*/config.json")}
@@ -44,6 +45,23 @@ def test_a_published_model_is_as_transformers_completes_it(name: str) -> None:
     assert kwargs["rotary_base"] == theirs.rope_parameters["full_attention"]["rope_theta"]
     assert theirs.rope_parameters["sliding_attention"]["rope_theta"] == 10000
     assert kwargs["share_embeddings_and_output_weights"] is theirs.tie_word_embeddings
+
+
+def test_flops_of_attention_are_those_of_the_keys_that_transformers_attends_to() -> None:
+    """Counted in its model: weights above 0 of every head, each two products of a head's size."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    hf, tokens = json.loads((ASSETS / "gemma3-tiny/config.json").read_text()), 40
+    theirs = Gemma3ForCausalLM(Gemma3TextConfig(**hf, attn_implementation="eager"))
+    seen = theirs(torch.arange(tokens)[None], output_attentions=True).attentions
+    config = Gemma3().transformer_config(hf)
+    assert len({int((of_layer > 0).sum()) for of_layer in seen}) == 2, "with and without a window"
+    for layer, of_layer in enumerate(seen):
+        stated = gqa.BLOCK.attention(config, layer)
+        own = config["num_attention_heads"] * min(tokens, stated.most_keys) / 2  # of which halves are counted
+        counted = 4 * config["kv_channels"] * (int((of_layer > 0).sum()) - own)
+        assert stated.flops * stated.keys(tokens) * tokens == pytest.approx(counted)
 
 
 @pytest.mark.parametrize("name", HUB)

@@ -21,7 +21,7 @@ from slime.config.schema import Init, SlimeConfig
 from slime.contracts import Source
 from slime.estimator import CriticEstimator
 from slime.models.traits import extra_losses
-from slime.plan.flops import attention_length
+from slime.plan.flops import attention
 from slime.train.packing import RankLayout
 from slime.train.rank import Usage
 from slime.types import Batch
@@ -109,7 +109,7 @@ class Trainer(Exports):
             self.packing_align,
             self.micro_batch_multiple,
             megatron.shares_prompts(self.cfg, self.model),
-            attention_length(self.cfg, plugins.load()),
+            attention(self.cfg, plugins.load()),
             max((loss.lookahead for loss, _ in self.extra_losses), default=0),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime.models.blocks import BF16, BuildingBlock, Cache, RankTokens, Saved
+from slime.models.blocks import BF16, Attention, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import Layout
 from slime.models.rules import Rules, layer_rule
@@ -68,6 +68,14 @@ SHAPES = {
 }
 
 
+def _has_window(model: Model, layer: int) -> bool:
+    """As Megatron-core's `is_layer_window_attention` says it, which counts layers from 1."""
+    but = model.get("window_attn_skip_freq")
+    if not model.get("window_size") or but is None:
+        return bool(model.get("window_size"))
+    return bool((layer + 1) % but if isinstance(but, int) else but[layer])
+
+
 class _Attention(BuildingBlock):
     def saved(self, tokens: RankTokens) -> Saved:
         """`PackedSelfAttention`; with norms of queries and keys their inputs too."""
@@ -77,9 +85,10 @@ class _Attention(BuildingBlock):
         norms = BF16 * (heads + 2 * groups) * size * tokens.rank_tokens if model.get("qk_layernorm") else 0
         return Saved(kept + norms, transient)
 
-    def flops(self, model: Model, keys: float) -> float:
-        """Scores and the mean of values, of every head."""
-        return float(2 * model["num_attention_heads"] * 2 * model["kv_channels"] * keys)
+    def attention(self, model: Model, layer: int) -> Attention:
+        """Scores and the mean of values, of every head; in some layers to a sliding window."""
+        flops = float(2 * model["num_attention_heads"] * 2 * model["kv_channels"])
+        return Attention(flops, model["window_size"][0] + 1) if _has_window(model, layer) else Attention(flops)
 
     def exchanged(self, model: Model, tp: int) -> float:
         """Keys and values of a rank's groups."""
