@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vocabulary_logprobs import logprob
 from vocabulary_logprobs.logprob import PlainKernels, logprobs_and_entropy, top_logprobs, vocabulary_kernels
 
 NUM_TOKENS, HIDDEN, VOCAB, NUM_OTHERS = 23, 16, 40, 5
@@ -131,6 +132,20 @@ def test_the_most_probable_tokens(lone_group: dist.ProcessGroup, k: int) -> None
         wanted_ids, wanted = most_probable(hidden, weight, k, 0.7)
         assert torch.equal(ids, wanted_ids)
         torch.testing.assert_close(logprobs, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_little_memory_is_taken_for_the_most_probable_tokens(
+    lone_group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the logits of a chunk: a few rows at a time, and the same tokens."""
+    monkeypatch.setattr(logprob, "MOST_AT_ONCE", 3 * VOCAB)
+    hidden, weight = sharp_inputs()
+    ids, _ = top_logprobs(hidden, weight, 6, chunk_tokens=NUM_TOKENS, group=lone_group, kernels=PLAIN)
+    assert torch.equal(ids, most_probable(hidden, weight, 6, 1.0)[0])
+    values, largest = hidden @ weight.t(), LargestResult()
+    with largest:
+        logprob._largest(values, 2)
+    assert largest.numel == 3 * VOCAB
 
 
 def test_a_place_that_is_not_a_number_has_log_probs_that_are_none(lone_group: dist.ProcessGroup) -> None:

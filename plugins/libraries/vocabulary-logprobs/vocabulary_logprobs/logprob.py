@@ -15,6 +15,9 @@ from torch import Tensor
 
 from megatron_core_portable import add_product
 
+MOST_AT_ONCE = 1 << 25
+"""Logits of a chunk among which the largest are looked for at a time: that takes 10 bytes of memory for each."""
+
 
 def logprobs_and_entropy(
     hidden: Tensor,
@@ -262,10 +265,15 @@ def _gathered(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _largest(values: Tensor, k: int) -> Tensor:
     """[c, k] ascending places of the k largest of [c, n]; of equal ones the first. `topk` alone takes any of them."""
+    blocks = torch.split(values, max(1, MOST_AT_ONCE // values.size(1)))
+    return torch.cat([_largest_of_block(block, k) for block in blocks])
+
+
+def _largest_of_block(values: Tensor, k: int) -> Tensor:
     least = values.topk(k, dim=1).values[:, -1:]
     above, equal = values > least, values == least
     room = k - above.sum(dim=1, keepdim=True)
-    found = (above | (equal & (equal.cumsum(dim=1) <= room))).nonzero()[:, 1]
+    found = (above | (equal & (equal.cumsum(dim=1, dtype=torch.int32) <= room))).nonzero()[:, 1]
     if len(found) != len(values) * k:  # NaN has no order, and what is computed of it is NaN
         found = values.topk(k, dim=1).indices.sort(dim=1).values
     return found.view(len(values), k)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +14,20 @@ from torch import Tensor
 
 from slime.algo.stages import Stage, objective_of
 from slime.compose.compose import examine
-from slime.config.schema import AlgoConfig
+from slime.config.changes import changed
+from slime.config.schema import AlgoConfig, LossMean, SlimeConfig
 from slime.contracts import LossInputs, LossTerms, Source
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 from slime_plugin_distillation.divergence import LEAST_REST, top_divergence
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Opd
+from slime_testing.models import write_checkpoint
 from slime_testing.objectives import check_objective
+from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
 
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
+PREDICTING = Path(__file__).parents[3] / "models/glm4/tests/configs/lite.json"
+"""A model with a layer that predicts the token after the next one."""
 COEF, NUM = 0.7, 7
 LOGITS = (0.3, -1.2, 2.0, 0.0, -0.5, 1.1, -2.5)
 TEACHER = (1.0, 0.2, -0.3, 0.0, 0.4, 2.1, -4.0)
@@ -175,3 +183,37 @@ def test_contract(served: bool) -> None:
     if served:
         options["teacher_url"] = "http://nobody-is-asked"
     check_objective("opd", MODEL, options=options, kl_coef=0.1)
+
+
+def with_a_prediction_layer(rank: Rank, folder: Path, learns_by: str) -> list[dict[str, float]]:
+    """A step with the sampled token alone, and one with the most probable tokens."""
+    found = []
+    for options in ({}, {"teacher_top_k": 5}):
+        from slime.train.packing import pack
+        from slime_plugin_megatron.trainer import Trainer
+
+        cfg = SlimeConfig(algo=AlgoConfig(name="opd", advantage="none", options=options))
+        cfg.model.path, cfg.run.num_steps = str(folder), 1
+        cfg.model.family = json.loads((folder / "config.json").read_text())["model_type"]
+        cfg = changed(cfg, {learns_by: 0.2})
+        cfg.algo.teacher.path = str(folder)
+        trainer = Trainer(cfg, *rank)
+        trainer.init_weights()
+        trainer.hold_teacher()
+        batches = pack(
+            recorded_samples(4, trainer.hf["vocab_size"]), num_dp=1, align=1, max_tokens=80, loss_mean=LossMean.token
+        )
+        found.append(trainer.train(batches, 1, "rl"))
+        rank = rank.again()
+        torch.distributed.destroy_process_group()
+    return found
+
+
+@pytest.mark.slow
+def test_a_prediction_layer_learns_beside_it(tmp_path: Path) -> None:
+    """Its row of scores stands behind those of the teacher's tokens."""
+    prediction = pytest.importorskip("slime_plugin_multi_token_prediction")
+    write_checkpoint(json.loads(PREDICTING.read_text()), tmp_path)
+    [[sampled, top]] = run_ranks(with_a_prediction_layer, 1, tmp_path, prediction.LEARNS_BY)
+    assert top["mtp_loss"] == sampled["mtp_loss"] > 1
+    assert (top["teacher_kl"], sampled["teacher_kl"]) == (0, 0)
