@@ -104,7 +104,8 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)
     ray_own = {child.name(): child for child in psutil.Process().children() if "/ray/" in " ".join(child.cmdline())}
-    print(json.dumps(["processes of Ray", " ".join(sorted(ray_own)), "", 0]), flush=True)
+    idle = [child.pid for child in psutil.Process().children(recursive=True) if "ray::IDLE" in child.cmdline()]
+    print(json.dumps(["processes of Ray", " ".join(sorted(ray_own)), f"{len(idle)} idle", 0]), flush=True)
 
     all_sleep(1.5)  # longer than a look: nobody has died
     os.kill(pids["trainer-3"], signal.SIGSTOP)
@@ -187,8 +188,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 def test_no_process_of_ray_is_started_for_nothing(told: Told) -> None:
-    """Beside these, `ray.init` starts a dashboard, an autoscaler and a log monitor, and waits for the first."""
-    assert told.errors["processes of Ray"][0] == "gcs_server raylet"
+    """Beside these, `ray.init` starts a dashboard, an autoscaler and a log monitor, and waits for the first; the raylet
+    starts a worker a CPU, beside those of the actors."""
+    assert told.errors["processes of Ray"][:2] == ("gcs_server raylet", "0 idle")
 
 
 def test_who_gives_no_answer_is_named_with_its_state(told: Told) -> None:

@@ -33,9 +33,10 @@ LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
 
 
 def start_environment(limit_s: float) -> dict[str, str]:
-    """What gives Ray's processes `limit_s` seconds to find each other, instead of 5 to 30."""
+    """What gives Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, and has them start a worker
+    only when an actor comes: those that wait, one a CPU, no actor of a run takes."""
     names = ("raylet_start_wait_time_s", "gcs_rpc_server_connect_timeout_s")
-    return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names}
+    return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names} | {"RAY_enable_worker_prestart": "false"}
 
 
 @contextlib.contextmanager
