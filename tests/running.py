@@ -29,12 +29,15 @@ GONE_S = 60.0
 
 HELD_OUT = "heldout.jsonl"
 """In the folder of a run: the first of the recipe's held-out prompts."""
-_NUM_HELD_OUT = 32
+DEMONSTRATIONS = "demonstrations.jsonl"
+"""Likewise of its demonstrations: a run renders all of them, and the recipe's take it a second."""
+_NUM_HELD_OUT, _NUM_DEMONSTRATIONS = 32, 512
 
 TINY = {
     "run.num_steps": 4,
     "sft.num_steps": 4,
     "sft.lr_warmup_steps": 1,
+    "sft.path": DEMONSTRATIONS,
     "eval.interval": 2,
     "eval.path": HELD_OUT,
     "rollout.prompts_per_step": 4,
@@ -82,8 +85,8 @@ class Run:
         self.temporary: set[Path] = set()
 
     def start(self) -> Run:
-        prompts = resolve("pkg://slime_plugin_math/data/arithmetic-heldout.jsonl").read_text().splitlines(keepends=True)
-        (self.folder / HELD_OUT).write_text("".join(prompts[:_NUM_HELD_OUT]))
+        self._write_beginning(HELD_OUT, "arithmetic-heldout.jsonl", _NUM_HELD_OUT)
+        self._write_beginning(DEMONSTRATIONS, "arithmetic-sft.jsonl", _NUM_DEMONSTRATIONS)
         settings = {**self.shortened, "run.name": "it", **self.settings}
         if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
             settings.pop("eval.interval", None)
@@ -100,6 +103,10 @@ class Run:
             )
         _STARTED.append(self.process)
         return self
+
+    def _write_beginning(self, name: str, data: str, num_rows: int) -> None:
+        rows = resolve(f"pkg://slime_plugin_math/data/{data}").read_text().splitlines(keepends=True)
+        (self.folder / name).write_text("".join(rows[:num_rows]))
 
     def start_beside(self, other: Run) -> Run:
         """Start this command on the run directory of `other`."""

@@ -88,6 +88,7 @@ def test_run(cluster: str, settings: dict[str, Any], tmp_path: Path) -> None:
 
 DRAFTING: dict[str, Any] = {
     "sft.num_steps": 200,
+    "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
     "sft.lr_warmup_steps": 20,
     "train.checkpoint.interval": 100,
     "+rollout.sglang.speculative_algorithm": "EAGLE",
