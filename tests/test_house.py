@@ -41,7 +41,7 @@ BUDGETS = {
     "reward": 388,
     "data": 1523,
     "sampling": 2377,
-    "plan": 845,
+    "plan": 857,
     "engine_client": 367,
     "verbs": 360,
     "engines": 282,

@@ -50,7 +50,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
         ["", "pipeline stages", *_pipeline(model)],
         ["", "trainer ranks", *_ranks(model)],
         ["", "parallel groups", *_groups(model.topology.grid, model.dimensions)],
-        ["", "batches", *batch_lines(batch(cfg, model.topology.grid), model.topology.grid)],
+        ["", "batches", *batch_lines(model.topology)],
         [
             "",
             "learning",

@@ -41,6 +41,10 @@ OF_REINFORCEMENT = (
 OF_DATA = ("data.", "filter.", "buffer.")
 """Keys, and beginnings of keys, that decide what reinforcement learning learns; those of quantizations too."""
 
+WORTH_SHARING = 60
+"""Percent of the tokens up to which the plan speaks of what is not set. A step of a dense model took that share of its
+time and 3 to 4 points more (`benchmarks/results/train-h200.md`); of others it was not measured."""
+
 
 def learning(topology: Topology) -> dict[str, Any]:
     """Dotted key -> value of what decides learning: data, samples, rewards, loss, optimizer, evaluation, checkpoints.
@@ -90,7 +94,8 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         `tokens_a_group`: of a micro-batch, which the ranks of a context-parallel group share; `tokens_a_rank`;
         `samples`: of an optimizer step; `samples_a_rank`: at most, of a data-parallel one; and of reinforcement
         learning `optimizer_steps` of a rollout in each of its `epochs`, `longest`: tokens of a sequence, padded, and
-        `begun`: responses that a rollout begins.
+        `begun`: responses that a rollout begins. Where samples share their prompt, and on GPUs where it would be worth
+        it, `percent_shared`: of the tokens of the longest samples, what that leaves.
     """
     cap, rollout, steps = cfg.train.max_tokens_per_micro_batch, cfg.rollout, cfg.train.steps_per_rollout
     sizes = {"tokens_a_group": cap, "tokens_a_rank": cap // grid.cp}
@@ -100,14 +105,18 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         return {**sizes, "samples": answers * cfg.sft.batch_size, "samples_a_rank": answers * of_rank}
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     over_sampling = 1.0 if rollout.max_staleness else rollout.over_sampling
+    longest, num = longest_of(rollout, rollout.sampling), rollout.samples_per_prompt
+    percent = round(100 - 100 * rollout.max_prompt_tokens * (num - 1) / (longest * num))
+    is_worth = cfg.train.share_prompts is None and cfg.cluster.on_gpus and grid.cp == 1 and percent <= WORTH_SHARING
     return {
         **sizes,
         "samples": samples // steps,
         "samples_a_rank": -(-samples // steps // grid.dp),
         "optimizer_steps": steps,
         "epochs": cfg.train.epochs_per_rollout,
-        "longest": grid.padded(longest_of(rollout, rollout.sampling)),
-        "begun": math.ceil(rollout.prompts_per_step * over_sampling) * rollout.samples_per_prompt,
+        "longest": grid.padded(longest),
+        "begun": math.ceil(rollout.prompts_per_step * over_sampling) * num,
+        **({"percent_shared": percent} if is_worth or cfg.train.share_prompts else {}),
     }
 
 
@@ -132,8 +141,10 @@ def requests(topology: Topology) -> dict[str, dict[str, int | None]]:
     return found
 
 
-def batch_lines(sizes: dict[str, int], grid: Grid) -> Iterator[str]:
+def batch_lines(topology: Topology) -> Iterator[str]:
     """`batch` in words."""
+    cfg, grid = topology.config, topology.grid
+    sizes = batch(cfg, grid)
     group = (
         f", {sizes['tokens_a_rank']:,} a rank of a context-parallel group of {grid.cp}" if grid.cp > 1 else " a rank"
     )
@@ -145,6 +156,9 @@ def batch_lines(sizes: dict[str, int], grid: Grid) -> Iterator[str]:
         epochs = f" in each of {sizes['epochs']} epochs" if sizes["epochs"] > 1 else ""
         of = f"; {sizes['optimizer_steps']} a rollout{epochs}, which begins {sizes['begun']:,} responses"
     yield f"  optimizer step  {step}{of}"
+    if percent := sizes.get("percent_shared"):
+        leave = "leave" if cfg.train.share_prompts else "none; train.share_prompts=true would leave"
+        yield f"  shared prompts  {leave} {percent}% of the tokens, where samples are as long as they may be"
 
 
 def request_lines(groups: dict[str, dict[str, int | None]]) -> Iterator[str]:
