@@ -33,7 +33,8 @@ class Agreement(NamedTuple):
     Attributes:
         mean, high, max: between engine and trainer; `high` is their quantile `FEW`.
         rounding, high_rounding: between the trainer in its precision and in fp32; mean and quantile `FEWER`.
-        causes: of the mean under FP8, by the installed explanations (`slime-plugin-fp8-gap`); otherwise empty.
+        causes: of the mean, by the installed explanations: under FP8 (`slime-plugin-fp8-gap`), and of experts where
+            engines record theirs (`slime-plugin-routing-gap`); otherwise empty.
         own_keys: the mean between engine and trainer, had the trainer chosen keys as in training.
         control: the same, had it attended to all keys; both None where it does so anyway.
     """
@@ -54,7 +55,7 @@ class Agreement(NamedTuple):
     def problem(self) -> str:
         """What is wrong with it, empty if nothing is."""
         name = f"{self.model} {self.sequences}".strip()
-        if self.causes:
+        if "rest" in self.causes:
             rest, limit = self.causes["rest"], TWO_SIDES * (self.rounding + self.causes.get("activations", 0.0)) + FLOOR
             return "" if rest <= limit else f"{name}: FP8 does not explain {rest:.4f}, rounding {limit:.4f}"
         pairs = {"mean": (self.mean, self.rounding), f"quantile {FEW}": (self.high, self.high_rounding)}

@@ -17,26 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, Placement, SlimeConfig
-from slime.engine_client.client import Completion
 from slime.models.bridge import HfConfig
 from slime.net import LOOPBACK, Endpoint
 from slime.topology.quantization import weight_format
+from slime.topology.recordings import recordings_of
 from slime.topology.topology import read_topology
-from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
+from slime.types import ROLLOUT_LOGPROBS, TrainSample
 from slime.weights.quantized import Quantizer, parts_of, quantized, quantizer_of
 from slime_plugin_fp8_block.blocks import E4M3
-from slime_plugin_sglang.driver.client import SGLangClient
 from slime_plugin_sglang.driver.process import EngineProcess
+from slime_testing.engines import cpu_config
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
 from tests.agreement import FEW, FEWER, Agreement
+from tests.sampled import BEYOND, VERSION, prompts_of, sample
 from weight_buckets.views import Named
 
 NARROW: Mapping[str, int] = {
@@ -58,13 +58,7 @@ ENGINE: Mapping[str, Any] = {
     "cuda_graph_max_bs_decode": 8,
 }
 SPARSE_ENGINE: Mapping[str, Any] = {**ENGINE, "attention_backend": "dsa", "kv_cache_dtype": "bfloat16"}
-PROMPT_LENGTHS, NUM_TOKENS = (7, 64, 300, 1000), 64
-LONG_PROMPT_LENGTHS = (2000, 5000)
-"""With `NUM_TOKENS` more, the first passes an `index_topk` of 2048 while it is decoded, the second while prefilled."""
-WITHIN, BEYOND = "", "beyond index_topk"
 BUCKET_BYTES = 64 << 20
-VERSION = 2
-"""Of the weights that are compared."""
 _UNUSED = ("auto_map", "quantization_config")
 START_TIMEOUT_S, RANK_TIMEOUT_S = 400.0, 250.0
 
@@ -84,6 +78,8 @@ def compare_on_gpu(
     engine: Mapping[str, Any] | None = None,
     fp8: str | None = None,
     round_trained: bool = True,
+    routing: bool = False,
+    widths: Mapping[str, int] | None = None,
 ) -> list[Future[list[Agreement]]]:
     """Serve and train a model cut from each published config.json, all at once.
 
@@ -98,19 +94,23 @@ def compare_on_gpu(
         fp8: `rollout.fp8`; rows are then by cause.
         round_trained: the trainer's weights are then such that E4M3 loses nothing of them, so that what remains is what
             the engine computes: GPUs quantise activations too.
+        routing: `observe.routing`: of mixtures of experts, rows are by what the engine's experts explain.
+        widths: fields of config.json on top of `NARROW`.
 
     Returns:
         What was found of each model, or why nothing was; all have ended.
     """
     with ThreadPoolExecutor(len(published)) as pool:
-        compare = partial(_compare, scratch=scratch, device=device, engine=engine or {}, fp8=fp8, rounds=round_trained)
+        of_run = {"device": device, "engine": engine or {}, "fp8": fp8, "rounds": round_trained, "routing": routing}
+        compare = partial(_compare, scratch=scratch, widths=widths or {}, **of_run)
         compared = [pool.submit(compare, path) for path in published]
         wait(compared)  # no thread ends before: without CUDA one of them has started the server that forks all ranks
         return compared
 
 
-def narrowed(published: Path, folder: Path) -> HfConfig:
-    """Write a narrow model with the published one's attention and routing as `folder`/config.json, and return it.
+def narrowed(published: Path, folder: Path, widths: Mapping[str, int] | None = None) -> HfConfig:
+    """Write a narrow model with the published one's attention and routing as `folder`/config.json, and return it; with
+    `widths` in place of some of `NARROW`.
 
     Where the heads are as wide as the model, which SGLang takes for granted of some families, it stays as wide. It has
     at least two layers behind the dense ones, or, where layers share their choice of keys, so many that some reuse a
@@ -124,7 +124,7 @@ def narrowed(published: Path, folder: Path) -> HfConfig:
     cut = {key: value for key, value in read_hf_config(str(folder), num_layers).items() if key not in _UNUSED}
     width = cut["hidden_size"]
     as_wide = width == cut["num_attention_heads"] * cut.get("head_dim", 0)
-    cut |= {key: value for key, value in NARROW.items() if key in cut}
+    cut |= {key: value for key, value in {**NARROW, **(widths or {})}.items() if key in cut}
     cut |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
     cut |= {"hidden_size": width} if as_wide else {}
     file.write_text(json.dumps(cut, indent=2))
@@ -132,12 +132,22 @@ def narrowed(published: Path, folder: Path) -> HfConfig:
 
 
 def _compare(
-    published: Path, *, scratch: Path, device: Device, engine: Mapping[str, Any], fp8: str | None, rounds: bool
+    published: Path,
+    *,
+    scratch: Path,
+    widths: Mapping[str, int],
+    device: Device,
+    engine: Mapping[str, Any],
+    fp8: str | None,
+    rounds: bool,
+    routing: bool,
 ) -> list[Agreement]:
     folder = scratch / published.parent.name
-    hf = narrowed(published, folder / "config")
+    hf = narrowed(published, folder / "config", widths)
     cfg = setup(hf, folder, device, engine)
-    cfg.rollout.fp8 = fp8
+    cfg.rollout.fp8, cfg.observe.routing = fp8, routing and "num_experts_per_tok" in hf
+    (folder / "weights").mkdir()
+    (folder / "weights/config.json").write_text(json.dumps(hf))
     process = EngineProcess(read_topology(cfg), host=LOOPBACK, log=folder / "engine.log")
     with ThreadPoolExecutor(1) as starter:  # the checkpoint is written while the engine starts
         started = starter.submit(process.start)
@@ -145,7 +155,7 @@ def _compare(
             write_checkpoint(hf, folder / "weights", dtype=torch.bfloat16)
             if (form := weight_format(cfg.model, cfg.rollout)) and rounds:
                 _round(folder / "weights", quantizer_of(form))
-            (folder / "weights/config.json").write_text(json.dumps(hf))
+            (folder / "weights/config.json").write_text(json.dumps(hf))  # as it was, not as transformers writes it
             started.result()
             [rows] = run_ranks(agreements, 1, cfg, process.endpoint, published.parent.name, timeout_s=RANK_TIMEOUT_S)
         finally:
@@ -172,7 +182,8 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
     cfg.cluster.device, cfg.cluster.placement = device, Placement.disaggregated
     cfg.cluster.start_timeout_s = START_TIMEOUT_S
     cfg.model.family, cfg.model.path = hf["model_type"], str(folder / "weights")
-    cfg.rollout.sglang = {**(SPARSE_ENGINE if "index_topk" in hf else ENGINE), **engine}
+    of_gpus = SPARSE_ENGINE if "index_topk" in hf else ENGINE
+    cfg.rollout.sglang = {**(of_gpus if device is Device.cuda else cpu_config().rollout.sglang), **engine}
     cfg.cluster.devices_per_node = 2  # one for each, as the plan counts them
     cfg.train.megatron = {"bf16": cfg.rollout.sglang["dtype"] == "bfloat16"}
     return cfg
@@ -190,10 +201,11 @@ def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> li
     form = weight_format(cfg.model, cfg.rollout)
     quantizer = quantizer_of(form) if form else None
     publish(_others(trainer.export(quantizer=quantizer)), [engine], 1, BUCKET_BYTES, bucket_type=kind)
-    asyncio.run(_sample(engine, [[1, 2, 3]], version=1))
+    recordings = recordings_of(cfg)
+    asyncio.run(sample(engine, [[1, 2, 3]], recordings, version=1))
     publish(trainer.export(quantizer=quantizer), [engine], VERSION, BUCKET_BYTES, bucket_type=kind)
-    exact, prompts = _in_fp32(trainer), _prompts(trainer.hf)
-    samples = {sequences: asyncio.run(_sample(engine, of_kind)) for sequences, of_kind in prompts.items()}
+    exact, prompts = _in_fp32(trainer), prompts_of(trainer.hf)
+    samples = {kind: asyncio.run(sample(engine, of_kind, recordings)) for kind, of_kind in prompts.items()}
     return [(model, cfg.model.family, *_compared(trainer, exact, *of_kind)) for of_kind in samples.items()]
 
 
@@ -217,7 +229,7 @@ def _compared(trainer: Any, exact: Any, sequences: str, samples: Sequence[TrainS
 
 
 def _causes(trainer: Any, samples: Sequence[TrainSample]) -> dict[str, float]:
-    """What the alarm of a run would name; empty without FP8."""
+    """What the alarm of a run would name; empty without FP8 and `observe.routing`."""
     from megatron_core_portable import cpu_stands_in_for_cuda
 
     with cpu_stands_in_for_cuda():
@@ -269,47 +281,15 @@ def _in_fp8(vectors: torch.Tensor) -> torch.Tensor:
     return ((vectors.float() / scales).to(torch.float8_e4m3fn).float() * scales).to(vectors.dtype)
 
 
-def _prompts(hf: HfConfig) -> dict[str, list[list[int]]]:
-    """Random tokens, of sequences that attend to all keys, and of those that are too long for it."""
-    lengths = {WITHIN: PROMPT_LENGTHS} | ({BEYOND: LONG_PROMPT_LENGTHS} if "index_topk" in hf else {})
-    generator = np.random.default_rng(0)
-    return {
-        kind: [generator.integers(1, hf["vocab_size"], length).tolist() for length in of_kind]
-        for kind, of_kind in lengths.items()
-    }
-
-
-async def _sample(engine: Endpoint, prompts: Sequence[list[int]], version: int = VERSION) -> list[TrainSample]:
-    client = SGLangClient(engine)
-    sampling = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
-    try:
-        answers = await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
-    finally:
-        await client.close()
-    assert {answer.weight_version for answer in answers} == {version}
-    return [_train_sample(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-
-
-def _train_sample(prompt: list[int], answer: Completion) -> TrainSample:
-    assert len(answer.tokens) == NUM_TOKENS
-    return TrainSample(
-        tokens=np.array([*prompt, *answer.tokens]),
-        loss_mask=np.ones(NUM_TOKENS, np.float32),
-        columns={
-            ADVANTAGES: np.ones(NUM_TOKENS, np.float32),
-            ROLLOUT_LOGPROBS: np.array(answer.logprobs, np.float32),
-        },
-    )
-
-
 def _errors(trainer: Any, model: Any, samples: Sequence[TrainSample]) -> torch.Tensor:
-    """[tokens]: the log-probs of the sampled tokens by a model of the trainer's ranks, less the engine's."""
+    """[tokens]: the log-probs of the sampled tokens by a model of the trainer's ranks, less the engine's; with its own
+    experts."""
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime_plugin_megatron.step import score
 
     micro_batches = _micro_batches(trainer, samples)
     with cpu_stands_in_for_cuda():
-        scores = score(model, micro_batches)
+        scores = score(model, micro_batches, replays=False)
     return torch.cat([_of_sampled(*pair) for pair in zip(scores, micro_batches, strict=True)]).cpu()
 
 
