@@ -22,12 +22,14 @@
 # reward     any     120     the laptop run, to its reward
 # split      2, 4    170     publish, disaggregated: the share of the bare broadcast by size of the buckets
 # colocated  4        90     publish, colocated over all
+# replay     1       200     the same of mixtures of experts with the engine's experts: how much of the difference is left
+# sparse     1       120     three layers at GLM-5.2's widths, 32 experts each: tokens/s and MFU; 112 GiB, an H200
 # trainers   2       230     glm4-9b-trial with all layers, cut by tensors or by layers: tokens/s and MFU
 # layouts    2, 4    300     every parallel layout trains as one GPU does
 # nine       4       580     a step of glm4-9b-trial with all layers
 # tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines
 # tiny-tp2, tiny-pp2  90     ... of other layouts, colocated
-# experts    4        90     24 layers of GLM-4.7-Flash's sizes, experts over four GPUs: MFU, and where a step's time goes
+# experts    2, 4    180     GLM-4.7-Flash's and GLM-4.5-Air's sizes, experts over the GPUs: MFU, and where a step's time goes
 # memory     any     150     memory of trainers beside what the plan predicts
 # sources    4       210     publish from two trainer ranks at once, cut by tensors, by layers, by experts
 # staleness  2, 4    330     SmolLM2-135M-Instruct at rollout.max_staleness 0, 1, 2; MODEL=its folder
@@ -68,14 +70,17 @@ stale=(+model=smollm2-135m recipe=smollm2-135m@h200x1 run.num_steps=30 rollout.p
 stale+=(train.checkpoint.interval=null)
 pair=h200x$gpus
 # What leaves room on GPUs of 80 GB.
-whole=() layers=() in80=()
-[ "$mib" -gt 100000 ] || { whole=(train.max_tokens_per_micro_batch=5120) layers=(model.num_layers=16 --only 0) in80=(--only 0 2 3); }
+whole=() flash_layers=() air_layers=() in80=()
+[ "$mib" -gt 100000 ] || { whole=(train.max_tokens_per_micro_batch=5120) in80=(--only 0 2 3)
+  flash_layers=("model.num_layers=$((4 * gpus))" --only 0) air_layers=("model.num_layers=$((1 + 3 * gpus / 4))" --only 1); }
 
 for part in "${parts[@]}"; do
   case $part in
     kernels) pytest kernels 200 -m gpu tests/weights plugins/libraries/weight-buckets/tests ;;
     tests) pytest tests 560 -m gpu -k "not real_head_sizes" ;;  # "generation" has them all at once
     generation) run generation 420 python3 benchmarks/generation.py ;;
+    replay) run replay 420 python3 benchmarks/generation.py GLM-4.5-Air GLM-4.7-Flash DeepSeek-R1 GLM-5.2 Qwen3-30B-A3B --replay ;;
+    sparse) run sparse 400 python3 benchmarks/train.py --model glm5.2 --profile ;;
     fp8)
       run fp8 60 python3 benchmarks/fp8.py
       for runner in deep_gemm triton; do
@@ -108,7 +113,9 @@ for part in "${parts[@]}"; do
                 train.megatron.tensor_model_parallel_size=2 rollout.sglang.tp_size=2 ;;
     tiny-pp2) slime tiny-pp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \
                 train.megatron.pipeline_model_parallel_size=2 ;;
-    experts) run experts 300 python3 benchmarks/train.py --gpus 4 --profile "${layers[@]}" ;;
+    experts)
+      run experts 300 python3 benchmarks/train.py --gpus "$gpus" --model glm4.7-flash --profile "${flash_layers[@]}"
+      run experts-air 300 python3 benchmarks/train.py --gpus "$gpus" --model glm4.5-air --profile "${air_layers[@]}" ;;
     memory) run memory 500 python3 benchmarks/memory.py --gpus "$gpus" $([ "$gpus" -lt 4 ] || echo "${in80[@]}") ;;
     sources)
       sources+=(--buckets 2048,1024)

@@ -6,6 +6,7 @@
     python benchmarks/train.py --gpus 4 --profile       # 24 layers of GLM-4.7-Flash's sizes, its experts over the GPUs
     python benchmarks/train.py --gpus 4 model.num_layers=16 # ... on GPUs of 80 GB
     python benchmarks/train.py --model glm4.5-air --gpus 2  # another model: its experts over two GPUs
+    python benchmarks/train.py --model glm5.2           # sparse attention: three layers at GLM-5.2's widths
     python benchmarks/train.py --device cpu --tiny      # a few seconds, to see that it runs
 
 Each row has processes of its own with the real Trainer: steps of `rl` on random tokens, `--micro-batches` packs an
@@ -16,7 +17,12 @@ after two for warm-up, with everything that belongs to one: forward, backward, g
 
 N counts parameters of matrix products (no input embedding, no norms), T tokens; the second part is causal attention
 forward and backward, half of the full square (PaLM, arXiv 2204.02311, appendix B). Of experts N counts those that a
-token is sent to. Recomputation is not counted.
+token is sent to. Recomputation is not counted. With sparse attention a token attends to at most `index_topk` keys; what
+indexers take to choose them, which do not learn here, is not counted.
+
+GLM-5.2's cut has a dense layer and two with experts, the last of which uses the keys of the one before, and of the 256
+experts of a layer 32 a GPU: what a rank has of all of them with experts over eight.
+
 TFLOP/s and MFU are of one GPU, the latter relative to an H200's dense bf16 peak of 989 TFLOP/s; peak is the fullest
 GPU's. Where eight sequences have one prompt, it is computed with each of them, or once (`train.share_prompts`): tokens
 are counted alike, and FLOPs for the former alone.
@@ -27,6 +33,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -36,6 +43,7 @@ import numpy as np
 import torch
 from kernels import profile
 from machine import conditions
+from train_models import DATA, EXPERTS, SPARSE, TINY, arguments_of
 
 from slime.compose.compose import compose
 from slime.config.schema import LossMean, SlimeConfig
@@ -46,19 +54,6 @@ PEAK_FLOPS = 989e12
 TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
 GROUP = 8
-DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
-CUT = [
-    *("recipe=none", "model.init=random", "eval.path=null", "cluster.device_memory_mb=null"),
-    *("rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=1024"),
-    *("train.checkpoint.interval=null", "train.checkpoint.export_hf=false"),
-]
-# Published sizes: the folder of their config, a tokenizer, and the layers that fit one, two and four H200s.
-EXPERTS = {
-    "glm4.7-flash": ("GLM-4.7-Flash", "glm4-moe-lite-tiny", {1: 6, 2: 12, 4: 24}),
-    "glm4.5-air": ("GLM-4.5-Air", "glm4-moe-tiny", {1: 3, 2: 6, 4: 12}),
-}
-NINE = {1: ["+model=glm4-9b-trial", "model.num_layers=12"], 2: ["+model=glm4-9b-trial"]}
-TINY = {"glm4-9b": "glm4-tiny", "glm4.7-flash": "glm4-moe-lite-tiny", "glm4.5-air": "glm4-moe-tiny"}
 CLUSTERS = {
     **{("cuda", gpus): f"h200x{gpus}" for gpus in (1, 2, 4)},
     ("cpu", 1): "local",
@@ -144,22 +139,13 @@ TINY_CASES = {
 }
 
 
-def over_experts(gpus: int, tiny: bool) -> list[Case]:
-    """The rows of a mixture of experts, with its experts over all GPUs; of a tiny one, also with all on each."""
+def over_experts(gpus: int, tiny: bool, model: str) -> list[Case]:
+    """The rows of a mixture of experts, with its experts over all GPUs; of a tiny one, also with all on each. Sequences
+    that attend sparsely are as long as a pack."""
     if tiny:
         return [Case(256, 64, expert=expert) for expert in dict.fromkeys((gpus, 1))]
-    packs = [(8192, 2048), (16384, 2048)]
+    packs = [(8192, 8192), (16384, 16384)] if model == SPARSE else [(8192, 2048), (16384, 2048)]
     return [Case(*pack, recompute=full, expert=gpus) for full in (False, True) for pack in packs]
-
-
-def arguments_of(model: str, gpus: int) -> list[str]:
-    """What composes the model at the sizes that its rows are measured at."""
-    if model not in EXPERTS:
-        return NINE[gpus]
-    folder, tokenizer, layers = EXPERTS[model]
-    assets = "pkg://slime_plugin_glm4/assets"
-    paths = [f"model.path={assets}/{folder}", f"model.tokenizer={assets}/{tokenizer}"]
-    return [f"+model={model}", *paths, f"model.num_layers={layers[gpus]}", *CUT]
 
 
 @dataclass(frozen=True)
@@ -258,7 +244,10 @@ def flops(trainer: Any, case: Case, num_tokens: int) -> float:
     size = config.kv_channels
     if config.multi_latent_attention:
         size = (config.qk_head_dim + config.qk_pos_emb_head_dim + config.v_head_dim) / 2
-    width, squared_lengths = config.num_attention_heads * size, num_tokens * case.sequence
+    most = min(case.sequence, getattr(config, "dsa_indexer_topk", None) or case.sequence)
+    # Twice the keys of all tokens of a sequence, by its length: L for causal attention.
+    keys = most * (2 * case.sequence - most) / case.sequence
+    width, squared_lengths = config.num_attention_heads * size, num_tokens * keys
     attention: float = 6.0 * config.num_layers * width * squared_lengths / torch.distributed.get_world_size()
     return 6.0 * products * num_tokens / trainer.data_parallel_size + attention
 
@@ -309,14 +298,16 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))  # Adam on the CPU uses them all
     on_gpu = options.device == "cuda"
+    folder = tempfile.TemporaryDirectory(prefix="train-")
     name = options.model or ("glm4-9b" if options.gpus in CASES else "glm4.7-flash")
-    if name not in EXPERTS and options.gpus not in CASES:
-        parser.error(f"{name} has no rows on {options.gpus} GPUs: --model is one of {', '.join(EXPERTS)}")
-    model = [f"+model={TINY[name]}"] if options.tiny else arguments_of(name, options.gpus)
+    has_experts = name in (*EXPERTS, SPARSE)
+    if not has_experts and options.gpus not in CASES:
+        parser.error(f"{name} has no rows on {options.gpus} GPUs: --model is one of {', '.join((*EXPERTS, SPARSE))}")
+    model = [f"+model={TINY[name]}"] if options.tiny else arguments_of(name, options.gpus, folder.name)
     cluster = CLUSTERS[options.device, options.gpus]
     arguments = [*model, f"+cluster={cluster}", *FOUR * (options.gpus == 4), *DATA, *options.overrides]
-    if name in EXPERTS:
-        cases = over_experts(options.gpus, options.tiny)
+    if has_experts:
+        cases = over_experts(options.gpus, options.tiny, name)
     else:
         cases = (TINY_CASES if options.tiny else CASES)[options.gpus]
     print(f"{describe(compose(arguments), options.micro_batches)}\n\n{HEAD}", flush=True)

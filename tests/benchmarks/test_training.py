@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slime import plugins
+from slime.compose.compose import compose
+from slime.config.hf import read_hf_config
 from slime_testing.patience import run_within
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -53,6 +56,21 @@ def test_experts_over_ranks_need_the_flops_of_the_same_experts_on_each() -> None
     over, alone = (float(row[6]) * float(row[8]) for row in table)
     assert [row[3] for row in table] == ["TP 1, PP 1, EP 4", "TP 1, PP 1"]
     assert over == pytest.approx(alone, rel=0.02)
+
+
+def test_the_cut_of_glm52_has_its_widths_and_kinds_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from train_models import DATA, SPARSE, arguments_of
+
+    cfg = compose([*arguments_of(SPARSE, 1, str(tmp_path)), "+cluster=h200x1", *DATA])
+    cut, whole = read_hf_config(cfg.model.path), read_hf_config("pkg://slime_plugin_glm5/assets/GLM-5.2")
+    others = {key for key in whole if cut.get(key) != whole[key]}
+    assert others == {
+        *("num_hidden_layers", "first_k_dense_replace", "n_routed_experts", "num_nextn_predict_layers"),
+        *("mlp_layer_types", "indexer_types"),
+    }
+    keywords = plugins.load().models.create(cut["model_type"]).transformer_config(cut)
+    assert list(keywords["moe_layer_freq"]) == [0, 1, 1]
 
 
 def test_three_ways_to_logprobs_agree() -> None:
