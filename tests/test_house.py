@@ -32,7 +32,7 @@ BUDGETS = {
     "weights": 902,
     ".": 5045,
     "cluster": 1822,
-    "train": 970,
+    "train": 1000,
     "compose": 2449,
     "config": 1987,
     "observe": 515,

@@ -46,9 +46,10 @@ class Shape:
     def num_shared(self, samples: Sequence[TrainSample], unit: Unit) -> int:
         """Tokens that all but the first sample of a unit lack: not a prompt's last ones, which predict other labels in
         each of them."""
+        if not self.share_prompts:
+            return 0
         first = samples[unit[0]]
-        shared = first.num_tokens - first.num_response_tokens - 1 - self.lookahead
-        return max(0, shared) if self.share_prompts else 0
+        return max(0, len(first.tokens) - len(first.loss_mask) - 1 - self.lookahead)
 
     def sizes(self, samples: Sequence[TrainSample], units: Sequence[Unit]) -> Sizes:
         """Of all units."""

@@ -5,7 +5,7 @@ Nothing here depends on chance: the same samples give the same packs. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ def pack(
         SlimeError: a sequence, or a whole attempt, is longer than `max_tokens`, a log-prob is not finite, a step has no
             sample, or nothing to learn from.
     """
-    lengths = [padded(sample.num_tokens, align) for sample in samples]
+    lengths = padded(np.asarray([len(sample.tokens) for sample in samples]), align)
     found = attempts(samples, range(len(samples)))
     _check(samples, lengths, max_tokens)
     if len(found) < num_optimizer_steps:
@@ -80,7 +80,7 @@ def pack(
     if whole_attempts:
         loss_mean = LossMean.sample
         for unit in found:
-            _check_whole(sum(lengths[i] for i in unit), unit, max_tokens)
+            _check_whole(int(lengths[unit].sum()), unit, max_tokens)
     steps = np.array_split(np.arange(len(found)), num_optimizer_steps)
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
     shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention, whole_attempts, lookahead)
@@ -88,17 +88,17 @@ def pack(
     return [build([i for number in step for i in found[number]]) for step in steps]
 
 
-def _check(samples: Sequence[TrainSample], lengths: list[int], max_tokens: int) -> None:
-    for index, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        assert sample.num_response_tokens < sample.num_tokens, f"sample {index} has no prompt token"
-        if length > max_tokens:
-            raise SlimeError(
-                f"sample {index} has {sample.num_tokens} tokens ({length} padded), the cap is {max_tokens}",
-                where="train.max_tokens_per_micro_batch",
-                todo=f"Raise it to {length} or more, or lower the prompt and response limits.",
-            )
-        assert sample.columns.keys() == samples[0].columns.keys(), "all samples have the same columns"
-        _check_logprobs(index, sample)
+def _check(samples: Sequence[TrainSample], lengths: np.ndarray, max_tokens: int) -> None:
+    for index in np.flatnonzero(lengths > max_tokens)[:1].tolist():
+        raise SlimeError(
+            f"sample {index} has {samples[index].num_tokens} tokens ({lengths[index]} padded), the cap is {max_tokens}",
+            where="train.max_tokens_per_micro_batch",
+            todo=f"Raise it to {lengths[index]} or more, or lower the prompt and response limits.",
+        )
+    columns = samples[0].columns.keys() if samples else ()
+    for index, sample in enumerate(samples):
+        assert len(sample.loss_mask) < len(sample.tokens), f"sample {index} has no prompt token"
+        assert sample.columns.keys() == columns, "all samples have the same columns"
 
 
 def _check_whole(num_rows: int, unit: Unit, max_tokens: int) -> None:
@@ -108,11 +108,16 @@ def _check_whole(num_rows: int, unit: Unit, max_tokens: int) -> None:
         raise SlimeError(what, where="train.max_tokens_per_micro_batch", todo=todo)
 
 
-def _check_logprobs(index: int, sample: TrainSample) -> None:
+def _check_logprobs(micro_batches: Iterable[MicroBatch], samples: Sequence[TrainSample]) -> None:
     """JSON has no -inf: what an engine sends for it arrives as one or as NaN."""
-    logprobs = sample.columns.get(ROLLOUT_LOGPROBS)
-    if logprobs is None:
-        return
+    with np.errstate(invalid="ignore"):  # of infinities in a sum
+        is_finite = all(np.isfinite(micro.columns[ROLLOUT_LOGPROBS].sum()) for micro in micro_batches)
+    for index, sample in () if is_finite else enumerate(samples):
+        _check_logprobs_of(index, sample)
+
+
+def _check_logprobs_of(index: int, sample: TrainSample) -> None:
+    logprobs = sample.columns[ROLLOUT_LOGPROBS]
     broken = np.flatnonzero(~np.isfinite(logprobs) & (sample.loss_mask != 0))
     if len(broken):
         token = sample.tokens[sample.num_tokens - sample.num_response_tokens + broken[0]]
@@ -127,31 +132,35 @@ def _check_logprobs(index: int, sample: TrainSample) -> None:
 def _batch(
     samples: Sequence[TrainSample],
     shape: Shape,
-    weigh: Callable[[Sequence[TrainSample]], list[float]],
+    weigh: Callable[[Sequence[TrainSample], Sequence[int]], list[float]],
     members: list[int],
 ) -> Batch:
-    weights = weigh([samples[i] for i in members])
+    chosen = [samples[i] for i in members]
+    num_learnt = [int(np.count_nonzero(sample.loss_mask)) for sample in chosen]
+    weights = weigh(chosen, num_learnt)
     weight_of = dict(zip(members, weights, strict=True))
     micro_batches = tuple(
         tuple(_micro_batch(samples, weight_of, shape, units) for units in of_rank)
         for of_rank in share_out(samples, members, shape)
     )
+    if ROLLOUT_LOGPROBS in chosen[0].columns:
+        _check_logprobs((micro for of_rank in micro_batches for micro in of_rank), samples)
     return Batch(
         micro_batches=micro_batches,
-        num_tokens=sum(int(num_readers(micro).sum()) for of_rank in micro_batches for micro in of_rank),
-        num_loss_tokens=int(sum(np.count_nonzero(samples[i].loss_mask) for i in members)),
+        num_tokens=sum(sample.num_tokens for sample in chosen),
+        num_loss_tokens=sum(num_learnt),
     )
 
 
-def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_response_tokens: int | None) -> list[float]:
+def _token_weights(
+    samples: Sequence[TrainSample], num_learnt: Sequence[int], loss_mean: LossMean, max_response_tokens: int | None
+) -> list[float]:
     """By sample, the factor of each of its token losses, so that a plain sum is the mean: over attempts, of which the
-    samples may be segments.
+    samples may be segments. `num_learnt`: tokens of each sample that the loss is of.
 
     An attempt without loss tokens has no mean of its own and does not count, except in a constant.
     """
-    found = attempts(samples, range(len(samples)))
-    counts = [sum(int(np.count_nonzero(samples[i].loss_mask)) for i in segments) for segments in found]
-    if not any(counts):
+    if not any(num_learnt):
         raise SlimeError(
             "no sample of this optimizer step has a token to learn from",
             where="loss masks",
@@ -159,10 +168,12 @@ def _token_weights(samples: Sequence[TrainSample], loss_mean: LossMean, max_resp
         )
     demonstrates = ADVANTAGES not in samples[0].columns
     if loss_mean is LossMean.token or (loss_mean is LossMean.constant and demonstrates):
-        return [1 / sum(counts)] * len(samples)
+        return [1 / sum(num_learnt)] * len(samples)
+    found = attempts(samples, range(len(samples)))
     if loss_mean is LossMean.constant:
         assert max_response_tokens, "the constant is a length times the number of samples"
         return [1 / (len(found) * max_response_tokens)] * len(samples)
+    counts = [sum(num_learnt[i] for i in segments) for segments in found]
     num_counted = sum(count > 0 for count in counts)
     weights = [1 / (num_counted * count) if count else 0.0 for count in counts]
     return [weight for weight, segments in zip(weights, found, strict=True) for _ in segments]
@@ -177,33 +188,37 @@ def _micro_batch(
     content = [i for unit in units for i in unit]
     members = [samples[i] for i in content]
     skipped = [shape.num_shared(samples, unit) if number else 0 for unit in units for number in range(len(unit))]
-    lengths = [padded(sample.num_tokens - skip, shape.align) for sample, skip in zip(members, skipped, strict=True)]
+    own = np.asarray([len(sample.tokens) for sample in members]) - skipped
+    lengths = padded(own, shape.align)
     ends = np.cumsum(lengths)
-    mask = np.zeros(ends[-1], np.float32)
-    weights, tokens, labels, positions = np.zeros_like(mask), *(np.zeros(ends[-1], np.int64) for _ in range(3))
-    is_padding = np.ones(ends[-1], np.bool_)
-    lasts = []
-    for i, sample, skip, length, end in zip(content, members, skipped, lengths, ends.tolist(), strict=True):
-        start = end - length
-        last = start + sample.num_tokens - skip - 1
-        tokens[start : last + 1], labels[start:last] = sample.tokens[skip:], sample.tokens[skip + 1 :]
-        positions[start:end], is_padding[start : last + 1] = np.arange(skip, skip + length), False
-        mask[_predicting(sample, last)] = sample.loss_mask != 0
-        weights[_predicting(sample, last)] = weight_of[i] * (sample.loss_mask != 0)
-        lasts.append(last)
+    starts, num_tokens = ends - lengths, int(ends[-1])
+    predicting = _predicting(members, (starts + own - 1).tolist())
+    tokens = _tokens(members, skipped, (lengths - own).tolist())
+    labels = np.empty_like(tokens)
+    labels[:-1], labels[ends - 1] = tokens[1:], 0
+    is_padding = np.zeros(num_tokens, np.bool_)
+    for first, end in zip((starts + own).tolist(), ends.tolist(), strict=True) if (lengths > own).any() else ():
+        is_padding[first:end] = True
+    is_learnt = np.zeros(num_tokens, np.bool_)
+    for sample, where in zip(members, predicting, strict=True):
+        is_learnt[where] = sample.loss_mask
+    mask = is_learnt.astype(np.float32)
+    weights = np.repeat(np.asarray([weight_of[i] for i in content], np.float32), lengths)
+    weights *= mask
+    is_masked = ~is_learnt if sum(sample.num_response_tokens for sample in members) > is_learnt.sum() else None
     return MicroBatch(
         tokens=tokens,
         labels=labels,
-        position_ids=positions,
+        position_ids=np.arange(num_tokens) - np.repeat(starts - skipped, lengths),
         cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
         is_padding=is_padding,
         loss_mask=mask,
         loss_weights=weights,
         sample_ids=tuple(content),
-        prefixes=_prefixes(units, skipped, ends - lengths) if any(skipped) else None,
-        columns={name: _spread(name, members, lasts, len(mask)) for name in samples[0].columns},
+        prefixes=_prefixes(units, skipped, starts) if any(skipped) else None,
+        columns={name: _spread(name, members, predicting, is_masked, num_tokens) for name in samples[0].columns},
         attempt_sizes=tuple(map(len, units)) if shape.whole_attempts else None,
-        recorded=_recorded(members, skipped, (ends - lengths).tolist(), len(mask)),
+        recorded=_recorded(members, skipped, starts.tolist(), num_tokens),
     )
 
 
@@ -222,20 +237,35 @@ def _prefixes(units: Sequence[Unit], skipped: Sequence[int], starts: np.ndarray)
     return np.stack([np.repeat(starts[firsts], sizes), skipped], axis=1)
 
 
-def _predicting(sample: TrainSample, last: int) -> slice:
+def _tokens(members: Sequence[TrainSample], skipped: Sequence[int], paddings: Sequence[int]) -> np.ndarray:
+    """Those of each sample that it has itself, and 0 as padding behind them."""
+    nothing, parts = np.zeros(max(paddings), np.int64), []
+    for sample, skip, padding in zip(members, skipped, paddings, strict=True):
+        parts += [sample.tokens[skip:], nothing[:padding]] if padding else [sample.tokens[skip:]]
+    return np.concatenate(parts, dtype=np.int64)
+
+
+def _predicting(members: Sequence[TrainSample], lasts: Sequence[int]) -> list[slice]:
     """Positions that predict the response: the response itself, shifted by one, up to before the last token."""
-    return slice(last - sample.num_response_tokens, last)
+    return [slice(last - len(sample.loss_mask), last) for sample, last in zip(members, lasts, strict=True)]
 
 
-def _spread(name: str, members: Sequence[TrainSample], lasts: Sequence[int], num_tokens: int) -> np.ndarray:
+def _spread(
+    name: str,
+    members: Sequence[TrainSample],
+    predicting: Sequence[slice],
+    is_masked: np.ndarray | None,
+    num_tokens: int,
+) -> np.ndarray:
     """A column's values at the positions that predict their tokens.
 
     A masked token may hold anything: it gets 0, because infinity times a mask of zero is not zero.
     """
     spread = _blank(members[0].columns[name], num_tokens)
-    for sample, last in zip(members, lasts, strict=True):
-        kept = np.flatnonzero(sample.loss_mask)
-        spread[_predicting(sample, last)][kept] = sample.columns[name][kept]
+    for sample, where in zip(members, predicting, strict=True):
+        spread[where] = sample.columns[name]
+    if is_masked is not None:
+        spread[is_masked] = 0
     return spread
 
 
@@ -251,7 +281,7 @@ def _recorded(
     """What engines recorded, at the tokens that it is about."""
     kinds = {name: rows for sample in members for name, rows in sample.recorded.items()}
     found = {name: np.zeros((num_tokens, *rows.shape[1:]), rows.dtype) for name, rows in kinds.items()}
-    for sample, skip, start in zip(members, skipped, starts, strict=True):
+    for sample, skip, start in zip(members, skipped, starts, strict=True) if kinds else ():
         for name, rows in sample.recorded.items():
             own = rows[skip:]
             found[name][start : start + len(own)] = own
