@@ -132,8 +132,9 @@ class Server:
             columns: Columns = (logprobs,)
         else:
             places = answer["meta_info"]["input_top_logprobs"][1:]
-            if any(len(place) != top for place in places):
-                raise self._error(f"it has no {top} tokens to name", "Lower algo.options.teacher_top_k.")
+            if len(places) != len(found) - 1 or any(len(place) != top for place in places):
+                what = f"it did not name {top} tokens in each place"
+                raise self._error(what, "Lower algo.options.teacher_top_k, or serve the teacher with SGLang 0.5.")
             logprobs = _last([[_number(value) for value, *_ in place] for place in places], (count, top))
             ids = _last([[told for _, told, *_ in place] for place in places], (count, top), np.int32)
             columns = (ids, logprobs)

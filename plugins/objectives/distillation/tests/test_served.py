@@ -63,8 +63,8 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a real SGLang server with this teacher, which asks for a key."""
-    with running_engine(teacher, tmp_path_factory.mktemp("log") / "engine.log") as engine:
+    """Of a real SGLang server with this teacher, which asks for a key and computes long sequences in parts."""
+    with running_engine(teacher, tmp_path_factory.mktemp("log") / "engine.log", chunked_prefill_size=16) as engine:
         publish(iter(load_file(teacher / "model.safetensors").items()), [engine.endpoint], 0, 1 << 26)
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv(KEY, str(engine.endpoint.key))
