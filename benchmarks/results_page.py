@@ -4,7 +4,8 @@
     python benchmarks/results_page.py --add NAME FILE metrics.jsonl      # first appends a run to FILE.csv as NAME
 
 A file has a row for each step of its runs: seconds since the first row, reward, held-out reward, mean length of a
-response in tokens, entropy in nats a token, share of groups whose rewards are all equal, and seconds of the step.
+response in tokens, entropy in nats a token, share of groups whose rewards are all equal, and seconds of the step; and
+where the model has tools, their calls a sample.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ COLUMNS = {
     "entropy": ("train/entropy", 4),
     "zero_variance": ("rollout/zero_variance_share", 3),
     "step_seconds": ("seconds/step", 2),
+    "calls": ("rollout/calls_mean", 3),
 }
-"""Column -> metric and digits behind the point."""
+"""Column -> metric and digits behind the point. Files that are older than a column do without."""
 WARM = 50
 """Steps after which seconds are counted, where a run has many."""
 FILES = {
@@ -36,13 +38,18 @@ FILES = {
     "objectives-h100": 5,
     "objectives-qwen-h100": 5,
     "agent-laptop": 5,
+    "tool-laptop": 5,
+    "staleness-laptop": 3,
+    "reasoning-gym-laptop": 5,
 }
 """The same by file."""
 PANELS = (
     ("held_out", "held-out reward"),
     ("length", "tokens of a response"),
     ("entropy", "entropy, nats a token"),
+    ("calls", "calls of tools a sample"),
 )
+"""A column that no run of a file has is left out."""
 COLOURS = ("#3d85d8", "#e0752d", "#3fa56b", "#a36bd1", "#888888", "#c94f5e")
 
 Steps = list[dict[str, float]]
@@ -62,13 +69,17 @@ def add(run: str, name: str, metrics: Path) -> None:
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rows = [row for row in rows if row["stage"] == "rl"]
     path = RESULTS / f"{name}.csv"
-    is_new = not path.exists()
+    had = [column for column, (key, _) in COLUMNS.items() if any(key in row for row in rows)]
+    header = ["run", "step", "seconds", *had]
+    if path.exists():
+        header = path.read_text().partition("\n")[0].split(",")
+    else:
+        path.write_text(",".join(header) + "\n")
     with path.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(["run", "step", "seconds", *COLUMNS])
         for row in rows:
-            values = (f"{row[key]:.{digits}f}" if key in row else "" for key, digits in COLUMNS.values())
+            kept = (COLUMNS[column] for column in header[3:])
+            values = (f"{row[key]:.{digits}f}" if key in row else "" for key, digits in kept)
             writer.writerow([run, row["step"], f"{row['time'] - rows[0]['time']:.1f}", *values])
 
 
@@ -82,10 +93,11 @@ def table_row(run: str, steps: Steps, warm: int = WARM) -> str:
     trained = [row for row in steps if "entropy" in row]
     median = statistics.median(row["step_seconds"] for row in trained if row["step"] > warm and "held_out" not in row)
     first, last = trained[0], trained[-1]
+    calls = f" {first['calls']:.2f} to {last['calls']:.2f} |" if "calls" in first else ""
     return (
         f"| {run} | {held_out[0]:.3f} | {max(held_out):.3f} | {held_out[-1]:.3f} | {len(trained)} "
         f"| {steps[-1]['seconds'] / 60:.1f} | {median:.2f} | {first['length']:.0f} to {last['length']:.0f} "
-        f"| {first['entropy']:.2f} to {last['entropy']:.2f} |"
+        f"| {first['entropy']:.2f} to {last['entropy']:.2f} |{calls}"
     )
 
 
@@ -95,8 +107,10 @@ def draw(runs: dict[str, Steps], out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(12, 3.6), layout="constrained")
-    for axis, (column, title) in zip(axes, PANELS, strict=True):
+    had = {column for steps in runs.values() for row in steps for column in row}
+    panels = [(column, title) for column, title in PANELS if column in had]
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 3.6), layout="constrained")
+    for axis, (column, title) in zip(axes, panels, strict=True):
         for colour, (run, steps) in zip(COLOURS, runs.items(), strict=False):
             shown = [(row["step"], row[column]) for row in steps if column in row]
             axis.plot(*zip(*shown, strict=True), color=colour, label=run, marker="." if column == "held_out" else "")

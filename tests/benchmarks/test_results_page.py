@@ -44,6 +44,26 @@ def test_a_run_is_added_and_drawn(page: Any, monkeypatch: pytest.MonkeyPatch, tm
     for run in ("a", "b"):
         page.add(run, "runs", tmp_path / "metrics.jsonl")
     runs = page.read("runs")
-    assert page.table_row("b", runs["b"]).startswith("| b | 0.250 | 0.250 | 0.250 | 59 | 2.0 | 2.00 | 7 to 7 | 1.50")
+    assert page.table_row("b", runs["b"]) == "| b | 0.250 | 0.250 | 0.250 | 59 | 2.0 | 2.00 | 7 to 7 | 1.50 to 1.50 |"
     page.draw(runs, tmp_path / "runs.png")
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_calls_of_tools_are_a_column_where_a_run_has_them(page: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """And a file that was begun without them keeps its columns."""
+    rows = [{"stage": "rl", "step": 0, "time": 5.0, "eval/reward_mean": 0.25}]
+    step = {"rollout/response_length_mean": 7.0, "train/entropy": 1.5, "seconds/step": 2.0}
+    rows += [{"stage": "rl", "step": number, "time": 5.0 + 2 * number, **step} for number in range(1, 9)]
+    called = [{**row, "rollout/calls_mean": row["step"] / 8} if row["step"] else row for row in rows]
+    for name, found in (("plain", rows), ("called", called)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    page.add("a", "old", tmp_path / "plain.jsonl")
+    for name in ("old", "new"):
+        page.add("b", name, tmp_path / "called.jsonl")
+    assert page.table_row("b", page.read("old")["b"], 5).endswith("| 7 to 7 | 1.50 to 1.50 |")
+    assert page.table_row("b", page.read("new")["b"], 5).endswith("| 1.50 to 1.50 | 0.12 to 1.00 |")
+    page.draw(page.read("new"), tmp_path / "new.png")
+    page.draw(page.read("old"), tmp_path / "old.png")
+    widths = [int.from_bytes((tmp_path / f"{name}.png").read_bytes()[16:20]) for name in ("old", "new")]
+    assert widths[1] * 3 == widths[0] * 4, "a fourth picture beside three"
