@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 5045,
     "cluster": 1822,
     "train": 1000,
-    "compose": 2449,
+    "compose": 2451,
     "config": 1987,
     "observe": 515,
     "topology": 1551,

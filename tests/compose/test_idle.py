@@ -148,6 +148,15 @@ def test_a_plugin_says_when_its_options_are_idle(site: Site, choice: str, home: 
         assert refused([*chosen, *words]) == {}
 
 
+def test_an_objective_of_demonstrations_says_it_too(site: Site) -> None:
+    site.add(
+        "slime-slow", DECLARING.replace('TrainsOn.rollouts, (Column("advantages"),)', "TrainsOn.demonstrations, ()")
+    )
+    chosen = [*LAPTOP, "algo=slow", "eval.path=null"]
+    assert refused([*chosen, "algo.options.bound=2"]) == {"algo.options.bound": "train.lr_warmup_steps"}
+    assert refused([*chosen, "algo.options.warm=3"]) == {}
+
+
 def test_a_supervised_run_takes_no_keys_of_reinforcement() -> None:
     words = ["algo.kl_coef=1", "run.num_steps=5", "train.optimizer.lr=1e-3", "rollout.prompts_per_step=4"]
     words += ["rollout.fp8=block", "weights.bucket_mb=9", "observe.zero_variance_steps=9"]

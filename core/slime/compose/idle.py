@@ -88,8 +88,10 @@ class Composition:
     def _declared(self) -> Iterator[Rule]:
         """What the chosen objective and estimator say of their own options; nothing of those that cannot be made."""
         algo, installed = self.cfg.algo, plugins.load()
-        if self.reinforces and not any((*objective_problems(algo, installed), *estimator_problems(algo, installed))):
-            for key, why in idle_options(algo, self.cfg.train).items():
+        if any((*objective_problems(algo, installed), *estimator_problems(algo, installed))):
+            return
+        for key, why in idle_options(algo, self.cfg.train).items():
+            if self.reinforces or key.startswith("algo.options."):  # of estimators a broad rule says more
                 yield Rule(why, key, lambda run: False)
 
     def value(self, key: str) -> Any:
