@@ -81,7 +81,7 @@ def test_every_numeric_key_is_bounded() -> None:
             "request_timeout_s: must be at least 1 and at most 10,000,000, got inf",
         ),
         ({"algo.name": "grop"}, "algo.name: no algorithm 'grop'. Did you mean 'grpo'?"),
-        ({"reward.name": "arithmetics"}, "no reward named 'arithmetics' is installed. Did you mean 'arithmetic'?"),
+        ({"reward.name": "arithmetics"}, "reward.name: no reward named 'arithmetics' is installed. Did you mean"),
         ({"filter.name": "non"}, "no filter named 'non' is installed. Did you mean 'none'?"),
         ({"buffer.name": "lifo"}, "no buffer named 'lifo' is installed. Did you mean 'fifo'?"),
         ({"reward.options.wrong_valu": 1.0}, "reward.options.wrong_valu: reward 'arithmetic' has no such option"),

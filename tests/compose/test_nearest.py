@@ -10,6 +10,16 @@ from slime.compose.compose import examine
 from tests.compose.typing_ways import typed
 
 GLM52 = ("+model=glm5.2", "+cluster=h100x256")
+
+
+def test_a_cluster_that_is_too_small_is_told_its_size_before_its_engines_are() -> None:
+    """The nearest sizes of engines on 7 hosts led to trainers that have no place there either."""
+    [problem] = examine([*GLM52, "cluster.num_nodes=7"]).problems
+    assert problem.what.startswith("the run needs 256")
+    assert problem.todo.startswith("Set cluster.num_nodes=32, ")
+    assert examine([*GLM52, "cluster.num_nodes=32"]).problems == []
+
+
 R1 = ("+model=deepseek-r1", "+cluster=h100x128")
 FLASH = ("+model=glm4.7-flash", "+cluster=h100x8")
 NINE = ("+model=glm4-9b", "+cluster=h100x8")

@@ -65,7 +65,7 @@ def test_one_set_shows_nothing_of_sets(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("data.sets.ours.reward=f2", "no reward named 'f2' is installed"),
+        ("data.sets.ours.reward=f2", "data.sets.ours.reward: no reward named 'f2' is installed"),
         ("data.sets.ours.reward_options.x=1", "data.sets.ours.reward_options.x: reward 'f1' has no such option"),
         (f"{AIME}.program_options.x=1", f"{AIME}.program_options: does nothing without {AIME}.program"),
         ("data.sets.ours.share=0", "data.sets.ours.share: must be above 0"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -90,6 +92,20 @@ def test_a_json_list_is_refused_with_the_command_that_makes_jsonl_of_it(tmp_path
     (tmp_path / "rows.json").write_text(json.dumps(ROWS))
     with pytest.raises(SlimeError, match=r"not a jsonl or parquet file.*'jq -c \.\[\] .*rows.json > .*rows.jsonl'"):
         row_files(tmp_path / "rows.json")
+
+
+@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t")])
+def test_a_table_is_refused_with_the_command_that_makes_jsonl_of_it(
+    tmp_path: Path, suffix: str, delimiter: str
+) -> None:
+    """Run as it is told: the values are texts, of several lines too."""
+    file = tmp_path / f"rows{suffix}"
+    file.write_text(f'\ufeffprompt{delimiter}label\n"1+\n1="{delimiter}2\n')
+    with pytest.raises(SlimeError, match="This makes one: python -c") as caught:
+        row_files(file)
+    command = str(caught.value).partition("This makes one: python ")[2]
+    subprocess.run(f"{sys.executable} {command}", shell=True, check=True)
+    assert [row.values for row in read_rows(tmp_path / "rows.jsonl").rows] == [{"prompt": "1+\n1=", "label": "2"}]
 
 
 def test_patterns_are_paths_of_rows(tmp_path: Path) -> None:

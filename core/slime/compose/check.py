@@ -35,7 +35,7 @@ from slime.sizes.estimate import MemoryEstimate, estimate_memory
 from slime.topology.adapters import adapters_of
 from slime.topology.engine_checks import unchecked
 from slime.topology.engines import generates, role_problems
-from slime.topology.placement import idle_devices, placement_problems, span_problems, turn_problems
+from slime.topology.placement import idle_devices, placement_problems, size_problems, span_problems, turn_problems
 from slime.topology.topology import Topology, read_topology
 from slime.weights.hf_files import MEGATRONS
 from slime.weights.transports import transport_problems
@@ -87,8 +87,8 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
         return Checked([*problems, problem])
     every = (*topology.groups, *topology.frozen)
     groups = list(role_problems(topology.groups)) or list(span_problems(cfg.cluster, every))
-    if groups:  # whatever asks for engines needs them right
-        return Checked(problems + groups)
+    if groups:  # whatever asks for engines needs them right; on a larger cluster they may be
+        return Checked(problems + (list(size_problems(cfg.cluster, topology.groups, topology.frozen)) or groups))
     problems += [*staleness_problems(topology), *transport_problems(topology)]
     if topology.transport not in plugins.transports:
         return Checked(problems, topology)

@@ -27,9 +27,10 @@ class Choice:
     home: str
 
     @property
-    def is_switch(self) -> bool:
-        """Whether `<home>=true` is enough to choose it."""
-        return self.home.endswith(f".{self.name}")
+    def key(self) -> str:
+        """The key that has the name; where `<home>=true` is enough to choose it, `home`."""
+        home = self.home.removesuffix("_options")
+        return f"{home.removesuffix('.options')}.name" if home.endswith(".options") else home
 
 
 def choices_of(cfg: SlimeConfig) -> Iterator[Choice]:
@@ -66,7 +67,7 @@ def choice_problems(choices: Iterable[Choice], plugins: Plugins) -> Iterator[Sli
         try:
             item = plugins.registries[choice.kind].get(choice.name)
         except SlimeError as problem:
-            yield SlimeError(problem.what, where=choice.home, todo=problem.todo) if choice.is_switch else problem
+            yield SlimeError(problem.what, where=choice.key, todo=problem.todo)
             continue
         if isinstance(choice.options, dict):
             schema = plugins.schemas.get(f"{choice.kind}/{choice.name}")

@@ -47,11 +47,21 @@ def row_files(path: Path) -> list[Path]:
     for file in found:
         if file.suffix not in known:
             names = " or ".join(suffix.removeprefix(".") for suffix in known)
-            jq = f" Of a JSON list, 'jq -c .[] {file} > {file}l' makes one." if file.suffix == ".json" else ""
-            raise SlimeError(f"not a {names} file", where=str(file), todo=todo + jq)
+            raise SlimeError(f"not a {names} file", where=str(file), todo=todo + _how_to_convert(file))
         if not file.stat().st_size:
             raise SlimeError("is empty", where=str(file), todo="Copy the file again, or name one with rows.")
     return found
+
+
+def _how_to_convert(file: Path) -> str:
+    """A command that makes jsonl of a file of a format that is often met."""
+    if file.suffix == ".json":
+        return f" Of a JSON list, 'jq -c .[] {file} > {file}l' makes one."
+    if (delimiter := {".csv": ",", ".tsv": "\\t"}.get(file.suffix)) is None:
+        return ""
+    rows = f"csv.DictReader(open('{file}', newline='', encoding='utf-8-sig'), delimiter='{delimiter}')"
+    code = f"import csv, json; [print(json.dumps(row)) for row in {rows}]"
+    return f' This makes one: python -c "{code}" > {file.with_suffix(".jsonl")}'
 
 
 def _in_order(files: Iterable[Path]) -> list[Path]:

@@ -123,12 +123,19 @@ def placement_problems(
     cluster: ClusterConfig, groups: Sequence[EngineGroup], frozen: Sequence[EngineGroup] = ()
 ) -> Iterator[SlimeError]:
     """Whether trainers and engines fit the devices. Asked of groups without `role_problems` and `span_problems`."""
+    if cluster.on_gpus and cluster.colocated and groups:
+        yield from _adds_up(cluster, groups)
+    yield from size_problems(cluster, groups, frozen)
+
+
+def size_problems(
+    cluster: ClusterConfig, groups: Sequence[EngineGroup], frozen: Sequence[EngineGroup] = ()
+) -> Iterator[SlimeError]:
+    """Whether the cluster has as many devices as the run takes. Asked of groups without `role_problems`."""
     have, engines = cluster.num_nodes * cluster.devices_per_node, sum(group.devices for group in groups)
     beside = sum(group.devices for group in frozen) if cluster.on_gpus else 0
     if not cluster.on_gpus or (cluster.colocated and groups):
         need, parts = cluster.num_trainers, "one for each trainer rank"
-        if cluster.on_gpus:
-            yield from _adds_up(cluster, groups)
     else:
         need = cluster.num_trainers + engines
         parts = f"{cluster.num_trainers} trainer ranks and {engines} engine devices"
@@ -136,7 +143,8 @@ def placement_problems(
         need, parts = need + beside, f"{parts}, and {beside} of frozen engines"
     if need > have:
         where = f"cluster {cluster.name} has {cluster.num_nodes} x {cluster.devices_per_node} devices"
-        todo = "Lower cluster.num_trainers or rollout.engines.*.devices, or raise cluster.num_nodes."
+        enough = -(-need // cluster.devices_per_node)
+        todo = f"Set cluster.num_nodes={enough}, or lower cluster.num_trainers or rollout.engines.*.devices."
         yield SlimeError(f"the run needs {need} ({parts})", where=where, todo=todo)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from slime.algo.stages import run_stages
 from slime.config.changes import Changes, changed, in_words
@@ -33,8 +33,7 @@ def memory_problems(plan: MemoryPlan) -> Iterator[SlimeError]:
         if most(host) > plan.host_bytes:
             item = max(host.table.rows, key=lambda name: host.table.rows[name].get(host.table.peak, 0.0))
             what = f"{_in(host, plan.host_bytes)}, {item} most of it"
-            todo = "Use more hosts, or set cluster.host_memory_gb if it is wrong."
-            yield SlimeError(what, where="memory a host", todo=todo)
+            yield SlimeError(what, where="memory a host", todo=_remedy_of_host(plan, host))
 
 
 def memory_warnings(plan: MemoryPlan) -> Iterator[SlimeError]:
@@ -82,6 +81,27 @@ def _remedy(plan: MemoryPlan, place: Place) -> str:
             if _fits(plan, changes):
                 return f"Set {' '.join(in_words(changes))}."
     return "Use more devices, or another layout: add --fit to 'slime plan' to see which fit."
+
+
+def _remedy_of_host(plan: MemoryPlan, host: Place) -> str:
+    """The setting that has this host hold least of what it can be spared; whether everything fits then is said too."""
+    hosts = "use more hosts, or set cluster.host_memory_gb if it is wrong."
+    items = sorted(host.table.rows, key=lambda name: -host.table.rows[name].get(host.table.peak, 0.0))
+    steps = [step for name in items if (step := _SPARED.get(name)) and host.table.rows[name].get(host.table.peak)]
+    for changes in steps:
+        if plan.room is not None and _fits(plan, changes):
+            return f"Set {' '.join(in_words(changes))}, or {hosts}"
+    if steps:
+        return f"{' '.join(in_words(steps[0]))} lowers it, which is not enough: beside that, {hosts}"
+    return hosts.capitalize()
+
+
+_SPARED: Mapping[str, Changes] = {
+    "kept versions": {"weights.full_every": 1},
+    "Adam on the CPU": {"train.optimizer.optimizer_cpu_offload": False},
+    "reference": {"algo.kl_coef": None},
+}
+"""What a host need not hold, and the setting without it."""
 
 
 def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:

@@ -89,5 +89,16 @@ def test_a_host_that_is_too_small() -> None:
     assert "Use more hosts" in problem
 
 
+def test_a_host_too_small_for_kept_versions_is_told_the_key_that_keeps_none() -> None:
+    words = ("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk")
+    [problem] = problems(*words, "cluster.host_memory_gb=200")
+    assert "Set weights.full_every=1, or use more hosts" in problem
+    assert problems(*words, "cluster.host_memory_gb=200", "weights.full_every=1") == []
+    [problem] = problems(*words, "cluster.host_memory_gb=150")
+    assert "weights.full_every=1 lowers it, which is not enough: beside that, use more hosts" in problem
+    [problem] = problems(*words, "cluster.host_memory_gb=150", "weights.full_every=1")
+    assert "full_every" not in problem
+
+
 def test_unknown_sizes_are_not_compared() -> None:
     assert problems(*NINE, "cluster.device_memory_mb=null", "cluster.host_memory_gb=null") == []

@@ -69,11 +69,13 @@ def environment_class(path: str) -> Callable[..., Environment]:
     """The environment that a run names.
 
     Raises:
-        SlimeError: there is none, or it lacks a method.
+        SlimeError: there is none, it is no class, or it lacks a method.
     """
     if not path:
         raise SlimeError("the program 'gym' has no environment", where=KEY, todo=f"Name it: {KEY}=my_env.py:MyEnv")
     found = named(path)
+    if inspect.isroutine(found):
+        raise SlimeError(f"{path} is a function, not a class", where=KEY, todo="docs/environments.md shows one.")
     for method in ("reset", "step"):
         if inspect.isclass(found) and not callable(getattr(found, method, None)):
             raise SlimeError(f"{path} has no method '{method}'", where=KEY, todo="docs/environments.md shows one.")

@@ -50,6 +50,10 @@ class Counts:
 class Unfinished:
     def reset(self, task):
         return None
+
+
+def play():
+    return Counts()
 '''
 
 
@@ -120,6 +124,7 @@ def test_what_is_not_there_is_said_before_anything_starts(mine):
     for path, what in {
         "Count": r"there is no function 'Count'\. Did you mean 'Counts'",
         "Unfinished": "has no method 'step'",
+        "play": "my_env.py:play is a function, not a class",
     }.items():
         with pytest.raises(SlimeError, match=what):
             compose([*words, f"rollout.program.path={mine}:{path}"])

@@ -1,4 +1,4 @@
-"""The reward `code` for slime, Python in the answer run against tests in a sandbox, and the tool `python`, run in the same."""
+"""The reward `code` for slime, Python in the answer run against tests, and the tool `python`: both in a sandbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool `python`, and what a plan says of the sandbox. With the program `tools` it is tried in that plugin's tests."""
+"""The tool `python`, and what a plan says of the sandbox. In the program `tools` it is tried by that plugin's tests."""
 
 from __future__ import annotations
 

@@ -39,6 +39,8 @@ TOGETHER: Mapping[str, Callable[[Sequence[Sample]], Any]] = {
 }
 """The same for a function that judges the samples of a prompt together: it names one of the first two."""
 _PLURALS = ("samples", "responses")
+_NO_FUNCTION = (ast.Constant, ast.JoinedStr, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.Compare)
+"""Expressions whose value cannot be called, whatever stands in them."""
 _NAMES = dict.fromkeys([*GIVEN, *TOGETHER])
 KEY = "reward.path"
 
@@ -153,7 +155,10 @@ def _functions(file: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef |
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found.update((alias.asname or alias.name, None) for alias in node.names)
         elif isinstance(node, ast.Assign):
-            found.update((target.id, None) for target in node.targets if isinstance(target, ast.Name))
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            found.update(dict.fromkeys(names))
+            if isinstance(node.value, _NO_FUNCTION):
+                found = {name: seen for name, seen in found.items() if name not in names}
     return found
 
 

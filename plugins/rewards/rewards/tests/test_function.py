@@ -110,6 +110,7 @@ def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
     ("path", "arguments", "words"),
     [
         ("my_file.py:scor", [], r"^reward.path: there is no function 'scor' in .*my_file.py. Did you mean 'score'\?$"),
+        ("my_file.py:SCORE", [], r"there is no function 'SCORE'"),
         ("my_fil.py:score", [], r"there is no file .*my_fil.py"),
         ("my_file.py", [], r"'my_file.py' names no function. Write FILE.py:FUNCTION"),
         (
@@ -124,11 +125,20 @@ def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
 def test_a_plan_tells_what_is_wrong_without_running_the_file(
     file: Path, monkeypatch: pytest.MonkeyPatch, path: str, arguments: list[str], words: str
 ) -> None:
-    file.write_text(FILE + "raise SystemExit('this file was run')\n")
+    file.write_text(FILE + "SCORE = 1\nraise SystemExit('this file was run')\n")
     monkeypatch.chdir(file.parent)
     given = [f"reward.options.arguments.{each}" for each in arguments]
     with pytest.raises(SlimeError, match=words):
         compose([*RUN, f"reward.path={path}", *given])
+
+
+def test_a_name_is_what_it_was_given_last(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    file.write_text("late = None\ndef late(response): return 1\ndef gone(response): return 1\ngone = [1]\nmade = abs\n")
+    for name in ("late", "made"):  # what the second is nobody knows before the file is run
+        assert compose([*RUN, f"reward.path=my_file.py:{name}"]).reward.name == "function"
+    with pytest.raises(SlimeError, match="there is no function 'gone'"):
+        compose([*RUN, "reward.path=my_file.py:gone"])
 
 
 def test_reward_path_chooses_the_reward_whatever_the_task_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
