@@ -141,11 +141,14 @@ TINY_CASES = {
 
 def over_experts(gpus: int, tiny: bool, model: str) -> list[Case]:
     """The rows of a mixture of experts, with its experts over all GPUs; of a tiny one, also with all on each. Sequences
-    that attend sparsely are as long as a pack."""
+    that attend sparsely are as long as a pack; of others some have a common prompt."""
+    pack, sequence, prompt = (512, 64, 40) if tiny else (12288, 1536, 1024)
+    prompts = [Case(pack, sequence, prompt=prompt, shared=shared, expert=gpus) for shared in (False, True)]
     if tiny:
-        return [Case(256, 64, expert=expert) for expert in dict.fromkeys((gpus, 1))]
+        return [*(Case(256, 64, expert=expert) for expert in dict.fromkeys((gpus, 1))), *prompts]
     packs = [(8192, 8192), (16384, 16384)] if model == SPARSE else [(8192, 2048), (16384, 2048)]
-    return [Case(*pack, recompute=full, expert=gpus) for full in (False, True) for pack in packs]
+    found = [Case(*pack, recompute=full, expert=gpus) for full in (False, True) for pack in packs]
+    return found if model == SPARSE else [*found, *prompts]
 
 
 @dataclass(frozen=True)
