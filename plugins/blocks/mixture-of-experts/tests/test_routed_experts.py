@@ -101,6 +101,19 @@ def test_what_cannot_be_replayed_is_refused(settings: list[str], reason: str) ->
         compose([*settings, *cluster, "train.routing_replay=true"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["+model=glm4-tiny"], "does nothing: the model has no mixture of experts"),
+        (["+model=glm4-moe-tiny", "rollout.sglang.speculative_algorithm=EAGLE"], "drafted tokens"),
+        (["+model=glm4-moe-tiny", "algo=sft"], "does nothing without algo=grpo"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_by_its_own_key(settings: list[str], reason: str) -> None:
+    with pytest.raises(SlimeError, match=f"observe.routing: .*{reason}"):
+        compose([*settings, "+cluster=local", "observe.routing=true"])
+
+
 def segment(num_rows: int) -> Segment:
     rows = Rows("|u1", (num_rows, 3, 2), bytes(range(1, 6 * num_rows + 1)))
     return Segment((5, 6), [7, 8, 9], [-0.1] * 3, [1] * 3, [WeightSpan(2, 3)], {ROUTED_EXPERTS: rows})
