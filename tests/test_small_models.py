@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slime.compose.compose import examine
+from slime.errors import SlimeError
+from slime.plugins import load
+from slime_plugin_fit.search import fit
 
 HOSTS = ("rtx4090x1", "rtx4090x8", "h100x1", "h100x8", "h200x1", "h200x8")
 MODELS = (
@@ -29,3 +32,19 @@ def test_a_small_model_has_a_plan(model: str, cluster: str) -> None:
 def test_a_model_that_is_too_large_is_told_so(model: str, cluster: str) -> None:
     problems = examine([f"+model={model}", f"+cluster={cluster}"]).problems
     assert problems[0].where == "memory a device"
+    assert ("Set train.lora.rank=32" in problems[0].todo) == model.endswith("-3b")
+
+
+@pytest.mark.parametrize("model", [model for model, _ in TOO_LARGE if model.endswith("-3b")])
+def test_what_the_message_names_trains_adapters_of_3_billion_on_one_gpu_of_24_gb(model: str) -> None:
+    words = [f"+model={model}", "+cluster=rtx4090x1"]
+    way = examine(words).problems[0].todo.partition(": ")[0].removeprefix("Set ").split()
+    assert way[0] == "train.lora.rank=32"
+    assert examine([*words, *way]).problems == []
+    roomy = examine([*words, "train.lora.rank=32", "train.max_tokens_per_micro_batch=2048"])
+    assert roomy.problems == []
+    assert not [warning for warning in roomy.warnings if warning.where == "memory a device"]
+    with pytest.raises(
+        SlimeError, match=r"no layout of this model fits\. Set train\.lora\.rank=32.* Or use more hosts"
+    ):
+        fit(examine(words), load())

@@ -1,4 +1,5 @@
-"""The nearest sizes of trainers and engines that the plan takes, as the way out of those that it does not."""
+"""The nearest sizes of trainers and engines that the plan takes, as the way out of those that it does not; and adapters
+where the model itself has no room to learn."""
 
 from __future__ import annotations
 
@@ -15,6 +16,14 @@ from slime.layout import FIRST, LAST, SIZE_KEYS, divisors, read_grid, split_laye
 from slime.topology.engines import DEFAULT, sampling_groups
 
 MEGATRON, ENGINES = "train.megatron", "rollout.engines."
+DEVICE = "memory a device"
+RANK = {"train.lora.rank": 32}
+FEW_TOKENS = 2048
+RECOMPUTED = {
+    "train.megatron.recompute_granularity": "full",
+    "train.megatron.recompute_method": "uniform",
+    "train.megatron.recompute_num_layers": 1,
+}
 FARTHEST = 8
 """Layers that a first or last stage may have more or fewer than the mean."""
 
@@ -30,8 +39,13 @@ def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rul
 
     found = []
     for problem in problems:
-        way = next((changes for changes in _nearest(problem.where, given) if is_way_out(problem.where, changes)), None)
+        is_full = problem.where == DEVICE and not problem.todo.startswith("Set ")  # no settings make room
+        tried = _adapters(given) if is_full else _nearest(problem.where, given)
+        way = next((changes for changes in tried if is_way_out(problem.where, changes)), None)
         todo = f"Set {' '.join(in_words(way))}." if way else problem.todo
+        if way and is_full:
+            otherwise = problem.todo[:1].lower() + problem.todo[1:]
+            todo = f"{todo.removesuffix('.')}: adapters alone learn then (docs/lora.md). Or {otherwise}"
         found.append(SlimeError(problem.what, where=problem.where, todo=todo))
     return found
 
@@ -59,6 +73,18 @@ def _nearest(where: str, cfg: SlimeConfig) -> Iterator[Changes]:
     elif key in ("devices", "devices_per_engine", "tp_size"):
         name = group if home.startswith(ENGINES) else next(iter(sampling_groups(cfg.rollout)), DEFAULT)
         yield from _engine_sizes(name, cfg.rollout, num_trainers)
+
+
+def _adapters(cfg: SlimeConfig) -> Iterator[Changes]:
+    """Adapters in the place of the model, alone and with what takes less memory while they learn; none where they are
+    chosen already, or `slime-plugin-lora` is not installed."""
+    lora = getattr(cfg.train, "lora", None)
+    if lora is None or lora.rank is not None:
+        return
+    yield RANK
+    fewer: Changes = {"train.max_tokens_per_micro_batch": min(FEW_TOKENS, cfg.train.max_tokens_per_micro_batch)}
+    yield {**RANK, **fewer}
+    yield {**RANK, **fewer, **RECOMPUTED}
 
 
 def _trainer_sizes(names: Iterable[str], megatron: Mapping[str, Any], num_trainers: int) -> Iterator[Changes]:

@@ -102,6 +102,9 @@ def fit(composed: Composed, plugins: Plugins) -> Fitted:
             if not problem.where.startswith(OF_LAYOUT):
                 raise problem
         todo = "Use more hosts, shorter sequences, or another model."
+        ways = (problem.todo for problem in composed.problems if problem.todo.startswith("Set train.lora.rank="))
+        if adapters := next(ways, ""):  # which no layout changes: `slime-plugin-nearest` asked the plan
+            todo = f"{adapters.partition(' Or ')[0]} Or use more hosts, shorter sequences, or another model."
         raise SlimeError("no layout of this model fits", where=f"cluster {composed.cfg.cluster.name}", todo=todo)
     found.candidates = [published(one) for one in [*found.candidates, *([given] if given else [])]]
     found.candidates.sort(key=lambda one: (bool(one.problems), one.total))
