@@ -1,0 +1,36 @@
+"""benchmarks/chat_templates.py tells a template that can be used from one that cannot."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slime_plugin_endpoint.check_chat import KINDS
+
+from tests.sampling.formats import FORMATS, tokenizer_of
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("chat_templates")
+
+
+def test_conversations_are_counted_and_faults_are_named(program: Any, tmp_path: Path) -> None:
+    form = FORMATS["qwen3"]
+    base = tokenizer_of(form, str(tmp_path))
+    tokenizer = program.with_template(base, "Qwen-Qwen3-0.6B", form.template, tmp_path)
+    *kinds, rewritten = program.checked(tokenizer)
+    assert kinds == ["kept"] * len(KINDS)
+    assert "would write token" in rewritten
+    ends, call, _ = program.TALKED["Qwen-Qwen3-0.6B"]
+    told = program.talked(tokenizer, ends, call, 20, has_tools=True)
+    assert told.startswith("20 conversations, ")
+    assert told.endswith(" every request kept")
+    counting = program.with_template(base, "counting", "{{ messages | length }}" + form.template, tmp_path)
+    assert all("writes token 0 as" in kind for kind in program.checked(counting, 5)[1:-1])
+    assert program.talked(counting, ends, call, 20, has_tools=True).startswith("fails: ")
