@@ -1,8 +1,15 @@
-"""A recorded rollout: the same samples everywhere, made from a seed."""
+"""A recorded rollout: the same samples everywhere, made from a seed; and how transformers' own classes are given the
+experts that engines recorded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
+import torch
 
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
 
@@ -31,3 +38,21 @@ def _sample(generator: np.random.Generator, vocab_size: int, shortest: int, long
             ROLLOUT_LOGPROBS: (guess + generator.normal(0, 0.3, num_response_tokens)).astype(np.float32),
         },
     )
+
+
+@contextmanager
+def forced_experts(rows: torch.Tensor, num_experts: int) -> Iterator[None]:
+    """Inside, the routers of transformers' own classes choose `rows` [t, layers, k], layer by layer; a row of zeros
+    leaves them their own choice."""
+    topk, layer = torch.topk, iter(range(rows.size(1)))
+
+    def forcing(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        values, own = topk(scores, *args, **kwargs)
+        if scores.size(-1) != num_experts:
+            return values, own
+        wanted = rows[:, next(layer)].long()
+        wanted = torch.where(wanted.any(dim=-1, keepdim=True), wanted, own)
+        return scores.gather(-1, wanted), wanted
+
+    with patch.object(torch, "topk", forcing):
+        yield

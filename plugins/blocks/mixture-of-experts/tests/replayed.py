@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +19,7 @@ from slime.types import TrainSample
 from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
 from slime_testing import models
 from slime_testing.ranks import Rank
+from slime_testing.recorded import forced_experts
 
 TOLERANCE = 1e-5
 """Nats, fp32: the sums run in another order. Another expert costs more than 1e-2."""
@@ -64,24 +64,6 @@ def chosen_by(model: Any, tokens: torch.Tensor, num_experts: int) -> list[torch.
     return found
 
 
-@contextmanager
-def forced(rows: torch.Tensor, num_experts: int) -> Iterator[None]:
-    """Inside, the routers of transformers' own classes choose `rows` [t, layers, k], layer by layer; a row of zeros
-    leaves them their own choice."""
-    topk, layer = torch.topk, iter(range(rows.size(1)))
-
-    def forcing(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        values, own = topk(scores, *args, **kwargs)
-        if scores.size(-1) != num_experts:
-            return values, own
-        wanted = rows[:, next(layer)].long()
-        wanted = torch.where(wanted.any(dim=-1, keepdim=True), wanted, own)
-        return scores.gather(-1, wanted), wanted
-
-    with patch.object(torch, "topk", forcing):
-        yield
-
-
 def scored(rank: Rank, family: str, folder: Path, samples: Sequence[TrainSample]) -> dict[str, list[np.ndarray]]:
     """The trainer's log-probs of each sample, [num_tokens - 1], by what decides on the experts: what was `recorded`, or
     the model's `own` routers. Runs in a rank of its own."""
@@ -120,7 +102,7 @@ def by_transformers(folder: Path, samples: Sequence[TrainSample], *, replays: bo
         rows = np.zeros((len(tokens), len(recording.layers), recording.topk), recording.dtype)
         if replays and ROUTED_EXPERTS in sample.recorded:
             rows[: len(tokens) - 1] = sample.recorded[ROUTED_EXPERTS]
-        with torch.no_grad(), forced(torch.from_numpy(rows), recording.num_experts):
+        with torch.no_grad(), forced_experts(torch.from_numpy(rows), recording.num_experts):
             logits = model(tokens[None]).logits[0, :-1]
         found.append(logits.log_softmax(-1).gather(1, tokens[1:, None])[:, 0].numpy())
     return found

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from slime.types import TrainSample
 from slime_testing.contract import EP, TP, UNEVEN
 from slime_testing.models import random_model, run_config, write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
-from slime_testing.recorded import recorded_samples
+from slime_testing.recorded import forced_experts, recorded_samples
 
 pytest.importorskip("slime_plugin_glm4")
 
@@ -65,29 +63,11 @@ def stepped(
     return found
 
 
-@contextmanager
-def forced(rows: torch.Tensor, num_experts: int) -> Iterator[None]:
-    """Inside, the routers of transformers' own classes choose `rows` [t, layers, k], layer by layer; a row of zeros
-    leaves them their own choice."""
-    topk, layer = torch.topk, iter(range(rows.size(1)))
-
-    def forcing(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        values, own = topk(scores, *args, **kwargs)
-        if scores.size(-1) != num_experts:
-            return values, own
-        wanted = rows[:, next(layer)].long()
-        wanted = torch.where(wanted.any(dim=-1, keepdim=True), wanted, own)
-        return scores.gather(-1, wanted), wanted
-
-    with patch.object(torch, "topk", forcing):
-        yield
-
-
 @torch.no_grad()
 def logprobs(model: torch.nn.Module, sample: TrainSample, rows: torch.Tensor) -> torch.Tensor:
     """Of the response's tokens, with these experts."""
     tokens, count = torch.from_numpy(sample.tokens), sample.num_response_tokens
-    with forced(rows, MODEL["n_routed_experts"]):
+    with forced_experts(rows, MODEL["n_routed_experts"]):
         logits = model(tokens[None]).logits[0, -count - 1 : -1]
     return logits.log_softmax(-1).gather(1, tokens[-count:, None])[:, 0]
 
