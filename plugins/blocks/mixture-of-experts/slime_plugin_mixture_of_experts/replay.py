@@ -1,4 +1,5 @@
-"""Routing replay: the experts that engines chose for each token, as they tell them. No torch.
+"""Routing replay: the experts that engines chose for each token, as they tell them. No torch, and no
+NumPy before an answer is read: a plan does without.
 
 Engines tell of the experts of every token but the last, whose row nobody computes: SGLang notes them by the place of a
 token in its cache, so those of a cached prompt are there as well.
@@ -10,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
-from slime.segments import Rows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from slime.segments import Rows
 
 ROUTED_EXPERTS = "routed_experts"
 REPLAYED, DIFFERS = "routing_replayed_share", "routing_differs_share"
@@ -65,7 +68,7 @@ class RoutedExperts:
     @property
     def token_bytes(self) -> int:
         """Engines note nothing else (`slime_plugin_sglang.routed`)."""
-        return len(self.layers) * self.topk * np.dtype(self.dtype).itemsize
+        return len(self.layers) * self.topk * int(self.dtype[-1])
 
     def read(self, meta: Mapping[str, Any], tokens: Sequence[int]) -> Rows | None:
         """See `slime.models.traits.Recording`. A row is of use where every layer has as many different experts as a
@@ -73,6 +76,10 @@ class RoutedExperts:
         told: bytes | None = meta.get(ROUTED_EXPERTS)
         if told is None:
             return None
+        import numpy as np
+
+        from slime.segments import Rows
+
         rows = self._rows(told, len(tokens) - 1)
         by_place = np.ascontiguousarray(np.moveaxis(rows, -1, 0))
         bad = by_place.max(axis=0) >= self.num_experts
@@ -86,6 +93,8 @@ class RoutedExperts:
 
     def _rows(self, told: bytes, num_rows: int) -> np.ndarray:
         """[num_rows, layers with experts, topk]."""
+        import numpy as np
+
         if len(told) != num_rows * self.token_bytes:
             of_layers = f"{len(self.layers)} layers with {self.topk} experts"
             raise SlimeError(
@@ -98,6 +107,8 @@ class RoutedExperts:
 
     def _stale(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """[num_rows] bool: what follows the first row of a run of equal ones."""
+        import numpy as np
+
         stale = np.zeros(len(rows), bool)
         if len(self.layers) < STALE_LAYERS or len(rows) < STALE_RUN:
             return stale
