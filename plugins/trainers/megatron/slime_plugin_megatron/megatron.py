@@ -88,6 +88,11 @@ def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, m
         join(cfg, rank, world_size, file_store(master_addr, timeout))
 
 
+def initialize_alone(cfg: SlimeConfig) -> None:
+    """`initialize` where this process is the only rank."""
+    join(cfg, 0, 1, dist.HashStore())  # type: ignore[attr-defined]
+
+
 def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
     """`initialize` by a store (torch's) that is there already."""
     cuda = cfg.cluster.on_gpus

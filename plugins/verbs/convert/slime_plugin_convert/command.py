@@ -258,8 +258,6 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
 
 def convert_random(source: str, destination: Path, seed: int) -> None:
     """Write the random weights (fp32) that a run with `model.init=random` and this seed starts from on one rank."""
-    from torch.distributed import HashStore  # type: ignore[attr-defined]
-
     from slime import plugins
     from slime_plugin_megatron import megatron
 
@@ -268,7 +266,7 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     bridge = plugins.load().models.create(family)
     cfg = SlimeConfig(model=ModelConfig(name=family, family=family, path=source, init=Init.random))
     cfg.run.seed = seed
-    megatron.join(cfg, 0, 1, HashStore())
+    megatron.initialize_alone(cfg)
     _save(megatron.build(cfg, bridge, hf).modules, bridge.weight_mapping(hf), hf, source, destination)
 
 

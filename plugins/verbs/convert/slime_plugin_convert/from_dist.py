@@ -12,7 +12,6 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch import Tensor
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
@@ -71,7 +70,7 @@ def to_hf(folder: Path, destination: Path, cfg: SlimeConfig, identity: Mapping[s
     hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     bridge = plugins.load().models.create(cfg.model.family)
     mapping = bridge.weight_mapping(hf)
-    megatron.join(cfg, 0, 1, HashStore())
+    megatron.initialize_alone(cfg)
     facts, index = checkpoint.read_facts(folder), read_index(folder)
     if facts.get("base"):
         todo = "Take the run's export: continued with run.num_steps at the step it has, the run writes it."
