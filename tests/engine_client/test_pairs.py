@@ -141,7 +141,7 @@ def use(prefill: list[Answer], decode: list[Answer], work: Callable[..., Awaitab
 
 
 async def once(pairs: Pairs, before: list[Side], behind: list[Side]) -> Any:
-    return await pairs.generate([1, 2], SAMPLING, return_routed_experts=True)
+    return await pairs.generate([1, 2], SAMPLING, return_hidden_states=True)
 
 
 def test_both_get_the_whole_request_under_one_room_and_decode_answers() -> None:
@@ -152,7 +152,7 @@ def test_both_get_the_whole_request_under_one_room_and_decode_answers() -> None:
     completion, asked, asked_too, url = use([first_token], [response], work)
     assert (completion.tokens, completion.finish_reason, completion.weight_version) == ([7, 8, 9], "length", 3)
     assert asked == asked_too
-    expected = {"input_ids": [1, 2], "sampling_params": SAMPLING, "return_logprob": True, "return_routed_experts": True}
+    expected = {"input_ids": [1, 2], "sampling_params": SAMPLING, "return_logprob": True, "return_hidden_states": True}
     room = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 700}
     assert asked[0].items() >= {**expected, **room}.items()
     assert asked[0]["bootstrap_room"] > 0, "0 is none"
