@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.config.paths import resolve
-from tests.running import HELD_OUT, TINY
+from tests.running import TINY, write_rows
 
 ASSETS = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 PROMPTS = "pkg://slime_plugin_math/data/arithmetic-train.jsonl"
@@ -151,8 +150,7 @@ def write_files(folder: Path) -> None:
     """What the runs name, in the folder they start in."""
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    rows = resolve("pkg://slime_plugin_math/data/arithmetic-heldout.jsonl").read_text().splitlines(keepends=True)
-    (folder / HELD_OUT).write_text("".join(rows[:32]))
+    write_rows(folder)
 
 
 def make(folder: Path) -> None:

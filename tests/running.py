@@ -62,6 +62,14 @@ SPREAD = {
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
+def write_rows(folder: Path) -> None:
+    """What `TINY` names, in the folder that a run starts in."""
+    files = {HELD_OUT: ("arithmetic-heldout", _NUM_HELD_OUT), DEMONSTRATIONS: ("arithmetic-sft", _NUM_DEMONSTRATIONS)}
+    for name, (data, num_rows) in files.items():
+        rows = resolve(f"pkg://slime_plugin_math/data/{data}.jsonl").read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(rows[:num_rows]))
+
+
 @dataclass
 class Run:
     """One `slime` command of `python`, running in `folder`, by way of the command `through`; its run directory is
@@ -85,8 +93,7 @@ class Run:
         self.temporary: set[Path] = set()
 
     def start(self) -> Run:
-        self._write_beginning(HELD_OUT, "arithmetic-heldout.jsonl", _NUM_HELD_OUT)
-        self._write_beginning(DEMONSTRATIONS, "arithmetic-sft.jsonl", _NUM_DEMONSTRATIONS)
+        write_rows(self.folder)
         settings = {**self.shortened, "run.name": "it", **self.settings}
         if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
             settings.pop("eval.interval", None)
@@ -103,10 +110,6 @@ class Run:
             )
         _STARTED.append(self.process)
         return self
-
-    def _write_beginning(self, name: str, data: str, num_rows: int) -> None:
-        rows = resolve(f"pkg://slime_plugin_math/data/{data}").read_text().splitlines(keepends=True)
-        (self.folder / name).write_text("".join(rows[:num_rows]))
 
     def start_beside(self, other: Run) -> Run:
         """Start this command on the run directory of `other`."""

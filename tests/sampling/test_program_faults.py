@@ -25,7 +25,7 @@ from slime.types import Prompt, Status, Verdict, VerdictKind
 from tests.engine_client.scripted_engine import Scorer
 
 from .formats import FORMATS, tokenizer_of
-from .test_conversation import RandomModel
+from .talks import RandomModel
 
 MESSAGES = ({"role": "user", "content": "add 1 and 2"},)
 

@@ -32,7 +32,7 @@ def test_results_come_by_rank() -> None:
     (first, env0, word), (second, env1, _) = run_ranks(where, 2, "hello")
     assert (first.rank, second.rank, env0, env1, word) == (0, 1, "0", "1", "hello")
     assert first.world_size == second.world_size == 2
-    assert first.master_addr == second.master_addr != first.again().master_addr == second.again().master_addr
+    assert first.master_addr == second.master_addr != first.again().master_addr
 
 
 def test_an_exception_ends_all_ranks_at_once_and_shows_its_traceback() -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.algo.policy_gradient import PolicyGradient, Surrogate
-from slime.algo.stages import ONE_STEP
-from slime.config.schema import TrainConfig
 from slime.contracts import LossInputs
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from slime.config.schema import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,8 @@ class Sapo(PolicyGradient):
 
     def idle_options(self, train: TrainConfig) -> Mapping[str, str]:
         """At r = 1 the slope is 1, whatever tau is."""
+        from slime.algo.stages import ONE_STEP
+
         is_idle = train.optimizer_steps == 1 and not self.rollout_logprobs_as_old
         return dict.fromkeys(("tau_positive", "tau_negative"), ONE_STEP) if is_idle else {}
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime.algo.stages import ONE_STEP
-from slime.config.schema import TrainConfig
 from slime.contracts import Objective
 from slime.estimator import Attempt
 from slime_plugin_ppo.estimator import ValueEstimator
@@ -15,6 +13,8 @@ from slime_plugin_ppo.value_loss import ValueLoss
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from slime.config.schema import TrainConfig
 
 CHUNK = 128
 """Tokens whose sums are taken by one product of matrices."""
@@ -54,6 +54,8 @@ class Gae(ValueEstimator):
 
     def idle_options(self, train: TrainConfig) -> Mapping[str, str]:
         """A value is clipped around what it was before the first optimizer step, when it has not moved."""
+        from slime.algo.stages import ONE_STEP
+
         return {"value_clip": ONE_STEP} if train.optimizer_steps == 1 else {}
 
     @property

