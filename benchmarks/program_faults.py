@@ -37,7 +37,7 @@ def sampler(folder: Path, program: Any, args: argparse.Namespace) -> tuple[Any, 
     from slime.sampling.sampler import Sampler
     from tests.engine_client.scripted_engine import Scorer
     from tests.sampling.formats import FORMATS, tokenizer_of
-    from tests.sampling.test_conversation import RandomModel
+    from tests.sampling.talks import RandomModel
     from tests.sampling.test_program_faults import MESSAGES
 
     class Slow(RandomModel):
