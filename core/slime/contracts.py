@@ -187,7 +187,7 @@ class Verb(Protocol):
         takes the keys of a run. Must be quick: completion and `--help` call it, too."""
 
     def run(self, args: Namespace) -> int | None:
-        """Do it, and return the exit code; None is 0. What users can cause is a `SlimeError`: a line, exit code 2.
+        """Do it, and return the exit code; None is 0. A `SlimeError` is printed as one line, with exit code 2.
         `args.words` are the words after the verb, `args.keys` those that set keys."""
 
 

@@ -10,8 +10,8 @@ from slime_testing.ranks import Rank, run_ranks
 from tests.waiting import until
 
 
-def where(rank: Rank, word: str) -> tuple[Rank, str, str]:
-    return rank, os.environ["RANK"], word
+def where(rank: Rank, word: str) -> tuple[Rank, str, str, str]:
+    return rank, os.environ["RANK"], word, rank.again().master_addr
 
 
 def fail_on_one(rank: Rank) -> None:
@@ -29,10 +29,10 @@ def leave_a_helper(rank: Rank) -> int:
 
 
 def test_results_come_by_rank() -> None:
-    (first, env0, word), (second, env1, _) = run_ranks(where, 2, "hello")
+    (first, env0, word, next0), (second, env1, _, next1) = run_ranks(where, 2, "hello")
     assert (first.rank, second.rank, env0, env1, word) == (0, 1, "0", "1", "hello")
     assert first.world_size == second.world_size == 2
-    assert first.master_addr == second.master_addr != first.again().master_addr
+    assert first.master_addr == second.master_addr != next0 == next1
 
 
 def test_an_exception_ends_all_ranks_at_once_and_shows_its_traceback() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.errors import SlimeError
 from slime.models.bridge import EngineBridge, ModelBridge, traits_of
 from slime.models.mapping import WeightMapping
-from slime.models.traits import Traits, obstacle_to_sharing, sharing_problem
+from slime.models.traits import obstacle_to_sharing, sharing_problem
 from slime.plugins import Plugins
 from slime.sizes.estimate import MemoryEstimate, estimate_memory
 from slime.topology.adapters import adapters_of
@@ -174,7 +174,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
         return
     layout = [*layout_problems(topology, architecture, mapping)]
     problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
-    problems += [*recording_problems(topology), *_sharing(cfg.train, traits_of(bridge, hf), grid.cp)]
+    problems += [*recording_problems(topology), *_sharing(cfg.train, bridge, hf, grid.cp)]
     problems += [*layout, *batch_problems(cfg, grid)]
     if topology.generates:
         problems += _context(topology, hf)
@@ -264,9 +264,8 @@ def _owned_by_model(megatron: Mapping[str, Any], architecture: Mapping[str, Any]
             yield SlimeError("is not yours to set", where=where, todo=todo)
 
 
-def _sharing(train: TrainConfig, traits: Iterable[Traits], cp: int) -> Iterator[SlimeError]:
-    obstacle = obstacle_to_sharing(train, traits, cp)
-    if train.share_prompts and obstacle:
+def _sharing(train: TrainConfig, bridge: ModelBridge, hf: Mapping[str, Any], cp: int) -> Iterator[SlimeError]:
+    if train.share_prompts and (obstacle := obstacle_to_sharing(train, traits_of(bridge, hf), cp)):
         yield sharing_problem(obstacle)
 
 

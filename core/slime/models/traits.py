@@ -29,7 +29,8 @@ class ExtraLoss(Protocol):
     """Of the metric: the loss in nats, without its weight."""
 
     lookahead: int
-    """Tokens behind the next one that it predicts: of a prompt that samples share, so many more are each one's own."""
+    """Number of tokens after the next one that it predicts. Samples that share a prompt do not share that many more of
+    its last tokens."""
 
     def prepare(
         self,

@@ -138,13 +138,14 @@ def test_python_that_a_model_writes_is_confined(tmp_path):
         pytest.skip(f"this machine has no sandbox: {lacks}")
     (tmp_path / "file").write_text("mine")
     path = str(tmp_path / "file")
-    programs = [f"open({path!r}, 'w')", "import socket; socket.socket()", "print(6*7)"]
-    calls = (f"python\n{json.dumps({'code': program})}<|observation|>" for program in programs)
+    programs = [f"print(open({path!r}).read())", f"open({path!r}, 'w')", "import socket; socket.socket()", "print(6*7)"]
+    calls = [f"python\n{json.dumps({'code': program})}<|observation|>" for program in programs]
     tools = Tools(ToolsOptions(["slime_plugin_code.tool:python"], timeout_s=60))  # for a machine that is busy
-    *refused, worked = results(Played(tmp_path)(tools, *calls, "\n42<|user|>"))
+    attempts = [Played(tmp_path)(tools, call, "\n42<|user|>") for call in calls]  # in one, tracebacks fill the limit
+    *refused, worked = [result for attempt in attempts for result in results(attempt)]
     tools.close()
     assert worked == "42\n"
-    assert len(refused) == 2
+    assert len(refused) == 3
     assert all("PermissionError: [Errno" in result.splitlines()[-1] for result in refused), refused
     assert (tmp_path / "file").read_text() == "mine"
 
