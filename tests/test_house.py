@@ -97,6 +97,10 @@ def test_no_file_names_a_place_on_somebodys_machine() -> None:
     assert lines_with(MACHINE_PATHS, [file for file in tracked() if file.name != "test_house.py"]) == []
 
 
+def test_no_file_has_marks_of_a_merge_that_nobody_finished() -> None:
+    assert lines_with(re.compile(r"^(?:<{7}|>{7}) \S"), tracked()) == []
+
+
 def test_rooms_keep_to_their_budgets() -> None:
     """Core is a small engine. What is optional is a distribution of its own; a commit that raises a budget says why."""
     rooms = Counter[str]()
