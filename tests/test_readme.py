@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slime import command
+from slime import command, plugins
 from slime.compose.compose import examine
 from slime.compose.overrides import SHORT
 from slime.config.keys import FOREIGN, open_section, own_keys
@@ -133,12 +133,24 @@ def test_every_name_in_a_guide_is_one_of_the_code(guide: str) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_key_in_a_guide_exists(guide: str) -> None:
     """In a table of other projects' names, those in the last column."""
+    plugins.load()  # which add keys
     text = GUIDES[guide]
     if guide == "coming-from.md":
         text = re.sub(r"^(\|[^|]*\|).*(\|[^|]*\|)$", r"\1\2", text, flags=re.M)
     sections = "|".join(field.name for field in dataclasses.fields(SlimeConfig))
     named = set(re.findall(rf"`((?:{sections})\.[\w.]+)(?:=[^`]*)?`", text))
     assert [key for key in sorted(named) if not (exists(key) or key.endswith(".png") or key in SHORT)] == []
+
+
+def test_the_glossary_is_one_page_of_classes_that_exist() -> None:
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \|.*\| (.*) \|$", GUIDES["glossary.md"], re.M)
+    terms = [term for term, _ in rows]
+    assert terms == sorted(set(terms))
+    assert 25 <= len(terms) <= 40
+    named = {name for _, names in rows for name in re.findall(r"`([A-Z]\w+)[`.]", names)}
+    code = "\n".join(file.read_text() for file in (ROOT / "core").rglob("*.py"))
+    assert named
+    assert named - set(re.findall(r"^class (\w+)", code, re.M)) == set()
 
 
 def exists(key: str) -> bool:
