@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 814,
     "weights": 902,
-    ".": 5045,
+    ".": 5086,
     "cluster": 1822,
     "train": 1000,
     "compose": 2452,

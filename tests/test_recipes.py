@@ -16,8 +16,8 @@ from slime.compose.compose import Composed, examine
 from slime.compose.groups import scan
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import AlgoConfig, Init, Placement, Role
-from slime.contracts import LossInputs
 from slime.layout import read_grid, split_layers
+from slime.objective import LossInputs
 from slime.plugins import load
 from slime.topology.server_fields import requests_per_rank
 from slime.topology.topology import read_topology

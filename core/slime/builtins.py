@@ -14,8 +14,9 @@ from slime.hookspecs import hookimpl
 from slime.types import Decision, Group, Task
 
 if TYPE_CHECKING:
-    from slime.contracts import BufferPolicy, Objective, Program, Responder, SampleFilter
+    from slime.contracts import BufferPolicy, Program, Responder, SampleFilter
     from slime.estimator import Estimator
+    from slime.objective import Objective
     from slime.topology.transport_protocol import Transport
 
 

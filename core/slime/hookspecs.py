@@ -14,20 +14,12 @@ import pluggy
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import (
-        BufferPolicy,
-        Explanation,
-        Objective,
-        Program,
-        Reward,
-        SampleFilter,
-        Tracker,
-        VerbFactory,
-    )
+    from slime.contracts import BufferPolicy, Explanation, Program, Reward, SampleFilter, Tracker, VerbFactory
     from slime.errors import SlimeError
     from slime.estimator import Estimator
     from slime.events import Subscriber
     from slime.models.bridge import ModelBridge
+    from slime.objective import Objective
 
 hookspec = pluggy.HookspecMarker("slime")
 hookimpl = pluggy.HookimplMarker("slime")

@@ -16,9 +16,9 @@ from slime.checkpoints import Checkpoint, CheckpointStore, Staging, require_as_w
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.trainers import TrainerGroup
 from slime.config.paths import resolve
-from slime.contracts import Source
 from slime.errors import SlimeError
 from slime.net import Endpoint
+from slime.objective import Source
 from slime.observe.metrics import SAVING
 from slime.observe.stopwatch import Stopwatch
 from slime.run_dir import RunDir

@@ -27,10 +27,11 @@ from slime.versions import other_versions
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.contracts import BufferPolicy, Explanation, Objective, Program, Reward, SampleFilter, Tracker, Verb
+    from slime.contracts import BufferPolicy, Explanation, Program, Reward, SampleFilter, Tracker, Verb
     from slime.estimator import Estimator
     from slime.events import Subscriber
     from slime.models.bridge import ModelBridge
+    from slime.objective import Objective
 
 ENTRY_POINT_GROUP = "slime"
 BUILTIN = "slime-rl"

@@ -7,8 +7,8 @@ from functools import partial
 
 from slime.algo.stages import Stage, estimator_of, made_by, with_columns
 from slime.compose.compose import Composed
-from slime.contracts import TrainsOn
 from slime.events import Complete
+from slime.objective import TrainsOn
 from slime.observe.alarm import alarm
 from slime.observe.stopwatch import Stopwatch
 from slime.opening import Run, open_run

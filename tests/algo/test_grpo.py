@@ -12,7 +12,7 @@ from slime.algo.grpo import Grpo
 from slime.algo.stages import objective_of
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator
 from slime.config.schema import AlgoConfig
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 
 LENGTHS = [3, 1, 4, 2, 5]

@@ -23,7 +23,7 @@ from slime.algo.policy_gradient import PolicyGradient
 from slime.algo.stages import objective_of
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator
 from slime.config.schema import AlgoConfig
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS
 
 ROOT = Path(__file__).parents[2]

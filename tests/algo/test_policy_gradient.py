@@ -16,7 +16,7 @@ from slime.algo.policy_gradient import PolicyGradient
 from slime.algo.stages import objective_of
 from slime.compose.compose import examine
 from slime.config.schema import AlgoConfig, Importance, ImportanceTokens, KlEstimator, KlIn
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from slime.algo.sft import Sft
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 
 
 def inputs_of(mask: Tensor) -> LossInputs:

@@ -8,8 +8,8 @@ import pytest
 
 from slime.algo.stages import objective_of, run_stages
 from slime.config.schema import AlgoConfig, SlimeConfig
-from slime.contracts import Metrics, Source, TrainsOn
 from slime.errors import SlimeError
+from slime.objective import Metrics, Source, TrainsOn
 from slime.types import RL, SFT
 
 

@@ -107,7 +107,7 @@ def test_an_option_that_has_its_default_is_no_mistake_where_it_is_idle(words: li
 
 DECLARING = """
 from dataclasses import dataclass
-from slime.contracts import Column, LossTerms, Metrics, TrainsOn
+from slime.objective import Column, LossTerms, Metrics, TrainsOn
 
 @dataclass(frozen=True)
 class Slow:

@@ -9,7 +9,7 @@ import torch
 from slime.algo.advantages import GroupMean
 from slime.algo.grpo import Grpo
 from slime.config.schema import AlgoConfig, LossMean
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.samples import spread, to_train_samples
 from slime.sampling.stats import group_stats, lag_stats, zero_variance

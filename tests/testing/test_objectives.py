@@ -26,7 +26,7 @@ LEFT: dict[str, Any] = {
 """Some tokens and some sequences are rejected, and leave the mean."""
 WRONG = """
 from dataclasses import dataclass
-from slime.contracts import Column, LossTerms, Metrics, TrainsOn
+from slime.objective import Column, LossTerms, Metrics, TrainsOn
 
 @dataclass
 class Wrong:

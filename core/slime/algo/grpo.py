@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.algo.policy_gradient import PolicyGradient, Surrogate
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.types import ADVANTAGES
 
 if TYPE_CHECKING:

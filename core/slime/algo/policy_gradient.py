@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator, KlIn
-from slime.contracts import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
+from slime.objective import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
 from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS
 
 if TYPE_CHECKING:

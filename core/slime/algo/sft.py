@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime.contracts import Column, LossInputs, LossTerms, Metrics, TrainsOn
+from slime.objective import Column, LossInputs, LossTerms, Metrics, TrainsOn
 
 if TYPE_CHECKING:
     from torch import Tensor

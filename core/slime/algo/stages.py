@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime import plugins
 from slime.config.schema import AlgoConfig, SlimeConfig, TrainConfig
-from slime.contracts import LossInputs, Objective, Source, TrainsOn
 from slime.errors import SlimeError
 from slime.estimator import CriticEstimator, Estimator
 from slime.models.bridge import HasModel
+from slime.objective import LossInputs, Objective, Source, TrainsOn
 from slime.registry import Contribution
 from slime.types import RL, SFT, TrainSample
 

@@ -24,8 +24,8 @@ from slime.config.schema import (
     LrDecay,
     SlimeConfig,
 )
-from slime.contracts import Source
 from slime.errors import SlimeError
+from slime.objective import Source
 from slime.topology.transport import transport_name
 
 OPTIONS_OF = {"algo.options": ("algo", "name"), "algo.advantage_options": ("estimator", "advantage")}

@@ -8,8 +8,8 @@ from typing import Any
 from slime.algo.stages import estimator_of, made_by, objective_of, shared_with
 from slime.compose.options import check_options
 from slime.config.schema import AlgoConfig
-from slime.contracts import Source, TrainsOn
 from slime.errors import SlimeError, did_you_mean
+from slime.objective import Source, TrainsOn
 from slime.plugins import Plugins
 from slime.registry import Contribution
 from slime.types import ADVANTAGES, IS_CURRENT, PREFERENCE, ROLLOUT_LOGPROBS

@@ -68,7 +68,7 @@ class EngineBridge(ModelBridge, Protocol):
 
 @runtime_checkable
 class HasModel(Protocol):
-    """An objective (`slime.contracts.Objective`) that trains another model than one of next tokens: a family's layers
+    """An objective (`slime.objective.Objective`) that trains another model than one of next tokens: a family's layers
     with another output, which a run exports and no engine is given. Its `loss` reads what that model returns."""
 
     def model(self) -> type:

@@ -23,7 +23,7 @@ from slime.algo.stages import objective_of, run_stages
 from slime.compose.objective import objective_problems
 from slime.config.paths import resolve
 from slime.config.schema import AlgoConfig, SlimeConfig
-from slime.contracts import Column, Source, TrainsOn
+from slime.objective import Column, Source, TrainsOn
 from slime.types import IS_CURRENT, PREFERENCE, TrainSample
 from slime_testing.estimators import check_idle_options
 from slime_testing.models import write_checkpoint

@@ -10,10 +10,10 @@ from functools import cached_property
 
 from slime.algo.stages import run_stages
 from slime.config.schema import SlimeConfig
-from slime.contracts import Source
 from slime.engines.limits import longest_sequence
 from slime.layout import Grid, split_layers
 from slime.models.blocks import KEYS_A_ROW, BuildingBlock
+from slime.objective import Source
 from slime.sizes.model import ModelSizes
 from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
 from slime.sizes.version import version_bytes

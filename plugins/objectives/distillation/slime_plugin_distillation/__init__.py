@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slime.contracts import Objective
 from slime.estimator import Estimator
 from slime.hookspecs import hookimpl
+from slime.objective import Objective
 from slime_plugin_distillation.estimator import NoReward
 from slime_plugin_distillation.opd import Opd
 

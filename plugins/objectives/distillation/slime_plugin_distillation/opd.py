@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.algo.grpo import Grpo
-from slime.contracts import Column, LossInputs, LossTerms, Metrics, Source
+from slime.objective import Column, LossInputs, LossTerms, Metrics, Source
 from slime.types import ADVANTAGES, TrainSample
 
 if TYPE_CHECKING:

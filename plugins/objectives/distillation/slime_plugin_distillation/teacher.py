@@ -13,9 +13,9 @@ from slime.algo.stages import run_stages
 from slime.config.hf import config_folder, read_hf_config, scores
 from slime.config.paths import resolve
 from slime.config.schema import ModelConfig, SlimeConfig
-from slime.contracts import Source
 from slime.errors import SlimeError, did_you_mean
 from slime.models.bridge import HfConfig, ModelBridge
+from slime.objective import Source
 from slime.weights.hf_files import is_megatrons
 
 KEY, GROUP = "algo.teacher.path", "algo.options.teacher_engines"

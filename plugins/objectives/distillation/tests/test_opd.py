@@ -15,7 +15,7 @@ from slime.algo.grpo import Grpo
 from slime.algo.stages import Stage, estimator_of, objective_of
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator, KlIn
 from slime.config.schema import AlgoConfig
-from slime.contracts import LossInputs, LossTerms, Source
+from slime.objective import LossInputs, LossTerms, Source
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, Opd
 from slime_testing.estimators import check_estimator

@@ -23,9 +23,9 @@ from slime.algo.stages import made_by, with_columns
 from slime.checkpoints import CheckpointStore
 from slime.compose.compose import examine
 from slime.config.paths import resolve
-from slime.contracts import Source
 from slime.digest import facts_of
 from slime.errors import SlimeError
+from slime.objective import Source
 from slime.types import TrainSample
 from slime_plugin_distillation import served
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Opd

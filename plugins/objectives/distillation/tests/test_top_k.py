@@ -16,7 +16,7 @@ from slime.algo.stages import Stage, objective_of
 from slime.compose.compose import examine
 from slime.config.changes import changed
 from slime.config.schema import AlgoConfig, LossMean, SlimeConfig
-from slime.contracts import LossInputs, LossTerms, Source
+from slime.objective import LossInputs, LossTerms, Source
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 from slime_plugin_distillation.divergence import LEAST_REST, top_divergence
 from slime_plugin_distillation.opd import TEACHER_LOGPROBS, TOP_IDS, TOP_LOGPROBS, Opd

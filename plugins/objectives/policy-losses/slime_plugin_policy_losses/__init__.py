@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from slime.contracts import Objective
 from slime.estimator import Estimator
 from slime.hookspecs import hookimpl
+from slime.objective import Objective
 from slime_plugin_policy_losses.estimators import ReinforcePp, ReinforcePpBaseline, Rloo
 from slime_plugin_policy_losses.objectives import Cispo, Dppo, Gspo, Sapo
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slime.algo.policy_gradient import PolicyGradient
 from slime.config.choices import Importance, KlEstimator, KlIn
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS
 from slime_plugin_policy_losses.objectives import Cispo, Dppo, Gspo, Sapo
 from slime_testing.objectives import check_objective

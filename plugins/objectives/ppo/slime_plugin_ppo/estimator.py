@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import Objective
 from slime.estimator import Attempt
+from slime.objective import Objective
 
 if TYPE_CHECKING:
     import numpy as np

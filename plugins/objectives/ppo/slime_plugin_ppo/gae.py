@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime.contracts import Objective
 from slime.estimator import Attempt
+from slime.objective import Objective
 from slime_plugin_ppo.estimator import ValueEstimator
 from slime_plugin_ppo.value_loss import ValueLoss
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime.contracts import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
+from slime.objective import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
 from slime_plugin_ppo.estimator import RETURNS, VALUES
 
 if TYPE_CHECKING:

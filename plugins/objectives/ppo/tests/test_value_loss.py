@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime_plugin_ppo.estimator import RETURNS, VALUES
 from slime_plugin_ppo.value_loss import ValueLoss
 

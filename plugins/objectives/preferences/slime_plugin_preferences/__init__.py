@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from slime.contracts import Objective
 from slime.hookspecs import hookimpl
+from slime.objective import Objective
 from slime_plugin_preferences.dpo import Dpo
 from slime_plugin_preferences.reward_model import RewardModel
 

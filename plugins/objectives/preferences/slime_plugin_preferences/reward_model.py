@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from slime.contracts import Column, LossInputs, LossTerms, Metrics, TrainsOn
 from slime.models.mapping import Rule, WeightMapping
+from slime.objective import Column, LossInputs, LossTerms, Metrics, TrainsOn
 from slime.types import PREFERENCE, TrainSample
 
 if TYPE_CHECKING:

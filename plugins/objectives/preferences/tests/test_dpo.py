@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slime.__main__ import main
 from slime.compose.compose import examine
-from slime.contracts import LossInputs
+from slime.objective import LossInputs
 from slime.observe.metrics import read_rows
 from slime.types import PREFERENCE
 from slime_plugin_preferences.dpo import REFERENCE, Dpo, Form

@@ -15,8 +15,8 @@ from torch import Tensor
 from slime.__main__ import main
 from slime.compose.compose import examine
 from slime.config.paths import resolve
-from slime.contracts import LossInputs
 from slime.models.mapping import WeightMapping
+from slime.objective import LossInputs
 from slime.observe.metrics import read_rows
 from slime.plugins import load
 from slime.types import PREFERENCE, TrainSample

@@ -13,9 +13,9 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.contracts import Column
 from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
+from slime.objective import Column
 from slime.train.packing import num_readers
 from slime.types import Batch, MicroBatch
 from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank

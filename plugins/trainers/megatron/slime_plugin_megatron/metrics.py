@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from slime.contracts import LossTerms, Metrics
 from slime.errors import SlimeError
+from slime.objective import LossTerms, Metrics
 
 
 def reduce_terms(

@@ -15,9 +15,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from slime.algo.stages import HasStepSums
-from slime.contracts import Column, LossInputs, LossTerms, Metrics, Objective, Source
 from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
+from slime.objective import Column, LossInputs, LossTerms, Metrics, Objective, Source
 from slime_plugin_megatron.local_batch import LocalMicroBatch
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
 from slime_plugin_megatron.sequence_sums import sum_by_sequence

@@ -15,7 +15,7 @@ from megatron.core.distributed.finalize_model_grads import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from slime.contracts import LossTerms
+from slime.objective import LossTerms
 from slime_plugin_megatron.local_batch import LocalMicroBatch
 from slime_plugin_megatron.megatron import Model
 from slime_plugin_megatron.objective import LossFunction, Others

@@ -18,9 +18,9 @@ from slime import plugins
 from slime.algo.stages import Stage, run_stages
 from slime.config.hf import read_hf_config
 from slime.config.schema import Init, SlimeConfig
-from slime.contracts import Source
 from slime.estimator import CriticEstimator
 from slime.models.traits import extra_losses
+from slime.objective import Source
 from slime.plan.flops import attention
 from slime.train.packing import RankLayout
 from slime.train.rank import Usage

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from slime.config.schema import LossMean
-from slime.contracts import Column
 from slime.errors import SlimeError
+from slime.objective import Column
 from slime.train.packing import pack
 from slime_testing.recorded import recorded_samples
 

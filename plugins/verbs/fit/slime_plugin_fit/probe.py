@@ -27,10 +27,10 @@ from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import Composed, examine
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import Role, SlimeConfig
-from slime.contracts import Source
 from slime.engine_client.client import Engine
 from slime.engines.limits import longest_of
 from slime.engines.software import software
+from slime.objective import Source
 from slime.plan.flops import ForwardFlops
 from slime.run_dir import RunDir
 from slime.topology.topology import read_topology

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.algo.policy_gradient import PolicyGradient, Surrogate
-from slime.contracts import Objective
 from slime.hookspecs import hookimpl
+from slime.objective import Objective
 from slime.types import ADVANTAGES
 
 
