@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import runpy
 import sys
@@ -20,18 +19,12 @@ from slime_testing.plugins import sample
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def against(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("against_verl")
-
-
-def test_verl_gets_the_run_that_slime_gets(against: Any, tmp_path: Path) -> None:
-    composed = examine([*against.RUN, *against.beside.OWN])
+def test_verl_gets_the_run_that_slime_gets(program: Any, tmp_path: Path) -> None:
+    composed = examine([*program.RUN, *program.beside.OWN])
     assert composed.problems == []
     cfg = composed.cfg
     assert (cfg.algo.loss_mean.name, cfg.algo.kl_coef) == ("token", None)
-    words = against.verl_words(cfg, tmp_path, tmp_path / "p", 40, attention="sdpa", free_cache=False)
+    words = program.verl_words(cfg, tmp_path, tmp_path / "p", 40, attention="sdpa", free_cache=False)
     given = dict(word.split("=", 1) for word in words)
     assert given["data.train_batch_size"] == "32"
     assert given["actor_rollout_ref.rollout.n"] == "16"
@@ -45,11 +38,11 @@ def test_verl_gets_the_run_that_slime_gets(against: Any, tmp_path: Path) -> None
     assert given[f"{served}enable_memory_saver"] == "false"
 
 
-def test_prompts_are_the_same(against: Any, tmp_path: Path) -> None:
+def test_prompts_are_the_same(program: Any, tmp_path: Path) -> None:
     from pyarrow import parquet
 
     source = resolve("pkg://slime_plugin_starter/data/word-problems-heldout.jsonl")
-    against.write_prompts(source, tmp_path / "p.parquet")
+    program.write_prompts(source, tmp_path / "p.parquet")
     rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()
     assert len(rows) == len(source.read_text().splitlines())
     assert rows[0]["prompt"][0]["role"] == "user"
@@ -64,7 +57,7 @@ def test_rewards_are_the_same(text: str) -> None:
         assert compute_score("", text, label) == reward.score(sample(text, label)).value
 
 
-def test_both_are_read_alike(against: Any) -> None:
+def test_both_are_read_alike(program: Any) -> None:
     ours, theirs = [], []
     for step in range(1, 11):
         values = {"step": 1.0 if step > 5 else 9.0, "train": 0.4, "reward": 0.2}
@@ -74,20 +67,20 @@ def test_both_are_read_alike(against: Any) -> None:
         data = {f"timing_s/{name}": 2 * value for name, value in values.items()}
         data |= {"response_length/mean": 10.0, "critic/score/mean": step / 10}
         theirs.append({"step": step, "seen": 100.0 + step, "data": data})
-    slime = against.beside.measured(against.read_slime(ours), 50.0, 7.0)
-    verl = against.beside.measured(against.read_verl(theirs, 16), 50.0, 9.0)
+    slime = program.beside.measured(program.read_slime(ours), 50.0, 7.0)
+    verl = program.beside.measured(program.read_verl(theirs, 16), 50.0, 9.0)
     assert (slime.seconds["step"], verl.seconds["step"]) == (1.0, 2.0)
     assert (slime.seconds["reward"], verl.seconds["reward"]) == (0.2, 0.4)
     assert (slime.start, verl.start) == (101 - 9 - 50, 101 - 18 - 50)
     assert (slime.tokens_per_s, verl.tokens_per_s) == (160.0, 80.0)
-    assert "step of slime over verl's: 0.50; promised at most 0.7: kept" in against.beside.table(
+    assert "step of slime over verl's: 0.50; promised at most 0.7: kept" in program.beside.table(
         {"slime": slime, "verl": verl}
     )
 
 
-def test_words_of_the_command_line_replace_those_of_the_run(against: Any) -> None:
-    words = against.beside.words(against.RUN, ["+cluster=h100x1", "run.seed=3"])
-    assert words == ["+model=qwen2.5-0.5b", "task=word-problems", *against.beside.OWN, "+cluster=h100x1", "run.seed=3"]
+def test_words_of_the_command_line_replace_those_of_the_run(program: Any) -> None:
+    words = program.beside.words(program.RUN, ["+cluster=h100x1", "run.seed=3"])
+    assert words == ["+model=qwen2.5-0.5b", "task=word-problems", *program.beside.OWN, "+cluster=h100x1", "run.seed=3"]
 
 
 PROGRAM = """
@@ -105,14 +98,14 @@ sys.exit(3)
 
 
 @pytest.mark.parametrize(("hangs", "how"), [(True, "was ended after 4 s"), (False, "ended with code 3")])
-def test_what_a_program_did_counts_however_it_ends(against: Any, tmp_path: Path, hangs: bool, how: str) -> None:
+def test_what_a_program_did_counts_however_it_ends(program: Any, tmp_path: Path, hangs: bool, how: str) -> None:
     rows = tmp_path / "rows.jsonl"
     command = [sys.executable, "-c", PROGRAM, str(rows), str(int(hangs))]
-    seen = against.beside.watched("peer", command, rows, tmp_path / "log", 4.0 if hangs else 60.0)
+    seen = program.beside.watched("peer", command, rows, tmp_path / "log", 4.0 if hangs else 60.0)
     assert f"peer {how}, with 7 rows" in seen.how
     child = seen.rows[0]["pid"]
-    assert not (psutil.pid_exists(child) and against.beside.alive(psutil.Process(child)))
-    told = against.beside.report("a step", (seen, against.read_slime(seen.rows)))
+    assert not (psutil.pid_exists(child) and program.beside.alive(psutil.Process(child)))
+    told = program.beside.report("a step", (seen, program.read_slime(seen.rows)))
     assert "| peer | 7 |" in told
     assert "promised" not in told
-    assert "None got beyond 5 steps" in against.beside.report("a step", (seen, []))
+    assert "None got beyond 5 steps" in program.beside.report("a step", (seen, []))

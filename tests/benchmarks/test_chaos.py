@@ -13,25 +13,17 @@ import pytest
 
 from slime.compose.compose import examine
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def chaos(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("chaos")
-
-
-def test_its_runs_are_accepted_and_leave_a_mark(chaos: Any, tmp_path: Path) -> None:
-    run = chaos.Chaos(tmp_path)
-    words = [f"{key}={value}" for key, value in chaos.LONG.items()]
+def test_its_runs_are_accepted_and_leave_a_mark(program: Any, tmp_path: Path) -> None:
+    run = program.Chaos(tmp_path)
+    words = [f"{key}={value}" for key, value in program.LONG.items()]
     command = [sys.executable, "-m", "slime", "plan", "+model=glm4-tiny", "+cluster=local", *words]
     done = subprocess.run(command, env=os.environ | run.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert run.lines() == ["start begin"]
 
 
-def test_what_it_interrupts_is_accepted(chaos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_interrupts_is_accepted(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = importlib.import_module("chaos_kinds")
     kinds.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -41,10 +33,10 @@ def test_what_it_interrupts_is_accepted(chaos: Any, tmp_path: Path, monkeypatch:
             assert examine(words).problems == [], name
 
 
-def test_a_table_takes_the_place_of_the_one_of_its_name(chaos: Any, tmp_path: Path) -> None:
+def test_a_table_takes_the_place_of_the_one_of_its_name(program: Any, tmp_path: Path) -> None:
     file = tmp_path / "chaos.md"
     for name, text in [("hangs", "old"), ("rewards", "kept"), ("kills", "first"), ("hangs", "new")]:
-        chaos.put(file, name, f"## {name}\n\n{text}\n")
+        program.put(file, name, f"## {name}\n\n{text}\n")
     titles = [line for line in file.read_text().splitlines() if line.startswith("#")]
     assert [title.split()[1] for title in titles[1:]] == ["kills", "hangs", "rewards"]
     assert "new" in file.read_text()

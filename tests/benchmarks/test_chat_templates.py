@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
-import pytest
 from slime_plugin_endpoint.check_chat import KINDS
 
 from tests.sampling.formats import FORMATS, tokenizer_of
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("chat_templates")
 
 
 def test_conversations_are_counted_and_faults_are_named(program: Any, tmp_path: Path) -> None:

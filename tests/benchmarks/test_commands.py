@@ -24,8 +24,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "settings"), list(commands()))
-def test_run_is_accepted(monkeypatch: pytest.MonkeyPatch, name: str, settings: str) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_run_is_accepted(name: str, settings: str) -> None:
     rest = runpy.run_path(str(BENCHMARKS / f"{name}.py"))["REST"]
     assert compose([*f"+{settings}".split(), *rest]).model.name == "glm4-9b-trial"
 

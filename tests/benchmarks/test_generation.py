@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.agreement import Agreement
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def row(**causes: float) -> Agreement:
     return Agreement("", "", "", 0, 0.0, 0.0, 0.0, 0.0, 0.0, causes)
 
 
-def test_the_share_that_is_left_is_that_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_the_share_that_is_left_is_that_of_all_tokens() -> None:
     from generation import what_is_left
 
     few = row(own_experts=0.1, same_experts=0.1, num_tokens=100.0)

@@ -59,8 +59,7 @@ def test_experts_over_ranks_need_the_flops_of_the_same_experts_on_each() -> None
     assert [(row[2], row[8] == "-") for row in table[2:]] == [("40, each", False), ("40, once", True)]
 
 
-def test_the_cut_of_glm52_has_its_widths_and_kinds_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def test_the_cut_of_glm52_has_its_widths_and_kinds_of_layers(tmp_path: Path) -> None:
     from train_models import DATA, SPARSE, arguments_of
 
     cfg = compose([*arguments_of(SPARSE, 1, str(tmp_path)), "+cluster=h200x1", *DATA])
