@@ -30,10 +30,10 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 814,
     "weights": 902,
-    ".": 5086,
+    ".": 5090,
     "cluster": 1822,
     "train": 1000,
-    "compose": 2452,
+    "compose": 2460,
     "config": 1987,
     "observe": 515,
     "topology": 1558,

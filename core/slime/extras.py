@@ -34,6 +34,7 @@ APART: Mapping[str, tuple[str, Sequence[str]]] = {
         "slime-plugin-lora",
         ("adapter/lora", "train.lora.rank", "train.lora.alpha", "train.lora.targets"),
     ),
+    "plugins/explanations/routing-gap": ("slime-plugin-routing-gap", ("explanation/routing-gap",)),
     "plugins/formats/parquet": ("slime-plugin-parquet", ("row_format/.parquet",)),
     "plugins/launchers/ray": ("slime-plugin-ray", ("ray_starter/ray",)),
     "plugins/launchers/ssh": ("slime-plugin-ssh", ("launcher/ssh",)),

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from slime import plugins
 from slime.compose import needs
 from slime.compose.compose import examine
 from slime.config.passthrough import made_for
+from slime.registry import Registry
 
 RUN = ["+model=glm4-tiny", "+cluster=local"]
 
@@ -88,3 +90,15 @@ def test_a_network_interface_is_looked_for_on_the_only_host() -> None:
         f"cluster.socket_interface: this host has no network interface '{known}x'. Did you mean '{known}'?"
     )
     assert examine([*RUN, f"cluster.socket_interface={known}"]).needs == []
+
+
+def test_what_engines_record_of_routing_needs_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that replays reads it itself."""
+    monkeypatch.setattr(plugins.load(), "explanations", Registry("explanation", []))
+    run = ["+model=glm4-moe-tiny", "+cluster=local"]
+    [need] = examine([*run, "observe.routing=true"]).needs
+    assert str(need).startswith(
+        "observe.routing: what engines record is read by slime-plugin-routing-gap, which is not installed. "
+        "Run: pip install slime-plugin-routing-gap. In a checkout: pip install ./plugins/explanations/routing-gap, or "
+    )
+    assert examine([*run, "train.routing_replay=true"]).needs == []

@@ -29,7 +29,7 @@ def needs(topology: Topology) -> list[SlimeError]:
     sections |= {"eval": cfg.eval, **cfg.eval.named()}
     rows = [need for home, section in sections.items() for need in _rows(home, section)]
     hosts = [*_hosts(cfg.cluster), *_interface(cfg.cluster)]
-    return [*_model(cfg.model), *rows, *hosts, *_packages(topology), *_programs(cfg)]
+    return [*_model(cfg.model), *rows, *hosts, *_packages(topology), *_apart(cfg)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -93,8 +93,8 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
             yield need
 
 
-def _programs(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """What only attempts of one response, which are made when their step comes, do without."""
+def _apart(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Distributions of their own, which the keys of some runs ask for."""
     sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
     chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
     if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():
@@ -104,6 +104,10 @@ def _programs(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if cfg.rollout.max_staleness and not plugins.load().rollouts.names():
         what = "generating for steps to come needs slime-plugin-ahead, which is not installed"
         yield SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
+
+    if cfg.observe.routing and "routing-gap" not in plugins.load().explanations.names():
+        what = "what engines record is read by slime-plugin-routing-gap, which is not installed"
+        yield SlimeError(what, where="observe.routing", todo=how_to_get("explanation/routing-gap"))
 
 
 def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:
