@@ -158,14 +158,13 @@ def _with_shared_prompts(members: _Members, prompts: Sequence[bytes]) -> _Packed
     shape = members.shape
     groups = _starts([len(list(group)) for _, group in groupby(prompts)])
     rows, multiple = int(members.sizes(groups).rows.sum()), shape.num_dp * shape.multiple
-    most, tried = min(shape.max_tokens, rows / multiple), []
-    for halved in range(HALVINGS):
-        tried.append(members.filled(members.divided(groups, most / 2**halved)))
-        if tried[-1].filled.num_bins == fewest(np.asarray([rows]), shape.max_tokens, multiple):
-            break
-    else:
-        tried.append(members.filled(np.arange(len(members.tokens))))
-    return min(tried, key=lambda found: found.filled.num_bins)
+    most = min(shape.max_tokens, rows / multiple)
+    best = members.filled(members.divided(groups, most))
+    for halved in range(1, HALVINGS + 1):
+        starts = members.divided(groups, most / 2**halved if halved < HALVINGS else 0)
+        if fewest(members.sizes(starts).rows, shape.max_tokens, multiple) < best.filled.num_bins:
+            best = min(best, members.filled(starts), key=lambda found: found.filled.num_bins)
+    return best
 
 
 def _prompt(sample: TrainSample) -> bytes:

@@ -12,6 +12,9 @@ from slime.train.fill import EVEN, Filled, Sizes
 Bins = list[list[int]]
 """Numbers of units by micro-batch."""
 
+_Units = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Numbers, rounds, work and rows."""
+
 _MOST_TRIED, _MOST_COMPARED = 128, 32
 """Moves of units between ranks that are looked for; units of a rank that are compared with those of another."""
 
@@ -56,9 +59,10 @@ class _Table:
                 break
             if self._trade(busiest, of_rank):
                 continue
+            given, under = self._units(busiest, 0), self.work.max(axis=0) - self.work
             for rank in of_rank.argsort(kind="stable")[: _MOST_TRIED - tried].tolist():
                 tried += 1
-                if self._move(busiest, rank, float(of_rank[busiest] - of_rank[rank])):
+                if self._move(busiest, rank, given, under[rank], float(of_rank[busiest] - of_rank[rank])):
                     break
             else:
                 break
@@ -74,35 +78,37 @@ class _Table:
             table[both, number] = table[both[::-1], number]
         return True
 
-    def _move(self, giver: int, taker: int, gap: float) -> bool:
-        units, rounds, work, rows = self._units(giver, 0)
+    def _move(self, giver: int, taker: int, given: _Units, under: np.ndarray, gap: float) -> bool:
+        """`under` [rounds]: how much work the taker's micro-batches are from the longest of their rounds."""
+        units, rounds, work, rows = given
         others, other_rounds, other_work, other_rows = self._units(taker, self.work.shape[1])
         less_work, less_rows = work[:, None] - other_work, rows[:, None] - other_rows
         room_there, room_here = (self.sizes.cap - self.rows[rank] for rank in (taker, giver))
-        under = (self.work.max(axis=0) - self.work[taker])[other_rounds]
-        helps = (less_work > 0) & (less_work < gap) & (less_work <= under)
+        helps = (less_work > 0) & (less_work < gap) & (less_work <= under[other_rounds])
         fits = (less_rows <= room_there[other_rounds]) & (-less_rows <= room_here[rounds][:, None])
         gain = np.where(helps & fits, np.minimum(less_work, gap - less_work), 0.0)
-        given, taken = np.unravel_index(int(gain.argmax()), gain.shape)
-        if gain[given, taken] <= 1e-2 * gap:
+        one, taken = np.unravel_index(int(gain.argmax()), gain.shape)
+        if gain[one, taken] <= 1e-2 * gap:
             return False
-        here, there = rounds[given], other_rounds[taken]
-        self.place[units[given]] = self.bins[taker, there]
+        here, there = rounds[one], other_rounds[taken]
+        self.place[units[one]] = self.bins[taker, there]
         if others[taken] >= 0:
             self.place[others[taken]] = self.bins[giver, here]
-        change = np.asarray([less_work[given, taken], less_rows[given, taken]])
+        change = np.asarray([less_work[one, taken], less_rows[one, taken]])
         for table, amount in zip((self.work, self.rows), change, strict=True):
             table[giver, here] -= amount
             table[taker, there] += amount
         return True
 
-    def _units(self, rank: int, num_empty: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers, rounds, work and rows of some units of a rank, and of nothing, -1, in the first rounds."""
+    def _units(self, rank: int, num_empty: int) -> _Units:
+        """Some of a rank, and nothing, -1, in the first rounds."""
         round_of = np.full(self.bins.size, -1)
         round_of[self.bins[rank]] = np.arange(self.bins.shape[1])
-        units = np.flatnonzero(round_of[self.place] >= 0)
-        units = units[np.argsort(round_of[self.place[units]], kind="stable")][:: -(-len(units) // _MOST_COMPARED) or 1]
+        rounds = round_of[self.place]
+        units = np.flatnonzero(rounds >= 0)
+        units = units[np.argsort(rounds[units], kind="stable")][:: -(-len(units) // _MOST_COMPARED) or 1]
         nothing = np.full(num_empty, -1)
-        rounds = np.concatenate([round_of[self.place[units]], np.arange(num_empty)])
-        work, rows = (np.append(values[units], np.zeros(num_empty)) for values in (self.sizes.work, self.sizes.rows))
+        rounds = np.concatenate([rounds[units], np.arange(num_empty)])
+        work, rows = np.zeros((2, len(rounds)))
+        work[: len(units)], rows[: len(units)] = self.sizes.work[units], self.sizes.rows[units]
         return np.concatenate([units, nothing]), rounds, work, rows

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,18 @@ class Filled:
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Of the units of each micro-batch."""
         return np.bincount(self.place, values, self.num_bins)
+
+
+class _Rest(NamedTuple):
+    """Units `left` without a place, longest first, and the `work` [units] as which each counts; micro-batches `free`
+    for them; the `place` [units] of all others; `room`, rows, and work `held` of each micro-batch."""
+
+    left: np.ndarray
+    work: np.ndarray
+    free: np.ndarray
+    place: np.ndarray
+    room: np.ndarray
+    held: np.ndarray
 
 
 def fewest(rows: np.ndarray, cap: int, multiple: int) -> int:
@@ -173,28 +186,23 @@ class _Filling:
             room[low] -= rows[units]
             held[low] += work[units]
             left = np.delete(left, taken)
+        if rows[left].sum() > room[free].sum():
+            return None
         ways = [(self._many_at_a_time, False), (self._many_at_a_time, True)]
         if len(left) <= _FEW:
             ways[1:] = [(self._one_by_one, False), (self._one_by_one, True)]
         for method, is_full in ways:
             own = work - rows if is_full else work  # the work that its room will hold counts as a micro-batch's own
             held_then = held + room if is_full else held.copy()
-            found = method(left[::-1], own, free, place.copy(), room.copy(), held_then)
+            found = method(_Rest(left[::-1], own, free, place.copy(), room.copy(), held_then))
             if found is not None:
                 return found
         return None
 
-    def _many_at_a_time(
-        self,
-        left: np.ndarray,
-        work: np.ndarray,
-        free: np.ndarray,
-        place: np.ndarray,
-        room: np.ndarray,
-        held: np.ndarray,
-    ) -> np.ndarray | None:
-        """Units, longest first, each to the micro-batch with the least work that has room: as many of them to as many
-        as one with the least work would not overtake."""
+    def _many_at_a_time(self, rest: _Rest) -> np.ndarray | None:
+        """Each unit to the micro-batch with the least work that has room: as many of them to as many as one with the
+        least work would not overtake."""
+        left, work, free, place, room, held = rest
         rows = self.sizes.rows
         while len(left) and len(free):
             has_room = free[room[free] >= rows[left[min(len(left), len(free)) - 1]]]
@@ -205,7 +213,7 @@ class _Filling:
             there = light[np.argsort(held[light], kind="stable")[: len(units)]]
             fits = rows[units] <= room[there]
             if 2 * fits.sum() < len(units):
-                return self._one_by_one(left, work, free, place, room, held)
+                return self._one_by_one(rest._replace(left=left))
             left = np.concatenate([units[~fits], left[len(units) :]])
             units, there = units[fits], there[fits]
             place[units] = there
@@ -213,21 +221,13 @@ class _Filling:
             held[there] += work[units]
         return None if len(left) else place
 
-    def _one_by_one(
-        self,
-        left: np.ndarray,
-        work: np.ndarray,
-        free: np.ndarray,
-        place: np.ndarray,
-        room: np.ndarray,
-        held: np.ndarray,
-    ) -> np.ndarray | None:
+    def _one_by_one(self, rest: _Rest) -> np.ndarray | None:
         """The same without haste. Those without room wait until units are small enough for them."""
-        rooms, found = room.tolist(), []
-        lightest = list(zip(held[free].tolist(), free.tolist(), strict=True))
+        rooms, found = rest.room.tolist(), []
+        lightest = list(zip(rest.held[rest.free].tolist(), rest.free.tolist(), strict=True))
         waiting: list[tuple[int, float, int]] = []
         heapq.heapify(lightest)
-        for rows, more in zip(self.sizes.rows[left].tolist(), work[left].tolist(), strict=True):
+        for rows, more in zip(self.sizes.rows[rest.left].tolist(), rest.work[rest.left].tolist(), strict=True):
             while waiting and -waiting[0][0] >= rows:
                 _, had, number = heapq.heappop(waiting)
                 heapq.heappush(lightest, (had, number))
@@ -240,20 +240,21 @@ class _Filling:
             found.append(number)
             rooms[number] -= rows
             heapq.heapreplace(lightest, (had + more, number))
-        place[left] = found
-        return place
+        rest.place[rest.left] = found
+        return rest.place
 
     def _best_fit(self) -> np.ndarray | None:
         """Each unit, longest first, to the micro-batch whose room it fills best."""
         longest_first = np.argsort(-self.sizes.rows, kind="stable")
-        rooms, found = [(self.sizes.cap, number) for number in range(self.num_bins)], []
-        for rows in self.sizes.rows[longest_first].tolist():
-            fullest = bisect_left(rooms, (rows, -1))
+        num = self.num_bins  # a micro-batch is its room times `num`, plus its number: to compare integers is quick
+        rooms, found = [self.sizes.cap * num + number for number in range(num)], []
+        for rows in (self.sizes.rows[longest_first] * num).tolist():
+            fullest = bisect_left(rooms, rows)
             if fullest == len(rooms):
                 return None
-            room, number = rooms.pop(fullest)
-            found.append(number)
-            insort(rooms, (room - rows, number))
+            room = rooms.pop(fullest)
+            found.append(room % num)
+            insort(rooms, room - rows)
         place = np.empty(len(longest_first), np.int64)
         place[longest_first] = found
         return place

@@ -192,7 +192,9 @@ def _micro_batch(
     lengths = padded(own, shape.align)
     ends = np.cumsum(lengths)
     starts, num_tokens = ends - lengths, int(ends[-1])
-    predicting = _predicting(members, (starts + own - 1).tolist())
+    num_predicting = np.fromiter((len(sample.loss_mask) for sample in members), np.int64, len(members))
+    lasts = starts + own - 1
+    predicting = list(map(slice, (lasts - num_predicting).tolist(), lasts.tolist()))  # the response, shifted by one
     tokens = _tokens(members, skipped, (lengths - own).tolist())
     labels = np.empty_like(tokens)
     labels[:-1], labels[ends - 1] = tokens[1:], 0
@@ -205,7 +207,7 @@ def _micro_batch(
     mask = is_learnt.astype(np.float32)
     weights = np.repeat(np.asarray([weight_of[i] for i in content], np.float32), lengths)
     weights *= mask
-    is_masked = ~is_learnt if sum(sample.num_response_tokens for sample in members) > is_learnt.sum() else None
+    is_masked = ~is_learnt if num_predicting.sum() > np.count_nonzero(is_learnt) else None
     return MicroBatch(
         tokens=tokens,
         labels=labels,
@@ -243,11 +245,6 @@ def _tokens(members: Sequence[TrainSample], skipped: Sequence[int], paddings: Se
     for sample, skip, padding in zip(members, skipped, paddings, strict=True):
         parts += [sample.tokens[skip:], nothing[:padding]] if padding else [sample.tokens[skip:]]
     return np.concatenate(parts, dtype=np.int64)
-
-
-def _predicting(members: Sequence[TrainSample], lasts: Sequence[int]) -> list[slice]:
-    """Positions that predict the response: the response itself, shifted by one, up to before the last token."""
-    return [slice(last - len(sample.loss_mask), last) for sample, last in zip(members, lasts, strict=True)]
 
 
 def _spread(
