@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from machine import conditions
-from train import CPU_ADAM, DATA, RECOMPUTE, random_samples
-from train import Case as Packs
+from train_models import DATA
+from train_samples import CPU_ADAM, RECOMPUTE, random_samples
+from train_samples import Case as Packs
 
 from slime.compose.compose import compose, examine
 from slime.config.schema import LossMean

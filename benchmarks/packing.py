@@ -2,13 +2,15 @@
 
     python benchmarks/packing.py                       # attention as much work as the rest at 24,576 tokens
     python benchmarks/packing.py --attention 53581     # as GLM-4-9B's
-    python benchmarks/packing.py --only arrays         # or sequences, families, prompts
+    python benchmarks/packing.py --only arrays         # or sequences, families, prompts, turns
 
 `bound` is a number of micro-batches that no packing can go below, a multiple of the ranks. `work` is that of the
 busiest rank over the mean; `waiting` the same where ranks wait for the slowest of them at every micro-batch, as those
 do that share experts. `least`: no packing can have less waiting, because of the largest sequences. `ms` is of the
 processor, the least of three. Work is n + n^2 / attention tokens for a sequence of n, or for a family what
 `slime.plan.flops.attention` says: "by one length" was packed as if attention were a line that is right for the longest.
+`turns`: attempts whose history is rewritten at each turn, so that every turn is a segment: a prompt, as many tokens of
+history for each turn before, and an answer, which is trained. `rows` are computed, `gain` is tokens over rows.
 `arrays`: the whole of `slime.train.packing.pack`, with two columns, and how many bytes it writes.
 
 Beside it, from the same lengths, the packers of other trainers, implemented here from their descriptions: first fit in
@@ -47,6 +49,7 @@ FAMILIES = (("glm5.2", "h100x256"), ("gemma3-1b", "rtx4090x1"))
 SIZES = ((2048, 32768, 1), (2048, 32768, 8), (2048, 32768, 64), (8192, 32768, 64), (8192, 65536, 64))
 COLUMNS = " micro-batches | bound | work | waiting | least | ms |"
 OTHERS = " first fit: micro-batches, waiting | best fit decreasing | differencing: micro-batches, over, waiting |"
+TABLES = ("sequences", "families", "prompts", "turns", "arrays")
 T = TypeVar("T")
 Lengths = Callable[[np.random.Generator, int], np.ndarray]
 LENGTHS: dict[str, Lengths] = {
@@ -205,6 +208,33 @@ def prompts(attends: Sequence[Attention]) -> Iterator[str]:
             yield f"| 8,192, {LONGEST:,}, {num_dp} | {what} | {row(samples, shape)}"
 
 
+def turns(attends: Sequence[Attention]) -> Iterator[str]:
+    yield f"| attempts, turns, history, answer | tokens | segments | rows | gain |{COLUMNS}\n{11 * '|---'}|"
+    for attempts, count, history, answer in ((8, 1, 0, 1024), (8, 4, 1024, 256), (8, 8, 512, 128), (1, 8, 512, 128)):
+        samples = turned(1024 // attempts, attempts, count, history, answer)
+        num_tokens = sum(sample.num_tokens for sample in samples)
+        for shares in (False, True):
+            shape = Shape(8, 1, 1, LONGEST, shares, attends)
+            by_rank, _ = packed(samples, shape)
+            rows = num_tokens - sum(sum(unit.shared) for of_rank in by_rank for units in of_rank for unit in units)
+            what = f"{attempts}, {count}, {history:,}, {answer:,} | {num_tokens:,} | {'shared' if shares else 'apart'}"
+            yield f"| {what} | {rows:,} | {num_tokens / rows:.2f} | {row(samples, shape)}"
+
+
+def turned(num_groups: int, attempts: int, count: int, history: int, answer: int) -> list[TrainSample]:
+    """Segments of attempts whose histories are rewritten, behind prompts of 2,048 tokens."""
+    generator, found, mask = np.random.default_rng(SEED), list[TrainSample](), np.ones(answer, np.float32)
+    for group in range(num_groups):
+        prompt = generator.integers(0, 150_000, 2048)
+        for attempt in range(attempts):
+            before = [prompt]
+            for _ in range(count):
+                tokens = np.concatenate([*before, generator.integers(0, 150_000, answer)])
+                found.append(TrainSample(tokens, mask, attempt=group * attempts + attempt))
+                before.append(generator.integers(0, 150_000, history))
+    return found
+
+
 def arrays(attends: Sequence[Attention]) -> Iterator[str]:
     yield f"| 8,192 sequences, arrays | tokens | prompts | MB | ms | to copy as many bytes: ms |\n{6 * '|---'}|"
     generator = np.random.default_rng(SEED)
@@ -235,13 +265,14 @@ def arrays(attends: Sequence[Attention]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", type=float, default=24576, help="tokens at which attention is half of the work")
-    parser.add_argument("--only", choices=("sequences", "families", "prompts", "arrays"), help="one of the tables")
+    parser.add_argument("--only", choices=TABLES, help="one of the tables")
     args = parser.parse_args()
     attends = (Attention(2 / args.attention),)
     tables = {
         "sequences": lambda: sequences(attends),
         "families": families,
         "prompts": lambda: prompts(attends),
+        "turns": lambda: turns(attends),
         "arrays": lambda: arrays(attends),
     }
     print(f"{conditions()}, attention {args.attention:g}")

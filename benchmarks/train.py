@@ -25,7 +25,9 @@ experts of a layer 32 a GPU: what a rank has of all of them with experts over ei
 
 TFLOP/s and MFU are of one GPU, the latter relative to an H200's dense bf16 peak of 989 TFLOP/s; peak is the fullest
 GPU's. Where eight sequences have one prompt, it is computed with each of them, or once (`train.share_prompts`): tokens
-are counted alike, and FLOPs for the former alone.
+are counted alike, and FLOPs for the former alone. So are turns: eight sequences of an attempt whose history is
+rewritten for each: of 1, 2, .. 8 eighths of the tokens of the last, each trains the last quarter of an eighth, in the
+place of which the later ones have other tokens.
 """
 
 from __future__ import annotations
@@ -39,21 +41,19 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from kernels import profile
 from machine import conditions
 from train_models import DATA, EXPERTS, SPARSE, TINY, arguments_of
+from train_samples import Case, random_samples, turns
 
 from slime.compose.compose import compose
 from slime.config.schema import LossMean, SlimeConfig
-from slime.types import TrainSample
 from slime_testing.ranks import Rank, run_ranks
 
 PEAK_FLOPS = 989e12
 TARGET_MFU = 0.45
 NUM_WARMUP, NUM_MEASURED = 2, 3
-GROUP = 8
 CLUSTERS = {
     **{("cuda", gpus): f"h200x{gpus}" for gpus in (1, 2, 4)},
     ("cpu", 1): "local",
@@ -61,52 +61,6 @@ CLUSTERS = {
     ("cpu", 4): "local2",
 }
 FOUR = ["cluster.num_trainers=4", "cluster.devices_per_node=4"]
-RECOMPUTE = [
-    "train.megatron.recompute_granularity=full",
-    "train.megatron.recompute_method=uniform",
-    "train.megatron.recompute_num_layers=1",
-]
-CPU_ADAM = [
-    "train.optimizer.optimizer_cpu_offload=true",
-    "train.optimizer.overlap_cpu_optimizer_d2h_h2d=true",
-]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row: tokens of a pack, tokens of each of its sequences, and what is switched on.
-
-    Attributes:
-        prompt: so many first tokens are the same in `GROUP` sequences.
-        shared: they are computed once.
-    """
-
-    pack: int
-    sequence: int
-    recompute: bool = False
-    cpu_adam: bool = False
-    tensor: int = 1
-    pipeline: int = 1
-    prompt: int = 0
-    shared: bool = False
-    expert: int = 1
-
-    @property
-    def layout(self) -> str:
-        return f"TP {self.tensor}, PP {self.pipeline}" + f", EP {self.expert}" * (self.expert > 1)
-
-    def arguments(self) -> list[str]:
-        chosen = RECOMPUTE * self.recompute + CPU_ADAM * self.cpu_adam
-        experts = ["expert_tensor_parallel_size=1", f"expert_model_parallel_size={self.expert}"]
-        chosen += [f"train.megatron.{size}" for size in experts if self.expert > 1]
-        return [
-            *chosen,
-            f"train.max_tokens_per_micro_batch={self.pack}",
-            f"train.megatron.tensor_model_parallel_size={self.tensor}",
-            f"train.megatron.pipeline_model_parallel_size={self.pipeline}",
-        ]
-
-
 CASES = {
     1: [
         Case(8192, 2048),
@@ -120,6 +74,8 @@ CASES = {
         Case(24576, 3072, prompt=2048, shared=True),
         Case(16384, 2048, prompt=512),
         Case(16384, 2048, prompt=512, shared=True),
+        Case(36864, 8192, turns=True),
+        Case(36864, 8192, turns=True, shared=True),
     ],
     2: [
         Case(4096, 1024, tensor=2),
@@ -134,6 +90,8 @@ TINY_CASES = {
         Case(256, 64, recompute=True),
         Case(512, 64, prompt=40),
         Case(512, 64, prompt=40, shared=True),
+        Case(576, 128, turns=True),
+        Case(576, 128, turns=True, shared=True),
     ],
     2: [Case(256, 64, tensor=2), Case(256, 64, pipeline=2), Case(256, 64)],
 }
@@ -186,7 +144,8 @@ def measure(
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     num_dp = trainer.data_parallel_size
-    samples = random_samples(case, num_dp * num_micro_batches, trainer.hf["vocab_size"])
+    make = turns if case.turns else random_samples
+    samples = make(case, num_dp * num_micro_batches, trainer.hf["vocab_size"])
     (batch,) = pack(
         samples,
         num_dp=num_dp,
@@ -210,25 +169,6 @@ def measure(
     needed = flops(trainer, case, num_tokens)
     torch.distributed.destroy_process_group()
     return statistics.median(seconds[NUM_WARMUP:]), needed, num_tokens, peak, found
-
-
-def random_samples(case: Case, num_micro_batches: int, vocab_size: int) -> list[TrainSample]:
-    generator = np.random.default_rng(0)
-    num_response_tokens = case.sequence - case.prompt if case.prompt else case.sequence * 3 // 4
-    tokens = generator.integers(0, vocab_size, (num_micro_batches * case.pack // case.sequence, case.sequence))
-    for number in range(len(tokens)):
-        tokens[number, : case.prompt] = tokens[number // GROUP * GROUP, : case.prompt]
-    return [
-        TrainSample(
-            tokens=own,
-            loss_mask=np.ones(num_response_tokens, np.float32),
-            columns={
-                "advantages": np.full(num_response_tokens, generator.normal(), np.float32),
-                "rollout_logprobs": np.full(num_response_tokens, -np.log(vocab_size), np.float32),
-            },
-        )
-        for own in tokens
-    ]
 
 
 def flops(trainer: Any, case: Case, num_tokens: int) -> float:
@@ -256,8 +196,9 @@ def flops(trainer: Any, case: Case, num_tokens: int) -> float:
 
 
 def row(case: Case, measured: Measured, on_gpu: bool) -> str:
-    rate, whole = measured.flops / measured.seconds, not case.shared
-    prompt = f"{case.prompt}, {'once' if case.shared else 'each'}" if case.prompt else "-"
+    rate, whole = measured.flops / measured.seconds, not (case.shared or case.turns)
+    common = "turns" if case.turns else f"{case.prompt}" if case.prompt else ""
+    prompt = f"{common}, {'once' if case.shared else 'each'}" if common else "-"
     cells = [
         str(case.pack),
         str(case.sequence),
@@ -323,7 +264,7 @@ def main() -> None:
         print(row(case, measured, on_gpu), flush=True)
         if options.profile:
             print(f"\n{measured.profile}\n", flush=True)
-        if not case.recompute and not case.cpu_adam and not case.shared:
+        if not case.recompute and not case.cpu_adam and not case.shared and not case.turns:
             reached.append(measured.flops / measured.seconds / PEAK_FLOPS)
     if on_gpu and not options.tiny and options.gpus == 1 and reached:
         verdict = "kept" if min(reached) > TARGET_MFU else "MISSED"

@@ -13,6 +13,7 @@ LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 PLAIN = [*LAPTOP, "task=none", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
 PLAIN += ["run.num_steps=40", "rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16"]
 HELD_OUT = "eval.path=pkg://slime_plugin_math/data/arithmetic-heldout.jsonl"
+AGENT = ["rollout.program.name=endpoint", "rollout.program.options.command=agent"]
 DEMONSTRATIONS = ["sft.path=pkg://slime_plugin_math/data/arithmetic-sft.jsonl", "sft.num_steps=100"]
 
 CLIPPED = {"algo.importance_low": 0.5, "algo.importance_high": 1.5}
@@ -85,6 +86,7 @@ def test_a_key_without_effect_is_refused_until_it_acts(word: str, condition: str
         (["train.share_prompts=false"], False),
         (["train.share_prompts=true", "rollout.samples_per_prompt=2"], False),
         (["train.share_prompts=true", *DEMONSTRATIONS], False),  # which may have one prompt
+        (["train.share_prompts=true", *AGENT], False),  # an attempt has several segments
     ],
 )
 def test_one_sample_a_prompt_shares_it_with_none(words: list[str], is_idle: bool) -> None:

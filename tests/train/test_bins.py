@@ -7,7 +7,7 @@ import pytest
 
 from slime.config.schema import LossMean
 from slime.models.blocks import KEYS_A_ROW, Attention
-from slime.train.bins import Shape
+from slime.train.bins import Shape, Unit
 from slime.train.packing import pack
 from slime.types import TrainSample
 
@@ -21,7 +21,7 @@ def test_samples_share_a_prompt_as_far_as_their_keys_have_room() -> None:
     assert len(found) == 4  # with room for seven keys of prompts in each, groups are halved twice
     for micro in found:
         assert micro.prefixes is not None
-        assert len(micro.tokens) + micro.prefixes[:, 1].sum() <= KEYS_A_ROW * 200
+        assert len(micro.tokens) + micro.prefixes.sum() <= KEYS_A_ROW * 200
     (apart,) = pack(samples, num_dp=1, align=1, max_tokens=200, loss_mean=LossMean.token)
     assert len(apart.micro_batches[0]) == 16
 
@@ -31,4 +31,4 @@ def test_a_shared_prompt_counts_once_as_work() -> None:
     tokens = np.arange(10)
     samples = [TrainSample(tokens, np.ones(6, np.float32)), TrainSample(tokens[:6], np.ones(2, np.float32))]
     shape = Shape(1, 1, 1, 100, True, (Attention(2 / 10),))
-    assert shape.sizes(samples, [[0, 1]]).work == pytest.approx((10 + 100 / 10) + (3 + (36 - 9) / 10))
+    assert shape.sizes(samples, [Unit([0, 1], [0, 3])]).work == pytest.approx((10 + 100 / 10) + (3 + (36 - 9) / 10))

@@ -9,9 +9,10 @@ from slime.config.schema import LossMean
 from slime.errors import SlimeError
 from slime.models.blocks import Attention
 from slime.train.bins import Shape, Unit, share_out
-from slime.train.packing import num_readers, pack
-from slime.types import Batch, MicroBatch, TrainSample
+from slime.train.packing import pack
+from slime.types import TrainSample
 from slime_testing.recorded import recorded_samples
+from tests.packed import micro_batches, weighted_loss
 
 SAMPLES = recorded_samples(37, 50, seed=3)
 RESPONSE_LIMIT = 64
@@ -22,19 +23,6 @@ CONFIGURATIONS = [
     {"num_dp": 4, "align": 8, "max_tokens": 96, "micro_batch_multiple": 2},
 ]
 packings = pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
-
-
-def micro_batches(batch: Batch) -> list[MicroBatch]:
-    return [micro for of_rank in batch.micro_batches for micro in of_rank]
-
-
-def token_loss(micro: MicroBatch) -> np.ndarray:
-    """A made-up loss of each predicted token, from its context alone: the packing must not change it."""
-    return np.sin(micro.tokens * 7.0 + micro.labels * 3.0 + micro.position_ids)
-
-
-def weighted_loss(batch: Batch) -> float:
-    return float(sum((token_loss(micro) * micro.loss_weights).sum(dtype=np.float64) for micro in micro_batches(batch)))
 
 
 def plain_mean(samples: list[TrainSample], loss_mean: LossMean) -> float:
@@ -195,63 +183,6 @@ def test_what_a_masked_token_carries_does_not_matter() -> None:
     assert np.isfinite(micro.columns["rollout_logprobs"]).all()
 
 
-def grouped_samples(num_groups: int = 7, of_group: int = 6) -> list[TrainSample]:
-    """Groups of samples with one prompt, of 1 to 30 tokens."""
-    generator, found = np.random.default_rng(5), []
-    for number in range(num_groups):
-        prompt = generator.integers(0, 50, 1 + number * 29 // (num_groups - 1))
-        for sample in recorded_samples(of_group, 50, seed=number):
-            response = sample.tokens[-sample.num_response_tokens :]
-            found.append(dataclasses.replace(sample, tokens=np.concatenate([prompt, response])))
-    return found
-
-
-@pytest.mark.parametrize("lookahead", [0, 1])
-@pytest.mark.parametrize("loss_mean", LossMean)
-@pytest.mark.parametrize("options", [{"num_dp": 1, "align": 1, "max_tokens": 10_000}, *CONFIGURATIONS[2:]], ids=str)
-def test_samples_with_one_prompt_share_it(options: dict, loss_mean: LossMean, lookahead: int) -> None:
-    samples = grouped_samples()
-    how = {"loss_mean": loss_mean, "max_response_tokens": RESPONSE_LIMIT, "lookahead": lookahead, **options}
-    (batch,), (apart,) = pack(samples, **how, share_prompts=True), pack(samples, **how)
-    seen = []
-    for micro in (micro for micro in micro_batches(batch) if micro.sample_ids):  # a rank's last one may be padding
-        readers = np.zeros_like(micro.tokens)
-        borders = pairwise(micro.cu_seqlens)
-        prefixes = [(0, 0)] * len(micro.sample_ids) if micro.prefixes is None else micro.prefixes
-        for number, (start, end), (first, shared) in zip(micro.sample_ids, borders, prefixes, strict=True):
-            sample = samples[number]
-            own = sample.num_tokens - shared
-            assert shared in (0, own - 1 - lookahead - sample.num_response_tokens + shared), "the last ones are its own"
-            rows = np.concatenate([np.arange(first, first + shared), np.arange(start, start + own)])
-            assert (micro.tokens[rows] == sample.tokens).all()
-            readers[rows] += 1
-            assert (micro.position_ids[rows] == np.arange(sample.num_tokens)).all()
-            assert (micro.labels[start : start + own - 1] == sample.tokens[shared + 1 :]).all()
-            predicting = slice(start + own - 1 - sample.num_response_tokens, start + own - 1)
-            assert (micro.loss_mask[predicting] == sample.loss_mask).all()
-            for name, values in sample.columns.items():
-                assert (micro.columns[name][predicting] == values * sample.loss_mask).all(), name
-            assert micro.is_padding[start:end].tolist() == [False] * own + [True] * (end - start - own)
-            assert not micro.loss_mask[first : first + shared].any()
-            seen.append(number)
-        assert (num_readers(micro) == readers).all()
-        assert len(micro.tokens) <= options["max_tokens"]
-        assert not (micro.cu_seqlens % options["align"]).any()
-    assert sorted(seen) == list(range(len(samples)))
-    rows = [int((~micro.is_padding).sum()) for micro in micro_batches(batch)]
-    assert sum(rows) < batch.num_tokens == apart.num_tokens
-    assert batch.num_loss_tokens == apart.num_loss_tokens
-    assert len({len(of_rank) for of_rank in batch.micro_batches}) == 1
-    # weights are fp32: 6e-8 relative each, some hundred terms of order 1e-2
-    assert weighted_loss(batch) == pytest.approx(plain_mean(samples, loss_mean), abs=1e-7)
-
-
-def test_a_group_is_divided_where_ranks_would_have_nothing_to_do() -> None:
-    samples = [sample for sample in grouped_samples() if len(sample.tokens) > 30][:6]
-    (batch,) = pack(samples, num_dp=3, align=1, max_tokens=10_000, loss_mean=LossMean.token, share_prompts=True)
-    assert all(micro.sample_ids for micro in micro_batches(batch))
-
-
 def lognormal_samples(count: int, of_group: int = 1) -> list[TrainSample]:
     """Without contents, of 220 to 32,768 tokens, a median of 3,000; groups have a prompt of 200 tokens."""
     lengths = np.clip(np.random.default_rng(7).lognormal(np.log(3000), 1.0, count), 220, 32768).astype(int)
@@ -264,7 +195,7 @@ def work_by_rank(samples: list[TrainSample], by_rank: list[list[list[Unit]]], at
     """[rank, micro-batch], by the definition."""
 
     def work(units: list[Unit]) -> float:
-        tokens = [samples[i].num_tokens for unit in units for i in unit]
+        tokens = [samples[i].num_tokens for unit in units for i in unit.members]
         return sum(n + n**2 / attention_length for n in tokens)
 
     return np.asarray([[work(units) for units in of_rank] for of_rank in by_rank])
@@ -290,7 +221,9 @@ def test_sharing_prompts_takes_no_more_micro_batches(num_dp: int) -> None:
         for shares in (True, False)
     )
     assert len(shared[0]) < len(apart[0])
-    assert sorted(i for of_rank in shared for units in of_rank for unit in units for i in unit) == list(range(2048))
+    assert sorted(i for of_rank in shared for units in of_rank for unit in units for i in unit.members) == list(
+        range(2048)
+    )
 
 
 def pairs(count: int) -> list[TrainSample]:

@@ -82,8 +82,9 @@ class Composition:
 
     @property
     def has_groups(self) -> bool:
-        """Samples that may have one prompt: demonstrations and pairs have those of the file."""
-        return not self.reinforces or self.supervises or self.cfg.rollout.samples_per_prompt > 1
+        """Samples that may have one prompt, as demonstrations and pairs of a file; or segments, which programs make."""
+        alone = self.cfg.rollout.samples_per_prompt == 1 and self.cfg.rollout.program.name == "single"
+        return not self.reinforces or self.supervises or not alone
 
     def _declared(self) -> Iterator[Rule]:
         """What the chosen objective and estimator say of their own options; nothing of those that cannot be made."""

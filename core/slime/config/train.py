@@ -44,9 +44,10 @@ class TrainConfig:
     )
     """Strict cap on the tokens of a packed micro-batch on one context-parallel group (padding included)."""
     share_prompts: bool | None = key(None, may_change=True, known_as="actor.use_prefix_grouper")
-    """Pack the samples of a group behind one copy of their prompt, which is computed once: exact but for rounding. Not
-    with context parallelism, nor with blocks of plugins that need sequences whole. `slime plan` counts the keys that
-    each sample reads of its prompt, and packs hold at most four keys a row. Empty: on a CPU, where the model can."""
+    """Pack the samples of a group behind one copy of their prompt, and segments of an attempt behind one copy of what
+    they begin with, which is computed once: exact but for rounding. Not with context parallelism, nor with blocks of
+    plugins that need sequences whole. `slime plan` counts the keys that each sample reads of its prompt, and packs hold
+    at most four keys a row. Empty: on a CPU, where the model can."""
     steps_per_rollout: int = key(
         1,
         SAMPLES,

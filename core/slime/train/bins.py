@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -14,11 +14,20 @@ from slime.train.deal import deal
 from slime.train.fill import Filled, Sizes, fewest, fill
 from slime.types import TrainSample
 
-Unit = list[int]
-"""Samples that stay together: segments of an attempt, or samples that lack the tokens they share with the first; or
-one."""
 HALVINGS = 4
 """How often the largest unit is halved, to see whether smaller ones need fewer micro-batches."""
+
+
+class Unit(NamedTuple):
+    """Samples that stay together: segments of an attempt, or samples that lack tokens they share; or one.
+
+    Attributes:
+        members: their numbers.
+        shared: how many tokens of the one before it each begins with and lacks; 0 of the first.
+    """
+
+    members: list[int]
+    shared: list[int]
 
 
 @dataclass(frozen=True)
@@ -43,18 +52,9 @@ class Shape:
             found += one.flops * met * (tokens - met / 2)
         return found
 
-    def num_shared(self, samples: Sequence[TrainSample], unit: Unit) -> int:
-        """Tokens that all but the first sample of a unit lack: not a prompt's last ones, which predict other labels in
-        each of them."""
-        if not self.share_prompts:
-            return 0
-        first = samples[unit[0]]
-        return max(0, len(first.tokens) - len(first.loss_mask) - 1 - self.lookahead)
-
     def sizes(self, samples: Sequence[TrainSample], units: Sequence[Unit]) -> Sizes:
         """Of all units."""
-        members = _Members.of(samples, [i for unit in units for i in unit], self)
-        return members.sizes(_starts(map(len, units)))
+        return _Members.of(samples, units, self).sizes(_starts(len(unit.members) for unit in units))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Members:
 
     Attributes:
         tokens: [members].
-        shared: that a sample lacks if the first of its unit has its prompt, [members].
+        shared: that a sample lacks if the one before it is of its unit, [members].
     """
 
     tokens: np.ndarray
@@ -71,12 +71,9 @@ class _Members:
     shape: Shape
 
     @classmethod
-    def of(cls, samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> _Members:
-        tokens = np.fromiter((len(samples[i].tokens) for i in members), np.int64, len(members))
-        if not shape.share_prompts:
-            return cls(tokens, np.zeros_like(tokens), shape)
-        shared = np.fromiter((shape.num_shared(samples, [i]) for i in members), np.int64, len(members))
-        return cls(tokens, shared, shape)
+    def of(cls, samples: Sequence[TrainSample], units: Sequence[Unit], shape: Shape) -> _Members:
+        tokens = [len(samples[i].tokens) for unit in units for i in unit.members]
+        return cls(np.asarray(tokens), np.asarray([count for unit in units for count in unit.shared]), shape)
 
     def counts(self, starts: np.ndarray) -> np.ndarray:
         """Samples of each unit."""
@@ -84,8 +81,8 @@ class _Members:
 
     def sizes(self, starts: np.ndarray) -> Sizes:
         """A unit takes its tokens as rows of its micro-batch, or, if that is more, its keys over `KEYS_A_ROW`. Every
-        sample that shares a prompt counts the prompt's keys again."""
-        skipped = np.repeat(self.shared[starts], self.counts(starts))
+        sample that shares tokens counts their keys again."""
+        skipped = self.shared.copy()
         skipped[starts] = 0
         rows = np.add.reduceat(padded(self.tokens - skipped, self.shape.align), starts)
         keys = rows + np.add.reduceat(skipped, starts)
@@ -97,13 +94,23 @@ class _Members:
         return _Packed(starts, sizes, fill(sizes, num_dp, num_dp * self.shape.multiple))
 
     def divided(self, starts: np.ndarray, most: float) -> np.ndarray:
-        """Where units start that are halved until none has more than `most` rows or it is one sample."""
+        """Where units start that are halved until none has more than `most` rows or it is one sample: in their middle
+        half, where least is shared."""
         while True:
             counts = self.counts(starts)
             large = (counts > 1) & (self.sizes(starts).rows > most)
             if not large.any():
                 return starts
-            starts = np.sort(np.append(starts, (starts + counts // 2)[large]))
+            starts = np.sort(np.append(starts, self._cuts(starts[large], counts[large])))
+
+    def _cuts(self, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        margins = np.maximum(1, counts // 4)
+        widths = counts - 2 * margins + 1
+        units, ends = np.repeat(np.arange(len(starts)), widths), np.cumsum(widths)
+        places = np.arange(ends[-1]) + np.repeat(starts + margins - ends + widths, widths)
+        distances = np.abs(places - np.repeat(starts + counts // 2, widths))
+        found: np.ndarray = places[np.lexsort((distances, self.shared[places], units))[ends - widths]]
+        return found
 
 
 class _Packed(NamedTuple):
@@ -124,16 +131,23 @@ def padded(num_tokens: Tokens, align: int) -> Tokens:
 
 def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Shape) -> list[list[list[Unit]]]:
     """The units of each micro-batch of each rank; every rank has the same number of micro-batches."""
-    numbers = list(members)
-    sequences = _Members.of(samples, numbers, shape)
     if shape.whole_attempts:
-        packed = sequences.filled(_starts(map(len, attempts(samples, numbers))))
+        groups = [_joined(samples, attempt, shape) for attempt in attempts(samples, members)]
     elif shape.share_prompts:
-        packed = _with_shared_prompts(sequences, [_prompt(samples[i]) for i in numbers])
+        by_prompt = groupby(attempts(samples, members), lambda attempt: _context(samples[attempt[0]]).tobytes())
+        groups = [_group(samples, [i for attempt in of for i in attempt], shape) for _, of in by_prompt]
     else:
-        packed = sequences.filled(np.arange(len(numbers)))
-    starts = packed.starts.tolist()
-    units = [numbers[start:end] for start, end in zip(starts, [*starts[1:], len(numbers)], strict=True)]
+        groups = [Unit(list(members), [0] * len(members))]
+    sequences, starts = _Members.of(samples, groups, shape), _starts(len(group.members) for group in groups)
+    if shape.whole_attempts:
+        packed = sequences.filled(starts)
+    elif shape.share_prompts:
+        packed = _with_shared_prompts(sequences, starts)
+    else:
+        packed = sequences.filled(np.arange(len(members)))
+    numbers, shared = [i for group in groups for i in group.members], sequences.shared.tolist()
+    borders = pairwise([*packed.starts.tolist(), len(numbers)])
+    units = [Unit(numbers[start:end], [0, *shared[start + 1 : end]]) for start, end in borders]
     by_rank = deal(packed.filled, packed.sizes, shape.num_dp)
     return [[[units[i] for i in content] for content in of_rank] for of_rank in by_rank]
 
@@ -142,9 +156,9 @@ def _starts(counts: Iterable[int]) -> np.ndarray:
     return np.cumsum([0, *counts])[:-1]
 
 
-def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[Unit]:
+def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[list[int]]:
     """Numbers of the samples that are segments of one attempt, attempt by attempt."""
-    found: list[Unit] = []
+    found: list[list[int]] = []
     for i in members:
         if found and samples[i].attempt is not None and samples[found[-1][-1]].attempt == samples[i].attempt:
             found[-1].append(i)
@@ -153,10 +167,10 @@ def attempts(samples: Sequence[TrainSample], members: Sequence[int]) -> list[Uni
     return found
 
 
-def _with_shared_prompts(members: _Members, prompts: Sequence[bytes]) -> _Packed:
-    """The fewest micro-batches over units of several sizes: large ones have fewer rows, small ones leave less room."""
+def _with_shared_prompts(members: _Members, groups: np.ndarray) -> _Packed:
+    """The fewest micro-batches over units of several sizes: large ones have fewer rows, small ones leave less room.
+    `groups`: where those start that share tokens."""
     shape = members.shape
-    groups = _starts([len(list(group)) for _, group in groupby(prompts)])
     rows, multiple = int(members.sizes(groups).rows.sum()), shape.num_dp * shape.multiple
     most = min(shape.max_tokens, rows / multiple)
     best = members.filled(members.divided(groups, most))
@@ -167,5 +181,48 @@ def _with_shared_prompts(members: _Members, prompts: Sequence[bytes]) -> _Packed
     return best
 
 
-def _prompt(sample: TrainSample) -> bytes:
-    return sample.tokens[: sample.num_tokens - sample.num_response_tokens].tobytes()
+def _group(samples: Sequence[TrainSample], members: list[int], shape: Shape) -> Unit:
+    """Attempts at one prompt. Those of one segment each have nothing else in common that is without loss."""
+    if len({_context(samples[i]).tobytes() for i in members}) > 1:
+        return _joined(samples, _by_trie(samples, members), shape)
+    shared = max(0, len(_context(samples[members[0]])) - 1 - shape.lookahead)
+    return Unit(members, [0, *[shared] * (len(members) - 1)])
+
+
+def _joined(samples: Sequence[TrainSample], members: list[int], shape: Shape) -> Unit:
+    """A sample lacks of its context what it has in common with the one before it. Its own are the last tokens, which
+    predict other ones, and all whose predictions have a loss in it: each loss stays where it is."""
+    pairs = pairwise(members) if shape.share_prompts else ()
+    common = [_num_common(_read(samples[before]), _context(samples[i])[:-1]) for before, i in pairs]
+    shared = [max(0, count - shape.lookahead) for count in common]
+    return Unit(members, [0, *shared] if shape.share_prompts else [0] * len(members))
+
+
+def _by_trie(samples: Sequence[TrainSample], members: Sequence[int]) -> list[int]:
+    """Depth first through the trie of all tokens: no earlier sample has more in common with one than that before it. Of
+    a node's branches that comes first whose context is shortest, which would lose most behind another."""
+    order = sorted(members, key=lambda i: _read(samples[i]).tobytes())
+    common = [_num_common(_read(samples[one]), _read(samples[other])) for one, other in pairwise(order)]
+    blocks = {place: (place, place, [i]) for place, i in enumerate(order)}  # by the places of both their ends
+    for place in sorted(range(len(common)), key=lambda place: -common[place]):
+        (start, _, left), (_, end, right) = blocks[place], blocks[place + 1]
+        first, second = sorted((left, right), key=lambda block: (len(_context(samples[block[0]])), block[0]))
+        blocks[start] = blocks[end] = start, end, first + second
+    return blocks[0][2]
+
+
+def _num_common(one: np.ndarray, other: np.ndarray) -> int:
+    """Tokens with which both begin."""
+    most = min(len(one), len(other))
+    differs = np.flatnonzero(one[:most] != other[:most])
+    return int(differs[0]) if len(differs) else most
+
+
+def _read(sample: TrainSample) -> np.ndarray:
+    """All but its last token, from which nothing is predicted: engines compute nothing of it that they could record."""
+    return sample.tokens[:-1]
+
+
+def _context(sample: TrainSample) -> np.ndarray:
+    """Its first tokens, that are without loss."""
+    return sample.tokens[: sample.num_tokens - sample.num_response_tokens]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -58,8 +59,9 @@ def pack(
         max_response_tokens: what `LossMean.constant` divides by, beside the number of attempts; demonstrations, which
             have no advantages, have no such length either and get `LossMean.token`.
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
-        share_prompts: samples next to one another that have the same prompt share it where that takes no more
-            micro-batches, see `MicroBatch.prefixes`.
+        share_prompts: attempts next to one another that begin with the same prompt share it, and their segments what
+            else they have in common before their first loss token, where that takes no more micro-batches; see
+            `MicroBatch.prefixes`.
         attention: what it is beside all else that is done for a token (`slime.plan.flops.attention`).
         whole_attempts: all segments of an attempt stand in one micro-batch, and `loss_mean` is over attempts.
         lookahead: tokens behind the next one that blocks of the model predict (`slime.models.traits.ExtraLoss`).
@@ -101,7 +103,7 @@ def _check(samples: Sequence[TrainSample], lengths: np.ndarray, max_tokens: int)
         assert sample.columns.keys() == columns, "all samples have the same columns"
 
 
-def _check_whole(num_rows: int, unit: Unit, max_tokens: int) -> None:
+def _check_whole(num_rows: int, unit: list[int], max_tokens: int) -> None:
     if num_rows > max_tokens:
         what = f"samples {unit[0]} to {unit[-1]} belong together and have {num_rows} tokens, the cap is {max_tokens}"
         todo = f"Raise it to {num_rows} or more."
@@ -185,9 +187,9 @@ def _micro_batch(
     """Whole sequences stand in order of length: equal ones side by side let attention run on a view."""
     if not units:
         return _empty(shape, samples[0].columns)
-    content = [i for unit in units for i in unit]
+    content = [i for unit in units for i in unit.members]
     members = [samples[i] for i in content]
-    skipped = [shape.num_shared(samples, unit) if number else 0 for unit in units for number in range(len(unit))]
+    skipped = [count for unit in units for count in unit.shared]
     own = np.asarray([len(sample.tokens) for sample in members]) - skipped
     lengths = padded(own, shape.align)
     ends = np.cumsum(lengths)
@@ -217,26 +219,31 @@ def _micro_batch(
         loss_mask=mask,
         loss_weights=weights,
         sample_ids=tuple(content),
-        prefixes=_prefixes(units, skipped, starts) if any(skipped) else None,
+        prefixes=np.asarray(skipped) if any(skipped) else None,
         columns={name: _spread(name, members, predicting, is_masked, num_tokens) for name in samples[0].columns},
-        attempt_sizes=tuple(map(len, units)) if shape.whole_attempts else None,
+        attempt_sizes=tuple(len(unit.members) for unit in units) if shape.whole_attempts else None,
         recorded=_recorded(members, skipped, starts.tolist(), num_tokens),
     )
+
+
+def shared_rows(cu_seqlens: Sequence[int], prefixes: Sequence[int]) -> list[tuple[range, ...]]:
+    """Of each sequence the rows of the first tokens, which it lacks (`MicroBatch.prefixes`), in the tokens' order."""
+    found, before = list[tuple[range, ...]](), tuple[range, ...]()
+    for (start, end), count in zip(pairwise(cu_seqlens), prefixes, strict=True):
+        stops = accumulate(map(len, before))
+        room = [count - stop + len(rows) for rows, stop in zip(before, stops, strict=True)]
+        found.append(tuple(rows[:most] for rows, most in zip(before, room, strict=True) if most > 0))
+        before = (*found[-1], range(start, end))
+    return found
 
 
 def num_readers(micro: MicroBatch) -> np.ndarray:
     """[num_tokens] int64: of how many sequences each token is a part, 0 of padding."""
     found = (~micro.is_padding).astype(np.int64)
-    for first, shared in () if micro.prefixes is None else micro.prefixes:
-        found[first : first + shared] += 1
+    prefixes = () if micro.prefixes is None else shared_rows(micro.cu_seqlens.tolist(), micro.prefixes.tolist())
+    for rows in (rows for prefix in prefixes for rows in prefix):
+        found[rows.start : rows.stop] += 1
     return found
-
-
-def _prefixes(units: Sequence[Unit], skipped: Sequence[int], starts: np.ndarray) -> np.ndarray:
-    """See `MicroBatch`: a unit's first sequence is whole, and begins with what the others lack."""
-    sizes = [len(unit) for unit in units]
-    firsts = np.cumsum([0, *sizes[:-1]])
-    return np.stack([np.repeat(starts[firsts], sizes), skipped], axis=1)
 
 
 def _tokens(members: Sequence[TrainSample], skipped: Sequence[int], paddings: Sequence[int]) -> np.ndarray:

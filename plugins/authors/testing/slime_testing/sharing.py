@@ -1,4 +1,4 @@
-"""An optimizer step of samples that share the rows of their prompt, and its comparison with that of whole sequences.
+"""An optimizer step of samples that share the rows of what they begin with, and its comparison with that of whole ones.
 
 Each group has a micro-batch of its own both times, because some losses of layers, as the load balancing loss (Fedus et
 al. 2022, section 2.2), are of a micro-batch. Of the metrics and gradients the tolerances are those of
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from slime.config.changes import changed
-from slime.types import Batch, TrainSample
+from slime.types import Batch, MicroBatch, TrainSample
 from slime_testing.models import run_config
 from slime_testing.ranks import Rank
 from slime_testing.recorded import recorded_samples
@@ -26,7 +26,7 @@ from slime_testing.training import GRADIENT_TOLERANCE, TOLERANCES, record_gradie
 if TYPE_CHECKING:
     from slime_plugin_megatron.trainer import Trainer
 
-NUM_GROUPS, GROUP = 4, 4
+NUM_GROUPS, GROUP = 4, 5
 Record = Callable[["Trainer", Sequence[TrainSample]], list[TrainSample]]
 
 
@@ -44,15 +44,30 @@ class Step(NamedTuple):
     weights: dict[str, torch.Tensor]
 
 
-def groups(vocab_size: int) -> list[list[TrainSample]]:
-    """The recorded samples, each group with the prompt of its first."""
-    samples, found = recorded_samples(NUM_GROUPS * GROUP, vocab_size), []
-    for start in range(0, len(samples), GROUP):
-        group = samples[start : start + GROUP]
-        prompt = group[0].tokens[: group[0].num_tokens - group[0].num_response_tokens]
-        tokens = [np.concatenate([prompt, sample.tokens[-sample.num_response_tokens :]]) for sample in group]
-        found.append([dataclasses.replace(sample, tokens=own) for sample, own in zip(group, tokens, strict=True)])
-    return found
+def of_tries(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """Samples with their own responses, behind what others of their group begin with; `GROUP` make two attempts.
+
+    The first attempt has four segments: a turn; one that goes on in the middle of its response; one that goes on in the
+    middle of that one's; and one that goes on behind it. So the last two are branches of the second, and read three
+    sequences' rows or two. The other attempt begins with the first one's prompt.
+    """
+    return [_trie(samples[start : start + GROUP], start) for start in range(0, len(samples), GROUP)]
+
+
+def _trie(group: Sequence[TrainSample], attempt: int) -> list[TrainSample]:
+    parts = [np.split(sample.tokens, [sample.num_tokens - sample.num_response_tokens]) for sample in group]
+    (prompt, first), (said, second), (asked, third), (told, fourth), (_, other) = parts
+    turn = np.concatenate([prompt, first[: len(first) // 2], said])
+    tokens = [
+        np.concatenate([prompt, first]),
+        np.concatenate([turn, second]),
+        np.concatenate([turn, second[: len(second) // 2], asked, third]),
+        np.concatenate([turn, second, told, fourth]),
+        np.concatenate([prompt, other]),
+    ]
+    attempts = [attempt] * 4 + [attempt + 1]
+    numbered = zip(group, tokens, attempts, strict=True)
+    return [dataclasses.replace(sample, tokens=own, attempt=number) for sample, own, number in numbered]
 
 
 def train_both(
@@ -62,7 +77,7 @@ def train_both(
     settings: Mapping[str, Any],
     record: Record | None = None,
 ) -> dict[str, tuple[Step, Step]]:
-    """By layout, a step of whole sequences and one of samples that share their prompt. Runs in every rank.
+    """By layout, a step of whole sequences and one of samples that share tokens. Runs in every rank.
 
     Args:
         layouts: `train.megatron` by name.
@@ -113,10 +128,13 @@ def _batch(trainer: Trainer, shared: bool, record: Record) -> Batch:
 
     options: dict[str, Any] = {"num_dp": 1, "align": trainer.packing_align, "loss_mean": LossMean.token}
     options["lookahead"] = trainer.layout().lookahead
-    of_groups = [record(trainer, group) for group in groups(trainer.hf["vocab_size"])]
+    of_groups = [
+        record(trainer, group) for group in of_tries(recorded_samples(NUM_GROUPS * GROUP, trainer.hf["vocab_size"]))
+    ]
     batches = [pack(group, max_tokens=4096, share_prompts=shared, **options)[0] for group in of_groups]
     micro_batches = [micro for batch in batches for [micro] in batch.micro_batches]
     assert all((micro.prefixes is not None) == shared for micro in micro_batches)
+    assert _depth(micro_batches) == (3 if shared else 1), "a sequence of the rows of three, in some group"
     num_dp = trainer.data_parallel_size
     return dataclasses.replace(
         batches[0],
@@ -124,6 +142,16 @@ def _batch(trainer: Trainer, shared: bool, record: Record) -> Batch:
         num_tokens=sum(batch.num_tokens for batch in batches),
         num_loss_tokens=sum(batch.num_loss_tokens for batch in batches),
     )
+
+
+def _depth(micro_batches: Sequence[MicroBatch]) -> int:
+    """Of how many sequences' rows one is made, at most."""
+    from slime.train.packing import shared_rows
+
+    shared = [
+        (micro.cu_seqlens.tolist(), micro.prefixes.tolist()) for micro in micro_batches if micro.prefixes is not None
+    ]
+    return 1 + max((len(rows) for pack in shared for rows in shared_rows(*pack)), default=0)
 
 
 def compare_shared(layout: str, results: Sequence[tuple[Step, Step]]) -> None:

@@ -1,4 +1,4 @@
-"""Where samples share the rows of their prompt, a step is that of whole sequences: losses, gradients, experts' balance.
+"""Where samples share rows, a step is that of whole sequences: losses, gradients, experts' balance.
 
 `test_router.py` compares routers' losses and balance of whole sequences with transformers'.
 """
@@ -49,12 +49,14 @@ RATE = {"train.megatron.moe_router_bias_update_rate": 0.01}
 
 
 def record(trainer: Any, samples: Sequence[Any]) -> list[Any]:
-    """With nearly all experts as engines record them of samples of one prompt: its tokens have the same ones."""
+    """With nearly all experts as engines record them: a token has the same ones behind the same tokens."""
     recording, generator, found = routed_experts(trainer.model.traits), np.random.default_rng(3), []
-    of_prompt = drawn(recording, samples[0].num_tokens - samples[0].num_response_tokens, generator)
-    of_prompt[1:3] = 0
+    known: dict[bytes, np.ndarray] = {}
     for sample in samples:
-        rows = np.concatenate([of_prompt, drawn(recording, sample.num_response_tokens - 1, generator)])
+        rows = drawn(recording, sample.num_tokens - 1, generator)
+        rows[1:3] = 0
+        for place, row in enumerate(rows):
+            rows[place] = known.setdefault(sample.tokens[: place + 1].tobytes(), row)
         found.append(dataclasses.replace(sample, recorded={ROUTED_EXPERTS: rows}))
     return found
 
@@ -66,7 +68,7 @@ def record(trainer: Any, samples: Sequence[Any]) -> list[Any]:
 def test_a_step_is_that_of_whole_sequences(
     name: str, num_ranks: int, layouts: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """A prompt that counts once, not four times, changes routers' losses by hundredths, and moves other biases."""
+    """A prompt that counts once, not for each sample, changes routers' losses by hundredths, and moves other biases."""
     write_checkpoint(json.loads(FAMILIES[name].read_text()), tmp_path)
     settings = BALANCE if name == "softmax" else {**BALANCE, **RATE}
     results = run_ranks(train_both, num_ranks, tmp_path, layouts, settings, record, timeout_s=200)

@@ -1,4 +1,4 @@
-"""Where samples share the rows of their prompt, the prediction layer learns what it learns from whole sequences."""
+"""Where samples share rows, the prediction layer learns what it learns from whole sequences."""
 
 from __future__ import annotations
 

@@ -122,8 +122,12 @@ def _all_rows(run: RowRange, topk: int, device: torch.device) -> Tensor:
 
 def _rows(run: RowRange, places: Tensor) -> Tensor:
     """Where tokens stand in the pack, by their places in the sequence of a run."""
-    own = places + (run.start - run.num_shared)
-    return torch.where(places < run.num_shared, places + run.prefix, own) if run.num_shared else own
+    end = run.num_shared
+    rows = places + (run.start - end)
+    for part in reversed(run.before):
+        begin = end - len(part)
+        rows, end = torch.where(places < end, places + (part.start - begin), rows), begin
+    return rows
 
 
 def _block_size(run: RowRange, vectors: Tensor) -> int:
@@ -133,9 +137,8 @@ def _block_size(run: RowRange, vectors: Tensor) -> int:
 
 def _select_block(queries: IndexQueries, keys: Tensor, block: RowRange, topk: int) -> Tensor:
     """[b, topk] of the block's queries, which see the keys of their sequence up to their own, more than `topk`."""
-    seen = keys[block.start : block.first + block.length]
-    if block.num_shared:
-        seen = torch.cat([keys[block.prefix : block.prefix + block.num_shared], seen])
+    parts = [keys[rows.start : rows.stop] for rows in block.seen_ranges()]
+    seen = torch.cat(parts) if len(parts) > 1 else parts[0]
     own = torch.arange(block.num_before, block.num_seen, device=keys.device)[:, None]
     scores = index_scores(queries, seen, horizon=block.num_before)
     places = torch.arange(block.num_seen, device=keys.device)

@@ -1,4 +1,4 @@
-"""Where samples share the rows of their prompt, queries choose among its keys and their own: as in whole sequences."""
+"""Where samples share rows, queries choose among their keys and those of their own: as in whole sequences."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ ONE_RANK: Mapping[str, Any] = {"one rank": {}, "full recomputation": FULL}
 TWO_RANKS: Mapping[str, Any] = {"tp2 ep2": {TP: 2, EP: 2}, "pp2": {PP: 2}}
 LEARNS = "train.megatron.dsa_indexer_loss_coeff"
 
-OWN, PREFIXES = [12, 4, 8, 9, 3], [(0, 0), (0, 7), (0, 7), (24, 0), (24, 5)]
-"""Rows of five sequences: three share the first 7 tokens of the first, the last one 5 of the fourth."""
+OWN = [12, 4, 8, 9, 3]
+PREFIXES = [(), (range(7),), (range(7), range(12, 15)), (range(7), range(12, 15), range(16, 18)), (range(5),)]
+"""Rows of five sequences: three begin with 7 tokens of the first, two of these with 3 of the second, one with 2 of the
+third; the last with 5 of the first."""
 BORDERS = [0, *accumulate(OWN)]
 
 
 def whole_rows() -> list[list[int]]:
     """By sequence, the rows of all its tokens."""
     return [
-        [*range(first, first + shared), *range(start, start + own)]
-        for start, own, (first, shared) in zip(BORDERS, OWN, PREFIXES, strict=False)
+        [*(row for rows in before for row in rows), *range(start, start + own)]
+        for start, own, before in zip(BORDERS, OWN, PREFIXES, strict=False)
     ]
 
 
@@ -73,21 +75,21 @@ def test_a_query_gets_the_keys_that_it_gets_in_a_whole_sequence(topk: int, num_s
 def test_runs_know_the_rows_that_their_tokens_see() -> None:
     runs = runs_of_rank(BORDERS, 1, 0, prefixes=PREFIXES)
     assert [run.seen().tolist() for run in runs] == whole_rows()
-    assert runs[2].slice(1, 3).seen().tolist() == [*range(7), 16, 17, 18]
+    assert runs[2].slice(1, 3).seen().tolist() == [*range(7), 12, 13, 14, 16, 17, 18]
     assert np.array([[run.num_before, run.num_seen] for run in runs]).T.tolist() == [
-        [0, 7, 7, 0, 5],
-        [12, 11, 15, 9, 8],
+        [0, 7, 10, 12, 5],
+        [12, 11, 18, 21, 8],
     ]
 
 
 def test_the_plan_counts_the_keys_that_samples_read_of_their_prompt() -> None:
     """What attention to all keys gathers of the prompt, of two heads of 5 + 2 and 3, in bf16."""
-    split = Split.of(runs_of_rank(BORDERS, 1, 0, prefixes=PREFIXES), 20, 1, 0, torch.device("cpu"))
+    split = Split.of(runs_of_rank(BORDERS, 1, 0, prefixes=PREFIXES), 21, 1, 0, torch.device("cpu"))
     more = len(split.dense_keys) - BORDERS[-1]
-    assert more == 7 + 7 + 5
+    assert more == 7 + 10 + 12 + 5
     sizes = {"qk_head_dim": 5, "qk_pos_emb_head_dim": 2, "v_head_dim": 3, "kv_lora_rank": 6, "q_lora_rank": 4}
     whole, shared = (
-        BLOCK.saved(RankTokens({"num_attention_heads": 2, **sizes}, Grid(world_size=1), BORDERS[-1], 15, keys))
+        BLOCK.saved(RankTokens({"num_attention_heads": 2, **sizes}, Grid(world_size=1), BORDERS[-1], 21, keys))
         for keys in (1.0, len(split.dense_keys) / BORDERS[-1])
     )
     assert shared.kept - whole.kept == pytest.approx(2 * more * 2 * (5 + 2 + 3))
@@ -105,7 +107,7 @@ def test_the_plan_counts_the_keys_that_samples_read_of_their_prompt() -> None:
 def test_a_step_is_that_of_whole_sequences(
     config: str, num_ranks: int, layouts: Mapping[str, Any], coefficient: float | None, tmp_path: Path
 ) -> None:
-    """Sequences of 8 to 40 tokens choose 8 keys: some queries see fewer, in a prompt and behind it."""
+    """Sequences of 8 to 40 tokens and longer histories choose 8 keys: some queries see fewer, also behind a prompt."""
     write_checkpoint(json.loads((CONFIGS / config).read_text()), tmp_path)
     results = run_ranks(train_both, num_ranks, tmp_path, layouts, {LEARNS: coefficient}, timeout_s=200)
     for layout in layouts:

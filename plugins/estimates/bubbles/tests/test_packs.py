@@ -49,7 +49,7 @@ def work_of(batch: Batch, samples: Sequence[TrainSample]) -> np.ndarray:
 
 def _work(micro: MicroBatch, samples: Sequence[TrainSample]) -> float:
     tokens = np.asarray([samples[i].num_tokens for i in micro.sample_ids], float)
-    skipped = 0.0 if micro.prefixes is None else micro.prefixes[:, 1]
+    skipped = 0.0 if micro.prefixes is None else micro.prefixes
     return float(np.sum(tokens - skipped + (tokens**2 - skipped**2) / ATTENTION))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
 from slime.objective import Column
-from slime.train.packing import num_readers
+from slime.train.packing import num_readers, shared_rows
 from slime.types import Batch, MicroBatch
 from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
@@ -92,7 +92,8 @@ def _local(
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values[index]).to(device, non_blocking=True)
 
-    borders, prefixes = micro.cu_seqlens.tolist(), None if micro.prefixes is None else micro.prefixes.tolist()
+    borders = micro.cu_seqlens.tolist()
+    prefixes = None if micro.prefixes is None else shared_rows(borders, micro.prefixes.tolist())
     packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
     packed.padding, readers = tensor(micro.is_padding), num_readers(micro)
     packed.readers = None if prefixes is None else tensor(readers.astype(np.float32))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from slime_testing.ranks import Rank
@@ -69,16 +67,6 @@ def recorded(seed: int = 0) -> list[Any]:
     from slime_testing.recorded import recorded_samples
 
     return recorded_samples(16, HF["vocab_size"], seed=seed)
-
-
-def of_groups(samples: list[Any]) -> list[Any]:
-    """The same responses, those of four neighbours to the prompt of the first."""
-    prompts = [sample.tokens[: sample.num_tokens - sample.num_response_tokens] for sample in samples]
-    tokens = [
-        np.concatenate([prompts[number // 4 * 4], sample.tokens[-sample.num_response_tokens :]])
-        for number, sample in enumerate(samples)
-    ]
-    return [dataclasses.replace(sample, tokens=own) for sample, own in zip(samples, tokens, strict=True)]
 
 
 def with_transformers_logprobs(samples: list[Any], temperature: float) -> list[Any]:

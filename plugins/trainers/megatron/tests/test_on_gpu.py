@@ -190,16 +190,18 @@ def test_shared_prompts_change_neither_metrics_nor_gradients(tmp_path: Path) -> 
 
 
 def by_sharing(rank: Rank, device: str, model: Path) -> dict[str, Any]:
-    """Metrics of groups of four samples, whole and behind one copy of their prompt, and the gradients' distance."""
+    """Metrics of groups of attempts, whole and behind one copy of what they share, and the gradients' distance."""
     from slime_testing.recorded import recorded_samples
+    from slime_testing.sharing import GROUP, NUM_GROUPS, of_tries
 
-    from .one_rank import of_groups, packed
+    from .one_rank import packed
 
     found = {}
     for precision, bf16 in (("fp32", False), ("bf16", True)):
         trainer = new_trainer(rank, device, model, {"bf16": bf16})
         trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
-        samples, values, gradients = of_groups(recorded_samples(16, trainer.hf["vocab_size"])), [], []
+        groups, values, gradients = of_tries(recorded_samples(NUM_GROUPS * GROUP, trainer.hf["vocab_size"])), [], []
+        samples = [sample for group in groups for sample in group]
         for share in (False, True):
             values.append(metrics(trainer.train(packed(trainer, samples, share_prompts=share), 0, "rl")))
             gradients.append(torch.cat([x.grad_data.flatten() for part in trainer.model.chunks for x in part.buffers]))

@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from slime.errors import SlimeError
 from slime_testing.ranks import Rank, run_ranks
+from slime_testing.recorded import recorded_samples
+from slime_testing.sharing import GROUP, NUM_GROUPS, of_tries
 
-from .one_rank import HF, of_groups, packed, recorded, start, with_transformers_logprobs, write_model
+from .one_rank import HF, packed, recorded, start, with_transformers_logprobs, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +95,11 @@ def test_a_step_over_what_is_left_is_one_without_the_rejected(results: dict[str,
 
 
 def by_sharing(rank: Rank, model: Path) -> list[tuple[dict[str, float], Any]]:
-    """Metrics and gradients of groups of four samples with one prompt, each whole, and behind one copy of it."""
+    """Metrics and gradients of groups of attempts with one prompt, each segment whole, and behind what it shares."""
     trainer = start(rank, model, kl_coef=0.1, entropy_coef=0.01)
     trainer.optimizer.megatron.step = lambda: (True, 0.0, None)  # the weights stay, only the packing changes
-    samples = with_own_logprobs(trainer, of_groups(recorded()))
+    groups = of_tries(recorded_samples(NUM_GROUPS * GROUP, HF["vocab_size"]))
+    samples = with_own_logprobs(trainer, [sample for group in groups for sample in group])
     found = []
     for shared in (False, True):
         batches = packed(trainer, samples, share_prompts=shared)

@@ -1,7 +1,9 @@
-"""Attention in packs where several responses share one prompt, whose rows stand there once.
+"""Attention in packs where sequences share the tokens that they begin with, whose rows stand there once.
 
-What a model computes of a prompt does not depend on the response: all that its linears, norms and attention do for it
-is done once for a group of samples, and the gradients of the group come together in it. Exact, but for rounding.
+What a model computes of a prompt does not depend on the response, nor that of a turn on what follows it: all that
+linears, norms and attention do for it is done once for the sequences that begin with it, and their gradients come
+together in it. Exact, but for rounding. The sequences are the branches of a trie: a sequence reads the keys of its
+ancestors, which are parts of several earlier ones, and its own.
 
 Shape letters: t tokens, h query heads, g key-value heads, d query/key head size, e value head size.
 """
@@ -81,9 +83,9 @@ class SharedPrompts:
     def _rows(self) -> list[tuple[Rows, Rows]]:
         """Of each sequence, the rows of its queries and of its keys."""
         rows, start = [], 0
-        for length, (first, shared) in zip(self.lengths, self.prefixes, strict=True):
+        for length, before in zip(self.lengths, self.prefixes, strict=True):
             own = np.arange(start, start + length)
-            rows.append((own, np.concatenate([np.arange(first, first + shared), own])))
+            rows.append((own, np.concatenate([*(np.arange(part.start, part.stop) for part in before), own])))
             start += length
         return rows
 

@@ -83,7 +83,7 @@ def test_sequences_that_are_not_whole_are_among_the_others() -> None:
 
 
 def test_prompts_that_are_whole_are_batched_where_responses_share_them() -> None:
-    lengths, prefixes = [48, 9, 12, 48, 10], [(0, 0), (0, 30), (0, 30), (0, 0), (69, 25)]
+    lengths, prefixes = [48, 9, 12, 48, 10], [(), (range(30),), (range(30),), (), (range(69, 94),)]
     tensors, device = inputs(sum(lengths)), torch.device("cpu")
     batches: list[int] = []
 

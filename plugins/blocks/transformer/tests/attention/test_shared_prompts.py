@@ -1,4 +1,4 @@
-"""Attention of responses that share a prompt, against each of them behind a prompt of its own, in float64."""
+"""Attention of sequences that share what they begin with, against each of them whole, in float64."""
 
 from itertools import accumulate
 
@@ -12,14 +12,22 @@ from slime_plugin_transformer.attention.shared_prompts import SharedPrompts
 from .test_causal import SCALE, inputs, with_gradients
 
 LENGTHS = [9, 5, 1, 12, 20, 4, 25]
-PREFIXES = [(0, 0), (0, 6), (0, 6), (0, 6), (0, 0), (27, 17), (0, 0)]
+PREFIXES = [
+    (),
+    (range(6),),  # of the first sequence
+    (range(6), range(9, 13)),  # of the second, and of the first through it
+    (range(6), range(9, 13), range(14, 15)),  # of all three
+    (),
+    (range(27, 44),),
+    (),
+]
 BORDERS = [0, *accumulate(LENGTHS)]
 CPU = torch.device("cpu")
 
 
 def rows_of(number: int) -> Tensor:
-    first, shared = PREFIXES[number]
-    return torch.cat([torch.arange(first, first + shared), torch.arange(BORDERS[number], BORDERS[number + 1])])
+    ranges = [*PREFIXES[number], range(BORDERS[number], BORDERS[number + 1])]
+    return torch.tensor([row for rows in ranges for row in rows])
 
 
 def whole(query: Tensor, key: Tensor, value: Tensor, attend: Attend = by_sequence) -> Tensor:

@@ -17,15 +17,18 @@ class RowRange:
     """`length` consecutive rows of a pack, from row `first` on, of the sequence whose own rows begin at row `start`.
 
     Attributes:
-        prefix, num_shared: the row where the tokens begin that the sequence shares with an earlier one, and their
-            number: they stand before its own.
+        before: the rows of the tokens before its own, which it shares with earlier ones, in the order of the tokens.
     """
 
     start: int
     first: int
     length: int
-    prefix: int = 0
-    num_shared: int = 0
+    before: tuple[range, ...] = ()
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens of the sequence before its own rows."""
+        return sum(map(len, self.before))
 
     @property
     def num_before(self) -> int:
@@ -39,8 +42,11 @@ class RowRange:
 
     def seen(self) -> np.ndarray:
         """[num_seen] int64: the rows where they stand."""
-        shared = np.arange(self.prefix, self.prefix + self.num_shared)
-        return np.concatenate([shared, np.arange(self.start, self.first + self.length)])
+        return np.concatenate([np.arange(rows.start, rows.stop) for rows in self.seen_ranges()])
+
+    def seen_ranges(self) -> list[range]:
+        """The same, as ranges."""
+        return [*self.before, range(self.start, self.first + self.length)]
 
     def slice(self, begin: int, end: int) -> RowRange:
         """The rows `begin` to `end` of the run, cut to what it has; its length may be 0."""
@@ -54,7 +60,7 @@ def runs_of_rank(
     cp_rank: int,
     *,
     contiguous: bool = False,
-    prefixes: Sequence[tuple[int, int]] | None = None,
+    prefixes: Sequence[tuple[range, ...]] | None = None,
 ) -> list[RowRange]:
     """The rows of rank `cp_rank`, in the order in which it holds them.
 
@@ -62,14 +68,14 @@ def runs_of_rank(
         cu_seqlens: padded sequence borders [num_sequences + 1].
         contiguous: chunk r of each sequence cut into n. Otherwise zig-zag, chunks r and 2n-1-r of each sequence cut
             into 2n: the early and the late chunk together cost every rank the same causal attention.
-        prefixes: of each sequence, what it shares with an earlier one (`RowRange`), on one rank alone.
+        prefixes: of each sequence, the rows that it shares with earlier ones (`RowRange.before`), on one rank alone.
     """
     num_chunks = cp_size if contiguous or cp_size == 1 else 2 * cp_size
     mine = [cp_rank] if num_chunks == cp_size else [cp_rank, 2 * cp_size - 1 - cp_rank]
     borders = [(int(start), (int(end) - int(start)) // num_chunks) for start, end in pairwise(cu_seqlens)]
-    every = zip(borders, prefixes or [(0, 0)] * len(borders), strict=True)
+    every = zip(borders, prefixes or [()] * len(borders), strict=True)
     return [
-        RowRange(start, start + chunk * length, length, *prefix) for (start, length), prefix in every for chunk in mine
+        RowRange(start, start + chunk * length, length, before) for (start, length), before in every for chunk in mine
     ]
 
 

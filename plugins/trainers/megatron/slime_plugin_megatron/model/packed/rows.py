@@ -39,10 +39,10 @@ class PackRows:
         cp_rank: int,
         *,
         contiguous: bool,
-        prefixes: Sequence[tuple[int, int]] | None,
+        prefixes: Sequence[tuple[range, ...]] | None,
         device: torch.device,
     ) -> PackRows:
-        """From the padded length of each sequence of the pack, and what it shares with an earlier one."""
+        """From the padded length of each sequence of the pack, and the rows that it shares with earlier ones."""
         how: dict[str, Any] = {"contiguous": contiguous, "prefixes": prefixes}
         borders = [0, *accumulate(lengths)]
         ranks = [runs_of_rank(borders, cp_size, rank, **how) for rank in range(cp_size)]

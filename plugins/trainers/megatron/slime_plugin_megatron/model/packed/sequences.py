@@ -20,8 +20,9 @@ from torch import Tensor
 from slime_plugin_megatron.model.packed.rows import PackRows
 
 T = TypeVar("T")
-Prefix = tuple[int, int]
-"""The row of the pack where the tokens begin that a sequence shares, and their number: those before its own ones."""
+Prefix = tuple[range, ...]
+"""The rows of the pack where the tokens of a sequence stand that are before its own ones, in their order: parts of
+earlier sequences, with which it shares them. `slime.train.packing.shared_rows`."""
 
 
 class TakesPrefixes:
@@ -38,7 +39,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         lengths: padded length of each sequence, over all context-parallel ranks.
         cp_size, cp_rank: of the context-parallel group that shares the pack.
         contiguous: each rank holds one chunk of a sequence instead of two (zig-zag).
-        prefixes: of each sequence, what it shares with an earlier one; `lengths` then counts its own tokens alone. None
+        prefixes: of each sequence, what it shares with earlier ones; `lengths` then counts its own tokens alone. None
             where all are whole.
         padding: [t] bool, of what only fills up; None where all tokens count alike.
         readers: [t] fp32, of how many sequences each token is a part, 0 of padding; None where all are whole. For sums
@@ -73,12 +74,12 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         contiguous: bool = False,
         prefixes: Sequence[Prefix] | None = None,
     ) -> PackedSequences:
-        """From padded sequence borders [num_sequences + 1], and what each sequence shares with an earlier one."""
+        """From padded sequence borders [num_sequences + 1], and what each sequence shares with earlier ones."""
         borders = torch.tensor(list(cu_seqlens), dtype=torch.int32, device=device)
         lengths = [int(end) - int(start) for start, end in pairwise(cu_seqlens)]
         assert all(length % (2 * cp_size) == 0 for length in lengths) or cp_size == 1, "pad to multiples of 2 * CP"
         assert prefixes is None or cp_size == 1, "a prompt is shared on one rank"
-        before = [num_shared for _, num_shared in prefixes] if prefixes else [0] * len(lengths)
+        before = [sum(map(len, rows)) for rows in prefixes] if prefixes else [0] * len(lengths)
         return cls(
             qkv_format="thd",
             cu_seqlens_q=borders,

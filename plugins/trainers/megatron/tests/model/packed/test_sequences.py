@@ -8,7 +8,7 @@ import torch
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
 LENGTHS = [9, 5, 1, 12, 20, 4, 25]
-PREFIXES = [(0, 0), (0, 6), (0, 6), (0, 6), (0, 0), (27, 17), (0, 0)]
+PREFIXES = [(), (range(6),), (range(6), range(9, 12)), (range(6),), (), (range(27, 44),), ()]
 BORDERS = [0, *accumulate(LENGTHS)]
 CPU = torch.device("cpu")
 
@@ -33,13 +33,13 @@ def test_sequences_that_context_parallel_ranks_cannot_halve_are_refused() -> Non
 
 def test_positions_and_the_longest_sequence_count_what_is_shared() -> None:
     packed = PackedSequences.of(BORDERS, 1, 0, CPU, prefixes=PREFIXES)
-    starts = [shared for _, shared in PREFIXES]
+    starts = [0, 6, 9, 6, 0, 17, 0]
     wanted = [torch.arange(end - begin) + start for (begin, end), start in zip(pairwise(BORDERS), starts, strict=True)]
     assert packed.positions.tolist() == torch.cat(wanted).tolist()
     assert (packed.max_seqlen_q, packed.max_seqlen_kv) == (25, 25)
-    assert PackedSequences.of([0, 5, 9], 1, 0, CPU, prefixes=[(0, 0), (0, 3)]).max_seqlen_kv == 7
+    assert PackedSequences.of([0, 5, 9], 1, 0, CPU, prefixes=[(), (range(3),)]).max_seqlen_kv == 7
 
 
 def test_ranks_that_share_a_pack_cannot_share_prompts() -> None:
     with pytest.raises(AssertionError, match="on one rank"):
-        PackedSequences.of([0, 8, 16], 2, 0, CPU, prefixes=[(0, 0), (0, 4)])
+        PackedSequences.of([0, 8, 16], 2, 0, CPU, prefixes=[(), (range(4),)])
