@@ -32,7 +32,7 @@ BUDGETS = {
     "weights": 902,
     ".": 5090,
     "cluster": 1822,
-    "train": 1063,
+    "train": 1069,
     "compose": 2460,
     "config": 1987,
     "observe": 515,

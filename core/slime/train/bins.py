@@ -79,11 +79,16 @@ class _Members:
         """Samples of each unit."""
         return np.diff(starts, append=len(self.tokens))
 
+    def skipped(self, starts: np.ndarray) -> np.ndarray:
+        """Tokens that each lacks: the first of a unit none."""
+        found = self.shared.copy()
+        found[starts] = 0
+        return found
+
     def sizes(self, starts: np.ndarray) -> Sizes:
         """A unit takes its tokens as rows of its micro-batch, or, if that is more, its keys over `KEYS_A_ROW`. Every
         sample that shares tokens counts their keys again."""
-        skipped = self.shared.copy()
-        skipped[starts] = 0
+        skipped = self.skipped(starts)
         rows = np.add.reduceat(padded(self.tokens - skipped, self.shape.align), starts)
         keys = rows + np.add.reduceat(skipped, starts)
         work = np.add.reduceat(self.shape.work(self.tokens) - self.shape.work(skipped), starts)
@@ -135,7 +140,7 @@ def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Sha
         groups = [_joined(samples, attempt, shape) for attempt in attempts(samples, members)]
     elif shape.share_prompts:
         by_prompt = groupby(attempts(samples, members), lambda attempt: _context(samples[attempt[0]]).tobytes())
-        groups = [_group(samples, [i for attempt in of for i in attempt], shape) for _, of in by_prompt]
+        groups = [_group(samples, list(group), shape) for _, group in by_prompt]
     else:
         groups = [Unit(list(members), [0] * len(members))]
     sequences, starts = _Members.of(samples, groups, shape), _starts(len(group.members) for group in groups)
@@ -145,9 +150,9 @@ def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Sha
         packed = _with_shared_prompts(sequences, starts)
     else:
         packed = sequences.filled(np.arange(len(members)))
-    numbers, shared = [i for group in groups for i in group.members], sequences.shared.tolist()
+    numbers, shared = [i for group in groups for i in group.members], sequences.skipped(packed.starts).tolist()
     borders = pairwise([*packed.starts.tolist(), len(numbers)])
-    units = [Unit(numbers[start:end], [0, *shared[start + 1 : end]]) for start, end in borders]
+    units = [Unit(numbers[start:end], shared[start:end]) for start, end in borders]
     by_rank = deal(packed.filled, packed.sizes, shape.num_dp)
     return [[[units[i] for i in content] for content in of_rank] for of_rank in by_rank]
 
@@ -181,9 +186,10 @@ def _with_shared_prompts(members: _Members, groups: np.ndarray) -> _Packed:
     return best
 
 
-def _group(samples: Sequence[TrainSample], members: list[int], shape: Shape) -> Unit:
+def _group(samples: Sequence[TrainSample], group: Sequence[list[int]], shape: Shape) -> Unit:
     """Attempts at one prompt. Those of one segment each have nothing else in common that is without loss."""
-    if len({_context(samples[i]).tobytes() for i in members}) > 1:
+    members = [i for attempt in group for i in attempt]
+    if len(members) > len(group):
         return _joined(samples, _by_trie(samples, members), shape)
     shared = max(0, len(_context(samples[members[0]])) - 1 - shape.lookahead)
     return Unit(members, [0, *[shared] * (len(members) - 1)])
