@@ -62,16 +62,24 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
 
     def forward(self, rows: Tensor, groups: Groups, probabilities: Tensor) -> tuple[Tensor, None]:
         """[r, h], by expert, and the weight of each row [r] -> [r, h], and no bias."""
-        num_experts, hidden_size = self.num_local_experts, rows.size(-1)
-        fused = self.config.gradient_accumulation_fusion
-        gate_up = product(rows, self.weight1, (num_experts, hidden_size, -1), groups, fused=fused)
+        gate_up = self.product("weight1", rows, groups)
         again = CheckpointWithoutOutput(fp8=None) if self.activation_recompute and self.training else None
         given = gate_up, probabilities
         inner = again.checkpoint(self.activate, *given) if again else self.activate(*given)
-        result = product(inner, self.weight2, (num_experts, -1, hidden_size), groups, fused=fused)
+        result = self.product("weight2", inner, groups)
         if again:
             again.discard_output_and_register_recompute(result)
         return result, None
+
+    def product(self, name: str, rows: Tensor, groups: Groups) -> Tensor:
+        """[r, k] times the matrix of each row's expert in the parameter `name` -> [r, n]."""
+        fused = self.config.gradient_accumulation_fusion
+        return product(rows, getattr(self, name), self.shape_of(name), groups, fused=fused)
+
+    def shape_of(self, name: str) -> tuple[int, int, int]:
+        """Of the experts' matrices, as which `weight1` and `weight2` are multiplied: [g, k, n]."""
+        hidden = self.config.hidden_size
+        return (self.num_local_experts, hidden, -1) if name == "weight1" else (self.num_local_experts, -1, hidden)
 
 
 def product(rows: Tensor, weight: Tensor, shape: Sequence[int], groups: Groups, *, fused: bool) -> Tensor:
@@ -91,7 +99,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(rows)
         ctx.weight = weight  # the parameter itself, which has `main_grad`
         ctx.shape, ctx.groups, ctx.fused = shape, groups, fused
-        return _multiplied(rows, weight.view(shape), groups)
+        return multiplied(rows, weight.view(shape), groups)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -99,22 +107,22 @@ class _Product(torch.autograd.Function):
         gradient = gradient.contiguous()
         of_rows = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_rows = _multiplied(gradient, weight.view(ctx.shape).transpose(1, 2), groups)
+            of_rows = multiplied(gradient, weight.view(ctx.shape).transpose(1, 2), groups)
         if ctx.needs_input_grad[1] and ctx.fused:
             of_weight = _add_weight_gradient(rows, gradient, weight, ctx.shape, groups)
         elif ctx.needs_input_grad[1]:
-            of_weight = _weight_gradient(rows, gradient, groups).view_as(weight)
+            of_weight = weight_gradient(rows, gradient, groups).view_as(weight)
         return of_rows, of_weight, None, None, None
 
 
-def _multiplied(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+def multiplied(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
     """[r, k], [g, k, n] -> [r, n]."""
     if len(rows) and _in_one_call(rows):
         return torch._grouped_mm(rows, matrices, offs=groups.ends)
     return torch.cat([part @ matrix for part, matrix in zip(groups.split(rows), matrices, strict=True)])
 
 
-def _weight_gradient(rows: Tensor, gradient: Tensor, groups: Groups) -> Tensor:
+def weight_gradient(rows: Tensor, gradient: Tensor, groups: Groups) -> Tensor:
     """[g, k, n], of rows [r, k] and the gradient [r, n] of their product."""
     if len(rows) and _in_one_call(rows):
         return torch._grouped_mm(rows.t(), gradient, offs=groups.ends)

@@ -26,19 +26,19 @@ class LocalTensor:
 
     Attributes:
         is_copy: it repeats another stage's parameter.
-        layer: whose weight it is, where an adapter adds something to it.
+        layer: whose `weight` it is; an adapter may add something to it.
     """
 
     entry: Entry
     tensor: torch.Tensor
     shard: Shard
     is_copy: bool
-    layer: Adapted | None = None
+    layer: Any = None
 
     @property
     def published(self) -> torch.Tensor:
         """The values that engines and HF folders get, without gradient."""
-        return self.tensor.detach() if self.layer is None else whole_weight(self.layer).detach()
+        return whole_weight(self.layer).detach() if isinstance(self.layer, Adapted) else self.tensor.detach()
 
 
 def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> dict[str, LocalTensor]:
@@ -52,11 +52,11 @@ def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) ->
     """
     found: dict[str, LocalTensor] = {}
     for module in modules:
-        adapted = {id(layer.weight): layer for layer in module.modules() if isinstance(layer, Adapted)}
+        layers = {f"{name}.weight": layer for name, layer in module.named_modules(remove_duplicate=False)}
         for name, tensor in _weights(module):
             if getattr(tensor, "of_adapter", False) == mapping.adapts:
                 whole = _whole_model_name(module, name)
-                found[whole] = replace(_local_tensor(whole, tensor, mapping), layer=adapted.get(id(tensor)))
+                found[whole] = replace(_local_tensor(whole, tensor, mapping), layer=layers.get(name))
     return found
 
 
