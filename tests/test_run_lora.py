@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from slime.config.paths import resolve
 from slime_testing.forked import of_a_run
+from slime_testing.models import write_checkpoint
 from slime_testing.patience import run_within
 from tests.running import Run
 
@@ -79,6 +83,34 @@ def test_a_run_with_lora_learns_and_leaves_what_peft_reads(finished: Run, tmp_pa
     result = json.loads((run.path / "eval/step-000005/result.json").read_text())["metrics"]
     [row] = [row for row in run.rows("rl") if row["step"] == 5 and "eval/reward_mean" in row]
     assert result["eval/reward_mean"] == pytest.approx(row["eval/reward_mean"], abs=1e-9)
+
+
+def test_adapters_of_routed_experts_learn_and_peft_reads_them(tmp_path: Path) -> None:
+    """With a model of random weights; adapters on nothing but MLPs, most of which are routed experts."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base, assets = tmp_path / "base", resolve("pkg://slime_plugin_glm4/assets/glm4-moe-tiny")
+    write_checkpoint(json.loads((assets / "config.json").read_text()), base)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(assets / name, base)
+    settings = settings_of(tmp_path, base) | {
+        "train.lora.expert_rank": 4,
+        "train.mtp_loss_scale": "null",
+        "train.lora.targets": "[gate_proj,up_proj,down_proj]",
+        "eval.path": "null",
+        "train.checkpoint.interval": "null",
+    }
+    run = Run(tmp_path, model="glm4-moe-tiny", settings=settings, shortened={}, forked=True).start().succeed()
+    require_learning(run)
+    merged = AutoModelForCausalLM.from_pretrained(run.path / "export").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(base)
+    learnt = {name for name, tensor in before.state_dict().items() if not torch.equal(tensor, merged[name])}
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in learnt)
+    assert any(name.endswith("mlp.experts.down_proj") for name in learnt)
+    assert not any("self_attn" in name or "norm" in name or "embed" in name for name in learnt)
+    for name, tensor in PeftModel.from_pretrained(before, run.path / "adapter").merge_and_unload().state_dict().items():
+        assert (tensor - merged[name]).abs().max() < 1e-6, name
 
 
 def test_a_run_learns_through_engines_that_get_adapters(finished: Run, tmp_path: Path) -> None:

@@ -28,32 +28,29 @@ class LoraAdapters:
         return self.options.rank
 
     @property
-    def scale(self) -> float:
-        """By which B A is multiplied."""
-        return self.options.alpha / self.rank
-
-    @property
     def in_words(self) -> str:
-        on = ", ".join(self.options.targets) or "all linear layers but routed experts"
+        of_experts = self.options.expert_rank
+        on = ", ".join(self.options.targets) or f"all linear layers{'' if of_experts else ' but routed experts'}"
         beside = "" if self.scale_beside is None else ", beside the weights of engines"
-        return f"LoRA of rank {self.rank}, alpha {self.options.alpha:g}, on {on}{beside}"
+        rank = f"{self.rank}{f', of routed experts {of_experts}' if of_experts else ''}"
+        return f"LoRA of rank {rank}, alpha {self.options.alpha:g}, on {on}{beside}"
 
     @property
     def scale_beside(self) -> float | None:
-        return self.scale if self.options.publish is Published.adapters else None
+        return self.options.alpha / self.rank if self.options.publish is Published.adapters else None
 
     def engine_fields(self, base: WeightMapping, *, on_gpus: bool) -> Mapping[str, Any]:
-        return engine_fields(self.rank, layers_with_adapters(base, self.options.targets), on_gpus=on_gpus)
+        return engine_fields(self.rank, layers_with_adapters(base, self.options), on_gpus=on_gpus)
 
     def mapping(self, base: WeightMapping) -> WeightMapping:
-        require_known(base, self.options.targets)
-        return WeightMapping(adapter_rules(base, self.rank, self.options.targets), base.num_layers, adapts=True)
+        require_known(base, self.options)
+        return WeightMapping(adapter_rules(base, self.options), base.num_layers, base.num_experts, adapts=True)
 
     def attach(self, modules: Sequence[nn.Module], base: WeightMapping, seed: int) -> None:
         from slime_plugin_lora.attach import attach
 
-        require_known(base, self.options.targets)
-        attach(modules, base, self.options, self.scale, seed)
+        require_known(base, self.options)
+        attach(modules, base, self.options, seed)
 
     def save(self, tensors: Iterable[tuple[str, Tensor]], folder: Path, base: WeightMapping, model: str) -> None:
         from slime_plugin_lora.peft_folder import write

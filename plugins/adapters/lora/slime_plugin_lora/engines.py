@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 from slime import plugins
@@ -11,6 +12,7 @@ from slime.models.mapping import WeightMapping
 from slime.topology.topology import Topology
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
+from slime_plugin_lora.options import LoraConfig
 from slime_plugin_lora.targets import layers_of_experts, layers_with_adapters
 
 KEY = "train.lora.publish=adapters"
@@ -47,9 +49,11 @@ def engine_fields(rank: int, layers: Collection[str], *, on_gpus: bool) -> dict[
     return fields if on_gpus else {**fields, "lora_backend": "torch_native"}
 
 
-def beside_problems(topology: Topology, base: WeightMapping, chosen: Collection[str]) -> Iterator[str]:
+def beside_problems(topology: Topology, base: WeightMapping, options: LoraConfig) -> Iterator[str]:
     """Why engines of this run cannot get adapters as they are, a sentence each."""
-    yield from _of_targets(base, chosen)
+    if options.expert_rank:
+        yield f"{KEY} was not seen to work with adapters of routed experts: leave out train.lora.expert_rank"
+    yield from _of_targets(base, replace(options, expert_rank=None))
     if topology.takes_turns:
         yield f"{KEY} needs engines that keep their weights, and those that take turns on devices give them up"
     if topology.works_in_pairs:
@@ -68,10 +72,10 @@ def beside_problems(topology: Topology, base: WeightMapping, chosen: Collection[
                 yield f"{KEY} was not seen to work with engines of {group.home_of(key)}={value}"
 
 
-def _of_targets(base: WeightMapping, chosen: Collection[str]) -> Iterator[str]:
+def _of_targets(base: WeightMapping, options: LoraConfig) -> Iterator[str]:
     """SGLang tells layers by the last part of their names, and experts have adapters as soon as a layer of that name
     has."""
-    layers, known = layers_with_adapters(base, chosen), layers_with_adapters(base, ())
+    layers, known = (layers_with_adapters(base, each) for each in (options, replace(options, targets=[])))
     if experts := sorted(layers & layers_of_experts(base)):
         yield (
             f"{KEY} gives routed experts adapters too where '{experts[0]}' has one; "

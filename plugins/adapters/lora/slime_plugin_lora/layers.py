@@ -219,7 +219,7 @@ class LoraReplicatedLinear(Lora, ReplicatedLinear):
         return self.learning(output, self.low(x)), None
 
 
-_KINDS: dict[type, type[Lora]] = {
+KINDS: dict[type, type[Lora]] = {
     ColumnParallelLinear: LoraColumnParallelLinear,
     RowParallelLinear: LoraRowParallelLinear,
     ReplicatedLinear: LoraReplicatedLinear,
@@ -229,15 +229,15 @@ _KINDS: dict[type, type[Lora]] = {
 @cache
 def _adapted_class(layer: type) -> type:
     """Its class with adapters; what a subclass does around the product, such as a norm behind it, it does as before."""
-    kind = next(adapted for plain, adapted in _KINDS.items() if issubclass(layer, plain))
-    return kind if layer in _KINDS else type(f"Lora{layer.__name__}", (layer, kind), {})
+    kind = next(adapted for plain, adapted in KINDS.items() if issubclass(layer, plain))
+    return kind if layer in KINDS else type(f"Lora{layer.__name__}", (layer, kind), {})
 
 
 def adapt(layer: Any, parts: Sequence[Part], scale: float, *, beside: bool) -> None:
     """Give a layer adapters; B is zero at first.
 
     Args:
-        layer: one of Megatron-core's or `ReplicatedLinear`, or of a class made of one.
+        layer: of one of the classes of `KINDS`, or of a class made of one.
         beside: see `Lora`.
     """
     plain: type = type(layer)
@@ -257,12 +257,14 @@ def adapt(layer: Any, parts: Sequence[Part], scale: float, *, beside: bool) -> N
     )
     axes = layer.shard_axes()
     sees_shard = getattr(layer if hasattr(layer, "sequence_parallel") else layer.weight, "sequence_parallel", False)
+    is_expert = getattr(layer, "is_expert", False)
     for side in ("lora_A", "lora_B"):
         for parameter in getattr(layer, side).values():
-            if side in axes:
-                set_tensor_model_parallel_attributes(parameter, True, axes[side], 1)
+            if side in axes or is_expert:  # of an expert no other rank has a copy that would not count
+                set_tensor_model_parallel_attributes(parameter, True, axes.get(side, 0), 1)
             else:
                 parameter.sequence_parallel = sees_shard
+            parameter.allreduce = getattr(layer.weight, "allreduce", True)  # False: over ranks with the same experts
 
 
 def _parameter(values: Tensor) -> Any:

@@ -25,7 +25,11 @@ class LoraConfig:
     """An adapter adds alpha / rank times B A to the weight of its layer."""
     targets: list[str] = key(make=list, known_as="model.target_modules target_modules")
     """Linear layers that get an adapter, by the last part of their name in the checkpoint, as PEFT's `target_modules`:
-    q_proj, down_proj, ...; empty: all of attention, dense MLPs and shared experts. Routed experts have none."""
+    q_proj, down_proj, ...; empty: all of attention, dense MLPs and shared experts, and of routed experts if these have
+    a rank."""
+    expert_rank: int | None = key(None, Bound(1, 4096))
+    """The rank of adapters of routed experts, each of which has its own and adds alpha / expert_rank times B A. A first
+    choice is rank over the experts that a token goes to; empty: routed experts have none."""
     publish: Published = key(Published.merged)
     """merged: engines get W + alpha / rank B A, as many bytes as in full training. adapters: they get A and B, and W
     once; they compute both products of every layer."""

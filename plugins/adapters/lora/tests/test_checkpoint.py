@@ -17,7 +17,7 @@ from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
 
 CONFIG = Path(__file__).parents[3] / "models/glm4/tests/configs/moe.json"
-TP2 = {"tensor_model_parallel_size": 2}
+TP2_EP2 = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 2}
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def start(rank: Rank, folder: Path, *, lora: bool = True, weights: Path | None =
     cfg.model.family, cfg.model.path, cfg.run.num_steps = "glm4_moe", str(folder), 4
     cfg.model.weights = weights and str(weights)
     cfg.train.optimizer, cfg.algo.kl_coef, cfg.train.megatron = {"lr": 1e-2}, 0.1, dict(megatron)
-    cfg.train.lora.rank = 4 if lora else None
+    cfg.train.lora.rank, cfg.train.lora.expert_rank = (4, 2) if lora else (None, None)
     return Trainer(cfg, *rank)
 
 
@@ -74,8 +74,8 @@ def continued(rank: Rank, folder: Path, saved: Path) -> dict[str, Any]:
     return found
 
 
-def loaded(rank: Rank, folder: Path, saved: Path) -> dict[str, bytes]:
-    trainer = start(rank, folder, **TP2)
+def loaded(rank: Rank, folder: Path, saved: Path, megatron: dict[str, Any]) -> dict[str, bytes]:
+    trainer = start(rank, folder, **TP2_EP2, **megatron)
     trainer.load(saved)
     return published(trainer)
 
@@ -121,12 +121,14 @@ def test_a_resumed_run_goes_on_bit_for_bit(model: Contract, tmp_path: Path) -> N
     names = [name for name in FileSystemReader(saved).read_metadata().state_dict_metadata if "rng" not in name]
     assert [name for name in names if ".lora_" not in name] == []
     assert any(name.startswith("reference.") for name in names)
-    [tp2, _] = run_ranks(loaded, 2, model.folder, saved, timeout_s=120)
-    assert tp2.keys() == found["saved"].keys()
-    for name, value in tp2.items():
-        assert torch.allclose(
-            *(torch.frombuffer(bytearray(x), dtype=torch.float32) for x in (value, found["saved"][name])), atol=1e-7
-        )
+    assert any(".experts." in name for name in names)
+    for megatron in ({}, {"moe_grouped_gemm": True}):  # experts that are one parameter have the adapters of single ones
+        [divided, _] = run_ranks(loaded, 2, model.folder, saved, megatron, timeout_s=120)
+        assert divided.keys() == found["saved"].keys()
+        for name, value in divided.items():
+            assert torch.allclose(
+                *(torch.frombuffer(bytearray(x), dtype=torch.float32) for x in (value, found["saved"][name])), atol=1e-7
+            )
     others = run_ranks(of_weights, 1, model.folder, tmp_path, saved, timeout_s=120)[0]
     assert others["whole"] == others["begun"] != others["trained"]
     assert others["taken up"] == others["trained"]

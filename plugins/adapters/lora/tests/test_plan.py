@@ -83,6 +83,24 @@ def test_ranks_share_adapters_as_they_share_layers() -> None:
     assert two.held.learning == whole + (one.held.learning - whole) // 2
 
 
+@pytest.mark.parametrize("words", [SIXTEEN_H200, SIXTY_FOUR_H100])
+def test_routed_experts_have_adapters_of_their_own_rank(words: Sequence[str]) -> None:
+    """Rank 32 over the eight experts of a token: it fits too. By hand, of the model's own widths."""
+    without, plan = (planned(*words, *RECOMPUTED, RANK, *more) for more in ((), ("train.lora.expert_rank=4",)))
+    assert plan.device_bytes
+    assert max(map(most, plan.devices)) < (1 - MARGIN) * plan.device_bytes
+    of_experts = [weight for weight in plan.weights if ".local_experts." in weight.name and not weight.drafts]
+    assert {weight.name.split(".")[-2] for weight in of_experts} == {"linear_fc1", "linear_fc2"}
+    layers = {weight.layer for weight in of_experts}
+    inner, hidden = next(weight.shape for weight in of_experts if ".linear_fc1." in weight.name)
+    each = 4 * 3 * (hidden + inner // 2)
+    count = {weight.count for weight in of_experts}.pop() * len(layers) * each
+    assert sum(x.numel for x in plan.adapters) - sum(x.numel for x in without.adapters) == count
+    shares = zip(plan.trainers, without.trainers, strict=True)
+    grid = plan.trainers[0].grid
+    assert sum(one.held.experts - other.held.experts for one, other in shares) == count // grid.ep
+
+
 def refusal(*words: str) -> list[str]:
     return [str(problem) for problem in examine(["+model=glm4-9b", "+cluster=h200x1", *words]).problems]
 
@@ -103,3 +121,23 @@ def test_what_does_not_fit_together_is_refused() -> None:
     assert any("moves routers" in str(problem) for problem in examine(experts).problems)
     only = examine(["+model=qwen3-30b-a3b", "+cluster=h100x8", RANK, "train.lora.targets=[gate_proj]"]).problems
     assert any("'gate_proj' is a layer of routed experts alone, which have no adapters" in str(x) for x in only)
+
+
+def test_experts_that_cannot_have_adapters_are_refused() -> None:
+    ranks = (RANK, "train.lora.expert_rank=4")
+
+    def of_experts(*words: str) -> str:
+        [line, *_] = [str(x) for x in examine(["+model=qwen3-30b-a3b", "+cluster=h100x8", *ranks, *words]).problems]
+        return line
+
+    assert examine(["+model=qwen3-30b-a3b", "+cluster=h100x8", *ranks]).problems == []
+    assert "train.lora.expert_rank does nothing: the model has no routed experts" in refusal(*ranks)[0]
+    assert "train.lora.targets names no layer of experts" in of_experts("train.lora.targets=[q_proj]")
+    halves = "train.lora.expert_rank takes gate_proj and up_proj together"
+    assert halves in of_experts("train.lora.targets=[gate_proj,down_proj]")
+    assert "was not seen to work with adapters of routed experts" in of_experts("train.lora.publish=adapters")
+    assert "was not built for" in of_experts("train.megatron.moe_token_dispatcher_type=flex")
+    sizes = ("tensor_model_parallel_size=2", "expert_model_parallel_size=1", "expert_tensor_parallel_size=2")
+    cut = of_experts(*(f"train.megatron.{size}" for size in sizes))
+    assert "adapts whole experts, and 2 ranks share each" in cut
+    assert "set expert_model_parallel_size in train.megatron to 2 or more" in cut
