@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from slime import command
+from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.verbs import plan
 from slime_plugin_ray.gpus import read_gpus
@@ -80,6 +82,26 @@ def test_user_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[st
     assert shown.out == ""
     assert shown.err.startswith("slime: no model is chosen. Choose one of ")
     assert shown.err.count("\n") == 1
+
+
+def test_a_file_that_may_not_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file, user = tmp_path / "rows.jsonl", os.geteuid()
+    file.touch(mode=0)
+
+    def read(args: Namespace) -> None:
+        if user == 0:  # who may read all
+            os.seteuid(65534)
+        try:
+            file.read_text()
+        finally:
+            os.seteuid(user)
+
+    monkeypatch.setattr(plan, "run", read)
+    assert command.main(["plan", *RUN]) == 2
+    said = f"slime: {file}: permission denied. Give this user the right to it, or name another.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_programming_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +269,30 @@ def test_a_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_slime_error_is_one_line_whatever_its_parts() -> None:
     assert "\n" not in str(SlimeError("two\nlines", where="a\nb", todo="do\nit"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", None, "{folder}: there is no tokenizer: neither tokenizer.json nor another vocabulary. "),
+        ("tokenizer.json", '{"a": [1, ', "{folder}/tokenizer.json: is torn: it does not end as JSON does. Fetch the "),
+        ("tokenizer_config.json", "[]", "{folder}/tokenizer_config.json: cannot be read (it holds no JSON object). "),
+        ("generation_config.json", "{", "{folder}/generation_config.json: cannot be read (Expecting property name "),
+        ("chat_template.jinja", None, "{folder}: the tokenizer has no chat template. Put the model's chat_template"),
+        ("model.safetensors", "broken off", "{folder}: 'model.safetensors' is torn or no safetensors file (Error wh"),
+    ],
+)
+def test_a_download_that_broke_off_is_refused_before_ray_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, said: str
+) -> None:
+    folder = shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "model")
+    (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    words = [*RUN, f"model.path={folder}", f"run.dir={tmp_path}"]
+    assert command.main([*words, "model.init=checkpoint"] if "safetensors" in name else words) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"slime: {said.format(folder=folder)}")
+    assert "Ray" not in shown.out + shown.err
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this host has GPUs")

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -201,7 +202,7 @@ def test_a_folder_that_cannot_be_made():
 def obstacle(path, *overrides):
     """What a plan says of a run in `path`; it leaves the place as it was."""
     before = {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")}
-    found = RunDir.obstacle(config(f"run.dir={path.parent}", *overrides))
+    found = RunDir.obstacle(config(f"run.dir={path.parent}", *overrides), {})
     assert {file: file.stat().st_mtime_ns for file in path.parent.rglob("*")} == before
     return found and str(found)
 
@@ -232,8 +233,20 @@ def test_a_plan_names_the_holder_and_does_not_disturb_it(path):
 
 def test_a_plan_finds_a_file_in_the_way(tmp_path):
     (tmp_path / "runs").touch()
-    found = RunDir.obstacle(config(f"run.dir={tmp_path / 'runs'}"))
+    found = RunDir.obstacle(config(f"run.dir={tmp_path / 'runs'}"), {})
     assert f"cannot make the directory ({tmp_path / 'runs'} is a file)" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "others", "todo"), [("/proc/x", {}, "`run.dir` or `run.name`"), ("", "/proc", "`key`")]
+)
+def test_a_plan_finds_a_folder_in_which_nobody_makes_one(tmp_path, run_dir, others, todo):
+    """Of root too, to whom /proc says that it may be written."""
+    folders = {"key": Path(others, "weights")} if others else {}
+    found = RunDir.obstacle(config(f"run.dir={run_dir or tmp_path}"), folders)
+    place = "/proc/weights" if others else f"{run_dir}/tiny"
+    assert str(found) == f"{place}: cannot make the directory (/proc cannot be written). Set {todo}."
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_ctrl_c_says_where_the_same_command_continues(tmp_path):

@@ -114,11 +114,20 @@ def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
     except Exception as error:
         if interrupted():
             return _interrupted([str(error) if isinstance(error, SlimeError) else repr(error)])
-        lack = extras.without(error.name or "") if isinstance(error, ModuleNotFoundError) else None
-        if lack is None and not isinstance(error, SlimeError):
+        if (line := _mistake(error)) is None:
             raise
-        print(f"slime: {lack or error}", file=sys.stderr)
+        print(f"slime: {line}", file=sys.stderr)
         return EXIT_ERROR
+
+
+def _mistake(error: Exception) -> SlimeError | None:
+    """What a user can mend; None of errors of ours."""
+    if isinstance(error, ModuleNotFoundError):
+        return extras.without(error.name or "")
+    if isinstance(error, PermissionError) and error.filename:
+        todo = "Give this user the right to it, or name another."
+        return SlimeError("permission denied", where=os.fsdecode(error.filename), todo=todo)
+    return error if isinstance(error, SlimeError) else None
 
 
 def _interrupted(notes: Sequence[str]) -> int:

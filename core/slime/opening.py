@@ -17,7 +17,7 @@ from slime.cluster.group import open_cluster
 from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
 from slime.config.paths import resolve
-from slime.config.schema import RewardConfig, SlimeConfig
+from slime.config.schema import Init, RewardConfig, SlimeConfig
 from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
@@ -36,6 +36,7 @@ from slime.sampling.by_set import ScorerBySet, own_of_sets
 from slime.sampling.guarded import GuardedBuffer
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
+from slime.weights.hf_files import HfFiles
 from stack_dumps.dumps import register
 
 
@@ -80,6 +81,8 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     installed, path = plugins.load(), (Path(cfg.run.dir) / cfg.run.name).absolute()
     tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
     events.subscribe(*subscribers(installed, tracked, events, every_session=True))
+    if cfg.model.init is Init.checkpoint and cfg.model.weights is None:
+        HfFiles(resolve(cfg.model.path))  # a download that broke off
     ray = ray_here(topology)
     events.publish(Starting("starting Ray"))
     model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -65,12 +66,18 @@ class RunDir:
         return run
 
     @classmethod
-    def obstacle(cls, cfg: SlimeConfig) -> SlimeError | None:
-        """Why `open` or `write_config` would refuse this run now, if they would; leaves no trace."""
+    def obstacle(cls, cfg: SlimeConfig, folders: Mapping[str, Path]) -> SlimeError | None:
+        """Why `open`, `write_config` or `take` would refuse this run now, if they would; leaves no trace.
+
+        Args:
+            folders: by the key that names it, what it is going to `take`.
+        """
         run = cls((Path(cfg.run.dir) / cfg.run.name).absolute())
         try:
             _check_resume(run.path, cfg.run.resume)
             _check_can_be_made(run.path)
+            for key, folder in folders.items():
+                _check_can_be_made(folder, f"`{key}`")
             if run.lock.exists():
                 with run.lock.open() as file:
                     _hold(file, fcntl.LOCK_SH)
@@ -185,12 +192,17 @@ def _check_resume(path: Path, resume: Resume) -> None:
         )
 
 
-def _check_can_be_made(path: Path) -> None:
+def _check_can_be_made(path: Path, keys: str = "`run.dir` or `run.name`") -> None:
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
-        raise _cannot_be_made(path, f"{there} is a file")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise _cannot_be_made(path, f"{there} cannot be written")
+        raise _cannot_be_made(path, f"{there} is a file", keys)
+    try:
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError
+        if there != path:  # tried, for root has access to all, to /proc too, where nobody makes a folder
+            os.rmdir(tempfile.mkdtemp(prefix=".slime-", dir=there))
+    except OSError as error:
+        raise _cannot_be_made(path, f"{there} cannot be written", keys) from error
 
 
 def _make(path: Path, keys: str = "`run.dir` or `run.name`") -> None:

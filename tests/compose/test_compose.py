@@ -53,6 +53,8 @@ def acme(site: Site) -> Site:
     add(site, CONF)
     package = site.folder / "acme_models"
     (package / "config.json").write_text('{"model_type": "acme", "num_hidden_layers": 2, "hidden_size": 8}')
+    (package / "tokenizer.json").write_text("{}")
+    (package / "chat_template.jinja").touch()
     (package / "rows.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
     return site
 

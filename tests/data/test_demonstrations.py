@@ -1,10 +1,12 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from slime.config.schema import ControlTokens, DataConfig
 from slime.data.demonstrations import DemonstrationSource
+from slime.data.tokenize import load_tokenizer
 from slime.errors import SlimeError
 
 
@@ -61,6 +63,12 @@ def test_a_template_that_rewrites_the_prompt_is_refused(source, tokenizer, monke
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(SlimeError, match="line 1: the conversation's tokens do not begin with its prompt's tokens"):
         source()
+
+
+def test_an_answer_needs_a_token_that_ends_it(write, tokenizer_folder, tmp_path):
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "a", ignore=lambda *_: ["tokenizer_config.json"])
+    with pytest.raises(SlimeError, match=r"a: the tokenizer has no token that ends an answer\. Name it "):
+        DemonstrationSource(write(GOOD), load_tokenizer(folder), seed=3, max_tokens=64, data=DataConfig())
 
 
 def test_a_control_token_in_an_answer_is_refused_or_left_out(source, caplog):

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from slime import plugins
-from slime.config.keys import value_of
-from slime.config.paths import located
 from slime.run_dir import RunDir
 from slime.topology.topology import Topology
-from slime.topology.transport_protocol import StoringTransport
-from slime.weights.transports import transport_of
+from slime.weights.transports import written_folders
 
 
 class Preflight(Protocol):
@@ -50,8 +47,4 @@ def take_folders(topology: Topology, run: RunDir) -> dict[str, Path]:
     Raises:
         SlimeError: another run holds one, or it cannot be written.
     """
-    transport = transport_of(topology.transport)
-    if not isinstance(transport, StoringTransport):
-        return {}
-    folder = Path(located(value_of(topology.config, transport.folder)))
-    return {transport.folder: run.take(folder, transport.folder)}
+    return {key: run.take(folder, key) for key, folder in written_folders(topology).items()}

@@ -9,9 +9,10 @@ from pathlib import PurePosixPath
 
 from slime import plugins
 from slime.config.passthrough import made_for
-from slime.config.paths import exists
+from slime.config.paths import exists, resolve
 from slime.config.rollout import ProgramConfig
 from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
+from slime.data.tokenizer_files import tokenizer_problems
 from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import absent, how_to_get, install
@@ -45,6 +46,8 @@ def _model(model: ModelConfig) -> Iterator[SlimeError]:
             cast = f"slime convert fp8-to-bf16 {model.source} {model.path}"
             todo = f"Run '{fetch} {model.source}' and '{cast}', or set model.path=<folder>."
         yield SlimeError(f"there is no '{model.path}'", where="model.path", todo=todo)
+    elif exists(folder := model.tokenizer or model.path):
+        yield from tokenizer_problems(resolve(folder))
 
 
 def _rows(key: str, section: DataConfig | EvalConfig | SetConfig) -> Iterator[SlimeError]:

@@ -11,6 +11,8 @@ from slime.config.extended import PROMPT_SETS
 from slime.errors import SlimeError, did_you_mean, nearest
 
 SCHEME = "pkg://"
+MAX_SHOWN = 200
+"""Characters of a path in an error."""
 
 
 def resolve(path: str) -> Path:
@@ -26,7 +28,8 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError) as error:  # a name that is too long, for instance
         fault = getattr(error, "strerror", None) or error
-        raise SlimeError(f"'{path.name[:40]}...' cannot be a path: {fault}", todo="Check the path.") from error
+        shown = str(path) if len(str(path)) <= MAX_SHOWN else f"{path.name[:40]}..."
+        raise SlimeError(f"'{shown}' cannot be a path: {fault}", todo="Check the path.") from error
 
 
 def resolve_rows(path: str) -> Path:

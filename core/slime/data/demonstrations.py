@@ -47,6 +47,12 @@ class DemonstrationSource:
         *,
         pairs: bool = False,
     ) -> None:
+        if tokenizer.eos_token_id is None:
+            what, todo = (
+                "the tokenizer has no token that ends an answer",
+                "Name it as eos_token in tokenizer_config.json.",
+            )
+            raise SlimeError(what, where=str(tokenizer.name_or_path), todo=todo)
         chat = Chat(tokenizer, data, max_tokens)
         file = read_rows(path)
         self.path, self._content_hash = path, file.content_hash

@@ -77,7 +77,10 @@ class _FirstLook:
 
         self.name_or_path = str(folder)
         self.chat_template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        self._tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        try:
+            self._tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        except Exception as error:  # that library has no other
+            raise ValueError("tokenizer.json holds no tokenizer") from error
         self.added_tokens_decoder = self._tokenizer.get_added_tokens_decoder()
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         tokens = {key: value for key, value in config.items() if key.endswith("_token")}

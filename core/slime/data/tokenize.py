@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slime.data.tokenizer_files import no_chat_template
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.imports import importing
@@ -111,10 +112,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     logging.set_verbosity_error()
     try:
         tokenizer = tokenizers.from_pretrained(os.fspath(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # tokenizers raises nothing more special
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         todo = "The folder needs tokenizer.json and tokenizer_config.json (or the files its tokenizer class names)."
-        raise SlimeError(f"the tokenizer does not load: {reason}", where=str(folder), todo=todo) from None
+        raise SlimeError(f"the tokenizer does not load: {reason}", where=str(folder), todo=todo) from error
     require_chat_template(tokenizer)
     return tokenizer
 
@@ -133,8 +134,7 @@ def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
 def require_chat_template(tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer that cannot turn chat messages into text."""
     if not tokenizer.chat_template:
-        todo = "Put the model's chat_template.jinja into the folder."
-        raise SlimeError("the tokenizer has no chat template", where=str(tokenizer.name_or_path), todo=todo)
+        raise no_chat_template(tokenizer.name_or_path)
 
 
 def render(

@@ -53,8 +53,11 @@ def examine_with_run_dir(keys: Sequence[str]) -> Composed:
     """Compose and check a run; a run directory that it cannot use is one of its needs."""
     from slime.compose.compose import examine
     from slime.run_dir import RunDir
+    from slime.weights.transports import written_folders
 
     composed = examine(keys)
-    if not composed.problems and (obstacle := RunDir.obstacle(composed.cfg)):
+    if composed.problems or not composed.topology:
+        return composed
+    if obstacle := RunDir.obstacle(composed.cfg, written_folders(composed.topology)):
         return dataclasses.replace(composed, needs=[*composed.needs, obstacle])
     return composed

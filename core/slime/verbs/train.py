@@ -23,11 +23,13 @@ one. Ctrl-C stops it; the same command continues."""
 def run(args: Namespace) -> None:
     from slime.compose.compose import examine, ready
     from slime.run_dir import RunDir
+    from slime.weights.transports import written_folders
 
     composed = examine(args.keys)
     ready(composed)
     warn(composed)
-    if obstacle := RunDir.obstacle(composed.cfg):  # before data and model are read
+    assert composed.topology, "its config has no problems"
+    if obstacle := RunDir.obstacle(composed.cfg, written_folders(composed.topology)):  # before data and model are read
         raise obstacle
     with importing():
         from slime.run import train

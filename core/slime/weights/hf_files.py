@@ -55,10 +55,10 @@ class HfFiles(HfTensors):
         self.tensors = self._headers(_promised(folder))
 
     @contextmanager
-    def open(self, file: str) -> Iterator[Any]:
+    def open(self, file: str, framework: str = "pt") -> Iterator[Any]:
         """The open safetensors file, whose `get_slice(name)[rows]` reads those rows only."""
         try:
-            with safe_open(self.folder / file, framework="pt") as opened:
+            with safe_open(self.folder / file, framework=framework) as opened:
                 yield opened
         except FileNotFoundError:
             raise _damaged(f"'{file}' is missing", self.folder) from None
@@ -68,7 +68,7 @@ class HfFiles(HfTensors):
     def _headers(self, promised: dict[str, set[str]]) -> dict[str, FileTensor]:
         found: dict[str, FileTensor] = {}
         for file, names in promised.items():
-            with self.open(file) as opened:
+            with self.open(file, "np") as opened:  # whose names need no torch
                 present = set(opened.keys())
                 if missing := sorted(names - present):
                     what = f"'{file}' lacks '{missing[0]}', which {INDEX} promises ({len(missing)} in all)"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from slime import plugins
+from slime.config.keys import value_of
+from slime.config.paths import located
 from slime.config.weights import AUTO
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
 from slime.topology.links import Link, Medium, Verb, engine_ranks
 from slime.topology.topology import Topology
 from slime.topology.transport import BROADCAST, shares_memory
-from slime.topology.transport_protocol import Transport
+from slime.topology.transport_protocol import StoringTransport, Transport
 
 LEAVE_OUT = "Leave it out."
 
@@ -20,6 +23,14 @@ def transport_of(name: str) -> Transport:
     """The installed transport of this name (`Topology.transport`)."""
     transport: Transport = plugins.load().transports.create(name)
     return transport
+
+
+def written_folders(topology: Topology) -> dict[str, Path]:
+    """What a run writes besides its run directory, by the key of the config that names it."""
+    transport = transport_of(topology.transport)
+    if not isinstance(transport, StoringTransport):
+        return {}
+    return {transport.folder: Path(located(value_of(topology.config, transport.folder)))}
 
 
 def transport_problems(topology: Topology) -> Iterator[SlimeError]:

@@ -1,0 +1,60 @@
+"""The files of a tokenizer, looked at before anything starts: a run loads them once Ray is up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slime.errors import SlimeError
+
+GENERIC = "tokenizer.json"
+VOCABULARIES = (GENERIC, "*.model", "*.tiktoken", "vocab*", "merges.txt", "tekken.json", "*.bpe*")
+"""Patterns of files, of which a folder with a tokenizer of any of transformers' classes has one."""
+CONFIG = "tokenizer_config.json"
+READ_AS_JSON = (CONFIG, "generation_config.json")
+AGAIN = "Fetch the file again."
+
+
+def tokenizer_problems(folder: Path) -> Iterator[SlimeError]:
+    """Files that are missing or torn. Nothing is said of what only transformers understands."""
+    if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
+        todo = f"Put the model's {GENERIC} and {CONFIG} into the folder."
+        yield SlimeError(
+            f"there is no tokenizer: neither {GENERIC} nor another vocabulary", where=str(folder), todo=todo
+        )
+        return
+    if (folder / GENERIC).is_file() and not _ends(folder / GENERIC):
+        yield SlimeError("is torn: it does not end as JSON does", where=str(folder / GENERIC), todo=AGAIN)
+    read = {}
+    for name in READ_AS_JSON:
+        if (folder / name).is_file():
+            try:
+                read[name] = _object(folder / name)
+            except (OSError, ValueError) as error:
+                yield SlimeError(f"cannot be read ({error})", where=str(folder / name), todo=AGAIN)
+                return
+    if not (read.get(CONFIG, {}).get("chat_template") or any(folder.glob("chat_template*"))):
+        yield no_chat_template(folder)
+
+
+def no_chat_template(folder: Path | str) -> SlimeError:
+    """Of a tokenizer that cannot turn messages into text."""
+    todo = "Put the model's chat_template.jinja into the folder."
+    return SlimeError("the tokenizer has no chat template", where=str(folder), todo=todo)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError("it holds no JSON object")
+    return found
+
+
+def _ends(path: Path) -> bool:
+    """Whether the last bytes are those of a JSON object: files of 20 MB are not read for that."""
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, 64), os.SEEK_END)
+        return file.read().rstrip().endswith(b"}")
