@@ -15,12 +15,13 @@ pytest.importorskip("slime_plugin_mixture_of_experts")
 
 from slime_plugin_lora import experts
 from slime_plugin_lora.layers import Part, adapt
+from slime_plugin_mixture_of_experts import grouped
 from slime_plugin_mixture_of_experts.exchange import OnHost
 from slime_plugin_mixture_of_experts.grouped import Groups
 
 COUNTS = torch.tensor([[3, 0, 1], [2, 0, 4]])  # from two ranks to three experts
 OWNERS = torch.tensor([0] * 5 + [2] * 5)
-INPUT, OUTPUT, RANK, SCALE = 4, 6, 3, 1.5
+INPUT, OUTPUT, RANK, SCALE = 16, 32, 3, 1.5
 
 
 def matrices(dtype: torch.dtype) -> list[Any]:
@@ -64,6 +65,22 @@ def test_products_and_gradients_are_those_of_the_sums() -> None:
     ]
     assert of_idle
     assert not any(grad.any() for grad in of_idle)
+
+
+def test_one_grouped_product_is_that_of_each_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's, which GPUs take in bf16 and CPUs too: it refuses matrices of six columns. Sums of 32 terms and fewer, in
+    another order, are rounded to bf16."""
+    found = matrices(torch.bfloat16)
+    rows = torch.randn(10, INPUT, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(10, OUTPUT, dtype=torch.bfloat16)
+    learning = [parameter for matrix in found for parameter in matrix.parameters()]
+    results = []
+    for one_call in (True, False):
+        monkeypatch.setattr(grouped, "_in_one_call", lambda rows, one_call=one_call: one_call)
+        result = run(found, rows)
+        results.append([result, *torch.autograd.grad(result, [rows, *learning], gradient)])
+    for got, wanted in zip(*results, strict=True):
+        assert (got - wanted).abs().max() <= 2**-7 * wanted.abs().max()
 
 
 def test_sums_are_rounded_as_they_are_published_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,12 @@ COMPARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "on experts, in one call": ("latent attention, shared experts", {**ON_EXPERTS, **IN_ONE_CALL}),
 }
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def activations_again(module: str) -> dict[str, Any]:
+    return {"recompute_granularity": "selective", "recompute_modules": [module]}
+
+
 LAYOUTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     2: {
         "dp2": {},
@@ -70,8 +76,15 @@ OF_EXPERTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
         **WITH_EXPERTS[2],
         "ep2, in one call": {EP: 2, **IN_ONE_CALL},
         "tp2-ep2, in one call, recompute": {TP: 2, EP: 2, **IN_ONE_CALL, **RECOMPUTE},
+        "dp2, in one call, activations again": {**IN_ONE_CALL, **activations_again("moe_act")},
+        "ep2, experts again": {EP: 2, **activations_again("moe")},
     },
-    4: {**WITH_EXPERTS[4], "dp2-ep2": {EP: 2}},
+    4: {
+        **WITH_EXPERTS[4],
+        "dp2-ep2": {EP: 2},
+        "pp2-vpp2-ep2": {PP: 2, "virtual_pipeline_model_parallel_size": 2, EP: 2},
+        "tp2-pp2-ep2, in one call": {TP: 2, PP: 2, EP: 2, **IN_ONE_CALL},
+    },
 }
 METRICS, GRADIENTS, WEIGHTS = 2e-6, 2e-5, 2e-5
 """Largest differences between layouts, those of the contract of model plugins (`slime_testing.training`)."""
