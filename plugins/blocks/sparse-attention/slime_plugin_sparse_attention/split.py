@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slime_plugin_megatron.model.packed.context_parallel import RowRange, slice_rows
+from slime_plugin_megatron.model.packed.copies import on_device
 from slime_plugin_transformer.attention.causal import Segments
 
 
@@ -56,10 +57,10 @@ class Split:
         return cls(
             lengths=[run.length for run, _ in parts],
             is_sparse=[is_sparse for _, is_sparse in parts],
-            dense_keys=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *keys])).to(device),
+            dense_keys=on_device(torch.from_numpy(np.concatenate([np.empty(0, np.int64), *keys])), device),
             dense=Segments.of([run.length for run in dense], list(map(len, keys)), device),
             traded=[sum(run.length for run, is_sparse in mine if is_sparse) for mine in chosen],
-            own=torch.from_numpy(_places(chosen[shard])).to(device),
+            own=on_device(torch.from_numpy(_places(chosen[shard])), device),
             runs=[run for run, is_sparse in chosen[shard] if is_sparse],
         )
 

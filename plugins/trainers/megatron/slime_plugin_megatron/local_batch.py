@@ -19,6 +19,7 @@ from slime.objective import Column
 from slime.train.packing import num_readers, shared_rows
 from slime.types import Batch, MicroBatch
 from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
+from slime_plugin_megatron.model.packed.copies import on_device
 from slime_plugin_megatron.model.packed.sequences import PackedSequences
 
 
@@ -90,7 +91,7 @@ def _local(
     index = row_index(runs_of_rank(micro.cu_seqlens, cp_size, cp_rank, contiguous=contiguous))
 
     def tensor(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values[index]).to(device, non_blocking=True)
+        return on_device(torch.from_numpy(values[index]), device)
 
     borders = micro.cu_seqlens.tolist()
     prefixes = None if micro.prefixes is None else shared_rows(borders, micro.prefixes.tolist())

@@ -150,5 +150,5 @@ def _loss(function: LossFunction, number: int, micro: LocalMicroBatch, scores: T
     auxiliary losses of routers, which it scales by tokens, in proportion.
     """
     terms = function(scores, number)
-    num_tokens = torch.tensor(micro.num_tokens, dtype=torch.int, device=scores.device)
+    num_tokens = torch.full((), micro.num_tokens, dtype=torch.int, device=scores.device)
     return terms.loss * micro.num_step_tokens, num_tokens, terms.detach()

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from slime_plugin_megatron.model.packed.copies import on_device
+
 LONG = 4096
 """Tokens of one sequence, or of a batch of equal ones, from which on cuDNN's attention is the faster one on an H200
 (`benchmarks/attention.py`)."""
@@ -134,13 +136,15 @@ def by_sequence(
 def _parts(
     query: Tensor, key: Tensor, value: Tensor, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Neighbouring parts of so many queries and so many keys.
-
-    Split, not sliced: the backward of a slice fills a tensor as large as the whole pack.
-    """
+    """Neighbouring parts of so many queries and so many keys."""
     query_sizes, key_sizes = map(list, zip(*sizes, strict=True))
-    keys, values = torch.split(key, key_sizes), torch.split(value, key_sizes)
-    return zip(torch.split(query, query_sizes), keys, values, strict=True)
+    return zip(_split(query, query_sizes), _split(key, key_sizes), _split(value, key_sizes), strict=True)
+
+
+def _split(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    """Split, not sliced: the backward of a slice fills a tensor as large as the whole pack. That of a split copies, so
+    one part is no split."""
+    return torch.split(tensor, list(sizes)) if len(sizes) > 1 else [tensor]
 
 
 def _equal_lengths(query: Tensor, key: Tensor, value: Tensor, count: int, scale: float, window: int | None) -> Tensor:
@@ -191,12 +195,12 @@ def in_calls(
         inputs = [[parts[run[0]][place] for run in mine] for place in range(3)]
         if call.segments is not None:
             q, k, v = map(_joined, inputs)
-            outputs = list(torch.split(attend(q, k, v, call.segments, scale), [len(part) for part in inputs[0]]))
+            outputs = list(_split(attend(q, k, v, call.segments, scale), [len(part) for part in inputs[0]]))
         else:
             lengths = [segments.query_lengths[run[0]] for run in mine]
             q, k, v = (_as_batch(tensors, lengths, call.length) for tensors in inputs)
-            batches = torch.split(batch(q, k, v, scale), [len(run) for run in mine])
-            outputs = [each[:, :length].flatten(0, 1) for each, length in zip(batches, lengths, strict=True)]
+            batches = _split(batch(q, k, v, scale), [len(run) for run in mine])
+            outputs = [_cut(each, length).flatten(0, 1) for each, length in zip(batches, lengths, strict=True)]
         found |= {run[0]: part for run, part in zip(mine, outputs, strict=True)}
     return _joined([found[run[0]] for run in runs])
 
@@ -220,6 +224,11 @@ def _as_batch(parts: Sequence[Tensor], lengths: Sequence[int], padded: int) -> T
     """Of [n * length, ...] each, with lengths of their own: [all sequences, padded, ...]"""
     sequences = (x.view(-1, length, *x.shape[1:]) for x, length in zip(parts, lengths, strict=True))
     return _joined([F.pad(x, (0, 0, 0, 0, 0, padded - x.size(1))) if padded > x.size(1) else x for x in sequences])
+
+
+def _cut(sequences: Tensor, length: int) -> Tensor:
+    """[n, padded, ...] -> [n, length, ...]"""
+    return sequences[:, :length] if sequences.size(1) > length else sequences
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -274,4 +283,4 @@ def flash(window: int | None = None) -> Attend:
 
 
 def _borders(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return F.pad(torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)).to(device)
+    return on_device(F.pad(torch.tensor(lengths, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0)), device)

@@ -19,6 +19,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from slime_plugin_megatron.model.linear import device_of
+from slime_plugin_megatron.model.packed.copies import on_device
 from slime_plugin_megatron.model.packed.sequences import PackedSequences, TakesPrefixes
 from slime_plugin_transformer.attention.causal import Segments, causal_attention
 from slime_plugin_transformer.attention.shared_prompts import SharedPrompts
@@ -51,7 +52,7 @@ class ContextParallelLayout:
                 queries.append(half)
                 keys.append((chunk + 1) * half)
             offset += 2 * half
-        return cls(torch.cat(index).to(device), Segments.of(queries, keys, device))
+        return cls(on_device(torch.cat(index), device), Segments.of(queries, keys, device))
 
 
 def _whole(packed: PackedSequences) -> Segments:

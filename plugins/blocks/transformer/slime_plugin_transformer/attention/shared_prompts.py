@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slime_plugin_megatron.model.packed.copies import on_device
 from slime_plugin_megatron.model.packed.sequences import PackedSequences, Prefix
 from slime_plugin_transformer.attention.causal import Attend, Segments, by_sequence
 
@@ -113,7 +114,7 @@ class SharedPrompts:
         return buckets, self._tensor(order)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
+        return on_device(torch.from_numpy(values), self.device)
 
 
 def _padded(rows: Sequence[Rows]) -> Rows:

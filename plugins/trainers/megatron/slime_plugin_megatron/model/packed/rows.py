@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slime_plugin_megatron.model.packed.context_parallel import RowRange, row_index, runs_of_rank
+from slime_plugin_megatron.model.packed.copies import on_device
 
 
 @dataclass(frozen=True)
@@ -49,5 +50,5 @@ class PackRows:
         gathered = np.concatenate([row_index(runs) for runs in ranks])
         mine = ranks[cp_rank]
         positions = np.concatenate([np.arange(run.num_before, run.num_seen) for run in mine])
-        tensors = [torch.from_numpy(rows).to(device) for rows in (positions, np.argsort(gathered))]
+        tensors = [on_device(torch.from_numpy(rows), device) for rows in (positions, np.argsort(gathered))]
         return cls(mine, *tensors)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from slime_plugin_megatron.model.packed.copies import on_device
 from slime_plugin_megatron.model.packed.rows import PackRows
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         prefixes: Sequence[Prefix] | None = None,
     ) -> PackedSequences:
         """From padded sequence borders [num_sequences + 1], and what each sequence shares with earlier ones."""
-        borders = torch.tensor(list(cu_seqlens), dtype=torch.int32, device=device)
+        borders = on_device(torch.tensor(list(cu_seqlens), dtype=torch.int32), device)
         lengths = [int(end) - int(start) for start, end in pairwise(cu_seqlens)]
         assert all(length % (2 * cp_size) == 0 for length in lengths) or cp_size == 1, "pad to multiples of 2 * CP"
         assert prefixes is None or cp_size == 1, "a prompt is shared on one rank"
