@@ -26,7 +26,7 @@ KINDS = (
 )
 """Kinds and what the names of their kernels have in them, in lower case; the first that is found counts."""
 OTHER = "element by element, and the rest"
-SHOWN = 60
+SHOWN, SHOWN_GAPS = 60, 15
 
 
 class Kernel(NamedTuple):
@@ -70,6 +70,20 @@ def by_kind(kernels: Sequence[Kernel], wall_ms: float) -> str:
     return "\n".join([*lines, f"| step | {wall_ms:.1f} | | | {len(kernels)} |"])
 
 
+def gaps(kernels: Sequence[Kernel]) -> str:
+    """Where the device ran nothing, by the kernels before and after it: the pairs between which most time passed."""
+    pairs: dict[tuple[str, str], list[float]] = {}
+    before = None
+    for kernel in sorted(kernels, key=lambda one: one.start):
+        if before is not None and kernel.start > before.end:
+            pairs.setdefault((before.name[:50], kernel.name[:50]), []).append(kernel.start - before.end)
+        before = kernel if before is None or kernel.end > before.end else before
+    lines = ["nothing runs, ms  times  between"]
+    for (one, other), spent in sorted(pairs.items(), key=lambda item: -sum(item[1]))[:SHOWN_GAPS]:
+        lines.append(f"{sum(spent) / 1e3:>16.2f}{len(spent):>7}  {one} | {other}")
+    return "\n".join(lines)
+
+
 def longest(kernels: Iterable[Kernel]) -> str:
     """The kernels that take longest, by name."""
     names: dict[str, list[float]] = {}
@@ -79,14 +93,14 @@ def longest(kernels: Iterable[Kernel]) -> str:
     total = sum(sum(spent) for spent in names.values())
     lines = [f"{'ms':>9}{'share':>7}{'calls':>7}  kernel (of {total / 1e3:.1f} ms on the device)"]
     lines += [
-        f"{sum(spent) / 1e3:>9.2f}{sum(spent) / total:>7.1%}{len(spent):>7}  {name[:110]}"
+        f"{sum(spent) / 1e3:>9.2f}{sum(spent) / total:>7.1%}{len(spent):>7}  {name[:150]}"
         for name, spent in ranked[:SHOWN]
     ]
     return "\n".join(lines)
 
 
 def profile(step: Callable[[], Any]) -> str:
-    """Both tables of one step, which waits for the device. What the host does is not recorded: that would slow it."""
+    """The tables of one step, which waits for the device. What the host does is not recorded: that would slow it."""
     device = torch.profiler.ProfilerActivity.CUDA if torch.cuda.is_available() else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[device]) as profiler:
         start = time.perf_counter()
@@ -97,4 +111,4 @@ def profile(step: Callable[[], Any]) -> str:
         for event in profiler.events()
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
     ]
-    return f"{by_kind(kernels, wall_ms)}\n\n{longest(kernels)}"
+    return f"{by_kind(kernels, wall_ms)}\n\n{longest(kernels)}\n\n{gaps(kernels)}"

@@ -6,7 +6,7 @@ Shape letters: r rows, g experts of this rank, h hidden size, f size of an exper
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from slime_plugin_megatron.model.linear import device_of
 from slime_plugin_mixture_of_experts.exchange import OnHost
 from slime_plugin_transformer.mlp.activation import weighted_swiglu
 
-FEW_ROWS = 2048
-"""Rows of an expert up to which Triton adds its weight gradients faster than cuBLAS, called for each expert, on an
-H100 (`benchmarks/results/train-h100.md`)."""
+SMALL_PRODUCT = 8e9
+"""Multiplications and additions of an expert's weight gradient up to which Triton adds those of all experts faster than
+cuBLAS, called for each, on an H200 (`benchmarks/results/train-h200.md`)."""
 
 
 class Groups:
@@ -133,16 +133,43 @@ def weight_gradient(rows: Tensor, gradient: Tensor, groups: Groups) -> Tensor:
 def _add_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any, shape: Sequence[int], groups: Groups) -> Tensor:
     """The same, into `weight.main_grad`. What is returned only tells Megatron-core that it is there."""
     totals = weight.main_grad.view(shape)
-    if _in_one_call(rows) and len(rows) <= FEW_ROWS * len(totals):
+    if _in_one_call(rows) and len(rows) / len(totals) * totals[0].numel() <= SMALL_PRODUCT:
         from slime_plugin_mixture_of_experts.kernels import add_weight_gradients
 
         add_weight_gradients(totals, rows, gradient, groups.ends)
     else:
-        for total, of_rows, of_result in zip(totals, groups.split(rows), groups.split(gradient), strict=True):
-            if len(of_rows):
-                add_product(total, of_rows.t(), of_result)
+        _add_one_by_one(list(zip(totals, groups.split(rows), groups.split(gradient), strict=True)))
     weight.grad_added_to_main_grad = True
     return torch.empty_like(weight)
+
+
+def _add_one_by_one(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Add to each total [k, n] the product of an expert's rows [r, k] and gradient [r, n].
+
+    On a GPU every other one on a second stream: a product does not fill the device in its last round, and the next one
+    begins there.
+    """
+    device = products[0][0].device
+    if device.type != "cuda":
+        return _add_products(products)
+    now, beside = torch.cuda.current_stream(device), _second_stream(device)
+    beside.wait_stream(now)
+    with torch.cuda.stream(beside):
+        _add_products(products[1::2])
+    _add_products(products[::2])
+    now.wait_stream(beside)  # what is read here is not freed for others before
+    return None
+
+
+def _add_products(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    for total, of_rows, of_result in products:
+        if len(of_rows):
+            add_product(total, of_rows.t(), of_result)
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _in_one_call(rows: Tensor) -> bool:

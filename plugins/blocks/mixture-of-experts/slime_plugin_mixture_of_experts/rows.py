@@ -79,8 +79,12 @@ def collect(rows: Tensor, order: Order) -> Tensor:
 
 
 def _sums(rows: Tensor, order: Order) -> Tensor:
-    of_tokens = rows.index_select(0, order.rows.flatten())
     topk = order.rows.size(1)
+    if rows.is_cuda and topk > 1 and rows.dim() > 1:
+        from slime_plugin_mixture_of_experts.kernels import sums_of_rows
+
+        return sums_of_rows(rows, order.rows)
+    of_tokens = rows.index_select(0, order.rows.flatten())
     return of_tokens if topk == 1 else of_tokens.view(-1, topk, *rows.shape[1:]).sum(dim=1)
 
 
