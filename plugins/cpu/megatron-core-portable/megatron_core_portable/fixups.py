@@ -6,6 +6,7 @@ the defect is still there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ def apply_fixups() -> None:
     provide_grouped_gemm()
     provide_fused_adam()
     provide_weight_gradient_sum()
+    provide_multi_tensor_functions()
     give_absent_te_a_version()
     order_groups_of_two_precisions()
     if not torch.cuda.is_available():
@@ -100,6 +102,30 @@ def provide_weight_gradient_sum() -> None:
 def _add_weight_gradient(inputs: torch.Tensor, grad_outputs: torch.Tensor, main_grad: torch.Tensor) -> None:
     """main_grad [out, in] += grad_outputs.T [out, tokens] @ inputs [tokens, in]."""
     add_product(main_grad, grad_outputs.t(), inputs)
+
+
+def provide_multi_tensor_functions() -> None:
+    """Without apex the norm of the gradients is asked of each tensor in turn, for which the host waits, and clipping
+    copies each: torch's functions of many tensors do neither."""
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads
+
+    if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl, clip_grads.multi_tensor_scale_impl = _norm, _scale
+
+
+def _norm(_: int, __: torch.Tensor, tensor_lists: Sequence[Sequence[torch.Tensor]], ___: bool) -> tuple[Any, None]:
+    """[1], of all tensors together."""
+    norms = torch._foreach_norm([tensor for tensors in tensor_lists for tensor in tensors])
+    return torch.linalg.vector_norm(torch.stack(norms)).reshape(1), None
+
+
+def _scale(_: int, __: torch.Tensor, tensor_lists: Sequence[list[torch.Tensor]], factor: float) -> None:
+    """The second list becomes the first times `factor`."""
+    sources, targets = tensor_lists
+    if any(source is not target for source, target in zip(sources, targets, strict=True)):
+        torch._foreach_copy_(targets, sources)
+    torch._foreach_mul_(targets, factor)
 
 
 def order_groups_of_two_precisions() -> None:

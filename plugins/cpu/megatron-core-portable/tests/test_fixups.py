@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from megatron_core_portable.fixups import grouped_matmul
+from megatron_core_portable.fixups import _norm, _scale, grouped_matmul
 
 needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the defect is of machines without CUDA")
 
@@ -33,6 +33,11 @@ ADAM = """
 from megatron.core import optimizer
 from megatron.core.optimizer import distrib_optimizer
 print("defect:", optimizer.USING_PYTORCH_OPTIMIZER and not distrib_optimizer.HAVE_APEX_OR_TE)
+"""
+MULTI_TENSOR = """
+from megatron.core import utils
+from megatron.core.optimizer import clip_grads
+print("defect:", clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm)
 """
 WEIGHT_GRADIENTS = """
 from megatron.core.tensor_parallel import layers
@@ -78,6 +83,7 @@ DEFECTS = {
     "mla": (MLA, "True"),
     "grouped_gemm": (GROUPED_GEMM, "True"),
     "adam": (ADAM, "True"),
+    "multi_tensor": (MULTI_TENSOR, "True"),
     "weight_gradients": (WEIGHT_GRADIENTS, "True"),
     "te_version": (TE_VERSION, "NoneType"),
     "two_precisions": (TWO_PRECISIONS, "True"),
@@ -116,3 +122,19 @@ def test_grouped_matmul_with_an_empty_group(trans_b: bool) -> None:
     wanted = torch.cat([rows[:6] @ weights[0], rows[6:] @ weights[2]])
     given = weights.transpose(1, 2) if trans_b else weights
     torch.testing.assert_close(grouped_matmul(rows, given, sizes, trans_b=trans_b), wanted)
+
+
+def test_functions_of_many_tensors_are_upstreams() -> None:
+    """The norm to rounding: upstream adds the squares of the norms in another order."""
+    from megatron.core.utils import local_multi_tensor_scale
+
+    tensors = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (1, 7, 4000)]
+    found, nothing = _norm(0, torch.zeros(1), [tensors[:1], tensors[1:]], False)
+    assert (found.shape, nothing) == ((1,), None)
+    torch.testing.assert_close(found[0].double(), torch.cat(tensors).double().norm(), rtol=1e-6, atol=0)
+    wanted, scaled, copied = ([tensor.clone() for tensor in tensors] for _ in range(3))
+    local_multi_tensor_scale(0, None, [wanted, wanted], 0.3)
+    _scale(0, torch.zeros(1), [scaled, scaled], 0.3)
+    _scale(0, torch.zeros(1), [tensors, copied], 0.3)
+    for want, *got in zip(wanted, scaled, copied, strict=True):
+        assert all(torch.equal(each, want) for each in got)

@@ -31,6 +31,10 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same shape."""
+        if x.is_cuda:
+            from slime_plugin_megatron.model.norm import rms_norm
+
+            return rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)
         if self.zero_centered:
             return F.rms_norm(x.float(), self.weight.shape, 1 + self.weight.float(), self.eps).to(x.dtype)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
