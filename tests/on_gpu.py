@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slime.config.hf import read_hf_config
+from slime.config.hf import NUM_LAYERS, read_hf_config
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.models.bridge import HfConfig
 from slime.net import LOOPBACK, Endpoint
@@ -114,13 +114,13 @@ def narrowed(published: Path, folder: Path, widths: Mapping[str, int] | None = N
 
     Where the heads are as wide as the model, which SGLang takes for granted of some families, it stays as wide. It has
     at least two layers behind the dense ones, or, where layers share their choice of keys, so many that some reuse a
-    choice and a later one chooses again.
+    choice and a later one chooses again; or as many as `widths` says.
     """
     hf = json.loads(published.read_text())
     folder.mkdir(parents=True)
     file = folder / "config.json"
     file.write_text(json.dumps(hf))
-    num_layers = 8 if "index_topk" in hf else hf.get("first_k_dense_replace", 2) + 2
+    num_layers = (widths or {}).get(NUM_LAYERS) or (8 if "index_topk" in hf else hf.get("first_k_dense_replace", 2) + 2)
     cut = {key: value for key, value in read_hf_config(str(folder), num_layers).items() if key not in _UNUSED}
     width = cut["hidden_size"]
     as_wide = width == cut["num_attention_heads"] * cut.get("head_dim", 0)
