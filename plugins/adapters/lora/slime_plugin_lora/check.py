@@ -75,4 +75,5 @@ def _of_experts(topology: Topology, lora: LoraConfig, base: WeightMapping) -> It
             f"train.megatron to {grid.tp} or more, and leave out expert_tensor_parallel_size"
         )
     if topology.config.train.megatron.get("moe_token_dispatcher_type") == "flex":
-        yield f"{key} was not built for train.megatron.moe_token_dispatcher_type=flex: leave that out"
+        what = f"{key} was not built for train.megatron.moe_token_dispatcher_type=flex"
+        yield f"{what}: leave out that and moe_flex_dispatcher_backend"
