@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 814,
     "weights": 912,
-    ".": 5115,
+    ".": 5120,
     "cluster": 1822,
     "train": 1069,
     "compose": 2460,
@@ -45,7 +45,7 @@ BUDGETS = {
     "engine_client": 367,
     "verbs": 364,
     "engines": 282,
-    "algo": 756,
+    "algo": 758,
 }
 """Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")

@@ -20,7 +20,17 @@ from slime_plugin_ray.gpus import read_gpus
 from tests.site import Site
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")
-COMPOSING = ("omegaconf", "hydra", "yaml", "slime.config.schema", "asyncio", "rich")
+COMPOSING = (
+    "omegaconf",
+    "hydra",
+    "yaml",
+    "slime.config.schema",
+    "asyncio",
+    "rich",
+    "packaging",
+    "statistics",
+    "difflib",
+)
 """What a verb does without that looks at no config."""
 RUN = ["+model=glm4-tiny", "+cluster=local"]
 PROBE = """
@@ -207,6 +217,23 @@ def test_an_error_in_the_place_of_an_interrupt_is_one(name: str) -> None:
     program = [sys.executable, "-c", INSTEAD.format(name=name, where="'here'")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50)
     assert done.stderr == 'slime: interrupted; KeyError("a library\'s state")\n'
+    assert done.returncode == 130
+
+
+def test_a_problem_that_an_interrupt_makes_is_one(tmp_path: Path) -> None:
+    """A library that is cut off in its import raises what it likes, and a plan would list it as the file's fault."""
+    code = """\
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    raise ImportError("half a library")
+async def run(task, model): ...
+"""
+    (tmp_path / "mine.py").write_text(code)
+    words = [sys.executable, "-m", "slime", "plan", *RUN, f"rollout.program.path={tmp_path}/mine.py:run"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.stderr.endswith("half a library. Correct it.\nslime: interrupted\n")
     assert done.returncode == 130
 
 

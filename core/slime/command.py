@@ -106,7 +106,8 @@ def _interrupts_noted() -> Iterator[Callable[[], bool]]:
 
 def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
     try:
-        return _dispatch(argv)
+        code = _dispatch(argv)
+        return _interrupted([]) if code == EXIT_ERROR and interrupted() else code
     except KeyboardInterrupt as interrupt:
         return _interrupted(getattr(interrupt, "__notes__", []))
     except BrokenPipeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -63,6 +62,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     Near are names that have three quarters of their letters in common (`difflib`). One that differs in its number
     alone is not near: who asks for `x-8b` does not mean `x-4b`.
     """
+    import difflib  # which nobody needs who makes no mistake
+
     close = difflib.get_close_matches(name, [other for other in known if not _other_number(name, other)], 1, 0.75)
     return close[0] if close else None
 
@@ -83,6 +84,8 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
         return f"Did you mean '{prefix}{match}'?"
     choices = ", ".join(f"{prefix}{option}" for option in options)
     if len(choices) > MAX_CHOICES:
+        import difflib
+
         close = difflib.get_close_matches(name, options, 3, 0)
         most_alike = ", ".join(f"{prefix}{option}" for option in close)
         return f"Nearest of {len(options)} are {most_alike}; 'slime --help' lists them all."

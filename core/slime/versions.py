@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -13,7 +14,8 @@ def other_versions(distribution: str, version: str, requires: Sequence[str]) -> 
     """
     major, minor, *_ = version.split(".")
     bounds = (f">={major}.{minor}", f"<{major}.{int(minor) + 1}")
-    if {f"{distribution}{','.join(order)}" for order in (bounds, bounds[::-1])} & set(requires):
+    usual = {f"{distribution}{','.join(order)}" for order in (bounds, bounds[::-1])}
+    if usual & {re.sub(r"\[\w+\]", "", each, count=1) for each in requires}:  # less an extra, as of model families
         return ""  # as docs/hooks.md has it; `packaging` would take a quarter of the time of `slime --help`
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +32,8 @@ def group_advantages(rewards: Sequence[float], normalize_std: bool) -> list[floa
     With the division this is GRPO (arXiv 2402.03300, section 4.1.2), with the unbiased estimate of the
     standard deviation; without it Dr. GRPO (arXiv 2503.20783). A lone reward has advantage 0.
     """
+    import statistics  # which the verbs do without
+
     if not rewards:
         return []
     scale = statistics.stdev(rewards) + EPSILON if normalize_std and len(rewards) > 1 else 1.0
@@ -41,7 +43,7 @@ def group_advantages(rewards: Sequence[float], normalize_std: bool) -> list[floa
 def centred(rewards: Sequence[float]) -> list[float]:
     """Rewards minus their mean, which is rounded where they are large: what that leaves is taken off, too, or equal
     ones would teach something."""
-    mean = statistics.fmean(rewards)
+    mean = math.fsum(rewards) / len(rewards)
     values = [reward - mean for reward in rewards]
-    rest = statistics.fmean(values)
+    rest = math.fsum(values) / len(values)
     return [value - rest for value in values]

@@ -8,11 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from slime.types import Sample, Status, Verdict
 from slime_plugin_math.options import AnswerForm
+
+if TYPE_CHECKING:  # what scoring imports, `slime --help` does without
+    from fractions import Fraction
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 MAX_EXPRESSION = 200
@@ -53,6 +55,8 @@ def evaluate(expression: str) -> tuple[Fraction, Counter[int]] | None:
     """The exact value of an expression and how often each number stands in it; None for anything else."""
     if len(expression) > MAX_EXPRESSION:
         return None
+    from fractions import Fraction
+
     used = Counter[int]()
 
     def value_of(node: ast.expr) -> Fraction:
@@ -77,6 +81,8 @@ class ReverseTextReward:
         label = sample.prompt.label
         if not isinstance(label, str) or not label:
             return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} is no text")
+        from difflib import SequenceMatcher
+
         response = sample.response.strip()[: 4 * len(label)]
         return Verdict.of(
             SequenceMatcher(None, response, label, autojunk=False).ratio(), exact=float(response == label)

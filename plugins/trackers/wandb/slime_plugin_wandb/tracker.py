@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +51,8 @@ class WeightsAndBiases:
 
         options, file = self._options, run.folder / RUN_ID
         if not file.exists():
+            import secrets
+
             file.write_text(secrets.token_hex(4))
         self._run = wandb.init(
             project=options.project,
