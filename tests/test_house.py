@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 814,
     "weights": 912,
-    ".": 5120,
+    ".": 5160,
     "cluster": 1822,
     "train": 1069,
     "compose": 2460,

@@ -90,3 +90,32 @@ def test_a_file_is_run_at_every_import_and_what_it_defines_can_be_pickled(tmp_pa
     assert first.Thing is not second.Thing
     assert pickle.loads(pickle.dumps(second.Thing)) is second.Thing
     assert not hasattr(json, "Thing")
+
+
+HELD = """
+import os, signal, sys, threading
+from pathlib import Path
+from slime import imports
+imports.HELD_S = {held}
+try:
+    imports.import_file(Path(sys.argv[1]), "mine")
+except KeyboardInterrupt:
+    print("interrupted", getattr(sys.modules["mine"], "is_whole", False))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "held", "is_whole"),
+    [
+        ("", 100.0, True),
+        ("os.kill(os.getpid(), signal.SIGINT)", 100.0, False),
+        ("import time; time.sleep(100)", 0.1, False),
+    ],
+    ids=["to its end", "the second one", "no end"],
+)
+def test_an_import_is_not_cut_off_by_an_interrupt(tmp_path: Path, rest: str, held: float, is_whole: bool) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n{rest}\nis_whole = True\n")
+    program = [sys.executable, "-c", HELD.format(held=held), str(file)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout == f"interrupted {is_whole}\n"

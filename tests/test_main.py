@@ -220,12 +220,13 @@ def test_an_error_in_the_place_of_an_interrupt_is_one(name: str) -> None:
     assert done.returncode == 130
 
 
-def test_a_problem_that_an_interrupt_makes_is_one(tmp_path: Path) -> None:
-    """A library that is cut off in its import raises what it likes, and a plan would list it as the file's fault."""
+def test_a_file_that_an_interrupt_cuts_off_is_no_problem_of_the_file(tmp_path: Path) -> None:
+    """By the second one; a library may raise what it likes then, and a plan would list that."""
     code = """\
 import os, signal
 try:
-    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
 except KeyboardInterrupt:
     raise ImportError("half a library")
 async def run(task, model): ...
@@ -233,8 +234,7 @@ async def run(task, model): ...
     (tmp_path / "mine.py").write_text(code)
     words = [sys.executable, "-m", "slime", "plan", *RUN, f"rollout.program.path={tmp_path}/mine.py:run"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
-    assert done.stderr.endswith("half a library. Correct it.\nslime: interrupted\n")
-    assert done.returncode == 130
+    assert (done.stderr, done.returncode) == ("slime: interrupted\n", 130)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -106,8 +106,7 @@ def _interrupts_noted() -> Iterator[Callable[[], bool]]:
 
 def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
     try:
-        code = _dispatch(argv)
-        return _interrupted([]) if code == EXIT_ERROR and interrupted() else code
+        return _dispatch(argv)
     except KeyboardInterrupt as interrupt:
         return _interrupted(getattr(interrupt, "__notes__", []))
     except BrokenPipeError:

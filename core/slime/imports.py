@@ -2,27 +2,68 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import gc
 import importlib.util
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
+
+HELD_S = 5.0
+"""Seconds after an interrupt until it ends an import too: a file may never come to its end."""
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """An interrupt that comes in the block is raised behind it, or by the second one: torch's libraries, which call
+    Python while they are loaded, abort the process where that raises, or crash at its end. In other threads than the
+    main one, where no interrupt is raised, and where interrupts are not Python's own, nothing happens."""
+    main = threading.main_thread().ident or 0
+    if threading.get_ident() != main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+    over: list[bool] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        came.append(number)
+        _thread.start_new_thread(again, ())  # without the locks of `threading`, which this may have interrupted
+
+    def again() -> None:
+        time.sleep(HELD_S)
+        if not over:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        over.append(True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 @contextmanager
 def importing() -> Iterator[None]:
     """Around imports that take seconds: keeps Python from looking for garbage among a million new objects, which is a
     quarter of the time of SGLang's. No later collection walks through what there was at the end of the block, and a
-    forked process shares the memory of it. Where collections are off already, nothing happens."""
+    forked process shares the memory of it. Where collections are off already, they stay so. Interrupts are held."""
     if not gc.isenabled():
-        yield
+        with interrupts_held():
+            yield
         return
     gc.disable()
     try:
-        yield
+        with interrupts_held():
+            yield
         gc.freeze()
         atexit.register(gc.unfreeze)  # or Triton's library tells, as the process ends, that all of it was leaked
     finally:
@@ -57,5 +98,6 @@ def import_file(file: Path, name: str) -> ModuleType:
     assert spec is not None and spec.loader is not None, f"{file} is not a Python file"  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with interrupts_held():
+        spec.loader.exec_module(module)
     return module

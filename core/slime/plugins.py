@@ -22,6 +22,7 @@ from slime.contracts import VerbFactory
 from slime.errors import SlimeError, did_you_mean
 from slime.foreign import foreign
 from slime.hookspecs import SlimeHooks
+from slime.imports import interrupts_held
 from slime.registry import Contribution, Registry
 from slime.versions import other_versions
 
@@ -228,7 +229,7 @@ def _check_slime_version(plugin: Plugin, requires: Sequence[str]) -> None:
 
 
 def _import(plugin: Plugin, entry: EntryPoint) -> Any:
-    with foreign(plugin.broken, f"'{entry.value}' does not import ({{}})"):
+    with foreign(plugin.broken, f"'{entry.value}' does not import ({{}})"), interrupts_held():
         return entry.load()
 
 
