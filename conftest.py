@@ -1,5 +1,6 @@
 """What holds for every test, the plugins' own included, also where they are run alone."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -21,6 +22,19 @@ _collection.enter_context(importing())  # tests are imported in it, and torch wi
 
 def pytest_collection_finish():
     _collection.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """No garbage is collected while a failure is told, for which pytest parses the test. A task that nobody waited for
+    tells its own failure as it is collected, and parses too: Python 3.11 mixes up the two, and pytest ends."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 LOOK_AGAIN_S = 5.0

@@ -76,6 +76,37 @@ def test_a_limit_counts_no_time_without_a_core(tmp_path: Path) -> None:
     assert re.search(r"___ test_that_waits ___.*Failed: Timeout \(>1.5s\)", done.stdout, re.S)
 
 
+FAILING = """
+import ast, gc
+
+class Parsing:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        ast.parse("1")
+
+def test_that_fails():
+    gc.collect()
+    Parsing()
+    gc.set_threshold(20_000)  # fewer than the nodes of this module
+    assert False
+
+NUMBERS = [
+{lines}
+]
+"""
+
+
+def test_what_is_collected_while_a_failure_is_told_may_parse(tmp_path: Path) -> None:
+    (tmp_path / "test_failing.py").write_text(FAILING.format(lines="    (1, 2, 3),\n" * 10_000))
+    here = Path(__file__).parents[1]
+    options = ["-c", here / "pyproject.toml", "-p", "conftest", "--rootdir", tmp_path]
+    words = [sys.executable, "-m", "pytest", *options, tmp_path / "test_failing.py"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=here)
+    assert "1 failed" in done.stdout, done.stdout
+
+
 def _on_one_core() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
