@@ -8,9 +8,10 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
 
-test: .venv/dev            ## set up, run every test in three processes, and list the longest; `make test TEST_PROCESSES=2` in fewer
+test: .venv/dev            ## set up, run every test in three processes, list the longest, and compare with tests/floors.py how much of core they ran; `make test TEST_PROCESSES=2` in fewer
 	$(COMPILE_OURS)
-	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 40
+	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 40 -p tests.floors
+	.venv/bin/python tests/floors.py
 
 quick: .venv/dev           ## the fast tests of what differs from main; `make quick BASE=HEAD~3` from another commit
 	$(COMPILE_OURS)
