@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 5160,
     "cluster": 1822,
     "train": 1069,
-    "compose": 2460,
+    "compose": 2465,
     "config": 1992,
     "observe": 515,
     "topology": 1558,

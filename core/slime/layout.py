@@ -116,8 +116,9 @@ def _require_divides(grid: Grid, names: tuple[str, ...]) -> None:
     if grid.world_size % product:
         sizes = " x ".join(f"{name} {getattr(grid, name)}" for name in names)
         below, above = grid.world_size // product * product, -(-grid.world_size // product) * product
+        ranks = "1 trainer rank" if grid.world_size == 1 else f"{grid.world_size} trainer ranks"
         raise SlimeError(
-            f"{grid.world_size} trainer ranks cannot be divided by {sizes} = {product}",
+            f"{ranks} cannot be divided by {sizes} = {product}",
             where="cluster.num_trainers",
             todo=f"Set it to {above}{f' or {below}' if below else ''}, or change the sizes in train.megatron.",
         )

@@ -221,7 +221,7 @@ def test_every_numeric_key_is_bounded() -> None:
             {"rollout.engines": {"a": EngineGroupConfig(sglang={"tp_sizee": 2})}},
             "rollout.engines.a.sglang.tp_sizee: ServerArgs has no such field. Did you mean 'tp_size'?",
         ),
-        (ranks(1, tensor=2), "1 trainer ranks cannot be divided by tp 2 x cp 1 x pp 1 = 2. Set it to 2, or"),
+        (ranks(1, tensor=2), "1 trainer rank cannot be divided by tp 2 x cp 1 x pp 1 = 2. Set it to 2, or"),
         (ranks(3, pipeline=2), "3 trainer ranks cannot be divided by tp 1 x cp 1 x pp 2 = 2. Set it to 4 or 2, or"),
         (ranks(1, tensor=0), "train.megatron.tensor_model_parallel_size: must be at least 1 and below 100000, got 0"),
         (

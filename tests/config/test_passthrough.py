@@ -91,7 +91,7 @@ def test_right_keys_are_silent() -> None:
         ("rollout.sglang", "attention_backend", "tritn", "(did you mean 'triton'?)"),
         ("rollout.sglang", "quantization", "fp7", "must be one of awq, fp8"),
         ("rollout.sglang", "tp_size", 2.0, "must be int, got 2.0"),
-        ("rollout.sglang", "tp", 2, "ServerArgs has no such field. What begins so: tp_size."),
+        ("rollout.sglang", "tp", 2, "ServerArgs has no such field. Did you mean 'tp_size'?"),
         ("rollout.sglang", "port", 30000, "is not yours to set. Remove it: slime sets it for every engine it starts"),
         ("rollout.sglang", "nsa_decode_backend", "fa3", "another name today. Use rollout.sglang.dsa_decode_backend."),
         ("rollout.sglang", "server_concurrency", 512, "another name today. Use rollout.max_requests_per_engine."),

@@ -49,7 +49,7 @@ BAD_ROWS = {
     "content a list": (one(prompt=[{"role": "user", "content": [1]}]), "message 1 has a list as its content"),
     "other prompt key": (
         jsonl([{"question": "1", "answer": "1"}]),
-        "has no key 'prompt'. Choose one of: answer, question. data.prompt_key names the column.",
+        "has no key 'prompt'. Choose one of: answer, question. data.prompt_key names the column; ",
     ),
     "empty object": ("{}\n", "line 1: the row has no key 'prompt'. Mend or delete the row."),
     "missing label": (

@@ -6,6 +6,7 @@ Hydra takes the first of two providers of one `group/name` without a word; here 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,9 @@ class Groups:
         return group in self._options
 
     def names(self, group: str) -> list[str]:
-        """What a user may choose in a group, sorted."""
-        return sorted(option.name for option in self._options[group].values() if option.is_choice)
+        """What a user may choose in a group, sorted, numbers in the names by their size."""
+        names = [option.name for option in self._options[group].values() if option.is_choice]
+        return sorted(names, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].rjust(9, "0"), name))
 
     def choose(self, group: str, prefix: str = "") -> str:
         """A sentence for `SlimeError.todo`: every option as one writes it, or what to install so that there is one."""

@@ -131,9 +131,8 @@ def _typed(override: Override, key: Key, item: str) -> str:
         "list of str": isinstance(value, list) and not all(isinstance(each, str) and each for each in value),
     }
     if any(wrong.get(kind) for kind in kinds) and value is not None:
-        raise SlimeError(
-            f"must be {key.type}, got '{item.partition('=')[2]}'", where=key.name, todo=f"It is: {key.gist}"
-        )
+        what = f"must be {key.type}, got '{item.partition('=')[2]}'" if value != "" else "is empty"
+        raise SlimeError(what, where=key.name, todo=f"It is: {key.gist}")
     return item
 
 

@@ -244,7 +244,7 @@ def _nearest_field(section: str, key: str) -> str:
     if near := nearest(key, settable(section)):
         return f"Did you mean '{near}'?"
     if begun := sorted(name for name in settable(section) if name.startswith(f"{key}_")):
-        return f"What begins so: {', '.join(begun)}."
+        return f"Did you mean '{begun[0]}'?" if len(begun) == 1 else f"These begin so: {', '.join(begun)}."
     return f"Its fields are in {_classes(section)} of the installed {DISTRIBUTION[SOURCES[section][0]]}."
 
 

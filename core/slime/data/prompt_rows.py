@@ -34,7 +34,7 @@ def check_prompts(rows: Sequence[Row], data: DataConfig) -> None:
 
 def asked(row: Row, data: DataConfig) -> tuple[Message, ...]:
     """The messages of a row's prompt, behind the system prompt if there is one."""
-    _require(row, data.prompt_key, "data.prompt_key names the column.")
+    _require(row, data.prompt_key, "data.prompt_key names the column; a set of eval.sets may have its own.")
     messages = prompt_messages(row, data.prompt_key)
     if data.system_prompt is None:
         return messages
