@@ -251,7 +251,7 @@ def arrays(attends: Sequence[Attention]) -> Iterator[str]:
             "align": 1,
             "max_tokens": LONGEST,
             "loss_mean": LossMean.token,
-            "share_prompts": shares,
+            "share_below": float(shares),
         }
         [batch], taken = timed(lambda: pack(samples, attention=attends, **options))  # noqa: B023
         micros = [micro for of_rank in batch.micro_batches for micro in of_rank]

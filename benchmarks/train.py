@@ -152,7 +152,7 @@ def measure(
         align=trainer.packing_align,
         max_tokens=case.pack,
         loss_mean=LossMean.token,
-        share_prompts=case.shared,
+        share_below=float(case.shared),
     )
     full = all(len(of_rank) == num_micro_batches for of_rank in batch.micro_batches)
     assert full or case.shared, "every pack is full"

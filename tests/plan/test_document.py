@@ -162,13 +162,13 @@ def test_a_choice_among_a_rewards_options_is_shown_by_its_name() -> None:
     ("words", "line"),
     [
         # The two that were measured (benchmarks/results/train-h200.md): 10,240 of 24,576 tokens, 12,800 of 16,384.
-        ((2048, 1024), "none; train.share_prompts=true would leave 42% of the tokens"),
+        ((2048, 1024), "in steps where they leave 80% of the tokens or less; 42%"),
         ((2048, 1024, "train.share_prompts=true"), "leave 42% of the tokens"),
         ((2048, 1024, "train.share_prompts=false"), None),
         ((2048, 1024, "rollout.samples_per_prompt=1", "algo=reinforce_pp"), None),
         ((2048, 1024, "train.megatron.context_parallel_size=2"), None),
-        ((512, 1536), None),
-        ((512, 1536, "train.share_prompts=true"), "leave 78% of the tokens"),
+        ((512, 1536), "in steps where they leave 80% of the tokens or less; 78%"),
+        ((100, 8192, "train.share_prompts=true"), "leave 99% of the tokens"),
     ],
 )
 def test_the_plan_says_what_shared_prompts_leave(words: tuple[Any, ...], line: str | None) -> None:
@@ -178,4 +178,4 @@ def test_the_plan_says_what_shared_prompts_leave(words: tuple[Any, ...], line: s
     sizes += ["train.megatron.context_parallel_size=1", *others]
     text = report(examine(["+model=glm4-9b", "+cluster=h100x8", *sizes]), load())
     found = [each.split(maxsplit=2)[2] for each in text.splitlines() if each.startswith("  shared prompts")]
-    assert found == ([] if line is None else [f"{line}, where samples are as long as they may be"])
+    assert found == ([] if line is None else [f"{line} where samples are as long as they may be"])

@@ -16,7 +16,7 @@ def test_samples_share_a_prompt_as_far_as_their_keys_have_room() -> None:
     """Sixteen answers of one token to a prompt of 100 have 1,616 keys, and 116 rows."""
     prompt = np.arange(100)
     samples = [TrainSample(np.append(prompt, i), np.ones(1, np.float32)) for i in range(16)]
-    (batch,) = pack(samples, num_dp=1, align=1, max_tokens=200, loss_mean=LossMean.token, share_prompts=True)
+    (batch,) = pack(samples, num_dp=1, align=1, max_tokens=200, loss_mean=LossMean.token, share_below=1.0)
     found = batch.micro_batches[0]
     assert len(found) == 4  # with room for seven keys of prompts in each, groups are halved twice
     for micro in found:

@@ -239,11 +239,11 @@ def pairs(count: int) -> list[TrainSample]:
     return found
 
 
-@pytest.mark.parametrize("share_prompts", [False, True])
+@pytest.mark.parametrize("share_below", [0.0, 1.0])
 @pytest.mark.parametrize("num_dp", [1, 3])
-def test_whole_attempts_stand_in_one_micro_batch_and_each_counts_once(num_dp: int, share_prompts: bool) -> None:
+def test_whole_attempts_stand_in_one_micro_batch_and_each_counts_once(num_dp: int, share_below: float) -> None:
     samples = pairs(11)
-    options: dict[str, Any] = {"align": 2, "max_tokens": 40, "whole_attempts": True, "share_prompts": share_prompts}
+    options: dict[str, Any] = {"align": 2, "max_tokens": 40, "whole_attempts": True, "share_below": share_below}
     (batch,) = pack(samples, num_dp=num_dp, loss_mean=LossMean.token, **options)
     found = list(micro_batches(batch))
     assert len(found) > num_dp
@@ -255,7 +255,7 @@ def test_whole_attempts_stand_in_one_micro_batch_and_each_counts_once(num_dp: in
                 samples[i].attempt for i in micro.sample_ids[1::2]
             ]
             assert set(micro.attempt_sizes) == {2}
-        assert (micro.prefixes is not None) == (share_prompts and bool(micro.sample_ids))
+        assert (micro.prefixes is not None) == (bool(share_below) and bool(micro.sample_ids))
     assert sorted(i for micro in found for i in micro.sample_ids) == [*range(22)]
     weights = dict[int | None, float].fromkeys(range(11), 0.0)
     for micro in found:

@@ -68,7 +68,7 @@ def test_sequences_share_what_they_begin_with(
     """Each is made of the very tokens, and its losses stand at rows of its own, behind as many as blocks look ahead."""
     samples, seen = make(), list[int]()
     how = {"loss_mean": loss_mean, "max_response_tokens": 64, "lookahead": lookahead, **options}
-    (batch,), (apart,) = pack(samples, **how, share_prompts=True), pack(samples, **how)
+    (batch,), (apart,) = pack(samples, **how, share_below=1.0), pack(samples, **how)
     for micro in (micro for micro in micro_batches(batch) if micro.sample_ids):  # a rank's last one may be padding
         readers = np.zeros_like(micro.tokens)
         every = zip(micro.sample_ids, rows_by_sequence(micro, samples), pairwise(micro.cu_seqlens), strict=True)
@@ -123,7 +123,7 @@ def test_no_order_of_a_group_shares_more() -> None:
     samples = grown(num_groups=8, attempts=2, segments=3)
     for start in range(0, len(samples), 6):
         group = samples[start : start + 6]
-        (batch,) = pack(group, num_dp=1, align=1, max_tokens=10_000, loss_mean=LossMean.token, share_prompts=True)
+        (batch,) = pack(group, num_dp=1, align=1, max_tokens=10_000, loss_mean=LossMean.token, share_below=1.0)
         [[micro]] = batch.micro_batches
         assert micro.prefixes is not None
         assert micro.prefixes.sum() == max(num_shared(group, order) for order in permutations(range(6)))
@@ -138,7 +138,7 @@ def test_turns_with_rewritten_histories_take_a_fraction_of_their_tokens(turns: i
         tokens = np.concatenate([*histories, answer])
         samples.append(TrainSample(tokens, np.ones(5, np.float32), attempt=0))
         histories.append(generator.integers(0, 50, 100))
-    (batch,) = pack(samples, num_dp=1, align=1, max_tokens=1000, loss_mean=LossMean.token, share_prompts=True)
+    (batch,) = pack(samples, num_dp=1, align=1, max_tokens=1000, loss_mean=LossMean.token, share_below=1.0)
     [[micro]] = batch.micro_batches
     assert len(micro.tokens) == 6 + (turns - 1) * 105
     assert batch.num_tokens / len(micro.tokens) == pytest.approx(turns / 2, rel=0.05)
@@ -146,5 +146,17 @@ def test_turns_with_rewritten_histories_take_a_fraction_of_their_tokens(turns: i
 
 def test_a_group_is_divided_where_ranks_would_have_nothing_to_do() -> None:
     samples = [sample for sample in grouped_samples() if len(sample.tokens) > 30][:6]
-    (batch,) = pack(samples, num_dp=3, align=1, max_tokens=10_000, loss_mean=LossMean.token, share_prompts=True)
+    (batch,) = pack(samples, num_dp=3, align=1, max_tokens=10_000, loss_mean=LossMean.token, share_below=1.0)
     assert all(micro.sample_ids for micro in micro_batches(batch))
+
+
+@pytest.mark.parametrize(("share_below", "shares"), [(0.41, False), (0.43, True)])
+def test_a_step_shares_where_little_enough_is_left(share_below: float, shares: bool) -> None:
+    """Eight of 1,024 + 512 tokens behind one prompt: but for the prompt's last token, 5,120 of 12,288."""
+    generator = np.random.default_rng(0)
+    prompt = generator.integers(0, 100, 1024)
+    answers = generator.integers(0, 100, (8, 512))
+    samples = [TrainSample(np.append(prompt, answer), np.ones(512, np.float32)) for answer in answers]
+    how = {"num_dp": 1, "align": 1, "max_tokens": 13_000, "loss_mean": LossMean.token}
+    (batch,) = pack(samples, **how, share_below=share_below)
+    assert [micro.prefixes is not None for micro in micro_batches(batch)] == [shares]

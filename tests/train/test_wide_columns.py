@@ -31,7 +31,7 @@ def samples(count: int) -> list[TrainSample]:
     "options",
     [
         {"num_dp": 1, "align": 1, "max_tokens": 10_000},
-        {"num_dp": 1, "align": 1, "max_tokens": 10_000, "share_prompts": True},
+        {"num_dp": 1, "align": 1, "max_tokens": 10_000, "share_below": 1.0},
         {"num_dp": 3, "align": 4, "max_tokens": 64},
         {"num_dp": 4, "align": 8, "max_tokens": 96, "micro_batch_multiple": 2},
     ],
@@ -53,5 +53,5 @@ def test_they_stand_where_their_tokens_are_predicted(options: dict, count: int) 
                 wanted = given[number].columns[name][given[number].loss_mask != 0]
                 assert (column[rows] == wanted.astype(dtype)).all()
         seen += micro.sample_ids
-        assert (micro.prefixes is not None) == ("share_prompts" in options and count > 1)
+        assert (micro.prefixes is not None) == ("share_below" in options and count > 1)
     assert sorted(seen) == list(range(count))

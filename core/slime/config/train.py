@@ -47,7 +47,8 @@ class TrainConfig:
     """Pack the samples of a group behind one copy of their prompt, and segments of an attempt behind one copy of what
     they begin with, which is computed once: exact but for rounding. Not with context parallelism, nor with blocks of
     plugins that need sequences whole. `slime plan` counts the keys that each sample reads of its prompt, and packs hold
-    at most four keys a row. Empty: on a CPU, where the model can."""
+    at most four keys a row. Empty: where the model can, on GPUs in steps of which that leaves 80 % of the tokens or
+    less."""
     steps_per_rollout: int = key(
         1,
         SAMPLES,

@@ -16,6 +16,7 @@ from slime.config.keys import ANY_NAME, own_keys, value_of
 from slime.config.schema import Role, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid
+from slime.models.traits import WORTH_SHARING, share_below
 from slime.topology.quantization import choices
 from slime.topology.server_fields import requests_per_rank
 from slime.topology.topology import Topology
@@ -40,10 +41,6 @@ OF_REINFORCEMENT = (
 )
 OF_DATA = ("data.", "filter.", "buffer.")
 """Keys, and beginnings of keys, that decide what reinforcement learning learns; those of quantizations too."""
-
-WORTH_SHARING = 60
-"""Percent of the tokens up to which the plan speaks of what is not set. A step of a dense model took that share of its
-time and 3 to 4 points more (`benchmarks/results/train-h200.md`); of others it was not measured."""
 
 
 def learning(topology: Topology) -> dict[str, Any]:
@@ -94,8 +91,8 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         `tokens_a_group`: of a micro-batch, which the ranks of a context-parallel group share; `tokens_a_rank`;
         `samples`: of an optimizer step; `samples_a_rank`: at most, of a data-parallel one; and of reinforcement
         learning `optimizer_steps` of a rollout in each of its `epochs`, `longest`: tokens of a sequence, padded, and
-        `begun`: responses that a rollout begins. Where samples share their prompt, and on GPUs where it would be worth
-        it, `percent_shared`: of the tokens of the longest samples, what that leaves.
+        `begun`: responses that a rollout begins. Where samples may share their prompt on GPUs, or are told to,
+        `percent_shared`: of the tokens of the longest samples, what that leaves.
     """
     cap, rollout, steps = cfg.train.max_tokens_per_micro_batch, cfg.rollout, cfg.train.steps_per_rollout
     sizes = {"tokens_a_group": cap, "tokens_a_rank": cap // grid.cp}
@@ -107,7 +104,7 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
     over_sampling = 1.0 if rollout.max_staleness else rollout.over_sampling
     longest, num = longest_of(rollout, rollout.sampling), rollout.samples_per_prompt
     percent = round(100 - 100 * rollout.max_prompt_tokens * (num - 1) / (longest * num))
-    is_worth = cfg.train.share_prompts is None and cfg.cluster.on_gpus and grid.cp == 1 and percent <= WORTH_SHARING
+    is_told = bool(cfg.train.share_prompts) or (cfg.cluster.on_gpus and num > 1 and sharing(cfg, grid) > 0)
     return {
         **sizes,
         "samples": samples // steps,
@@ -116,8 +113,13 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         "epochs": cfg.train.epochs_per_rollout,
         "longest": grid.padded(longest),
         "begun": math.ceil(rollout.prompts_per_step * over_sampling) * num,
-        **({"percent_shared": percent} if is_worth or cfg.train.share_prompts else {}),
+        **({"percent_shared": percent} if is_told else {}),
     }
+
+
+def sharing(cfg: SlimeConfig, grid: Grid) -> float:
+    """`slime.models.traits.share_below`, whatever blocks of plugins need."""
+    return share_below(cfg.train, on_gpus=cfg.cluster.on_gpus, obstacle="context parallelism" if grid.cp > 1 else None)
 
 
 def requests(topology: Topology) -> dict[str, dict[str, int | None]]:
@@ -157,8 +159,9 @@ def batch_lines(topology: Topology) -> Iterator[str]:
         of = f"; {sizes['optimizer_steps']} a rollout{epochs}, which begins {sizes['begun']:,} responses"
     yield f"  optimizer step  {step}{of}"
     if percent := sizes.get("percent_shared"):
-        leave = "leave" if cfg.train.share_prompts else "none; train.share_prompts=true would leave"
-        yield f"  shared prompts  {leave} {percent}% of the tokens, where samples are as long as they may be"
+        worth = f"in steps where they leave {WORTH_SHARING:.0%} of the tokens or less; {percent}%"
+        left = f"leave {percent}% of the tokens" if cfg.train.share_prompts else worth
+        yield f"  shared prompts  {left} where samples are as long as they may be"
 
 
 def request_lines(groups: dict[str, dict[str, int | None]]) -> Iterator[str]:

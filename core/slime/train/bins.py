@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -32,13 +32,13 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What all steps are packed for; see `pack`."""
+    """What all steps are packed for; see `pack`. With a `share_below` of 0 nothing is shared."""
 
     num_dp: int
     multiple: int
     align: int
     max_tokens: int
-    share_prompts: bool
+    share_below: float
     attention: Sequence[Attention] = ()
     whole_attempts: bool = False
     lookahead: int = 0
@@ -84,6 +84,11 @@ class _Members:
         found = self.shared.copy()
         found[starts] = 0
         return found
+
+    def left(self, starts: np.ndarray) -> float:
+        """The share of the tokens, padding included, that are not lacked."""
+        alone = padded(self.tokens, self.shape.align).sum()
+        return float(padded(self.tokens - self.skipped(starts), self.shape.align).sum() / alone)
 
     def sizes(self, starts: np.ndarray) -> Sizes:
         """A unit takes its tokens as rows of its micro-batch, or, if that is more, its keys over `KEYS_A_ROW`. Every
@@ -138,15 +143,17 @@ def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Sha
     """The units of each micro-batch of each rank; every rank has the same number of micro-batches."""
     if shape.whole_attempts:
         groups = [_joined(samples, attempt, shape) for attempt in attempts(samples, members)]
-    elif shape.share_prompts:
+    elif shape.share_below:
         by_prompt = groupby(attempts(samples, members), lambda attempt: _context(samples[attempt[0]]).tobytes())
         groups = [_group(samples, list(group), shape) for _, group in by_prompt]
     else:
         groups = [Unit(list(members), [0] * len(members))]
     sequences, starts = _Members.of(samples, groups, shape), _starts(len(group.members) for group in groups)
+    if sequences.left(starts) > shape.share_below > 0:
+        return share_out(samples, members, replace(shape, share_below=0.0))
     if shape.whole_attempts:
         packed = sequences.filled(starts)
-    elif shape.share_prompts:
+    elif shape.share_below:
         packed = _with_shared_prompts(sequences, starts)
     else:
         packed = sequences.filled(np.arange(len(members)))
@@ -198,10 +205,10 @@ def _group(samples: Sequence[TrainSample], group: Sequence[list[int]], shape: Sh
 def _joined(samples: Sequence[TrainSample], members: list[int], shape: Shape) -> Unit:
     """A sample lacks of its context what it has in common with the one before it. Its own are the last tokens, which
     predict other ones, and all whose predictions have a loss in it: each loss stays where it is."""
-    pairs = pairwise(members) if shape.share_prompts else ()
+    pairs = pairwise(members) if shape.share_below else ()
     common = [_num_common(_read(samples[before]), _context(samples[i])[:-1]) for before, i in pairs]
     shared = [max(0, count - shape.lookahead) for count in common]
-    return Unit(members, [0, *shared] if shape.share_prompts else [0] * len(members))
+    return Unit(members, [0, *shared] if shape.share_below else [0] * len(members))
 
 
 def _by_trie(samples: Sequence[TrainSample], members: Sequence[int]) -> list[int]:

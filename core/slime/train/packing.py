@@ -26,7 +26,7 @@ class RankLayout(NamedTuple):
     data_parallel_size: int
     packing_align: int
     micro_batch_multiple: int
-    shares_prompts: bool
+    share_below: float
     attention: Sequence[Attention]
     lookahead: int = 0
 
@@ -41,7 +41,7 @@ def pack(
     max_response_tokens: int | None = None,
     num_optimizer_steps: int = 1,
     micro_batch_multiple: int = 1,
-    share_prompts: bool = False,
+    share_below: float = 0.0,
     attention: Sequence[Attention] = (),
     whole_attempts: bool = False,
     lookahead: int = 0,
@@ -59,9 +59,9 @@ def pack(
         max_response_tokens: what `LossMean.constant` divides by, beside the number of attempts; demonstrations, which
             have no advantages, have no such length either and get `LossMean.token`.
         micro_batch_multiple: the number of micro-batches a rank is a multiple of this (interleaved pipelines).
-        share_prompts: attempts next to one another that begin with the same prompt share it, and their segments what
-            else they have in common before their first loss token, where that takes no more micro-batches; see
-            `MicroBatch.prefixes`.
+        share_below: attempts next to one another that begin with the same prompt share it, and their segments what
+            else they have in common before their first loss token, where that takes no more micro-batches and leaves at
+            most this share of the step's tokens; see `MicroBatch.prefixes`. 0: nothing is shared.
         attention: what it is beside all else that is done for a token (`slime.plan.flops.attention`).
         whole_attempts: all segments of an attempt stand in one micro-batch, and `loss_mean` is over attempts.
         lookahead: tokens behind the next one that blocks of the model predict (`slime.models.traits.ExtraLoss`).
@@ -85,7 +85,7 @@ def pack(
             _check_whole(int(lengths[unit].sum()), unit, max_tokens)
     steps = np.array_split(np.arange(len(found)), num_optimizer_steps)
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
-    shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_prompts, attention, whole_attempts, lookahead)
+    shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_below, attention, whole_attempts, lookahead)
     build = partial(_batch, samples, shape, weigh)
     return [build([i for number in step for i in found[number]]) for step in steps]
 
@@ -323,7 +323,7 @@ def pack_for(
         max_response_tokens=cfg.rollout.sampling.max_response_tokens,
         num_optimizer_steps=num_steps,
         micro_batch_multiple=layout.micro_batch_multiple,
-        share_prompts=layout.shares_prompts,
+        share_below=layout.share_below,
         attention=layout.attention,
         whole_attempts=whole_attempts,
         lookahead=layout.lookahead,

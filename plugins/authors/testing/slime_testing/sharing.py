@@ -113,7 +113,7 @@ def _train(
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     gradients = record_gradients(trainer)
-    assert trainer.layout().shares_prompts, "on a CPU, where the model can"
+    assert trainer.layout().share_below == 1, "on a CPU, where the model can"
     batch = _batch(trainer, shared, record or (lambda _, samples: list(samples)))
     values = trainer.train([batch.share(trainer.data_parallel_rank)], 0, "rl")
     metrics = {name: value for name, value in values.items() if not name.startswith("seconds/")}
@@ -131,7 +131,7 @@ def _batch(trainer: Trainer, shared: bool, record: Record) -> Batch:
     of_groups = [
         record(trainer, group) for group in of_tries(recorded_samples(NUM_GROUPS * GROUP, trainer.hf["vocab_size"]))
     ]
-    batches = [pack(group, max_tokens=4096, share_prompts=shared, **options)[0] for group in of_groups]
+    batches = [pack(group, max_tokens=4096, share_below=float(shared), **options)[0] for group in of_groups]
     micro_batches = [micro for batch in batches for [micro] in batch.micro_batches]
     assert all((micro.prefixes is not None) == shared for micro in micro_batches)
     assert _depth(micro_batches) == (3 if shared else 1), "a sequence of the rows of three, in some group"

@@ -81,7 +81,7 @@ def foretold(lengths: Lengths, grid: Grid, chunks: int, shape: Shape) -> Bubbles
         chunks: of the model in a pipeline stage.
         shape: of the whole step.
     """
-    most = MOST // 4 if shape.share_prompts or shape.whole_attempts else MOST
+    most = MOST // 4 if shape.share_below or shape.whole_attempts else MOST
     ranks = max(each for each in divisors(grid.dp) if each == 1 or each * lengths.count <= most * grid.dp)
     count = -(-lengths.count * ranks // grid.dp)
     some = dataclasses.replace(lengths, count=min(count, most))

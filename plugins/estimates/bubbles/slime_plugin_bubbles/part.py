@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from slime.imports import importing
 from slime.layout import split_layers
 from slime.plan.flops import attention_of
+from slime.plan.work import sharing
 from slime.sizes.model import ModelSizes
 from slime_plugin_bubbles.lengths import Lengths, lengths_of, num_together
 
@@ -62,10 +63,10 @@ def _bubbles(sizes: ModelSizes, lengths: Lengths) -> Bubbles:
 
 
 def shape_of(sizes: ModelSizes, chunks: int, *, are_pairs: bool) -> Shape:
-    """What trainers tell of their layout. Samples of a group share their prompt where `train.share_prompts` is set."""
+    """What trainers tell of their layout. Samples of a group share their prompt as in the run."""
     from slime.train.bins import Shape
 
-    train, grid = sizes.topology.config.train, sizes.topology.grid
-    cap, multiple = train.max_tokens_per_micro_batch, grid.pp if chunks > 1 else 1
+    cfg, grid = sizes.topology.config, sizes.topology.grid
+    cap, multiple = cfg.train.max_tokens_per_micro_batch, grid.pp if chunks > 1 else 1
     attention = attention_of(sizes.model, sizes.weights)
-    return Shape(grid.dp, multiple, grid.packing_align, cap, bool(train.share_prompts), attention, are_pairs)
+    return Shape(grid.dp, multiple, grid.packing_align, cap, sharing(cfg, grid), attention, are_pairs)

@@ -57,7 +57,7 @@ def runs_pack(drawn: Sequence[Drawn], grid: Grid, shape: Shape) -> np.ndarray:
     """What `slime.train.packing.pack_for` makes of samples with these lengths, as the run calls it."""
     cfg = examine(["+model=glm4-tiny", "+cluster=local"]).cfg
     cfg.train.max_tokens_per_micro_batch = shape.max_tokens
-    layout = RankLayout(0, grid.dp, shape.align, shape.multiple, shape.share_prompts, shape.attention)
+    layout = RankLayout(0, grid.dp, shape.align, shape.multiple, shape.share_below, shape.attention)
     samples = samples_of(drawn, pairs=shape.whole_attempts)
     [batch] = pack_for(cfg, layout, samples, 1, whole_attempts=shape.whole_attempts)
     return work_of(batch, samples)

@@ -14,6 +14,7 @@ from slime.engines.limits import longest_sequence
 from slime.layout import Grid, split_layers
 from slime.models.blocks import KEYS_A_ROW, BuildingBlock
 from slime.objective import Source
+from slime.plan.work import sharing
 from slime.sizes.model import ModelSizes
 from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
 from slime.sizes.version import version_bytes
@@ -104,7 +105,7 @@ class MemoryPlan(ModelSizes):
         )
         held = self.held or self.held_of(grid, self.model)
         longest = min(self.tokens, longest_sequence(cfg)[0]) if self.topology.generates else self.tokens
-        shares = bool(cfg.train.share_prompts) and grid.cp == 1
+        shares = self.topology.generates and sharing(cfg, grid) > 0
         activations = Activations(self.model, grid, self.tokens, longest, KEYS_A_ROW if shares else 1.0)
         layers, last = self._layers(activations), grid.pp - 1
         critic = self.held_of_critic(grid, self.model) if learning.have_critic else [None] * grid.pp

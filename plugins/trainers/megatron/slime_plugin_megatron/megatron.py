@@ -25,7 +25,7 @@ from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HasModel, HfConfig, ModelBridge, traits_of
 from slime.models.mapping import WeightMapping
-from slime.models.traits import Traits, obstacle_to_sharing, sharing_problem
+from slime.models.traits import Traits, obstacle_to_sharing, share_below, sharing_problem
 from slime.net import file_store, join_store, serve_store
 from slime.topology.adapters import Adapters, adapters_of
 from slime_plugin_megatron import settings
@@ -181,8 +181,8 @@ def _base(model: ModelConfig) -> Base:
     return Base(str(resolve(model.path).absolute()), weights)
 
 
-def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
-    """Whether packs hold the prompt of several samples once: `share_prompts` of `slime.train.packing.pack`.
+def sharing_of(cfg: SlimeConfig, model: Model) -> float:
+    """When packs hold the prompt of several samples once: `share_below` of `slime.train.packing.pack`.
 
     Raises:
         SlimeError: `train.share_prompts` wants what the model cannot.
@@ -190,9 +190,7 @@ def shares_prompts(cfg: SlimeConfig, model: Model) -> bool:
     found = _obstacle_to_sharing(cfg.train, model)
     if cfg.train.share_prompts and found:
         raise sharing_problem(found)
-    if cfg.train.share_prompts is None:
-        return not cfg.cluster.on_gpus and not found
-    return cfg.train.share_prompts
+    return share_below(cfg.train, on_gpus=cfg.cluster.on_gpus, obstacle=found)
 
 
 def _obstacle_to_sharing(train: TrainConfig, model: Model) -> str | None:

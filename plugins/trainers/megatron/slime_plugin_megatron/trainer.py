@@ -108,7 +108,7 @@ class Trainer(Exports):
             self.data_parallel_size,
             self.packing_align,
             self.micro_batch_multiple,
-            megatron.shares_prompts(self.cfg, self.model),
+            megatron.sharing_of(self.cfg, self.model),
             attention(self.cfg, plugins.load()),
             max((loss.lookahead for loss, _ in self.extra_losses), default=0),
         )

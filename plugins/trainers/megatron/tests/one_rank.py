@@ -48,7 +48,7 @@ def start(rank: Rank, model: Path, **algo: Any) -> Any:
 
 
 def packed(
-    trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int = 200, share_prompts: bool = False
+    trainer: Any, samples: list[Any], *, steps: int = 1, max_tokens: int = 200, share_below: float = 0.0
 ) -> list[Any]:
     from slime.train.packing import pack
 
@@ -59,7 +59,7 @@ def packed(
         max_tokens=max_tokens,
         loss_mean=trainer.cfg.algo.loss_mean,
         num_optimizer_steps=steps,
-        share_prompts=share_prompts,
+        share_below=share_below,
     )
 
 

@@ -10,8 +10,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
-from slime.models.traits import Traits
-from slime_plugin_megatron.megatron import Model, shares_prompts
+from slime.models.traits import WORTH_SHARING, Traits
+from slime_plugin_megatron.megatron import Model, sharing_of
 
 
 class OtherRouter(Router):  # type: ignore[misc]
@@ -39,11 +39,11 @@ def cfg(wanted: bool | None, device: Device = Device.cpu) -> SlimeConfig:
     return found
 
 
-def test_prompts_are_shared_on_a_cpu_unless_told_otherwise() -> None:
-    assert shares_prompts(cfg(None), model())
-    assert not shares_prompts(cfg(False), model())
-    assert not shares_prompts(cfg(None, Device.cuda), model())
-    assert shares_prompts(cfg(True, Device.cuda), model())
+def test_prompts_are_shared_unless_told_otherwise_on_gpus_where_it_pays() -> None:
+    assert sharing_of(cfg(None), model()) == 1
+    assert sharing_of(cfg(False), model()) == sharing_of(cfg(False, Device.cuda), model()) == 0
+    assert sharing_of(cfg(None, Device.cuda), model()) == WORTH_SHARING
+    assert sharing_of(cfg(True, Device.cuda), model()) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_prompts_are_shared_on_a_cpu_unless_told_otherwise() -> None:
     ],
 )
 def test_a_model_that_needs_whole_sequences_gets_them(whole: Model, named: str) -> None:
-    assert not shares_prompts(cfg(None), whole)
+    assert sharing_of(cfg(None), whole) == 0
     with pytest.raises(SlimeError, match=named) as refused:
-        shares_prompts(cfg(True), whole)
+        sharing_of(cfg(True), whole)
     assert refused.value.where == "train.share_prompts"

@@ -203,7 +203,7 @@ def by_sharing(rank: Rank, device: str, model: Path) -> dict[str, Any]:
         groups, values, gradients = of_tries(recorded_samples(NUM_GROUPS * GROUP, trainer.hf["vocab_size"])), [], []
         samples = [sample for group in groups for sample in group]
         for share in (False, True):
-            values.append(metrics(trainer.train(packed(trainer, samples, share_prompts=share), 0, "rl")))
+            values.append(metrics(trainer.train(packed(trainer, samples, share_below=float(share)), 0, "rl")))
             gradients.append(torch.cat([x.grad_data.flatten() for part in trainer.model.chunks for x in part.buffers]))
         distance = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
         found[precision] = (*values, float(distance))

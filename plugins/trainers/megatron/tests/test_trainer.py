@@ -102,7 +102,7 @@ def by_sharing(rank: Rank, model: Path) -> list[tuple[dict[str, float], Any]]:
     samples = with_own_logprobs(trainer, [sample for group in groups for sample in group])
     found = []
     for shared in (False, True):
-        batches = packed(trainer, samples, share_prompts=shared)
+        batches = packed(trainer, samples, share_below=float(shared))
         assert any(micro.prefixes is not None for micro in batches[0].micro_batches[0]) is shared
         values = trainer.train(batches, 0, "rl")
         found.append((values, [x.grad_data.clone() for chunk in trainer.model.chunks for x in chunk.buffers]))
