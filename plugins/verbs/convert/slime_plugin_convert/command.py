@@ -17,7 +17,7 @@ from slime.config.hf import read_hf_config
 from slime.config.paths import SCHEME, resolve
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
-from slime.imports import importing
+from slime.imports import absent, importing
 from slime.printable import printable
 from slime.weights.hf_files import MEGATRONS, HfFiles
 
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> None:
     """Raises SlimeError: the run, its checkpoint or the HF folder is missing or bad, or the destination exists."""
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Megatron-core would put on a GPU what has no place there
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # nothing is compiled: else torch's compiler is imported for it
     if getattr(args, "plan", False):
         _plan(args)
         return
@@ -222,7 +223,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _to_dist(args: argparse.Namespace) -> None:
-    with importing():
+    with importing(), absent("wandb"):  # which Megatron-core's inference takes where it is
         from slime_plugin_convert import layout, to_dist
 
     sizes, file_bytes = layout.parse(args.layout), int(args.file_gb * 10**9)
@@ -239,8 +240,9 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
     Raises:
         SlimeError: there is no such checkpoint, or its config.json is of another model.
     """
-    from slime_plugin_convert import from_dist
-    from slime_plugin_convert.identity import stats
+    with importing(), absent("wandb"):
+        from slime_plugin_convert import from_dist
+        from slime_plugin_convert.identity import stats
 
     if (source / "config.yaml").is_file():
         cfg, folder = _on_one_rank(_read_config(source / "config.yaml")), _checkpoint(source / "checkpoints", step).path

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from slime.errors import SlimeError
-from slime.imports import importing
+from slime.imports import absent, importing
 from slime.lifetime import end_with_parent
 from slime.net import LOOPBACK, join_store, serve_store
 from slime_plugin_convert.layout import Layout
@@ -89,7 +89,7 @@ def _check(rank: int, process: Any, result: Connection) -> None:
 def _run(pipe: Connection, parent: int, rank: int, world_size: int, port: int, job: bytes) -> None:
     end_with_parent(parent)
     warnings.filterwarnings("ignore", module=r"megatron\.")  # what it would rather have installed
-    with importing():
+    with importing(), absent("wandb"):
         function, args = pickle.loads(job)
     try:
         function(rank, world_size, join_store(LOOPBACK, port, PATIENCE), *args)
