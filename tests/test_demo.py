@@ -15,7 +15,7 @@ from tests.running import Run
 def test_the_laptop_run_learns_to_add(tmp_path: Path) -> None:
     """At least 0.35 more, to over 0.85, on held-out problems that share none with the training sets: after a quarter of
     its reinforcement learning, which is no other for being cut short."""
-    run = Run(tmp_path, shortened={"run.num_steps": 10}).start().succeed()
+    run = Run(tmp_path, shortened={"run.num_steps": 10}, forked=True).start().succeed()
     held_out = [row[HELD_OUT] for row in run.rows("rl") if HELD_OUT in row]
     assert held_out[-1] > 0.85
     assert held_out[-1] - held_out[0] >= 0.35

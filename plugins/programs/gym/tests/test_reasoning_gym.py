@@ -113,7 +113,7 @@ def test_the_laptop_run_is_judged_by_the_generator(tmp_path):
         "eval.interval": 2,
         "train.checkpoint.interval": 2,
     }
-    run = Run(tmp_path, shortened=words).start().succeed()
+    run = Run(tmp_path, shortened=words, forked=True).start().succeed()
     assert [row["step"] for row in run.rows("rl") if HELD_OUT in row][-1] == 2
     samples = read_samples(run.path / "samples/step-000002.jsonl")
     assert len(samples) == 32 * 8

@@ -17,7 +17,7 @@ from tests.running import Run
 def test_the_laptop_run_learns_to_call_the_calculator(tmp_path: Path) -> None:
     """In a third of its reinforcement learning, from guesses to right answers on held-out problems."""
     words = {"task": "calculator", "run.num_steps": 10, "eval.interval": 5}
-    run = Run(tmp_path, shortened=words).start().succeed()
+    run = Run(tmp_path, shortened=words, forked=True).start().succeed()
     held_out = [row[HELD_OUT] for row in run.rows("rl") if HELD_OUT in row]
     assert held_out[0] < 0.3
     assert held_out[-1] > 0.7

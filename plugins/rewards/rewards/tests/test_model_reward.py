@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import sys
@@ -24,6 +25,7 @@ from slime.reward.engines import FrozenEngine, tell
 from slime.types import Message, Prompt, Sample, VerdictKind
 from slime_plugin_rewards.http import ServerError
 from slime_plugin_rewards.reward_model import ModelReward, Reader, conversation
+from slime_testing.forked import of_a_run
 from slime_testing.patience import run_within
 from slime_testing.plugins import sample
 from tests.running import NO_STOP, Run, end_all
@@ -221,10 +223,11 @@ def test_a_reward_model_is_trained_and_then_trained_against(tmp_path: Path) -> N
     own = {"rollout.engines.rm.model": export, "reward": "reward-model", "reward.options.engines": "rm"}
     own |= {"reward.num_workers": 2, "reward.max_failed_share": 0, "run.num_steps": 6, "eval.interval": 6}
     own |= {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 8, "train.checkpoint.interval": 6}
-    run = Run(tmp_path, settings={**NO_STOP, **own}).start().succeed()
+    run = Run(tmp_path, settings={**NO_STOP, **own}, forked=True).start().succeed()
     steps = [row["rollout/reward_mean"] for row in run.rows("rl") if "rollout/reward_mean" in row]
     assert steps[-1] > steps[0] + 1, steps
-    run_within(200, [sys.executable, "-m", "slime", "eval", str(run.path)], cwd=tmp_path)
+    scoring = [sys.executable, "-m", "slime", "eval", str(run.path)]
+    run_within(200, scoring, cwd=tmp_path, env={**os.environ, **of_a_run()})
     (result,) = run.path.glob("eval/*/result.json")
     scored = json.loads(result.read_text())["metrics"]["eval/reward_mean"]
     assert scored == pytest.approx([row["eval/reward_mean"] for row in run.rows("rl") if "eval/reward_mean" in row][-1])
