@@ -12,6 +12,6 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
     From page-locked memory: a copy from any other waits until the GPU has done all that it was told before. It then has
     nothing to do until the host has told it more.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not values.numel():
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
