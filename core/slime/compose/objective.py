@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from slime.algo.stages import estimator_of, made_by, objective_of, shared_with
@@ -11,7 +11,7 @@ from slime.config.schema import AlgoConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.objective import Source, TrainsOn
 from slime.plugins import Plugins
-from slime.registry import Contribution
+from slime.registry import Registry
 from slime.types import ADVANTAGES, IS_CURRENT, PREFERENCE, ROLLOUT_LOGPROBS
 
 COLUMNS = {TrainsOn.rollouts: (ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT), TrainsOn.demonstrations: ()}
@@ -21,14 +21,8 @@ COLUMNS |= {TrainsOn.pairs: (PREFERENCE,)}
 
 def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """Whether it is installed, takes its options, and reads columns that somebody makes."""
-    try:
-        item = plugins.objectives.get(algo.name)
-    except SlimeError as problem:
-        yield SlimeError(f"no algorithm '{algo.name}'", where="algo.name", todo=problem.todo)
-        return
-    faults = list(_option_problems(algo, item, algo.options, "algo.options", plugins))
-    yield from faults
-    if faults:
+    if faults := list(_faults(algo, plugins, plugins.objectives, "algorithm", "algo.name", "algo.options")):
+        yield from faults
         return
     try:
         objective = objective_of(algo)
@@ -45,14 +39,9 @@ def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeErro
 
 def estimator_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """Whether it is installed and takes its options."""
-    try:
-        item = plugins.estimators.get(algo.advantage)
-    except SlimeError as problem:
-        yield SlimeError(f"no estimator '{algo.advantage}'", where="algo.advantage", todo=problem.todo)
-        return
-    faults = list(_option_problems(algo, item, algo.advantage_options, "algo.advantage_options", plugins))
-    yield from faults
-    if faults:
+    chosen = "estimator", "algo.advantage", "algo.advantage_options"
+    if faults := list(_faults(algo, plugins, plugins.estimators, *chosen)):
+        yield from faults
         return
     try:
         estimator_of(algo)
@@ -60,9 +49,16 @@ def estimator_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeErro
         yield problem
 
 
-def _option_problems(
-    algo: AlgoConfig, item: Contribution, options: Mapping[str, Any], home: str, plugins: Plugins
+def _faults(
+    algo: AlgoConfig, plugins: Plugins, registry: Registry[Any], kind: str, key: str, home: str
 ) -> Iterator[SlimeError]:
+    """Whether what `key` names is installed and takes the options that stand under `home`."""
+    name, options = (getattr(algo, each.removeprefix("algo.")) for each in (key, home))
+    try:
+        item = registry.get(name)
+    except SlimeError as problem:
+        yield SlimeError(f"no {kind} '{name}'", where=key, todo=problem.todo)
+        return
     shared = shared_with(algo, item)
     if both := sorted(shared.keys() & options.keys()):
         yield SlimeError("is a key of algo itself", where=f"{home}.{both[0]}", todo=f"Set algo.{both[0]} instead.")

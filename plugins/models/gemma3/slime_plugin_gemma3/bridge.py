@@ -9,16 +9,13 @@ from slime.errors import SlimeError
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_plugin_gemma3.rotary import GLOBAL_BASE, LOCAL_BASE
 from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-LOCAL_BASE = 10_000.0
-"""Rotary base of the layers with a sliding window, in every Gemma 3."""
-GLOBAL_BASE = 1_000_000.0
-"""Of the others, where config.json names none."""
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
