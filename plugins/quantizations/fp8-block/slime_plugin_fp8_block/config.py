@@ -65,7 +65,7 @@ class Fp8Format:
         """What SGLang's `quantization/fp8.py` demands of an engine's ranks, and its kernels of an engine's fields."""
         from slime_plugin_fp8_block.rules import problems
 
-        yield from problems(self, group, model)
+        yield from problems(group, model, BLOCK, self.quantizes)
 
     def quantizes(self, name: str, shape: Sequence[int]) -> bool:
         """Whether a checkpoint of this format holds the tensor `name` in FP8: a matrix of a module not ignored.

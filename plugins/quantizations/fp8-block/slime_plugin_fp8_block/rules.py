@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import SlimeError
 from slime.topology.engines import EngineGroup
-from slime_plugin_fp8_block.config import BLOCK, Fp8Format
 
 
-def problems(form: Fp8Format, group: EngineGroup, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+def problems(
+    group: EngineGroup, model: Mapping[str, Any], block: int, quantizes: Callable[[str, Sequence[int]], bool]
+) -> Iterator[SlimeError]:
     """Of slices of matrices without whole blocks, where each part counts of those that SGLang fuses; and of kernels
-    without FP8."""
+    without FP8.
+
+    Args:
+        block: rows and columns of one.
+        quantizes: whether a weight of this name and shape is in FP8.
+    """
     for part in _parts(group, model):
-        if not form.quantizes(f"model.layers.0.{part.module}.weight", (1, 1)):
+        if not quantizes(f"model.layers.0.{part.module}.weight", (1, 1)):
             continue
         ranks = max(1, part.ranks)
-        if part.size % BLOCK == 0 and part.size % ranks == 0 and part.size // ranks % BLOCK == 0:
+        if part.size % block == 0 and part.size % ranks == 0 and part.size // ranks % block == 0:
             continue
         todo = f"Name a folder whose quantization_config leaves out '{part.module.split('.')[0]}', or rollout.fp8=null."
-        if part.size % BLOCK == 0 and part.todo:
+        if part.size % block == 0 and part.todo:
             todo = part.todo
         over = f" over {ranks} ranks" if ranks > 1 else ""
-        what = f"{part.name} of {part.size} {part.unit}{over} have no whole FP8 blocks of {BLOCK}"
+        what = f"{part.name} of {part.size} {part.unit}{over} have no whole FP8 blocks of {block}"
         yield SlimeError(what, where=group.home_of(part.key), todo=todo)
     yield from _kernels(group, model)
 
