@@ -20,6 +20,7 @@ from typing import Any
 
 from slime.errors import SlimeError, did_you_mean
 from slime.imports import import_file
+from slime.time_limit import FAILURES, failure
 from slime.types import Sample, Verdict
 
 GIVEN: Mapping[str, Callable[[Sample], Any]] = {
@@ -206,4 +207,13 @@ def _imported(where: str) -> ModuleType:
             todo = "Write FILE.py:FUNCTION, or install the module."
             raise SlimeError(f"there is no module '{where}'", where=KEY, todo=todo) from error
     sys.path.append(str(file.parent))
-    return import_file(file, f"slime_reward_{file.stem}")  # a file may be called as a module of Python is
+    try:
+        return import_file(file, f"slime_reward_{file.stem}")  # a file may be called as a module of Python is
+    except FAILURES as error:
+        import traceback
+
+        traceback.print_exc()  # into the log of rewards
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        at = f" at line {lines[-1]}" if lines else ""
+        what, todo = f"{file} cannot be imported{at}: {failure(error)}", "Correct it, or install what it imports."
+        raise SlimeError(what, where=KEY, todo=todo) from error

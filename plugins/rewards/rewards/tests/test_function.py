@@ -99,6 +99,18 @@ def test_the_page_s_functions_are_rewards(tmp_path: Path, monkeypatch: pytest.Mo
         assert examine(line.split()).problems == []
 
 
+@pytest.mark.parametrize("fault", ["import no_such_library", "raise SystemExit('no_such_library')"])
+def test_a_file_that_does_not_import_is_named_with_its_line(tmp_path: Path, fault: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import re\n{fault}\ndef score(response):\n    return 1.0\n")
+    with pytest.raises(SlimeError) as refused:
+        FunctionReward(f"{file}:score")
+    said = str(refused.value)
+    assert said.startswith(f"reward.path: {file} cannot be imported at line 2: ")
+    assert re.search(r"Error: No module named 'no_such_library'\. |SystemExit: no_such_library\. ", said)
+    assert said.endswith(" Correct it, or install what it imports.")
+
+
 def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
     verdict = FunctionReward(f"{file}:nothing").score(sample(""))
     assert verdict == Verdict.error(f"{file}:nothing returned None, neither a number nor a Verdict")
