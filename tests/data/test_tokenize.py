@@ -70,11 +70,20 @@ def test_no_chat_template(tokenizer_folder, tmp_path):
         load_tokenizer(folder)
 
 
-@pytest.mark.parametrize("content", [None, "not json"])
-def test_no_loadable_tokenizer(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no tokenizer: neither tokenizer.json nor another vocabulary"),
+        ("not json", "tokenizer.json: is torn: it does not end as JSON does"),
+        ("{}", "the tokenizer does not load: "),
+        ('{"version": 1, "model": }', "the tokenizer does not load: "),
+    ],
+)
+def test_no_loadable_tokenizer(tmp_path, content, said):
+    (tmp_path / "chat_template.jinja").touch()
     if content:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(SlimeError, match="the tokenizer does not load") as caught:
+    with pytest.raises(SlimeError, match=said) as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime.data.tokenizer_files import no_chat_template
+from slime.data.tokenizer_files import no_chat_template, tokenizer_problems
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.imports import importing
@@ -106,6 +106,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         SlimeError: the folder holds no loadable tokenizer, or one without a chat template.
     """
+    for problem in tokenizer_problems(folder):
+        raise problem
     tokenizers = _tokenizer_class(folder)
     from transformers.utils import logging
 

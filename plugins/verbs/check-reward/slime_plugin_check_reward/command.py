@@ -96,7 +96,7 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
         SlimeError: there is no such file, a row is damaged, or has no such column.
     """
     from slime.config.paths import resolve_rows
-    from slime.data.prompt_rows import prompt_messages
+    from slime.data.prompt_rows import check_prompts, prompt_messages
     from slime.data.rows import first_rows
     from slime.types import Prompt
 
@@ -105,6 +105,7 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
     rows = first_rows(resolve_rows(path), count)
     if not rows:
         raise SlimeError("there are no rows", where=path, todo="Give a prompt set.")
+    check_prompts(rows, data)
     own = {data.prompt_key, data.label_key}
     return [
         Prompt(

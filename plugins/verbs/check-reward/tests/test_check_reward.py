@@ -109,6 +109,7 @@ def test_the_label_may_be_nested_and_the_template_given(data: str, capsys: pytes
         (["math", "rows.jsonl", "reward.options.answr=boxed"], "reward 'math' has no such option"),
         (["math", "rows.jsonl", "train.lr=1"], "'train.lr=1' is no key of them"),
         (["math", "rows.jsonl", "data.label_key=labl"], "the row has no key 'labl'. Did you mean 'label'?"),
+        (["math", "rows.jsonl", "data.prompt_key=promt"], "Did you mean 'prompt'? data.prompt_key names the column"),
         (["judge", "rows.jsonl", "reward.options.engines=rm"], "asks the engine group 'rm', which only a run starts"),
         (["rewards.py:exac", "rows.jsonl"], "there is no function 'exac' in "),
     ],
