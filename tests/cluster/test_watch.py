@@ -93,8 +93,13 @@ def sleep(member):
 def generate():
     asyncio.run(calls.watched(asyncio.sleep(60), "generating"))
 
+def idle():
+    return sum("ray::IDLE" in child.cmdline() for child in psutil.Process().children(recursive=True))
+
 with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     import ray
+
+    idle_at_first = idle()
 
     told = RunInfo(read_topology(cfg), run.logs, new_key(), "test", True)
     members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
@@ -104,8 +109,7 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)
     ray_own = {child.name(): child for child in psutil.Process().children() if "/ray/" in " ".join(child.cmdline())}
-    idle = [child.pid for child in psutil.Process().children(recursive=True) if "ray::IDLE" in child.cmdline()]
-    print(json.dumps(["processes of Ray", " ".join(sorted(ray_own)), f"{len(idle)} idle", 0]), flush=True)
+    print(json.dumps(["processes of Ray", " ".join(sorted(ray_own)), f"{idle_at_first}, {idle()} idle", 0]), flush=True)
 
     all_sleep(1.5)  # longer than a look: nobody has died
     os.kill(pids["trainer-3"], signal.SIGSTOP)
@@ -190,7 +194,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 def test_no_process_of_ray_is_started_for_nothing(told: Told) -> None:
     """Beside these, `ray.init` starts a dashboard, an autoscaler and a log monitor, and waits for the first; the raylet
     starts a worker a CPU, beside those of the actors."""
-    assert told.errors["processes of Ray"][:2] == ("gcs_server raylet", "0 idle")
+    assert told.errors["processes of Ray"][:2] == ("gcs_server raylet", "0, 0 idle")
 
 
 def test_who_gives_no_answer_is_named_with_its_state(told: Told) -> None:

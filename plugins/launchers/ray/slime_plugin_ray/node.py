@@ -77,8 +77,12 @@ def started_our_way(limit_s: float, own: OwnRay | None = None) -> Iterator[None]
 
         def start_log_monitor(self) -> None: ...
 
-    # A signal to the driver's process group, as `timeout` sends one, is the driver's alone, which ends Ray in order.
-    apart = partial(services.ConsolePopen, start_new_session=True)
+    popen = services.ConsolePopen
+
+    def apart(command: Sequence[str], **options: Any) -> Any:
+        # A signal to the driver's group, as `timeout` sends one, is the driver's alone, which ends Ray in order.
+        return popen([_WORKERS.sub("=0", word) for word in command], start_new_session=True, **options)
+
     with (
         _replaced(node, "Node", Node),
         _replaced(worker, "listen_error_messages", _listen_to_nobody),
@@ -102,6 +106,11 @@ def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
                 todo = "Raise cluster.start_timeout_s if the machine is only slow."
                 raise SlimeError(what, where=f"Ray's {name} on {socket.gethostname()}", todo=todo) from error
         time.sleep(POLL_S)
+
+
+_WORKERS = re.compile("(?<=^--num_prestart_python_workers)=.*")
+"""Of the raylet's command: workers that it starts for the first driver, which waits for them, one a CPU. `ray.init`
+cannot be told another number, and actors of a run take none of these: each has an environment of its own."""
 
 
 def _listen_to_nobody(*_: object) -> None:
