@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 823,
     "weights": 912,
-    ".": 5210,
+    ".": 5215,
     "cluster": 1822,
     "train": 1076,
     "compose": 2465,
@@ -45,7 +45,7 @@ BUDGETS = {
     "engine_client": 367,
     "verbs": 364,
     "engines": 282,
-    "algo": 758,
+    "algo": 796,
 }
 """Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+PENALTIES = "penalties"
+"""Column of what is taken from the reward of each token before a critic learns of it, if anything
+(`slime.algo.stages.PenalisesRewards`)."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """What an estimator knows of a sample.
@@ -43,8 +48,9 @@ class Estimator(Protocol):
 class CriticEstimator(Estimator, Protocol):
     """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
 
-    What its `advantages` gives are the rewards of tokens. The critic puts advantages in their place on the ranks, once
-    it has scored the tokens. `slime_plugin_ppo.estimator` has one that leaves nothing but formulas to write.
+    What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks, it takes
+    `PENALTIES` from them and puts advantages in their place. `slime_plugin_ppo.estimator` has one that leaves nothing
+    but formulas to write.
     """
 
     def make_critic(self, trainer: Any) -> Any:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator, KlIn
+from slime.estimator import PENALTIES
 from slime.objective import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
 from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS
 
@@ -108,7 +109,22 @@ class PolicyGradient(ABC):
         rollout = (Column(ADVANTAGES), Column(ROLLOUT_LOGPROBS), Column(IS_CURRENT, optional=True))
         old = Column(OLD_LOGPROBS, Source.policy, optional=self.rollout_logprobs_as_old)
         reference = () if self.kl_coef is None else (Column(REF_LOGPROBS, Source.reference),)
-        return *rollout, old, *reference
+        penalties = (Column(PENALTIES, Source.critic, optional=True),) if self.penalised_by else ()
+        return *rollout, old, *reference, *penalties
+
+    @property
+    def penalised_by(self) -> Collection[str]:
+        return (self._old, REF_LOGPROBS) if self.kl_coef and self.kl_in is KlIn.reward else ()
+
+    def penalties(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """kl_coef (log pi_old - log ref) of each token (arXiv 1909.08593, equation 2)."""
+        assert self.kl_coef
+        return self.kl_coef * (columns[self._old] - columns[REF_LOGPROBS])
+
+    @property
+    def _old(self) -> str:
+        """The column that ratios compare with."""
+        return ROLLOUT_LOGPROBS if self.rollout_logprobs_as_old else OLD_LOGPROBS
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         others: tuple[str, ...] = ("kl",) if REF_LOGPROBS in columns else ()
@@ -142,10 +158,10 @@ class PolicyGradient(ABC):
 
     def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
         logprobs, entropy = scores
-        if self.kl_coef and self.kl_in is KlIn.reward:
+        if self.penalised_by and PENALTIES not in inputs.columns:
             inputs = self._penalised(logprobs.detach(), inputs)
         columns = inputs.columns
-        old = columns[ROLLOUT_LOGPROBS if self.rollout_logprobs_as_old else OLD_LOGPROBS]
+        old = columns[self._old]
         pg_loss, seen = self.surrogate(logprobs, old, inputs)
         counted = {"entropy": entropy.detach(), **seen, **_ratio_to_old((logprobs - old).detach())}
         sums = {name: inputs.count(value) for name, value in counted.items()}
@@ -173,7 +189,8 @@ class PolicyGradient(ABC):
         return LossTerms(loss, {"loss": loss, "pg_loss": pg_loss}, sums, maxima)
 
     def _penalised(self, logprobs: Tensor, inputs: LossInputs) -> LossInputs:
-        """With the KL divergence taken from the advantages: the sum of k1 over each sequence."""
+        """With the KL divergence taken from the advantages: the sum of k1 over each sequence. Where a critic learns, it
+        was taken from the rewards that advantages are made of."""
         assert self.kl_coef
         k1 = (logprobs - inputs.columns[REF_LOGPROBS]) * inputs.loss_mask
         advantages = inputs.columns[ADVANTAGES] - self.kl_coef * inputs.sum_by_sequence(k1)

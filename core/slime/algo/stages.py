@@ -85,6 +85,20 @@ class HasStepSums(Protocol):
         `loss` finds the sums over the micro-batches of all ranks in `LossInputs.step_sums`."""
 
 
+@runtime_checkable
+class PenalisesRewards(Protocol):
+    """An objective that takes something from the reward of each token, where a critic learns of rewards. Its loss finds
+    it in the column `slime.estimator.PENALTIES` (`Source.critic`), which is not there without a critic."""
+
+    @property
+    def penalised_by(self) -> Collection[str]:
+        """Names of the columns that `penalties` reads, [t] each; empty: it takes nothing. One of the policy takes a
+        pass also where the model computes it anyway, as the critic learns before."""
+
+    def penalties(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """[t] in units of the reward, from these columns, which are 0 where the loss mask is."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """Steps of one kind, with one objective.
@@ -116,6 +130,12 @@ class Stage:
         return found if isinstance(found, CriticEstimator) else None
 
     @property
+    def penalised_by(self) -> Collection[str]:
+        """Columns that what is taken from rewards is made of, before a critic learns of them; empty: nothing is."""
+        found = self.objective.penalised_by if isinstance(self.objective, PenalisesRewards) else ()
+        return found if found and self.estimator else ()
+
+    @property
     def trains_on_pairs(self) -> bool:
         """Whether a row has two answers."""
         return self.objective.trains_on is TrainsOn.pairs
@@ -127,13 +147,14 @@ class Stage:
     def passes(self, optimizer_steps: int) -> list[Source]:
         """Whose log-probs take a pass without gradient over what a step trains on, before its first optimizer step.
 
-        Before the only one, those of the policy are what the model computes anyway.
+        Before the only one, those of the policy are what the model computes anyway, unless they are read earlier.
 
         Args:
             optimizer_steps: of the step, over all epochs.
         """
         asked = {column.source for column in self.objective.needs if not column.optional}
-        early = self.objective.early if isinstance(self.objective, HasStepSums) else ()
+        early = {*self.objective.early} if isinstance(self.objective, HasStepSums) else set()
+        early |= {column.source for column in self.objective.needs if column.name in self.penalised_by}
         free = Source.policy if optimizer_steps == 1 and Source.policy not in early else Source.rollout
         scored = (Source.policy, Source.reference, Source.teacher)
         return [source for source in scored if source in asked and source is not free]

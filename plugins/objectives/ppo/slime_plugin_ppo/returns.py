@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from slime.estimator import PENALTIES
 from slime.types import ADVANTAGES, MicroBatch
 from slime_plugin_megatron.local_batch import LocalMicroBatch
 from slime_plugin_megatron.model.packed.context_parallel import row_index, runs_of_rank
@@ -38,7 +39,8 @@ def with_advantages(
     over all ranks. Values of tokens that are not trained on are never read.
 
     Args:
-        whole, local: of this rank, by optimizer step.
+        whole, local: of this rank, by optimizer step. What `local` has in the column `PENALTIES`, if it is there, is
+            taken from the rewards.
         values: [1, t] of each; empty on a pipeline stage other than the last, where all three columns are 0.
         contiguous: how context parallelism cut the sequences.
 
@@ -48,12 +50,14 @@ def with_advantages(
     """
     num_ranks, moments = parallel_state.get_context_parallel_world_size(), np.zeros(5)
     found: list[list[tuple[np.ndarray, np.ndarray]]] = []
-    for packs, of_batch in zip(whole, values, strict=True):
+    for packs, own_packs, of_batch in zip(whole, local, values, strict=True):
         found.append([])
-        for micro, mine in zip(packs if len(of_batch) else (), of_batch, strict=True):
+        for number, mine in enumerate(of_batch):
+            micro, taken = packs[number], own_packs[number].columns.get(PENALTIES)
             indices = [row_index(runs_of_rank(micro.cu_seqlens, num_ranks, rank, contiguous=contiguous))
                        for rank in range(num_ranks)]  # fmt: skip
-            advantages, returns = advantages_of(estimator, micro, _gathered(mine[0], indices))
+            penalties = None if taken is None else _gathered(taken, indices)
+            advantages, returns = advantages_of(estimator, micro, _gathered(mine[0], indices), penalties)
             learnt = micro.loss_mask != 0
             moments += _moments(advantages[learnt], returns[learnt])
             own = indices[parallel_state.get_context_parallel_rank()]
@@ -82,19 +86,24 @@ def with_advantages(
     return valued, {"explained_variance": 1 - deviation**2 / spread} if spread > 0 else {}
 
 
-def advantages_of(estimator: ValueEstimator, micro: MicroBatch, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def advantages_of(
+    estimator: ValueEstimator, micro: MicroBatch, values: np.ndarray, penalties: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """[r] float64 advantages and returns of the loss tokens of each sequence, 0 elsewhere.
 
     Args:
         values: [r], of which those of other tokens may be anything.
+        penalties: [r] likewise, which are taken from the rewards.
     """
     advantages, returns = np.zeros(len(values)), np.zeros(len(values))
-    rewards = micro.columns[ADVANTAGES]
+    rewards = micro.columns[ADVANTAGES].astype(np.float64)
+    if penalties is not None:
+        rewards = rewards - penalties
     for start, end in pairwise(micro.cu_seqlens.tolist()):
         rows = start + np.flatnonzero(micro.loss_mask[start:end])
         if len(rows):
             own = values[rows].astype(np.float64)
-            advantages[rows] = estimator.from_values(rewards[rows].astype(np.float64), own)
+            advantages[rows] = estimator.from_values(rewards[rows], own)
             returns[rows] = advantages[rows] + own
     return advantages, returns
 

@@ -19,6 +19,7 @@ from .tiny import HF, write_model
 
 NUM_STEPS = 2
 OPTIMIZER_STEPS = 2
+OF_REFERENCE = 0.9
 TOLERANCE = 5e-6
 """Of metrics, relative to 1 or to their size: sums of a few hundred terms in fp32, taken in another order."""
 GRADIENT_TOLERANCE = 3e-5
@@ -47,11 +48,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory)
 
 
-def start(rank: Rank, model: Path, megatron: Mapping[str, Any] | None = None, **critic: Any) -> Any:
+def start(
+    rank: Rank,
+    model: Path,
+    megatron: Mapping[str, Any] | None = None,
+    algo: Mapping[str, Any] | None = None,
+    **critic: Any,
+) -> Any:
+    """The reference, if there is one, has other weights than the policy: `OF_REFERENCE` times these."""
     from slime.config.schema import AlgoConfig, SlimeConfig
     from slime_plugin_megatron.trainer import Trainer
 
-    cfg = SlimeConfig(algo=AlgoConfig(advantage="gae", advantage_options={"gamma": 0.99, "value_clip": 0.05}))
+    options = {"gamma": 0.99, "value_clip": 0.05}
+    cfg = SlimeConfig(algo=AlgoConfig(**{"advantage": "gae", "advantage_options": options, **(algo or {})}))
     hf = json.loads((model / "config.json").read_text())
     cfg.model.family, cfg.model.path, cfg.train.megatron = hf["model_type"], str(model), dict(megatron or {})
     cfg.train.mtp_loss_scale = 0.2 if hf.get("num_nextn_predict_layers") else None
@@ -62,11 +71,20 @@ def start(rank: Rank, model: Path, megatron: Mapping[str, Any] | None = None, **
         setattr(cfg.algo.critic, name, value)
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
+    trainer.snapshot_reference()
+    for tensor in (tensor for module in trainer.reference or () for tensor in module.values()):
+        tensor.mul_(OF_REFERENCE)
     return trainer
 
 
-def batches_of(trainer: Any, step: int, *, max_tokens: int = 512, spoils: bool = False) -> list[Any]:
-    """Shares of this rank. A reward stands at the last loss token of each sample."""
+def batches_of(
+    trainer: Any, step: int, *, max_tokens: int = 512, spoils: bool = False, optimizer_steps: int = OPTIMIZER_STEPS
+) -> list[Any]:
+    """Shares of this rank. A reward stands at the last loss token of each sample.
+
+    Args:
+        spoils: put NaN and infinities where the loss mask is 0.
+    """
     from slime.train.packing import pack
 
     samples, spoiler = [], np.random.default_rng(4)
@@ -74,17 +92,18 @@ def batches_of(trainer: Any, step: int, *, max_tokens: int = 512, spoils: bool =
         reward = sample.columns["advantages"][0]
         rewards = np.zeros_like(sample.loss_mask)
         rewards[np.flatnonzero(sample.loss_mask)[-1:]] = reward
+        columns = {**sample.columns, "advantages": rewards}
         if spoils:
             bad = spoiler.choice([np.nan, np.inf, -np.inf], len(rewards)).astype(np.float32)
-            rewards = np.where(sample.loss_mask != 0, rewards, bad)
-        samples.append(sample.with_columns(advantages=rewards))
+            columns = {name: np.where(sample.loss_mask != 0, numbers, bad) for name, numbers in columns.items()}
+        samples.append(sample.with_columns(**columns))
     batches = pack(
         samples,
         num_dp=trainer.data_parallel_size,
         align=trainer.packing_align,
         max_tokens=max_tokens,
         loss_mean=trainer.cfg.algo.loss_mean,
-        num_optimizer_steps=OPTIMIZER_STEPS,
+        num_optimizer_steps=optimizer_steps,
         micro_batch_multiple=trainer.micro_batch_multiple,
     )
     return [batch.share(trainer.data_parallel_rank) for batch in batches]
@@ -116,11 +135,13 @@ def record_critic_gradients(trainer: Any) -> list[Gradients]:
     return recorded
 
 
-def train_ways(rank: Rank, model: Path, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, Told]:
+def train_ways(
+    rank: Rank, model: Path, ways: Mapping[str, Mapping[str, Any]], algo: Mapping[str, Any] | None = None
+) -> dict[str, Told]:
     told = {}
     for way, options in ways.items():
         packing = {name: options[name] for name in ("max_tokens", "spoils") if name in options}
-        trainer = start(rank, model, {name: x for name, x in options.items() if name not in packing})
+        trainer = start(rank, model, {name: x for name, x in options.items() if name not in packing}, algo)
         trainer.begin_critic("rl")
         recorded = record_gradients(trainer), record_critic_gradients(trainer)
         history = [trainer.train(batches_of(trainer, step, **packing), step, "rl") for step in range(1, NUM_STEPS + 1)]

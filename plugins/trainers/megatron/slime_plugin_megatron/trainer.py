@@ -26,7 +26,7 @@ from slime.train.packing import RankLayout
 from slime.train.rank import Usage
 from slime.types import Batch
 from slime_plugin_megatron import checkpoint, megatron, metrics, reference
-from slime_plugin_megatron.critic import Critic
+from slime_plugin_megatron.critic import Critic, with_penalties
 from slime_plugin_megatron.exports import Exports
 from slime_plugin_megatron.first_weights import load_first, load_teacher
 from slime_plugin_megatron.learning import Learning
@@ -195,6 +195,7 @@ class Trainer(Exports):
                 assert self.critic is not None, "begin_critic comes before the first step"
                 whole = [batch.micro_batches[self.data_parallel_rank] for batch in batches]
                 with timed("critic", self.device, seconds):
+                    local = with_penalties(chosen, local, scored)
                     local, of_critic = self.critic.learn(whole, local, counts, step, self._offload)
             with timed("train", self.device, seconds):
                 steps, maxima = [], set[str]()
