@@ -100,7 +100,7 @@ class Stage:
 
 def remembered(render, encode):
     """The same text for the same messages, and the same tokens for the same text: templates and tokenizers have no
-    state, and thousands of conversations say much twice."""
+    state, and ten thousand conversations say much twice."""
     known: dict[str, Any] = {}
 
     def rendered(tokenizer, messages, where, keywords, *, prompt):

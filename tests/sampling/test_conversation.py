@@ -33,7 +33,7 @@ def parts(request, tmp_path):
     return form, tokenizer, ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_every_request_is_a_beginning_of_the_segment(parts, count, monkeypatch):
     """And what the model sampled has a loss, its end token too, what the program wrote has none."""
     if count > 100:
