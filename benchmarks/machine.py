@@ -15,7 +15,7 @@ import torch
 def conditions() -> str:
     """Date, commit, devices and versions."""
     root = Path(__file__).parent
-    describe = ["git", "describe", "--always", "--dirty"]
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     done = subprocess.run(describe, cwd=root, capture_output=True, text=True) if shutil.which("git") else None
     commit = (done.stdout.strip() if done else "") or "unknown"
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

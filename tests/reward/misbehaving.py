@@ -195,10 +195,10 @@ class Misbehaving:
         os._exit(0)
 
     def start_threads(self, count: int) -> Verdict:
-        end = threading.Event()
+        end, before = threading.Event(), threading.active_count()
         for _ in range(count):
             threading.Thread(target=end.wait).start()
-        running = threading.active_count() - 1
+        running = threading.active_count() - before
         end.set()
         return Verdict.of(running)
 

@@ -98,7 +98,10 @@ def commit() -> str:
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], check=True, capture_output=True)
         found = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=12"], check=True, capture_output=True, text=True
+            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            check=True,
+            capture_output=True,
+            text=True,
         )
     except (FileNotFoundError, subprocess.CalledProcessError):  # no git; or installed into a folder of another project
         return ""

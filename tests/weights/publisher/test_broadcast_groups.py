@@ -58,6 +58,7 @@ def published(rank: Rank, engine: Endpoint, folder: str, layout: list[str]) -> l
     model = [
         "+model=glm4-tiny",
         f"model.path={folder}",
+        "model.tokenizer=pkg://slime_plugin_glm4/assets/glm4-tiny",
         "model.init=checkpoint",
         "+cluster=local",
         "run.name=published",

@@ -44,7 +44,8 @@ def published(rank: Rank, engine: Endpoint, folder: str, words: list[str]) -> li
     from slime.weights.publisher.publisher import Publisher
     from slime_plugin_megatron.trainer import Trainer
 
-    model = ["+model=glm4-tiny", f"model.path={folder}", "model.init=checkpoint", "+cluster=local"]
+    tokenizer = "model.tokenizer=pkg://slime_plugin_glm4/assets/glm4-tiny"
+    model = ["+model=glm4-tiny", f"model.path={folder}", tokenizer, "model.init=checkpoint", "+cluster=local"]
     sizes = [f"cluster.{key}=2" for key in ("num_trainers", "devices_per_node")]
     lora = [f"train.lora.rank={RANK}", "train.lora.alpha=6", "train.lora.publish=adapters"]
     cfg = compose([*model, *sizes, *lora, *words, "run.name=published"])
