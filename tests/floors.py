@@ -16,8 +16,28 @@ from pathlib import Path
 from coverage import Coverage
 
 CORE = Path(__file__).parents[1] / "core/slime"
-FLOORS: dict[str, int] = {}
-"""Percent of a room of core, `.` for the modules at its top. Lower one only by a commit that says why."""
+FLOORS: dict[str, int] = {
+    ".": 80,
+    "algo": 95,
+    "cluster": 49,
+    "compose": 94,
+    "config": 95,
+    "data": 93,
+    "engine_client": 93,
+    "engines": 87,
+    "models": 96,
+    "observe": 94,
+    "plan": 93,
+    "reward": 89,
+    "sampling": 95,
+    "sizes": 96,
+    "topology": 94,
+    "train": 96,
+    "verbs": 94,
+    "weights": 67,
+}
+"""Percent of a room of core, `.` for the modules at its top: four under what the fast tests alone run, as some machines
+skip a few. Lower one only by a commit that says why."""
 
 
 def shares(data: Path) -> dict[str, float]:
