@@ -97,12 +97,8 @@ def commit() -> str:
     git = ["git", "-C", str(here)]
     try:
         subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], check=True, capture_output=True)
-        found = subprocess.run(
-            [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        describe = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        found = subprocess.run(describe, check=True, capture_output=True, text=True)
     except (FileNotFoundError, subprocess.CalledProcessError):  # no git; or installed into a folder of another project
         return ""
     return found.stdout.strip()
