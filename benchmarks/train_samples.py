@@ -25,7 +25,7 @@ class Case:
     """One row: tokens of a pack, tokens of each of its sequences, and what is switched on.
 
     Attributes:
-        prompt: so many first tokens are the same in `GROUP` sequences.
+        prompt: number of first tokens that each `GROUP` consecutive sequences have in common.
         shared: they are computed once.
         turns: `GROUP` sequences are turns of an attempt, of which the last has `sequence` tokens.
     """

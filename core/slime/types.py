@@ -272,8 +272,8 @@ class MicroBatch:
         tokens, labels: int64 ids, of the input and of what follows (0 where nothing is predicted).
         position_ids: int64, restart at 0 in every sequence that is whole.
         cu_seqlens: int32 [num_sequences + 1], *padded* sequence borders, multiples of the packing alignment.
-        prefixes: int64 [num_sequences], with how many tokens of the sequence before it one begins that it has not
-            itself; nor need that one (`slime.train.packing.shared_rows`). None: every sequence is whole.
+        prefixes: int64 [num_sequences], how many of its first tokens a sequence has no rows for: the one before it
+            begins with the same, and may lack rows too (`slime.train.packing.shared_rows`). None: all are whole.
         is_padding: bool, behind the end of a sequence, or of a whole micro-batch without any.
         loss_mask: float32, 0 on prompt, padding and each sequence's last position.
         loss_weights: float32, factors of the tokens' losses, whose plain sum over an optimizer step is the wanted mean.

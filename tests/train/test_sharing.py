@@ -131,7 +131,8 @@ def test_no_order_of_a_group_shares_more() -> None:
 
 @pytest.mark.parametrize("turns", [4, 8])
 def test_turns_with_rewritten_histories_take_a_fraction_of_their_tokens(turns: int) -> None:
-    """A prompt of 1, answers of 5, and 100 tokens in the place of each: nearly 2 / turns of what is read anew."""
+    """A prompt of one token; each answer has 5 tokens, and later turns read 100 other tokens instead of it. Sharing
+    leaves about 2 / turns of the rows."""
     generator, histories, samples = np.random.default_rng(4), [np.asarray([1])], list[TrainSample]()
     for number in range(turns):
         answer = np.append(50 + number, generator.integers(0, 50, 4))

@@ -16,7 +16,7 @@ from slime.config.keys import ANY_NAME, own_keys, value_of
 from slime.config.schema import Role, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid
-from slime.models.traits import WORTH_SHARING, share_below
+from slime.models.traits import WORTH_SHARING, obstacle_to_sharing, share_below
 from slime.topology.quantization import choices
 from slime.topology.server_fields import requests_per_rank
 from slime.topology.topology import Topology
@@ -104,7 +104,7 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
     over_sampling = 1.0 if rollout.max_staleness else rollout.over_sampling
     longest, num = longest_of(rollout, rollout.sampling), rollout.samples_per_prompt
     percent = round(100 - 100 * rollout.max_prompt_tokens * (num - 1) / (longest * num))
-    is_told = bool(cfg.train.share_prompts) or (cfg.cluster.on_gpus and num > 1 and sharing(cfg, grid) > 0)
+    is_planned = bool(cfg.train.share_prompts) or (cfg.cluster.on_gpus and num > 1 and sharing(cfg, grid) > 0)
     return {
         **sizes,
         "samples": samples // steps,
@@ -113,13 +113,13 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         "epochs": cfg.train.epochs_per_rollout,
         "longest": grid.padded(longest),
         "begun": math.ceil(rollout.prompts_per_step * over_sampling) * num,
-        **({"percent_shared": percent} if is_told else {}),
+        **({"percent_shared": percent} if is_planned else {}),
     }
 
 
 def sharing(cfg: SlimeConfig, grid: Grid) -> float:
     """`slime.models.traits.share_below`, whatever blocks of plugins need."""
-    return share_below(cfg.train, on_gpus=cfg.cluster.on_gpus, obstacle="context parallelism" if grid.cp > 1 else None)
+    return share_below(cfg.train, on_gpus=cfg.cluster.on_gpus, obstacle=obstacle_to_sharing(cfg.train, (), grid.cp))
 
 
 def requests(topology: Topology) -> dict[str, dict[str, int | None]]:

@@ -151,14 +151,14 @@ def _add_one_by_one(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
     """
     device = products[0][0].device
     if device.type != "cuda":
-        return _add_products(products)
+        _add_products(products)
+        return
     now, beside = torch.cuda.current_stream(device), _second_stream(device)
     beside.wait_stream(now)
     with torch.cuda.stream(beside):
         _add_products(products[1::2])
     _add_products(products[::2])
     now.wait_stream(beside)  # what is read here is not freed for others before
-    return None
 
 
 def _add_products(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:

@@ -136,7 +136,7 @@ def by_sequence(
 def _parts(
     query: Tensor, key: Tensor, value: Tensor, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Neighbouring parts of so many queries and so many keys."""
+    """Consecutive parts of the three tensors. `sizes`: of each part, the number of its queries and of its keys."""
     query_sizes, key_sizes = map(list, zip(*sizes, strict=True))
     return zip(_split(query, query_sizes), _split(key, key_sizes), _split(value, key_sizes), strict=True)
 
