@@ -37,14 +37,12 @@ class ExtraLoss(Protocol):
         packed: Any,
         micro: MicroBatch,
         local: Callable[[np.ndarray], Tensor],
-        num_step_tokens: int,
     ) -> None:
         """Put into `packed.given` what the model reads for it, before a training pass.
 
         Args:
             packed: `slime_plugin_megatron.model.packed.sequences.PackedSequences`.
             local: from one number a token of the whole micro-batch to this rank's [t].
-            num_step_tokens: of the optimizer step, by which gradients are divided in the end.
         """
 
     def of(self, row: Tensor, packed: Any) -> Tensor:

@@ -25,10 +25,12 @@ class Pass(NamedTuple):
     Attributes:
         routes: the experts that engines recorded; None: it chooses for itself.
         readers: [t] fp32, of how many sequences each token is a part, 0 of padding; None: of one.
+        num_step_tokens: of the whole optimizer step, over which losses are means.
     """
 
     routes: Routes | None = None
     readers: Tensor | None = None
+    num_step_tokens: int = 1
 
 
 class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
@@ -72,7 +74,7 @@ class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
             layers = RoutedExperts.of(vars(self.config)).layers
             of_layer = recorded[:, layers.index(self.layer_number - 1)]
             routes = Routes(of_layer if shard is None else of_layer.chunk(shard.size())[shard.rank()], readers)
-        self.given = Pass(routes, readers)
+        self.given = Pass(routes, readers, packed.num_step_tokens)
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """logits [..., e] -> probabilities and map of the chosen experts, both [t, e]."""
@@ -85,8 +87,8 @@ class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
         finally:
             self.router_replay = before
         if self.training and torch.is_grad_enabled():  # once, also if it is computed again
-            add_layer_loss(REPLAYED, routes.num_replayed, self.config, self.layer_number)
-            add_layer_loss(DIFFERS, routes.num_different, self.config, self.layer_number)
+            for name, number in ((REPLAYED, routes.num_replayed), (DIFFERS, routes.num_different)):
+                add_layer_loss(name, number / self.given.num_step_tokens, self.config, self.layer_number)
         return chosen
 
     def _apply_aux_loss(
@@ -124,7 +126,8 @@ class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
         return values.sum(dim=0) if self.given.readers is None else torch.tensordot(self.given.readers, values, 1)
 
     def _attached(self, name: str, carrier: Tensor, loss: Tensor) -> Tensor:
-        """`carrier`, whose backward pass starts that of `loss` too; gradients are divided by the step's tokens."""
+        """`carrier`, whose backward pass starts that of `loss` too, a sum over tokens, divided by those of the step."""
+        loss = loss / self.given.num_step_tokens
         add_layer_loss(name, loss, self.config, self.layer_number)
         result: Tensor = MoEAuxLossAutoScaler.apply(carrier, loss)
         return result

@@ -21,14 +21,12 @@ class TokensAhead:
     Attributes:
         tokens: [1, t] int64, the next token of each.
         labels: [1, t] int64, the one after.
-        loss_weights: [t] fp32, of predicting that; 0 where there is none.
-        layer_loss_weights: [t] fp32, the same for losses of the layer's own (`PackedSequences.loss_weights`).
+        loss_weights: [t] fp32, of predicting that, as of `PackedSequences`; 0 where there is none.
     """
 
     tokens: Tensor
     labels: Tensor
     loss_weights: Tensor
-    layer_loss_weights: Tensor
 
     @staticmethod
     def of(packed: PackedSequences) -> TokensAhead | None:
@@ -47,12 +45,11 @@ class PredictionLoss:
         packed: PackedSequences,
         micro: MicroBatch,
         local: Callable[[np.ndarray], Tensor],
-        num_step_tokens: int,
     ) -> None:
         tokens, labels, weights = (
             local(shifted(x, micro.cu_seqlens)) for x in (micro.tokens, micro.labels, micro.loss_weights)
         )
-        packed.given[TokensAhead] = TokensAhead(tokens[None], labels[None], weights, weights * num_step_tokens)
+        packed.given[TokensAhead] = TokensAhead(tokens[None], labels[None], weights)
 
     def of(self, row: Tensor, packed: PackedSequences) -> Tensor:
         ahead = TokensAhead.of(packed)

@@ -110,7 +110,7 @@ class PredictionLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
             rotary_pos_emb: as the main model's layers get it.
         """
         counted = copy.copy(packed)  # the same pass, in which a query counts as its prediction does
-        counted.loss_weights = ahead.layer_loss_weights
+        counted.loss_weights = ahead.loss_weights
         counted.recorded = {}  # engines record nothing of this layer
         output: Tensor = self(
             input_ids=ahead.tokens,

@@ -56,12 +56,12 @@ class Learning:
             replays: as of `slime_plugin_megatron.step.score`.
             explain: what more is to be said of the metrics, before the weights change.
         """
-        num_step_tokens, names, layer_losses = micro_batches[0].num_step_tokens, loss.metrics, dict[str, Tensor]()
+        names, layer_losses = loss.metrics, dict[str, Tensor]()
         if learns:
             function = with_extra_losses(loss, extra_losses, [micro.packed for micro in micro_batches])
             names = replace(names, means=(*names.means, *(extra.name for extra, _ in extra_losses)))
             terms = accumulate_gradients(self._model, micro_batches, function, loss.others, replays=replays)
-            layer_losses = self._layer_losses.collect(num_step_tokens, self._device)
+            layer_losses = self._layer_losses.collect(self._device)
         else:
             terms = measure(self._model, micro_batches, loss, loss.others)
         values = metrics.reduce_terms(
@@ -73,7 +73,7 @@ class Learning:
             where=f"{self._whose}optimizer step {step}",
             device=self._device,
         )
-        values |= {**(explain(values) if explain else {}), "num_tokens": float(num_step_tokens)}
+        values |= {**(explain(values) if explain else {}), "num_tokens": float(micro_batches[0].packed.num_step_tokens)}
         if not learns:
             return values
         update_expert_bias(self._model)

@@ -34,7 +34,6 @@ class LocalMicroBatch:
         columns: [t] or [t, width] by name, see `slime.types.MicroBatch`; fp32 or int32.
         sequence_lengths: [num_sequences] int64, on the CPU: tokens that this rank holds of each sequence, with padding.
         attempt_lengths: [num_attempts] the same of each attempt, where attempts are whole.
-        num_tokens, num_step_tokens: tokens of this rank and of the whole optimizer step, see `slime.types.Batch`.
     """
 
     tokens: Tensor
@@ -46,8 +45,6 @@ class LocalMicroBatch:
     columns: Mapping[str, Tensor]
     sequence_lengths: Tensor
     attempt_lengths: Tensor | None
-    num_tokens: int
-    num_step_tokens: int
 
 
 def require_tokens(micro_batches: Sequence[MicroBatch], columns: Sequence[Column], vocab_size: int) -> None:
@@ -96,13 +93,12 @@ def _local(
     borders = micro.cu_seqlens.tolist()
     prefixes = None if micro.prefixes is None else shared_rows(borders, micro.prefixes.tolist())
     packed = PackedSequences.of(borders, cp_size, cp_rank, device, contiguous=contiguous, prefixes=prefixes)
-    packed.padding, readers = tensor(micro.is_padding), num_readers(micro)
-    packed.readers = None if prefixes is None else tensor(readers.astype(np.float32))
+    packed.padding, packed.num_step_tokens = tensor(micro.is_padding), num_step_tokens
+    packed.readers = None if prefixes is None else tensor(num_readers(micro).astype(np.float32))
     packed.recorded = {name: tensor(values) for name, values in micro.recorded.items()}
-    loss_weights = tensor(micro.loss_weights)
-    packed.loss_weights = loss_weights * num_step_tokens  # gradients are divided by that number in the end
+    packed.loss_weights = tensor(micro.loss_weights)
     for extra in extra_losses:
-        extra.prepare(packed, micro, tensor, num_step_tokens)
+        extra.prepare(packed, micro, tensor)
     lengths = np.diff(micro.cu_seqlens).astype(np.int64) // cp_size
     attempts = None
     if micro.attempt_sizes is not None:
@@ -113,10 +109,8 @@ def _local(
         position_ids=tensor(micro.position_ids)[None],
         packed=packed,
         loss_mask=tensor(micro.loss_mask),
-        loss_weights=loss_weights,
+        loss_weights=packed.loss_weights,
         columns={name: tensor(values) for name, values in micro.columns.items()},
         sequence_lengths=torch.from_numpy(lengths),
         attempt_lengths=attempts,
-        num_tokens=int(readers[index].sum()),
-        num_step_tokens=num_step_tokens,
     )

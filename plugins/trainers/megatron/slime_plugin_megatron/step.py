@@ -54,6 +54,8 @@ class GradientCheck:
     """Sees whether this rank's own gradients are finite, before summing over ranks spreads them to all.
 
     With `train.ddp.overlap_grad_reduce` the sum has begun by then, and a whole data-parallel group looks guilty.
+    Losses are means over the step already: Megatron's division by a number of tokens, one more pass over all gradients,
+    is left out.
     """
 
     def __init__(self, model: Model) -> None:
@@ -61,12 +63,12 @@ class GradientCheck:
         self._config = model.config
         model.config.finalize_model_grads_func = self._finalize
 
-    def _finalize(self, chunks: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+    def _finalize(self, chunks: Sequence[Any], num_tokens: Tensor, **kwargs: Any) -> None:
         buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
         norms = torch.stack([torch.linalg.vector_norm(buffer.grad_data) for buffer in buffers])
         self.is_finite = bool(norms.isfinite().all())
         enabled, self._config.moe_router_enable_expert_bias = self._config.moe_router_enable_expert_bias, False
-        finalize_model_grads(chunks, *args, **kwargs)  # would move the expert biases, whatever was found
+        finalize_model_grads(chunks, None, **kwargs)  # would move the expert biases, whatever was found
         self._config.moe_router_enable_expert_bias = enabled
 
 
@@ -140,15 +142,10 @@ def _forward_step(
     output = chunk(micro.tokens, micro.position_ids, None, labels=labels, packed_seq_params=packed)
     if forward_only:
         return output, lambda scores, non_loss_data: function(scores, number)
-    return output, partial(_loss, function, number, micro)
+    return output, partial(_loss, function, number)
 
 
-def _loss(function: LossFunction, number: int, micro: LocalMicroBatch, scores: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """In Megatron's per-token form: gradients are divided by the number of tokens of the step in the end.
-
-    The weighted loss already is a mean, so it is multiplied with that number here. The detour keeps Megatron's
-    auxiliary losses of routers, which it scales by tokens, in proportion.
-    """
+def _loss(function: LossFunction, number: int, scores: Tensor) -> tuple[Tensor, int, Any]:
+    """In Megatron's form of a sum over tokens, which leaves losses as they are. Nobody reads the number of tokens."""
     terms = function(scores, number)
-    num_tokens = torch.full((), micro.num_tokens, dtype=torch.int, device=scores.device)
-    return terms.loss * micro.num_step_tokens, num_tokens, terms.detach()
+    return terms.loss, 0, terms.detach()

@@ -1,7 +1,7 @@
 """Losses that layers add beside the policy's: told where they are computed, collected as metrics of an optimizer step.
 
-Each rank tells what its own tokens contribute, in the scale in which the gradient starts: times the loss's coefficient
-and the number of the step's tokens. Plain sums over layers, micro-batches and ranks are left.
+Each rank tells what its own tokens contribute to a mean over the step, in the scale in which the gradient starts: times
+the loss's coefficient. Plain sums over layers, micro-batches and ranks are left.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class LayerLosses:
         scales /= dist.get_world_size() / parallel_state.get_pipeline_model_parallel_world_size()
         self._scales = {name: scale for name, scale in zip(names, scales.tolist(), strict=True) if scale}
 
-    def collect(self, num_step_tokens: int, device: torch.device) -> dict[str, Tensor]:
+    def collect(self, device: torch.device) -> dict[str, Tensor]:
         """This rank's parts of the step's losses, whose sums over ranks are means over tokens; nothing is left."""
         tracker = get_moe_layer_wise_logging_tracker()
         zero = torch.zeros((), dtype=torch.float64, device=device)
         values = {name: tracker[name]["values"].double().sum() if name in tracker else zero for name in self._scales}
         clear_aux_losses_tracker()
-        return {name: values[name] / (scale * num_step_tokens) for name, scale in self._scales.items()}
+        return {name: values[name] / scale for name, scale in self._scales.items()}

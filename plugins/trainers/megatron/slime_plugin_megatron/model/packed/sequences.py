@@ -45,8 +45,9 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
         padding: [t] bool, of what only fills up; None where all tokens count alike.
         readers: [t] fp32, of how many sequences each token is a part, 0 of padding; None where all are whole. For sums
             over tokens that are to be the same however the sequences are packed.
-        loss_weights: [t] fp32, for losses of the layers' own: a weighted sum over tokens counts as the mean over the
+        loss_weights: [t] fp32, for losses of the layers' own: sums of weighted tokens add up to the mean over the
             step's loss tokens. None where nothing is trained.
+        num_step_tokens: of the whole optimizer step: sums over tokens divided by it add up to the mean over all.
         recorded: [t, ...] what engines noted of the tokens, by name (`slime.models.traits.Recording`); 0: nothing.
         given: what blocks with an extra loss read of the pack, by its type (`slime.models.traits.ExtraLoss.prepare`).
     """
@@ -59,6 +60,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     padding: Tensor | None = None
     readers: Tensor | None = None
     loss_weights: Tensor | None = None
+    num_step_tokens: int = 1
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
     given: dict[type, Any] = field(default_factory=dict)
     _of_pass: dict[type, Any] = field(default_factory=dict, init=False)
