@@ -10,8 +10,9 @@ demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 
 test: .venv/dev            ## set up, run every test in three processes, list the longest, and compare with tests/floors.py how much of core they ran; `make test TEST_PROCESSES=2` in fewer
 	$(COMPILE_OURS)
-	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 40 --cov --cov-report=
-	.venv/bin/python tests/floors.py
+	.venv/bin/python -m slipcover --source core/slime --json --out .lines.json -m pytest --numprocesses $(TEST_PROCESSES) \
+		--dist loadgroup --no-loadscope-reorder --durations 40
+	.venv/bin/python tests/floors.py .lines.json
 
 quick: .venv/dev           ## the fast tests of what differs from main; `make quick BASE=HEAD~3` from another commit
 	$(COMPILE_OURS)
