@@ -42,6 +42,21 @@ def test_bounds_that_are_set_often_are_kept() -> None:
     assert signal.getsignal(signal.SIGALRM) is before
 
 
+def test_the_time_may_be_up_as_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes when the block has returned, and its timer goes still."""
+    whole = signal.setitimer
+
+    def slow(which: int, seconds: float) -> tuple[float, float]:
+        if not seconds:
+            signal.raise_signal(signal.SIGALRM)
+        return whole(which, seconds)
+
+    monkeypatch.setattr(signal, "setitimer", slow)
+    with pytest.raises(DidNotReturnError, match="did not return within 100 s"), within(100):
+        pass
+    whole(signal.ITIMER_REAL, 0)
+
+
 def test_what_returns_in_time_is_left_alone() -> None:
     with within(0.05):
         pass

@@ -89,10 +89,11 @@ def within(seconds: float) -> Iterator[None]:
         yield
         return
     with _RINGS:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            yield
-        except _TimeIsUp as end:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except _TimeIsUp as end:  # also where the time is up as the block ends
             raise DidNotReturnError(f"did not return within {seconds:g} s{end}") from None
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
