@@ -11,6 +11,7 @@ The hosts must see `tmp_path` by the same path, and have slime.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -24,10 +25,11 @@ from slime import plugins
 from slime.config.schema import ClusterConfig
 from slime.topology.launcher import Launcher, Order, lost
 from slime_testing.heartbeat import VARIABLE
+from slime_testing.patience import Patience, family
 from slime_testing.plugins import check_light
 
 LIMIT_S = 60.0
-"""For a process on another host to begin, or to end."""
+"""For a process on another host to begin, or to end; less the time for which it, or what waits for it, had no core."""
 STILL_S = 2.0
 """A file that is not written for so long has nobody who writes it."""
 _POLL_S = 0.1
@@ -122,10 +124,7 @@ def _is_still(file: Path) -> bool:
 
 
 def _within(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + LIMIT_S
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    return holds
+    return Patience(LIMIT_S, lambda: family(os.getpid())).wait_for(condition, every_s=_POLL_S)
 
 
 def main() -> None:
@@ -135,7 +134,7 @@ def main() -> None:
     this = launcher.this_host(cluster)
     others = [(number, host) for number, host in enumerate(launcher.hosts(cluster)) if number != this.number]
     with launcher.run(beating(others, folder, "driver"), folder):
-        time.sleep(2 * LIMIT_S)
+        time.sleep(10 * LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ def test_an_engine_ends_with_who_asked_for_it(tiny_model: Path, tmp_path: Path) 
 
 
 def lives(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ends between the two
+        return False
 
 
 def test_what_an_import_reads_of_an_environment() -> None:

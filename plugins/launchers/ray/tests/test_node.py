@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 DRIVER = """
 import os, signal, sys, threading, time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -38,8 +39,9 @@ from slime_plugin_ray.starter import ray_cluster
 def kill(name, number=signal.SIGKILL):
     while True:
         for child in psutil.Process().children():
-            if child.name() == name:
-                return child.send_signal(number)
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                if child.name() == name:
+                    return child.send_signal(number)
         time.sleep(0.01)
 
 def run(args):
@@ -133,7 +135,7 @@ class Driver:
     def finish(self) -> int:
         """Wait until it and all that it has started are gone; returns the exit code."""
         assert self._patience(120).wait_for(lambda: self.process.poll() is not None), self.said()
-        left = Patience(20, lambda: [os.getpid()])
+        left = Patience(60, lambda: [os.getpid()])
         assert left.wait_for(lambda: not self._left(), every_s=0.1), self._left()
         return self.process.returncode
 
@@ -147,8 +149,11 @@ class Driver:
         return found
 
     def until_up(self) -> Driver:
-        self._patience(120).wait_for(lambda: "up" in self.said() or self.process.poll() is not None)
+        self.until_says("up")
         return self
+
+    def until_says(self, word: str) -> None:
+        self._patience(120).wait_for(lambda: word in self.said() or self.process.poll() is not None)
 
     def until_has(self, reached: str) -> None:
         """Wait until it has worked for a moment, has a child of that name, or has a raylet that has children."""
@@ -229,10 +234,10 @@ def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:
 
 def test_a_second_sigterm_forces_the_end(folder: Path) -> None:
     """The first one finds a block that does not end."""
-    stubborn = f"{WAIT}\n".replace("time.sleep(600)", "try: time.sleep(600)\n        finally: time.sleep(600)")
+    stubborn = "        try: time.sleep(600)\n        finally: print('on', flush=True) or time.sleep(600)"
     driver = Driver(folder, stubborn).until_up()
     driver.process.terminate()
-    time.sleep(1)
+    driver.until_says("on")
     driver.process.terminate()
     assert driver.finish() == -signal.SIGTERM
 
@@ -303,7 +308,7 @@ threading.Thread(target=slow, daemon=True).start()
 def test_nobody_else_gets_at_rays_sockets_and_logs(folder: Path) -> None:
     folder.chmod(0o755)  # as /tmp is
     driver = Driver(folder, STRANGER)
-    driver.process.wait(120)
+    driver.finish()  # what Ray leaves is removed by root
     assert [line for line in driver.said() if not line.startswith("slime: ")] == ["up", *["refused"] * 12]
 
 
