@@ -141,7 +141,7 @@ def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path, port: int) ->
 def ask(server: subprocess.Popen[bytes], url: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """The answer, as soon as the server is up."""
     request = Request(f"{url}/generate", json.dumps(asked).encode(), {"Content-Type": "application/json"})
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 1000  # of a machine that other programs keep busy; pytest's own limit comes before
     while time.monotonic() < deadline:
         assert server.poll() is None, "it ended"
         try:

@@ -36,7 +36,7 @@ def started(tmp_path: Path) -> Iterator[Pool]:
     made.close()
 
 
-def ask(pool: Pool, what: str, value: Any, timeout_s: float = 30.0, **how: Any) -> Any:
+def ask(pool: Pool, what: str, value: Any, timeout_s: float = 200.0, **how: Any) -> Any:
     async def asked() -> Any:
         async with pool.worker() as worker:
             return await worker.ask((what, value), lambda answer: answer, timeout_s, **how)

@@ -35,12 +35,14 @@ def counting(text: str = "answer") -> Callable[[str], str]:
 
 
 class Says:
-    """An engine that answers by a function of the text that it is given."""
+    """An engine that answers by a function of the text that it is given, after `delay_s`, and once `over` is set."""
 
     url, num_generating = "the model of these tests", 1
 
-    def __init__(self, tokenizer, say: Callable[[str], Any], delay_s: float = 0.0) -> None:
-        self._tokenizer, self._say, self._delay_s = tokenizer, say, delay_s
+    def __init__(
+        self, tokenizer, say: Callable[[str], Any], delay_s: float = 0.0, over: asyncio.Event | None = None
+    ) -> None:
+        self._tokenizer, self._say, self._delay_s, self._over = tokenizer, say, delay_s, over
         self.requests: list[list[int]] = []
 
     async def generate(self, input_ids, sampling, /) -> Completion:
@@ -48,6 +50,8 @@ class Says:
         text = self._say(self._tokenizer.decode(input_ids))
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
+        if self._over:
+            await self._over.wait()
         if isinstance(text, BaseException):
             raise text
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
@@ -65,6 +69,7 @@ class Stage:
     Args:
         folder: for the tokenizer.
         say: what the model answers, end token and all, to the text before it.
+        engine: of `Says`.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], Any], name: str = "qwen3", **engine: Any) -> None:
@@ -75,7 +80,7 @@ class Stage:
         self.chat = ChatFormat(self.tokenizer, DataConfig(path=""), PROMPT_LIMIT)
         self.engine = Says(self.tokenizer, say, **engine)
 
-    async def make(self, program: EndpointProgram, timeout_s: float = 60.0, **metadata: Any) -> Sample:
+    async def make(self, program: EndpointProgram, timeout_s: float = 240.0, **metadata: Any) -> Sample:
         prompt = Prompt("0/0", MESSAGES, tuple(self.chat.first(MESSAGES, ())), "1566", metadata)
         sampling = SamplingConfig(max_response_tokens=LIMIT)
         generator = Generator(EngineSet([self.engine]), sampling, self.tokenizer)

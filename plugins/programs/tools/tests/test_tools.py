@@ -106,7 +106,7 @@ def test_nothing_is_imported_in_the_event_loop(tmp_path, monkeypatch):
 
 
 def test_what_goes_wrong_in_a_call_is_told_to_the_model(tmp_path, mine):
-    options = ToolsOptions([mine("half"), mine("slow"), mine("stuck"), mine("vanish")], timeout_s=0.3, max_turns=10)
+    options = ToolsOptions([mine("half"), mine("slow"), mine("stuck"), mine("vanish")], timeout_s=3.0, max_turns=10)
     tools = Tools(options)
     sample = Played(tmp_path)(
         tools,
@@ -121,8 +121,8 @@ def test_what_goes_wrong_in_a_call_is_told_to_the_model(tmp_path, mine):
         "double\n{}<|user|>",
     )
     wanted = ["2.5", "error: TypeError: missing a required argument", "error: TypeError: unsupported operand",
-              "error: the arguments are not JSON", "error: it did not return within 0.3 s",
-              "error: it did not return within 0.3 s", "error: the tool's process exited with code 3",
+              "error: the arguments are not JSON", "error: it did not return within 3 s",
+              "error: it did not return within 3 s", "error: the tool's process exited with code 3",
               "1.5"]  # fmt: skip
     assert all(result.startswith(start) for result, start in zip(results(sample), wanted, strict=True))
     assert sample.response == "double\n{}", "what is no tool is an answer"

@@ -211,12 +211,12 @@ def test_judge_keeps_the_contract(url: str) -> None:
 
 def test_a_busy_server_is_asked_again_and_a_missing_one_is_an_error(url: str) -> None:
     Server.busy = 1
-    assert post(f"{url}/busy", {"response": "a", "label": "a"}, {}, timeout_s=5, tries=2)["value"] == 1.0
+    assert post(f"{url}/busy", {"response": "a", "label": "a"}, {}, timeout_s=60, tries=2)["value"] == 1.0
     Server.busy = 2
     with pytest.raises(ServerError, match=r"503 .*\(tried 2 times\)"):
-        post(f"{url}/busy", {}, {}, timeout_s=5, tries=2)
+        post(f"{url}/busy", {}, {}, timeout_s=60, tries=2)
     with pytest.raises(ServerError, match="404"):
-        post(f"{url}/gone", {}, {}, timeout_s=5, tries=2)
+        post(f"{url}/gone", {}, {}, timeout_s=60, tries=2)
     verdict = JudgeReward(f"{url}/gone", tries=1, template="{response}").score(sample("a"))
     assert verdict.kind is VerdictKind.VALUE  # every path that ends like OpenAI's is answered
 
