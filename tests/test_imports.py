@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slime.imports import absent, import_file, importing
+from slime_testing.patience import run_within
 
 FROZEN = """
 import gc
@@ -117,5 +118,5 @@ def test_an_import_is_not_cut_off_by_an_interrupt(tmp_path: Path, rest: str, hel
     file = tmp_path / "mine.py"
     file.write_text(f"import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n{rest}\nis_whole = True\n")
     program = [sys.executable, "-c", HELD.format(held=held), str(file)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=True)
+    done = run_within(50, program)
     assert done.stdout == f"interrupted {is_whole}\n"

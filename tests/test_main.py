@@ -17,6 +17,7 @@ from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.verbs import plan
 from slime_plugin_ray.gpus import read_gpus
+from slime_testing.patience import run_within
 from tests.site import Site
 
 HEAVY = ("torch", "ray", "sglang", "transformers", "megatron.core", "numpy", "pyarrow", "matplotlib")
@@ -149,7 +150,7 @@ sys.exit(__main__.main(["plan"]))
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_that_python_ignores_comes_again(name: str) -> None:
     program = [sys.executable, "-c", FORKING.format(name=name)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    done = run_within(50, program, check=False)
     assert (done.returncode, done.stderr) == (130, "slime: interrupted\n")
 
 
@@ -179,7 +180,7 @@ runpy.run_module("slime", run_name="__main__")
 @pytest.mark.parametrize("when", [LOADING, UNLOADING], ids=["loading", "unloading"])
 def test_an_interrupt_while_python_loads_or_unloads_is_no_stack(when: str, name: str) -> None:
     program = [sys.executable, "-c", when.format(name=name) + PLAN]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    done = run_within(50, program, check=False)
     assert done.stderr == ""
     assert -done.returncode in (signal.SIGINT, signal.SIGTERM)
 
@@ -215,7 +216,7 @@ sys.exit(command.main(["plan"]))
 def test_an_error_in_the_place_of_an_interrupt_is_one(name: str) -> None:
     """As OmegaConf raises in a clean-up, and Python itself while it loads a library of C."""
     program = [sys.executable, "-c", INSTEAD.format(name=name, where="'here'")]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    done = run_within(50, program, check=False)
     assert done.stderr == 'slime: interrupted; KeyError("a library\'s state")\n'
     assert done.returncode == 130
 
@@ -233,14 +234,14 @@ async def run(task, model): ...
 """
     (tmp_path / "mine.py").write_text(code)
     words = [sys.executable, "-m", "slime", "plan", *RUN, f"rollout.program.path={tmp_path}/mine.py:run"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    done = run_within(100, words, check=False)
     assert (done.stderr, done.returncode) == ("slime: interrupted\n", 130)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_of_a_child_is_none_of_ours(name: str) -> None:
     program = [sys.executable, "-c", INSTEAD.format(name=name, where="'a child'")]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=50)
+    done = run_within(50, program, check=False)
     assert done.stderr.splitlines()[-1] == 'KeyError: "a library\'s state"'
     assert done.returncode == 1
 

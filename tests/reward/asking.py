@@ -18,6 +18,9 @@ from tests.waiting import until
 TIMEOUT_S, GONE_WITHIN_S = 200.0, 60.0
 """Killing takes milliseconds; the rest is for a busy machine, and less than what waits for the timeout takes."""
 
+IMPATIENT_S = 1.5
+"""What hangs takes it; what forks a few processes has no core for a part of it."""
+
 
 def rewards(log: Path | None = None, hidden: Sequence[Path] = (), **keys: Any) -> RewardService:
     given = {"name": "misbehaving", "timeout_s": TIMEOUT_S, "memory_mb": 256, **keys}

@@ -10,7 +10,7 @@ import pytest
 from slime import plugins
 from slime.reward.service import RewardService
 from tests.reward import misbehaving
-from tests.reward.asking import rewards
+from tests.reward.asking import IMPATIENT_S, rewards
 
 
 @pytest.fixture(scope="module")
@@ -36,5 +36,5 @@ def service(installed: None) -> Iterator[RewardService]:
 
 @pytest.fixture
 def impatient(installed: None) -> Iterator[RewardService]:
-    with rewards(timeout_s=0.5) as service:
+    with rewards(timeout_s=IMPATIENT_S) as service:
         yield service

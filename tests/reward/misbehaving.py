@@ -209,7 +209,7 @@ class Misbehaving:
             with open(name, "wb") as file:
                 for _ in range(mib // 2):
                     file.write(bytes(2**20))
-        time.sleep(0.5)  # a few looks of the guard
+        time.sleep(0.5 if mib < 256 else 1000)  # a few looks of the guard, which ends what is too much
         return Verdict.invalid(" ".join(names))
 
     def map_shared_memory(self, mib: int) -> Verdict:
@@ -290,7 +290,7 @@ class Misbehaving:
             assert frame.f_back
             frame = frame.f_back
         self.write_everywhere(forged(frame.f_locals["line"]._number))
-        time.sleep(0.05)  # for the service to take it, and to ask for the next sample's
+        time.sleep(0.5)  # for the service to take it, and to ask for the next sample's
         answer: Verdict = getattr(self, then)(1000)
         return answer
 

@@ -19,6 +19,7 @@ from slime.reward.engines import FrozenEngine, FrozenEngines
 from slime.reward.service import RewardService
 from slime.types import VerdictKind
 from tests.reward.misbehaving import sample
+from tests.waiting import until
 
 FIRST, SECOND = Endpoint("http://host:1", Secret("one")), Endpoint("http://host:2", Secret("two"))
 JUDGE = FrozenEngine(FIRST.url, FIRST.key, "models/judge")
@@ -109,6 +110,7 @@ def test_an_objective_asks_again_where_an_engine_died_meanwhile() -> None:
         listens.close()
         asking = Thread(target=lambda: asked.append(engines.asking("teacher", ask)))
         asking.start()
+        until(lambda: len(asked) == 2)
         time.sleep(3 * engines.POLL_S)
         frozen.lost(0)
         frozen.found(0, SECOND)

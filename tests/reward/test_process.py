@@ -17,7 +17,7 @@ from slime.config.schema import RewardConfig
 from slime.errors import SlimeError
 from slime.reward.service import RewardService
 from slime.types import Verdict, VerdictKind
-from tests.reward.asking import GONE_WITHIN_S, rewards, score, wait_until_gone
+from tests.reward.asking import GONE_WITHIN_S, IMPATIENT_S, rewards, score, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 def test_a_hanging_reward_is_a_timeout_and_the_next_sample_is_served(impatient: RewardService, behaviour: str) -> None:
     began = time.monotonic()
     verdict = score(impatient, behaviour, 1000)
-    assert verdict == Verdict.timeout("no verdict within reward.timeout_s=0.5 s")
+    assert verdict == Verdict.timeout(f"no verdict within reward.timeout_s={IMPATIENT_S} s")
     assert time.monotonic() - began < GONE_WITHIN_S
     assert score(impatient, "value", 1.0).value == 1.0
 

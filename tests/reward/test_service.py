@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 @pytest.fixture(scope="module")
 def pair(installed: None) -> Iterator[RewardService]:
-    with rewards(num_workers=2, timeout_s=2.0, memory_mb=512) as service:
+    with rewards(num_workers=2, timeout_s=4.0, memory_mb=512) as service:
         yield service
 
 
