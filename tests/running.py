@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,7 +169,7 @@ class Run:
     def strays(self) -> list[str]:
         """What is left of the processes that lived at `remember`, after the time they get to go."""
         alive = wait_until_gone({process for process in self.family if isinstance(process, psutil.Process)}, GONE_S)
-        return [" ".join(process.cmdline()) for process in alive]
+        return [command_of(process) for process in alive]
 
     def rows(self, stage: str) -> list[dict[str, Any]]:
         return [row for row in read_rows(self.path / "metrics.jsonl") if row["stage"] == stage]
@@ -205,6 +205,25 @@ class Run:
             with suppress(FileNotFoundError):
                 sizes.append(os.stat(file).st_size)
         return sizes
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its words; empty if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def end_family(leaders: Iterable[psutil.Process]) -> None:
+    """Kill processes and all that they have started, some of which end by themselves meanwhile."""
+    family = [*leaders]
+    for leader in family[:]:
+        with suppress(psutil.NoSuchProcess):
+            family += leader.children(recursive=True)
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=GONE_S)
 
 
 def end_all() -> None:

@@ -21,7 +21,7 @@ from slime.run_dir import RunDir
 from slime_plugin_ray.reaper import wait_until_gone
 from slime_testing.forked import of_a_run
 from slime_testing.patience import run_within
-from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run
+from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run, command_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -177,8 +177,7 @@ def servers(run: Run) -> list[psutil.Process]:
     """The processes that the engines were started as."""
     found = []
     for child in psutil.Process(run.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended since
-            found += [child] * ("slime_plugin_sglang.launcher" in child.cmdline())
+        found += [child] * ("slime_plugin_sglang.launcher" in command_of(child))
     return found
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from slime.config.paths import resolve
 from slime_testing.patience import Patience, family, run_within
-from tests.running import NO_CHECKPOINTS, Run
+from tests.running import NO_CHECKPOINTS, Run, command_of, end_family
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -23,9 +24,13 @@ ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 
 START_S = 200.0
 """Of Ray on a machine that does much else."""
 FREE_CPUS = """
-import ray, sys
+import ray, sys, time
 ray.init(sys.argv[1], logging_level="ERROR")
-print(ray.available_resources().get("CPU", 0))
+for _ in range(600):  # a node reports what was given back a moment later
+    if (free := ray.available_resources().get("CPU", 0)) == 2:
+        break
+    time.sleep(0.1)
+print(free)
 """
 
 
@@ -52,11 +57,14 @@ def head() -> Iterator[Head]:
     try:
         yield Head(_address(folder, process), process)
     finally:
-        family = [process, *process.children(recursive=True)]
-        for member in family:
-            member.kill()
-        psutil.wait_procs(family, timeout=10)
-        shutil.rmtree(folder)
+        end_family([process])
+        until(lambda: is_removed(folder))
+
+
+def is_removed(folder: Path) -> bool:
+    """Try it: one of Ray's that was started in the last moment may still write there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def _address(folder: Path, process: psutil.Popen) -> str:
@@ -69,7 +77,7 @@ def _address(folder: Path, process: psutil.Popen) -> str:
 
 
 def named(name: str, processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if name in " ".join(process.cmdline())]
+    return [process for process in processes if name in command_of(process)]
 
 
 def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_path: Path) -> None:

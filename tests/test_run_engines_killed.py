@@ -6,13 +6,13 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.running import NO_CHECKPOINTS, NO_STOP, Run
+from tests.running import NO_CHECKPOINTS, NO_STOP, Run, command_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -24,9 +24,8 @@ def members(run: Run, words: str) -> list[psutil.Process]:
     """Processes of the run whose command begins so, the oldest first."""
     found = []
     for child in psutil.Process(run.process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended since
-            if " ".join(child.cmdline()).startswith(words):
-                found.append(child)
+        if command_of(child).startswith(words):
+            found.append(child)
     return sorted(found, key=psutil.Process.create_time)
 
 

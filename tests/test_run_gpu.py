@@ -18,7 +18,7 @@ import pytest
 from slime.net import reserved_port
 from slime_plugin_ray.gpus import MIB, read_gpus
 from slime_plugin_ray.starter import make_token
-from tests.running import NO_CHECKPOINTS, SPREAD, Run
+from tests.running import NO_CHECKPOINTS, SPREAD, Run, end_family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -136,10 +136,7 @@ def two_raylets(folder: Path, num_gpus: int) -> Iterator[str]:
                 time.sleep(0.5)
         yield address
     finally:
-        family = [process for node in nodes for process in (node, *node.children(recursive=True))]
-        for process in family:
-            process.kill()
-        psutil.wait_procs(family, timeout=10)
+        end_family(nodes)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ import pytest
 from slime_plugin_ray.reaper import wait_until_gone
 from slime_testing.patience import run_within
 from tests.namespaces import TwoHosts, two_hosts
-from tests.running import GONE_S, Run
+from tests.running import GONE_S, Run, command_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -77,7 +78,7 @@ def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: T
 def kill_with_reaper(run: Run) -> None:
     """Kill the driver, but first its reaper: that one finds the second host's processes here, as on no real host."""
     for child in psutil.Process(run.process.pid).children():
-        if "slime_plugin_ray.reaper" in child.cmdline():
+        if "slime_plugin_ray.reaper" in command_of(child):
             child.kill()
     run.kill()
 
@@ -85,8 +86,9 @@ def kill_with_reaper(run: Run) -> None:
 def end(run: Run) -> None:
     """What the reaper would have ended on the first host."""
     for process in run.family:
-        if isinstance(process, psutil.Process) and process.is_running():
-            process.kill()
+        if isinstance(process, psutil.Process):
+            with suppress(psutil.NoSuchProcess):  # they end by themselves, too
+                process.kill()
     assert run.strays() == []
 
 
@@ -97,7 +99,7 @@ def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoH
     """
     run.start()
     run.until(lambda: run.has_step("rl", 2))
-    there = " ".join(word for process in hosts.on_second for word in process.cmdline())
+    there = " ".join(map(command_of, hosts.on_second))
     assert "ray::TrainerActor" in there or "ray::EngineActor" in there, there
     kill_with_reaper(run)
     assert wait_until_gone(hosts.on_second, GONE_S) == set()

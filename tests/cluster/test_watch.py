@@ -18,6 +18,8 @@ from slime.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 
+WITHIN_S = 25
+"""Three on an idle machine; what is done then would last 30 and more."""
 DRIVER = """
 import asyncio, json, os, signal, sys, threading, time
 from pathlib import Path
@@ -84,8 +86,8 @@ def check_in():  # with nobody watched who is known to be dead
     calls._watch = None
     calls.check_in(60)
 
-def all_sleep(seconds):
-    calls.all(calls.trainers, "sleep", 4, Idle.sleep, seconds)
+def all_sleep(seconds, limit_s=30):
+    calls.all(calls.trainers, "sleep", limit_s, Idle.sleep, seconds)
 
 def sleep(member):
     calls.wait({member.call(Idle.sleep, 60): member}, "sleep", limit_s=30)
@@ -113,11 +115,11 @@ with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
 
     all_sleep(1.5)  # longer than a look: nobody has died
     os.kill(pids["trainer-3"], signal.SIGSTOP)
-    outcome("hang", lambda: all_sleep(0))
+    outcome("hang", lambda: all_sleep(0, 4))
     outcome("engine hangs", lambda: fails(NoAnswer("no answer", where="engine", todo="Wait.")))
     os.kill(pids["trainer-3"], signal.SIGCONT)
     calls.watch_beside({engine.call(Idle.fail): engine}, "starting engines")
-    outcome("beside", lambda: all_sleep(1.5))
+    outcome("beside", lambda: all_sleep(5))  # of which it awaits as much as a look takes
     both = ((Idle.follow, members[1]), (Idle.fail_late, members[0]))
     outcome("cause", lambda: calls.wait({member.call(act): member for act, member in both}, "publishing", 30))
     outcome("no cause", lambda: calls.wait({members[1].call(Idle.follow): members[1]}, "publishing", 30))
@@ -266,7 +268,7 @@ def test_who_died_is_named_within_seconds(told: Told, done: str, name: str, what
     message, _, seconds = told.errors[done]
     assert message.startswith(f"{told.label(name)}: {what}")
     assert f"{name}.log" in message
-    assert seconds < 10
+    assert seconds < WITHIN_S
 
 
 @pytest.mark.parametrize(("done", "name"), [("gcs", "gcs_server at "), ("raylet", "raylet on ")])
@@ -274,7 +276,7 @@ def test_a_death_among_rays_own_is_named_within_seconds(told: Told, done: str, n
     message, _, seconds = told.errors[done]
     assert message.startswith(f"Ray's {name}")
     assert "was killed by SIGKILL while" in message
-    assert seconds < 10
+    assert seconds < WITHIN_S
 
 
 def test_rays_token_is_for_nobody_else(told: Told) -> None:

@@ -65,7 +65,9 @@ def test_stop_token_is_part_of_the_answer(served):
 def test_aborted_requests_bring_what_they_had(served):
     async def abort_on_the_way(client):
         requests = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(4)]
-        await asyncio.sleep(0.3)
+        while (await client.load())[1] < 100:  # prompts, and a few tokens of each response
+            assert not any(request.done() for request in requests)
+            await asyncio.sleep(0.01)
         await client.abort_all()
         return await asyncio.gather(*requests)
 
@@ -113,7 +115,7 @@ def test_the_load_changes_while_tokens_are_generated(served):
         requests = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(3)]
         loads = []
         while not all(request.done() for request in requests):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
             loads.append(await client.load())
         await client.flush_cache()
         return loads, await client.load()

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from slime.engine_client import engine_set
-from slime.engine_client.client import FinishReason, ServerFault
+from slime.engine_client.client import EngineGone, FinishReason, ServerFault
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.topology.engines import MAX_IMBALANCE
@@ -189,19 +189,18 @@ def test_requests_wait_for_an_engine_that_comes_back():
 
 @pytest.mark.parametrize("has_died", [True, False])
 def test_a_death_is_told_by_who_finds_it_and_a_lost_connection_here(caplog, has_died):
-    alive, dying = ScriptedEngine(), ScriptedEngine()
-    dying.dies_after = 0
+    gone, alive = Gone(), virtual_clock.VirtualEngine(lambda prompt, seed: prompt)
 
     async def main():
-        async with alive, dying, connected(dying.endpoint) as first, connected(alive.endpoint) as second:
-            several = EngineSet([first, second], notice_s=0.3)
-            await several.generate([1], LIMIT)
-            if has_died:
-                several.lose(first)
-                several.regain(first)
-            await asyncio.sleep(0.5)
+        several = EngineSet([gone, alive], notice_s=20)
+        await several.generate([1], {"max_new_tokens": 9, "sampling_seed": 0})
+        await asyncio.sleep(10)
+        if has_died:
+            several.lose(gone)
+            several.regain(gone)
+        await asyncio.sleep(20)
 
-    asyncio.run(main())
+    virtual_clock.run(main())
     assert any("Others take its requests" in record.getMessage() for record in caplog.records) is not has_died
 
 
@@ -233,6 +232,15 @@ def test_a_fault_of_an_engine_that_is_about_to_die_is_not_the_requests():
             await asyncio.gather(*(several.generate([number], limit) for number in (8, 9)))
 
     virtual_clock.run(main())
+
+
+class Gone:
+    """Answers nothing."""
+
+    url, num_generating = "gone", 1
+
+    async def generate(self, input_ids, sampling):
+        raise EngineGone("no answer", where="engine", todo="See its log.")
 
 
 class Failing:

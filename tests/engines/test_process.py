@@ -77,7 +77,7 @@ def test_engine_that_fails_at_its_first_request_is_stopped(tmp_path, monkeypatch
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody is; engines are reached without
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     cfg = cpu_config()
-    cfg.cluster.start_timeout_s = 20.0
+    cfg.cluster.start_timeout_s = 100.0
     engine = EngineProcess(topology_at(cfg, tmp_path), host=LOOPBACK, log=tmp_path / "engine.log")
     with pytest.raises(SlimeError, match=r"no answer to /freeze_gc: .*500"):
         engine.start()
@@ -161,7 +161,8 @@ def shared_memory(leader):
     found = set()
     for process in psutil.process_iter():
         if name_in_group(process, leader):
-            found |= {Path(entry.path) for entry in process.memory_maps() if entry.path.startswith("/dev/shm/")}
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                found |= {Path(entry.path) for entry in process.memory_maps() if entry.path.startswith("/dev/shm/")}
     return found
 
 

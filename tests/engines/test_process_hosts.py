@@ -143,7 +143,7 @@ def test_a_rank_that_is_killed_is_named_with_its_host_and_ends_all(processes):
     leaders = [psutil.Process(process.pid) for process in processes]
     family = [*leaders, *(child for leader in leaders for child in leader.children(recursive=True))]
     os.kill(scheduler, signal.SIGKILL)
-    psutil.wait_procs(leaders, timeout=30)
+    psutil.wait_procs(leaders, timeout=GONE_S)
     ends = {process: process.end(waits=True) for process in (second, first)}
     said = str(first_end(ends.values()))
     assert said.startswith(f"engine-0-node1 (node_rank 1, pid {second.pid} on {socket.gethostname()}): ended")

@@ -3,9 +3,9 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
+from guarded_workers import guard
 from slime_testing.ranks import Rank, run_ranks
 from tests.waiting import until
 
@@ -47,4 +47,4 @@ def test_a_hang_shows_where_every_rank_stands() -> None:
 
 def test_helper_processes_go_with_their_rank() -> None:
     (pid,) = run_ranks(leave_a_helper, 1)
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: guard.state(pid) in ("", guard.ZOMBIE))

@@ -26,6 +26,7 @@ from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish, publish_over
 from slime_testing.ranks import Rank, run_ranks
 from tests.transports import BUCKET, CPU, LIMIT_S, half, links_to
+from tests.waiting import until
 from weight_buckets.bucket import Bucket
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -165,7 +166,7 @@ def test_fault_of_another_source_is_named_and_no_half_version_is_served(fault, e
     with ThreadPoolExecutor(1) as pool:
         second = (second_source, 1, store.port, num_ranks([link]), others, fault)
         other = pool.submit(partial(run_ranks, *second, timeout_s=ENDS_S))
-        store.wait([HERE], timedelta(seconds=ENDS_S))  # two threads must not start ranks at one moment
+        until(lambda: store.check([HERE]), ENDS_S)  # two threads must not start ranks at one moment
         [said] = run_ranks(first_source, 1, store.port, endpoint, mine, fault, timeout_s=ENDS_S)
         ended = other.exception()
     if FAULTS[fault] is None:
