@@ -143,11 +143,19 @@ def test_a_correction_bias_in_bf16_becomes_fp32(source: Path, tmp_path: Path) ->
         assert torch.equal(tensor, tensors[name].to(tensor.dtype)), name
 
 
+def endless(files: Path) -> Path:
+    """A file of a conversion that nobody can write: it is a pipe that nobody reads."""
+    files.mkdir(parents=True)
+    os.mkfifo(never := files / "__0_4_0.distcp")
+    return never
+
+
 @pytest.mark.slow
 def test_killed_conversion_goes_on_under_torchrun(source: Path, tmp_path: Path) -> None:
     arguments = ["-m", "slime", "convert", "hf-to-dist", str(source), str(tmp_path / "out"), "--file-gb", "0.00001"]
     command = [*arguments, "--layout", "tensor_model_parallel_size=2", "--processes", "2"]
     journal, files = (tmp_path / ".out.converting" / name for name in ("journal", "files"))
+    never = endless(files)
     killed = subprocess.Popen([sys.executable, *command], start_new_session=True)
     patience = Patience(100, lambda: family(killed.pid))
     assert patience.wait_for(lambda: len(list(journal.glob("*.json"))) >= 5, every_s=0.002)
@@ -156,6 +164,7 @@ def test_killed_conversion_goes_on_under_torchrun(source: Path, tmp_path: Path) 
     done = {entry.stem: (files / entry.stem).stat().st_mtime_ns for entry in journal.glob("*.json")}
     assert len(done) >= 5
     assert not (tmp_path / "out").exists()
+    never.unlink()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     run_within(100, [*torchrun, *command])
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in done} == done
@@ -169,7 +178,7 @@ def test_a_conversion_whose_command_is_killed_goes_on(source: Path, tmp_path: Pa
     """The command alone: its ranks end by themselves. The folder is there only when it is whole."""
     arguments = ["-m", "slime", "convert", "hf-to-dist", str(source), str(tmp_path / "out"), "--file-gb", "0.00001"]
     command = [sys.executable, *arguments, "--layout", "tensor_model_parallel_size=2", "--processes", "2"]
-    journal = tmp_path / ".out.converting/journal"
+    journal, never = tmp_path / ".out.converting/journal", endless(tmp_path / ".out.converting/files")
     killed = subprocess.Popen(command)
     patience = Patience(100, lambda: family(killed.pid))
     assert patience.wait_for(lambda: journal.exists() and len(list(journal.glob("*.json"))) >= num_done, every_s=0.002)
@@ -179,6 +188,7 @@ def test_a_conversion_whose_command_is_killed_goes_on(source: Path, tmp_path: Pa
     killed.wait()
     assert not (tmp_path / "out").exists()
     assert Patience(60, lambda: ranks).wait_for(lambda: not any(map(psutil.pid_exists, ranks)))
+    never.unlink()
     run_within(100, command)
     run_ranks(from_dist, 1, tmp_path / "out", tmp_path / "hf")
     assert_same(source, tmp_path / "hf")

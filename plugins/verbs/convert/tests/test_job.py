@@ -51,8 +51,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_killed_conversion_goes_on_where_it_stopped_also_on_other_hosts(tmp_path: Path) -> None:
     source = write_fp8(tmp_path / "source", NUM_WEIGHTS, (256, 512))
     run_within(100, [sys.executable, *command(source, tmp_path / "whole")])
-    killed = subprocess.Popen([sys.executable, *command(source, tmp_path / "out", "--processes", "2")])
     files, journal = (tmp_path / ".out.converting" / name for name in ("files", "journal"))
+    files.mkdir(parents=True)
+    never = files / f"model-00030-of-{NUM_WEIGHTS:05}.safetensors"
+    os.mkfifo(never)  # nobody reads it, so that who comes to write it waits: this conversion has no end
+    killed = subprocess.Popen([sys.executable, *command(source, tmp_path / "out", "--processes", "2")])
     patience = Patience(60, lambda: family(killed.pid))
     assert patience.wait_for(lambda: len(list(journal.glob("*.json"))) >= 5, every_s=0.002)
     workers = family(killed.pid)[1:]
@@ -63,6 +66,7 @@ def test_killed_conversion_goes_on_where_it_stopped_also_on_other_hosts(tmp_path
     done = {entry.stem: (files / entry.stem).stat().st_mtime_ns for entry in journal.glob("*.json")}
     assert 5 <= len(done) < NUM_WEIGHTS
     assert not (tmp_path / "out").exists()
+    never.unlink()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     run_within(100, [*torchrun, *command(source, tmp_path / "out", "--processes", "1")])
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
