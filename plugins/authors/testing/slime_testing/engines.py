@@ -25,7 +25,9 @@ def cpu_config(**sglang: Any) -> SlimeConfig:
     """An engine's part of a CPU run, as `cluster=local` has it; `sglang` goes on top."""
     cfg = SlimeConfig()
     cfg.cluster.device = Device.cpu
-    cfg.cluster.start_timeout_s = 100.0  # below a test's own limit
+    cfg.cluster.start_timeout_s = (
+        250.0  # below a test's own limit; the first of a process waits for the import of SGLang
+    )
     cfg.rollout.sglang = {
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",

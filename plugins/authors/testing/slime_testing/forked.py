@@ -207,12 +207,15 @@ def _tell(connection: socket.socket, value: int) -> None:
 
 
 def _forked(told: Mapping[str, Any], stdin: int, log: int) -> int:
-    """Id of the process that becomes the engine."""
+    """Id of the process that becomes the engine. It leads a group of its own by then, which can be killed."""
+    led, leads = os.pipe()
     pid = os.fork()
     if pid == 0:
         _become(told, stdin, log)
-    for each in (stdin, log):
+    for each in (stdin, log, leads):
         os.close(each)
+    os.read(led, 1)  # it closes its end
+    os.close(led)
     return pid
 
 

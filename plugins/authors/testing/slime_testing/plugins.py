@@ -111,7 +111,7 @@ def check_reward(name: str, cases: Sequence[RewardCase | GroupCase], options: Op
     """
     assert cases, "a contract test needs a case"
     check_contribution(plugins.load().rewards, name, options or {})
-    cfg = RewardConfig(name=name, options=typed_options(f"reward/{name}", options or {}), num_workers=2)
+    cfg = RewardConfig(name=name, options=typed_options(f"reward/{name}", options or {}), num_workers=2, timeout_s=60)
     with RewardService(cfg) as service:
         kind = GroupCase if service.judges_groups(sample("").prompt) else RewardCase
         assert all(isinstance(case, kind) for case in cases), f"reward '{name}' is tested by {kind.__name__}s"

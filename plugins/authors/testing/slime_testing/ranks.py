@@ -125,7 +125,8 @@ def _first_failure(processes: Sequence[BaseProcess]) -> str:
 def _print_stacks(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         if process.exitcode is None:
-            os.kill(_pid(process), signal.SIGUSR1)
+            with suppress(ProcessLookupError):  # it ends just now
+                os.kill(_pid(process), signal.SIGUSR1)
     time.sleep(_SECONDS_TO_PRINT_STACKS)
 
 
@@ -144,7 +145,8 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _log(job: Path, rank: int) -> str:
-    return f"--- rank {rank}\n{(job / f'log{rank}').read_text(errors='replace')[-6000:]}"
+    file = job / f"log{rank}"  # of a rank that got no core there is none
+    return f"--- rank {rank}\n{file.read_text(errors='replace')[-6000:] if file.exists() else ''}"
 
 
 def _load(module: str, file: str, qualname: str) -> Callable[..., Any]:
