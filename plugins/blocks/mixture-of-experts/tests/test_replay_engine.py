@@ -57,9 +57,11 @@ async def generated(engine: Endpoint, folder: str) -> list[Segment]:
         begun = len(turns.tokens)
         await generator.continue_response(turns, begun, begun + 15, 1, seed=9)
         broken_off = Segment((*PROMPT, 70))
+        begins_within_s = 0.15
         while not broken_off.tokens:
+            begins_within_s *= 2
             asking = asyncio.create_task(generator.continue_response(broken_off, 0, 150, 1, seed=11))
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(begins_within_s)
             await client.abort_all()
             _, status = await asking
         if status is Status.ABORTED:

@@ -74,7 +74,7 @@ def engine(folder: Path, log: Path) -> Iterator[Endpoint]:
 def ask(at: Endpoint, input_ids: list[list[int]]) -> list[float]:
     body = json.dumps({"input_ids": input_ids}).encode()
     request = Request(f"{at.url}/classify", body, {**at.headers, "Content-Type": "application/json"})
-    with urlopen(request, timeout=60) as answer:
+    with urlopen(request, timeout=200) as answer:
         found = json.load(answer)
     assert [len(each["embedding"]) for each in found] == [1] * len(input_ids)
     return [each["embedding"][0] for each in found]

@@ -21,8 +21,14 @@ def log_steps(folder, stage, steps, resumed=None):
 
 
 def events(folder):
-    """Every event that TensorBoard reads under `folder`; it has scalars as tensors."""
-    for path in sorted(folder.rglob("*tfevents*")):
+    """Every event that TensorBoard reads under `folder`, in the order in which its files were begun; it has scalars as
+    tensors."""
+
+    def begun(path):  # events.out.tfevents.SECONDS.HOST.PID.NUMBER: 10 comes behind 9
+        name = path.name.split(".")
+        return int(name[3]), int(name[-1])
+
+    for path in sorted(folder.rglob("*tfevents*"), key=begun):
         yield from EventFileLoader(str(path)).Load()
 
 

@@ -25,7 +25,8 @@ def now(folder):
     return {name: value for name, value in found.items() if value and name != "time"}
 
 
-def test_the_file_says_what_the_run_does(written, tmp_path):
+def test_the_file_says_what_the_run_does(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(diary, "INTERVAL_S", 1000.0)
     written(events.Starting("starting 1 engine"))
     written(events.Starting())
     assert now(tmp_path) == {"starting": "starting 1 engine"}
