@@ -58,11 +58,12 @@ class Bench:
         return requests
 
     async def come_on(self, before: int) -> int:
-        """Wait until the engine holds `SOME` tokens more than before; the tokens in its pool."""
+        """Wait until all requests are being generated, and the engine holds `SOME` tokens more than before; the tokens
+        in its pool."""
         while True:
-            _, tokens = await self.client.load()
-            if tokens > before + SOME:
-                return tokens
+            [load] = (await self.client._get("/v1/loads?include=core"))["loads"]
+            if load["num_running_reqs"] == len(PROMPTS) + 1 and load["num_used_tokens"] > before + SOME:
+                return int(load["num_used_tokens"])
             await asyncio.sleep(0.02)
 
     def gaps(self, prompt: list[int], completion: Completion, version: int) -> torch.Tensor:

@@ -105,9 +105,11 @@ def test_a_run_in_progress_is_followed_to_its_end(tmp_path, watching, opened):
     """As on a laptop: real engines, real trainer, and the page beside them."""
     run = Run(tmp_path, settings={"run.num_steps": 6, "eval.interval": 3, **NO_CHECKPOINTS}, forked=True).start()
     run.until(lambda: (run.path / "logs/now.json").exists())
+    run.process.send_signal(signal.SIGSTOP)  # the page may take longer than the run's start
     found = opened(watching(run.path))
     found.page.wait_for_selector(".state.running")
     found.until("document.querySelector('.doing').textContent.includes('starting')")
+    run.process.send_signal(signal.SIGCONT)
     run.until(lambda: run.has_step("rl", 2))
     found.until("/ · rl [2-6]$/.test(document.title)")
     assert "of 6" in found.text(".tile")
