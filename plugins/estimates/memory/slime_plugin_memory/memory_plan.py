@@ -133,10 +133,10 @@ class MemoryPlan(ModelSizes):
             mine = [layers[layer] for chunk in chunks for layer in chunk]
             head = (0.0, 0.0)
             if stage == last:
-                head = activations.head(self.model["vocab_size"], cfg.train.logprob_chunk_tokens, tied=tied)
+                chunk_tokens = cfg.train.logprob_chunk_tokens
+                head = activations.head(self.model["vocab_size"], chunk_tokens, tied=tied, drafting=drafting)
                 if drafting:
                     mine.append(activations.layer(self._by_layer[DRAFTING_LAYER]))
-                    head = (2 * head[0], head[1])
             ranks.append(
                 dataclasses.replace(
                     shared,

@@ -36,6 +36,14 @@ def test_a_drafting_layer_that_learns_keeps_the_keys_that_its_own_indexer_choose
     assert drafting.lasting == 4 * 2048 * tokens
 
 
+def test_a_drafting_layer_that_learns_takes_a_second_chunk_of_logits() -> None:
+    """That of the main loss is kept while the layer runs. 154,880 words over four ranks, in bf16."""
+    words = ["+model=glm5.2", "+cluster=h100x256", "train.logprob_chunk_tokens=1024"]
+    frozen, learns = (plan_of(*words, *more).trainers[-1].head for more in ([], ["train.mtp_loss_scale=0.2"]))
+    assert learns[0] == 2 * frozen[0]
+    assert learns[1] - frozen[1] == 2 * 1024 * 154_880 / 4
+
+
 def test_deltas_cost_a_version_of_host_memory_at_both_ends() -> None:
     """GLM-4-9B in bf16: at the publisher, and at each engine beside it."""
     words = ("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk")

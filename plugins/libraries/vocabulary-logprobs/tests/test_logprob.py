@@ -1,5 +1,7 @@
 """Chunked log-probs and entropies against torch's log_softmax(logits / temperature), in float64, with gradients."""
 
+import weakref
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -203,6 +205,44 @@ class LargestResult(torch.utils._python_dispatch.TorchDispatchMode):
         if isinstance(result, Tensor):
             self.numel = max(self.numel, result.numel())
         return result
+
+
+class LogitsMade(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes how many rows each product of hidden states and the vocabulary has, and that no other's are left then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+        self._last: Callable[[], object] = lambda: None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_made = func is torch.ops.aten.mm.default and args[1].shape == (HIDDEN, VOCAB)
+        assert not is_made or self._last() is None, "two chunks of logits at once"
+        result = func(*args, **(kwargs or {}))
+        if is_made:
+            self.rows.append(len(result))
+            self._last = weakref.ref(result)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "forward", "backward"), [(NUM_TOKENS, [23], []), (100, [23], []), (10, [3, 10, 10], [10, 3])]
+)
+def test_the_last_chunk_of_logits_is_kept_and_no_other(
+    lone_group: dist.ProcessGroup, chunk_tokens: int, forward: list[int], backward: list[int]
+) -> None:
+    hidden, weight, labels = inputs()
+    options = {"chunk_tokens": chunk_tokens, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
+    with LogitsMade() as made:
+        logprobs_and_entropy(hidden, weight, labels, **options)
+        assert made.rows == forward, "nothing is kept where there is no gradient"
+        got = logprobs_and_entropy(hidden.requires_grad_(), weight.requires_grad_(), labels, **options).sum()
+        assert made.rows == 2 * forward
+        first = torch.autograd.grad(got, (hidden, weight), retain_graph=True)
+        assert made.rows == 2 * forward + backward
+    # Its gradient was written over it, so it is computed again.
+    again = torch.autograd.grad(got, (hidden, weight))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 
 def test_a_main_gradient_is_added_to_and_autograd_gets_a_placeholder(lone_group: dist.ProcessGroup) -> None:

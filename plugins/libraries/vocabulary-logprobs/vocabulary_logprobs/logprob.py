@@ -7,6 +7,7 @@ further tokens, or most probable ones, of each place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -34,9 +35,9 @@ def logprobs_and_entropy(
 ) -> Tensor:
     """log p(label) and the entropy of p = softmax(hidden @ weight.T / temperature), in nats.
 
-    Logits exist for `chunk_tokens` tokens at a time, in the backward pass (which computes them again) too. The
-    product runs in the model's precision, as the engine's does; everything behind it, the division by the temperature
-    included, is fp32.
+    Logits exist for `chunk_tokens` tokens at a time, in the backward pass too: those of the last chunk are kept for it,
+    which begins with them, and the others are computed again. The product runs in the model's precision, as the
+    engine's does; everything behind it, the division by the temperature included, is fp32.
 
     Args:
         hidden: [t, h], the same on every rank of `group`; its gradient is this rank's part of a sum over `group`.
@@ -166,11 +167,14 @@ class _LogprobsAndEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, asked: Tensor, options: _Options) -> Tensor:
         local = asked - options.group.rank() * weight.size(0)
-        chunks = (torch.split(hidden, options.chunk_tokens), torch.split(local, options.chunk_tokens, dim=1))
-        found = [_scores(torch.mm(rows, weight.t()), ids, options) for rows, ids in zip(*chunks, strict=True)]
+        found = []
+        for rows in _chunks(len(hidden), options.chunk_tokens):
+            logits = None  # those of the chunk before are gone when the next ones are made
+            logits = torch.mm(hidden[rows], weight.t())
+            found.append(_scores(logits, local[:, rows], options))
         scores, log_z = (torch.cat(each, dim=-1) for each in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, local, log_z, scores[1].clone())
-        ctx.options = options
+        ctx.options, ctx.logits_of_last = options, logits
         return scores
 
     @staticmethod
@@ -182,10 +186,10 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         total = options.main_grad
         if total is None and ctx.needs_input_grad[1]:
             total = torch.zeros_like(weight, dtype=_compute_dtype(weight))
-        for start in range(0, len(hidden), options.chunk_tokens):
-            rows = slice(start, start + options.chunk_tokens)
+        kept, ctx.logits_of_last = ctx.logits_of_last, None  # the gradient is written over them
+        for rows in reversed(_chunks(len(hidden), options.chunk_tokens)):
             grad_of_entropy = grad_entropy[rows] if options.entropy_gradient else None
-            logits = torch.mm(hidden[rows], weight.t())
+            logits, kept = torch.mm(hidden[rows], weight.t()) if kept is None else kept, None
             if len(local) == 1:
                 of_rows = (local[0, rows], log_z[rows], entropy[rows], grad_logprob[rows])
                 grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy, options.temperature)
@@ -202,6 +206,13 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         weight.grad_added_to_main_grad = True
         # DDP wants to see some gradient before it reduces the buffer; this one costs no memory and is never read.
         return grad_hidden, weight.detach(), None, None
+
+
+def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:
+    """Of at most so many tokens; where not all are of that size it is the first that is smaller."""
+    first = num_tokens % chunk_tokens
+    borders = [*([0] if first else []), *range(first, num_tokens + 1, chunk_tokens)]
+    return [slice(*both) for both in pairwise(borders)]
 
 
 def _scores(logits: Tensor, local: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
