@@ -27,6 +27,9 @@ SILENCE_S = 60.0
 GONE_S = 60.0
 """Every process of a run that ended is gone after this long. On an idle machine it takes a moment."""
 
+START_S = 600
+"""What a run waits for its processes; a cluster's own limit is for a machine that does nothing else."""
+
 HELD_OUT = "heldout.jsonl"
 """In the folder of a run: the first of the recipe's held-out prompts."""
 DEMONSTRATIONS = "demonstrations.jsonl"
@@ -94,7 +97,7 @@ class Run:
 
     def start(self) -> Run:
         write_rows(self.folder)
-        settings = {**self.shortened, "run.name": "it", **self.settings}
+        settings = {"cluster.start_timeout_s": START_S, **self.shortened, "run.name": "it", **self.settings}
         if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
             settings.pop("eval.interval", None)
         words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]

@@ -198,7 +198,7 @@ def test_a_run_that_is_terminated_while_its_engine_starts_leaves_no_process(tmp_
     assert re.search(r"slime: interrupted; (nothing was saved yet|the same command continues after sft \d+)\n$", said)
     assert re.search(r"starting Ray\n.*reading the data\n.* demonstrations, .* run directory .*/runs/it\n", said)
     assert re.search(
-        r"starting 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n"
+        r"starting 2 trainer ranks and 1 engine\n(.*waiting for.*\n)*.*loading weights\n(.*waiting for.*\n)*"
         r".*ready: starts from .*; engines are still starting\n",
         said,
     )

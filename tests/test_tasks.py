@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -81,7 +82,8 @@ class Rewards:
 
     def value(self, cfg: RewardConfig, response: str, label: object) -> float:
         if repr(cfg) not in self._services:
-            self._services[repr(cfg)] = self._workers.enter_context(RewardService(cfg))
+            patient = replace(cfg, timeout_s=200.0)  # on however busy a machine
+            self._services[repr(cfg)] = self._workers.enter_context(RewardService(patient))
         verdict = asyncio.run(self._services[repr(cfg)].score(sample(response, label)))
         assert verdict.kind is VerdictKind.VALUE, verdict.reason
         assert verdict.value is not None

@@ -67,11 +67,21 @@ async def collect(endpoint: Endpoint, models: dict[int, Any], mode: Publish) -> 
             await gate.open(version)
             rollout.go_on(version)
             collected.append(await rollout.collect(version))
-            await asyncio.sleep(0.1)  # the trainer's work
+            await work(client)
     finally:
         await rollout.close()
         await client.close()
     return collected
+
+
+async def work(client: SGLangClient) -> None:
+    """The trainer's, however fast the engine is: until that has gone on with what was begun ahead, or has ended it."""
+    begun = (await client.load())[1]
+    while True:
+        num_requests, num_tokens = await client.load()
+        if not num_requests or num_tokens > begun + 8 * num_requests:
+            return
+        await asyncio.sleep(0.01)
 
 
 @torch.no_grad()

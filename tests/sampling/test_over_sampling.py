@@ -10,7 +10,8 @@ from slime.types import Status
 from tests.engine_client.scripted_engine import STOP_TOKEN, ScriptedEngine
 from tests.sampling.scripted_rollout import VERSION, Filter, Prompts, run, tokens
 
-EVERY_TOKEN_TAKES_A_WHILE = dict.fromkeys(range(20), 0.02)
+EVERY_TOKEN_TAKES_A_WHILE = dict.fromkeys(range(20), 0.05)
+"""So that an abort comes before six tokens more, on a busy machine, too."""
 
 
 def test_surplus_is_aborted_and_continued_under_the_next_weights():
@@ -128,7 +129,7 @@ def test_nothing_is_aborted_without_over_sampling():
 
 
 def test_a_full_buffer_drops_with_a_reason():
-    engine = ScriptedEngine(token_s={1: 0.05, 3: 0.05})
+    engine = ScriptedEngine(token_s={1: 60.0, 3: 60.0})
     (step,) = run(engine, over_sampling=2.0, prompts_per_step=2, buffer=FifoBuffer(max_groups=1))
     assert [group.id for group in step.groups] == ["0/0", "0/2"]
     assert step.stats["buffer/drop/full"] == 1
