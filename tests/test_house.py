@@ -34,7 +34,7 @@ BUDGETS = {
     "cluster": 1822,
     "train": 1076,
     "compose": 2465,
-    "config": 1992,
+    "config": 1993,
     "observe": 515,
     "topology": 1558,
     "sizes": 436,
