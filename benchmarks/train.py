@@ -206,7 +206,7 @@ def row(case: Case, measured: Measured, on_gpu: bool) -> str:
         case.layout,
         "full" if case.recompute else "off",
         "CPU" if case.cpu_adam else "device",
-        f"{measured.seconds:.3f}",
+        f"{measured.seconds:.4g}",
         f"{measured.num_tokens / measured.seconds:,.0f}",
         f"{rate / 1e12:.3g}" if whole else "-",
         f"{rate / PEAK_FLOPS:.1%}" if on_gpu and whole else "-",
