@@ -23,11 +23,14 @@ from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.lifetime import end_with_parent
 from slime.weights.hf_files import INDEX
+from slime_plugin_convert.ranks import torchruns_store
 from slime_plugin_convert.staging import Staging
 from slime_plugin_convert.tensors import Output, OutputFile, into_files, write_file
 from slime_plugin_megatron.weights.save_hf import SHARD_BYTES, copy_companions, write_json
 
 _POLL_S = 0.5
+_OPENED, _THROUGH = "convert/opened", "convert/through/"
+"""Keys of the store of torchrun's processes: the folder can be written to, and who has written his part of it."""
 _LINE_S = 30.0
 """Seconds between lines of progress where there is no terminal."""
 
@@ -71,16 +74,21 @@ def run(job: Job, processes: int) -> None:
     layout = [[file.name, file.num_bytes] for file in output]
     staging = Staging(job.destination, {**job.identity, "layout": layout})
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    store: Any = torchruns_store() if world_size > 1 else None
     if rank:
-        staging.join()
+        store.get(_OPENED)
     else:
         staging.open()
         check_room(job.destination, sum(file.num_bytes for file in output) - staging.written_bytes())
+        if store:
+            store.set(_OPENED, b"")
     with progress_of(staging, sum(file.num_bytes for file in output), shown=rank == 0) as progress:
         _write_all(job, output[rank::world_size], staging, processes, progress)
         if rank:
+            store.set(f"{_THROUGH}{rank}", b"")
             return
-        while len(staging.recorded()) < len(output):  # what the other hosts still write
+        # Also one whose files were all there before looks at them first: they may be damaged.
+        while store and not store.check([f"{_THROUGH}{other}" for other in range(1, world_size)]):
             time.sleep(_POLL_S)
             progress()
     copy_companions(job.source, staging.files)

@@ -32,12 +32,17 @@ def under_torchrun() -> bool:
 
 def here(function: Callable[..., None], *args: Any) -> None:
     """Call `function(rank, world_size, store, *args)` as the rank of torchrun's that this process is."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    function(rank, world_size, torchruns_store(), *args)
+
+
+def torchruns_store() -> Any:
+    """In which the processes of torchrun, of which this is one, tell each other things."""
     environment = os.environ
-    rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = serve_store(address, port, PATIENCE) if rank == 0 and not agent_serves else None
-    function(rank, world_size, store or join_store(address, port, PATIENCE), *args)
+    if environment["RANK"] == "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return serve_store(address, port, PATIENCE)
+    return join_store(address, port, PATIENCE)
 
 
 def started(function: Callable[..., None], world_size: int, progress: Callable[[], None], *args: Any) -> None:

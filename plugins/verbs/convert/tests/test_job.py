@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from plugins.verbs.convert.tests.test_dist import under_torchrun
 from slime.checkpoints import CONVERTED
 from slime.errors import SlimeError
 from slime_plugin_convert.staging import Staging
@@ -71,6 +74,38 @@ def test_killed_conversion_goes_on_where_it_stopped_also_on_other_hosts(tmp_path
     run_within(100, [*torchrun, *command(source, tmp_path / "out", "--processes", "1")])
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in done} == done
+
+
+def convert_late(rank: Rank, source: Path, destination: Path) -> None:
+    """The other ranks begin when the first one could be through."""
+    if rank.rank:
+        time.sleep(2)
+    convert_small(source, destination)
+
+
+def convert_torn(rank: Rank, source: Path, destination: Path) -> None:
+    """All but the end."""
+    Staging.publish = lambda staging: None  # type: ignore[method-assign]
+    convert_small(source, destination)
+
+
+def convert_small(source: Path, destination: Path) -> None:
+    """Into a file for each weight."""
+    from slime_plugin_convert import fp8, job
+
+    job.run(replace(fp8.to_bf16(source, destination), file_bytes=300_000), 1)
+
+
+@pytest.mark.slow
+def test_a_host_that_has_nothing_left_to_write_is_waited_for(tmp_path: Path) -> None:
+    """It looks at what it has written before, which may be damaged; and the folder is not gone before it comes."""
+    source, out = write_fp8(tmp_path / "source", 3, (256, 512)), tmp_path / "out"
+    run_ranks(convert_torn, 1, source, out)
+    damaged = tmp_path / ".out.converting/files/model-00002-of-00003.safetensors"  # of rank 1
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    under_torchrun(convert_late, 2, source, out)
+    assert (out / damaged.name).read_bytes() == whole
 
 
 def convert_here(rank: Rank, source: Path, destination: Path) -> int:
