@@ -14,8 +14,9 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
@@ -231,7 +232,14 @@ def _lock(path: Path, keys: str = "`run.name`") -> IO[str]:
 
 
 def _hold(lock: IO[str], how: int, keys: str = "`run.name`") -> None:
-    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed."""
+    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed.
+
+    Who only looks holds it for microseconds, which are waited for.
+    """
+    for _ in range(10):
+        with suppress(BlockingIOError):
+            return fcntl.flock(lock, how | fcntl.LOCK_NB)
+        time.sleep(0.01)
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from slime.errors import SlimeError
 from slime.events import Ended, Events
+from slime.observe import status
 from slime.observe.status import STATUS, Status, StatusFile, commit, read
 from slime.run_dir import RunDir
 
@@ -63,6 +65,42 @@ with RunDir.open(Path({str(tmp_path)!r})) as run:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("running\n", -signal.SIGKILL)
     assert read(tmp_path).state == "killed"
+
+
+def test_a_run_that_ends_while_it_is_looked_at_was_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its status was read, and before its lock is."""
+    run, is_held = RunDir.open(tmp_path), status._is_held
+    file = StatusFile(run)
+
+    def late(lock: Path) -> bool:
+        file(Ended("finished"))
+        run.close()
+        return is_held(lock)
+
+    monkeypatch.setattr(status, "_is_held", late)
+    assert read(tmp_path).state == "finished"
+
+
+def test_who_looks_at_a_run_keeps_none_from_starting(tmp_path: Path) -> None:
+    """A page does so every second, and takes the lock for that."""
+    with RunDir.open(tmp_path) as run:
+        StatusFile(run)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.001):
+            read(tmp_path)
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for each in looking:
+        each.start()
+    try:
+        for _ in range(500):
+            RunDir.open(tmp_path).close()
+    finally:
+        ended.set()
+        for each in looking:
+            each.join()
 
 
 def test_into_a_directory_that_was_replaced_nothing_is_written(tmp_path: Path) -> None:

@@ -73,11 +73,19 @@ def _write(run: RunDir, status: Status) -> None:
 
 def read(folder: Path) -> Status:
     """Of the run directory `folder`; of one that has no such file, nothing is known."""
+    status = _written(folder)
+    while status.state == RUNNING and not _is_held(folder / LOCK):
+        if (now := _written(folder)) == status:  # else it has ended since, which it says before it lets go
+            return replace(status, state=KILLED)
+        status = now
+    return status
+
+
+def _written(folder: Path) -> Status:
     try:
-        status = Status(**json.loads((folder / STATUS).read_bytes()))
+        return Status(**json.loads((folder / STATUS).read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
         return Status()
-    return replace(status, state=KILLED) if status.state == RUNNING and not _is_held(folder / LOCK) else status
 
 
 def _is_held(lock: Path) -> bool:
