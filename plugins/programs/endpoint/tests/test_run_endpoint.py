@@ -65,7 +65,7 @@ def test_a_run_trains_an_agent_program_by_its_url_and_leaves_none_when_it_is_int
     that attempt; the run is interrupted while those of the third step hang. On a busy machine six clients that start at
     once take half a minute."""
     settings = {"rollout.program.timeout_s": 80, "reward.max_failed_share": 0.5}
-    run = agents(tmp_path, settings=settings).start()
+    run = agents(tmp_path, settings=settings, silence_s=150.0).start()
     run.until(lambda: run.has_step("rl", 1))
     assert "closed" not in run.text()
     run.until(lambda: run.has_step("rl", 2))
