@@ -290,10 +290,10 @@ def test_who_makes_the_column() -> None:
 
 def test_nobody_answers() -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))  # nobody else gets it, and it does not listen
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(SlimeError, match="no answer to /model_info") as error:
-        Server(url).require_tokens_of(TINY)
+        with pytest.raises(SlimeError, match="no answer to /model_info") as error:
+            Server(url).require_tokens_of(TINY)
     assert str(error.value).startswith(f"algo.options.teacher_url={url}: ")
 
 
