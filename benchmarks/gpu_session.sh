@@ -115,7 +115,8 @@ for part in "${parts[@]}"; do
                 train.megatron.pipeline_model_parallel_size=2 ;;
     experts)
       run experts 300 python3 benchmarks/train.py --gpus "$gpus" --model glm4.7-flash --profile "${flash_layers[@]}"
-      run experts-air 300 python3 benchmarks/train.py --gpus "$gpus" --model glm4.5-air --profile "${air_layers[@]}" ;;
+      run experts-air 300 python3 benchmarks/train.py --gpus "$gpus" --model glm4.5-air --profile "${air_layers[@]}"
+      run experts-gradients 120 python3 benchmarks/experts.py --ranks "$gpus" ;;
     memory) run memory 500 python3 benchmarks/memory.py --gpus "$gpus" $([ "$gpus" -lt 4 ] || echo "${in80[@]}") ;;
     sources)
       sources+=(--buckets 2048,1024)

@@ -138,12 +138,12 @@ def _add_weight_gradient(rows: Tensor, gradient: Tensor, weight: Any, shape: Seq
 
         add_weight_gradients(totals, rows, gradient, groups.ends)
     else:
-        _add_one_by_one(list(zip(totals, groups.split(rows), groups.split(gradient), strict=True)))
+        add_on_two_streams(list(zip(totals, groups.split(rows), groups.split(gradient), strict=True)))
     weight.grad_added_to_main_grad = True
     return torch.empty_like(weight)
 
 
-def _add_one_by_one(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+def add_on_two_streams(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
     """Add to each total [k, n] the product of an expert's rows [r, k] and gradient [r, n].
 
     On a GPU every other one on a second stream: a product does not fill the device in its last round, and the next one
@@ -151,17 +151,18 @@ def _add_one_by_one(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
     """
     device = products[0][0].device
     if device.type != "cuda":
-        _add_products(products)
+        add_one_by_one(products)
         return
     now, beside = torch.cuda.current_stream(device), _second_stream(device)
     beside.wait_stream(now)
     with torch.cuda.stream(beside):
-        _add_products(products[1::2])
-    _add_products(products[::2])
+        add_one_by_one(products[1::2])
+    add_one_by_one(products[::2])
     now.wait_stream(beside)  # what is read here is not freed for others before
 
 
-def _add_products(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+def add_one_by_one(products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """The same on one stream."""
     for total, of_rows, of_result in products:
         if len(of_rows):
             add_product(total, of_rows.t(), of_result)
