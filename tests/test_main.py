@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from slime import command
-from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.verbs import plan
 from slime_plugin_ray.gpus import read_gpus
@@ -297,30 +295,6 @@ def test_a_refused_run_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_slime_error_is_one_line_whatever_its_parts() -> None:
     assert "\n" not in str(SlimeError("two\nlines", where="a\nb", todo="do\nit"))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("tokenizer.json", None, "{folder}: there is no tokenizer: neither tokenizer.json nor another vocabulary. "),
-        ("tokenizer.json", '{"a": [1, ', "{folder}/tokenizer.json: is torn: it does not end as JSON does. Fetch the "),
-        ("tokenizer_config.json", "[]", "{folder}/tokenizer_config.json: cannot be read (it holds no JSON object). "),
-        ("generation_config.json", "{", "{folder}/generation_config.json: cannot be read (Expecting property name "),
-        ("chat_template.jinja", None, "{folder}: the tokenizer has no chat template. Put the model's chat_template"),
-        ("model.safetensors", "broken off", "{folder}: 'model.safetensors' is torn or no safetensors file (Error wh"),
-    ],
-)
-def test_a_download_that_broke_off_is_refused_before_ray_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | None, said: str
-) -> None:
-    folder = shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "model")
-    (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    words = [*RUN, f"model.path={folder}", f"run.dir={tmp_path}"]
-    assert command.main([*words, "model.init=checkpoint"] if "safetensors" in name else words) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith(f"slime: {said.format(folder=folder)}")
-    assert "Ray" not in shown.out + shown.err
-    assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.skipif(bool(read_gpus()), reason="this host has GPUs")

@@ -16,6 +16,7 @@ from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import open_cluster
 from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
+from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import resolve
 from slime.config.schema import Init, RewardConfig, SlimeConfig
 from slime.data.tokenize import import_tokenizers, load_tokenizer
@@ -36,6 +37,7 @@ from slime.sampling.by_set import ScorerBySet, own_of_sets
 from slime.sampling.guarded import GuardedBuffer
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
+from slime.weights.hf_check import check_tensors
 from slime.weights.hf_files import HfFiles
 from stack_dumps.dumps import register
 
@@ -82,7 +84,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
     events.subscribe(*subscribers(installed, tracked, events, every_session=True))
     if cfg.model.init is Init.checkpoint and cfg.model.weights is None:
-        HfFiles(resolve(cfg.model.path))  # a download that broke off
+        _require_weights(cfg, installed)
     ray = ray_here(topology)
     events.publish(Starting("starting Ray"))
     model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
@@ -154,6 +156,13 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
     return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, engines)
+
+
+def _require_weights(cfg: SlimeConfig, installed: plugins.Plugins) -> None:
+    """Refuse a download that broke off, and tensors that are not the model's, as those of FP8."""
+    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    mapping, own = installed.models.create(hf["model_type"]).weight_mapping(hf), run_stages(cfg).own_model
+    check_tensors(HfFiles(resolve(cfg.model.path)), own.mapping(mapping) if own else mapping)
 
 
 def _reward_of(prompts: str, cfg: RewardConfig, logs: Path, frozen: FrozenEngines) -> RewardService:

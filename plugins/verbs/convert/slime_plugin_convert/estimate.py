@@ -12,6 +12,7 @@ from slime.layout import read_grid
 from slime.models.shapes import Cut
 from slime.sizes.model import keywords_of
 from slime.sizes.parameters import Weight, unknown_parameter, weights_of
+from slime.weights.hf_check import check_tensors
 from slime.weights.hf_files import HfFiles, HfTensors
 from slime_plugin_convert.expected import fp8_scheme, model_of, tensors_of
 from slime_plugin_convert.fp8 import bands, chosen_matrices, narrow_outputs, wide_outputs
@@ -101,8 +102,6 @@ def to_dist(source: Path, layout: Layout, processes: int) -> Estimate:
     hf, bridge = model_of(source)
     mapping = bridge.weight_mapping(hf)
     if isinstance(files, HfFiles):
-        from slime_plugin_megatron.weights.load import check_tensors  # takes seconds: it brings Megatron-core
-
         check_tensors(files, mapping)
     check_layout(layout, num_ranks, hf, bridge)
     moved = {name: num_bytes(files.tensors[name].dtype, files.tensors[name].shape) for name in mapping.hf_names}

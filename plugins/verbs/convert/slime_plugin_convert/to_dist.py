@@ -30,6 +30,7 @@ from slime.config.schema import ModelConfig, SlimeConfig
 from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.models.mapping import Piece
+from slime.weights.hf_check import check_tensors
 from slime.weights.hf_files import HfFiles
 from slime_plugin_convert.identity import identity_of
 from slime_plugin_convert.job import check_room, progress_of
@@ -39,7 +40,7 @@ from slime_plugin_convert.staging import Staging
 from slime_plugin_convert.tensors import DTYPES, PIECE_BYTES, TensorReader, num_bytes, storage_of
 from slime_plugin_megatron import checkpoint, megatron
 from slime_plugin_megatron.shards import ShardFiles, ShardWriter
-from slime_plugin_megatron.weights.load import check_tensors, reads
+from slime_plugin_megatron.weights.load import reads
 from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
 from slime_plugin_megatron.weights.save_hf import SHARD_BYTES, copy_companions
 from weight_buckets.bucket import in_buckets

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +11,11 @@ from typing import Any
 
 import torch
 
-from slime.errors import SlimeError, nearest
+from slime.errors import SlimeError
 from slime.models.mapping import Piece, WeightMapping
+from slime.weights.hf_check import LOADED, check_tensors
 from slime.weights.hf_files import FileTensor, HfFiles
 from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
-
-_ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -61,16 +57,6 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
                         _copy(opened.get_slice(name), read)
 
 
-def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
-    """Whether a checkpoint has the tensors of the model and no others, in dtypes that can be loaded.
-
-    Raises:
-        SlimeError: it has not.
-    """
-    _check_dtypes(files, mapping.hf_names & files.tensors.keys())  # first, as the scales of FP8 are strange names
-    _check_names(files, mapping)
-
-
 def reads(files: HfFiles, target: LocalTensor) -> list[tuple[str, Piece]]:
     """The blocks of HF tensors that make up a parameter, by the tensor's name.
 
@@ -103,7 +89,7 @@ def _at_once(names: Iterable[str], num_bytes: Mapping[str, int]) -> Iterator[lis
 
 
 def _num_bytes(tensor: FileTensor) -> int:
-    return math.prod(tensor.shape) * _ITEM_BYTES[tensor.dtype]
+    return math.prod(tensor.shape) * LOADED[tensor.dtype]
 
 
 def _plan(files: HfFiles, targets: Iterable[LocalTensor]) -> dict[str, dict[str, list[_Read]]]:
@@ -137,59 +123,3 @@ def _check_shape(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:
             where=str(files.folder / found.file),
             todo="Its config.json belongs to another checkpoint.",
         )
-
-
-def _check_dtypes(files: HfFiles, names: Iterable[str]) -> None:
-    for name in sorted(names):
-        found = files.tensors[name]
-        if found.dtype not in _ITEM_BYTES:
-            raise SlimeError(
-                f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(_ITEM_BYTES))}",
-                where=str(files.folder / found.file),
-                todo=f"Convert FP8 by 'slime convert fp8-to-bf16 {files.folder} {files.folder}-BF16', and take that.",
-            )
-
-
-def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
-    """Refuse a checkpoint that lacks a tensor or holds one that nobody asked for."""
-    expected = mapping.hf_names
-    beyond = _layers_left_out(files.folder, mapping)
-    missing = sorted(expected - files.tensors.keys() - mapping.optional_names)
-    unexpected = sorted(
-        name
-        for name in files.tensors.keys() - expected - mapping.ignored - mapping.copies.keys()
-        if not ((layer := _LAYER.match(name)) and int(layer[1]) in beyond)
-    )
-    if missing and mapping.draft_names == set(missing):
-        raise SlimeError(
-            f"the multi-token prediction layer is missing, all of its {len(missing)} tensors",
-            where=str(files.folder),
-            todo="If the checkpoint was saved without it, set num_nextn_predict_layers to 0 in its config.json.",
-        )
-    if missing:
-        raise _name_error(files, missing, "is missing", unexpected)
-    if unexpected:
-        raise _name_error(files, unexpected, "belongs to no part of the model", sorted(expected))
-
-
-def _layers_left_out(folder: Path, mapping: WeightMapping) -> set[int]:
-    """Layers that the checkpoint's own config.json announces, for decoding or prediction, and the model lacks."""
-    try:
-        hf = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        announced = hf["num_hidden_layers"] + (hf.get("num_nextn_predict_layers") or 0)
-    except (OSError, ValueError, KeyError) as error:
-        raise SlimeError(
-            f"config.json is missing or torn ({error!r})", where=str(folder), todo="Download the checkpoint again."
-        ) from None
-    return set(range(announced)) - {int(layer[1]) for name in mapping.hf_names if (layer := _LAYER.match(name))}
-
-
-def _name_error(files: HfFiles, names: list[str], fault: str, others: list[str]) -> SlimeError:
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    close = nearest(names[0], others)
-    hint = f" The nearest name is '{close}'." if close else ""
-    return SlimeError(
-        f"the tensor '{names[0]}'{more} {fault}",
-        where=str(files.folder),
-        todo=f"Check that the checkpoint and its config.json belong together.{hint}",
-    )
