@@ -10,7 +10,7 @@ demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 
 test: .venv/dev            ## set up, run every test in three processes, list the longest, and compare with tests/floors.py how much of core they ran; `make test TEST_PROCESSES=2` in fewer
 	$(COMPILE_OURS)
-	.venv/bin/python -m slipcover --source core/slime --json --out .lines.json -m pytest --numprocesses $(TEST_PROCESSES) \
+	.venv/bin/python -m slipcover --source $(CURDIR)/core/slime --json --out .lines.json -m pytest --numprocesses $(TEST_PROCESSES) \
 		--dist loadgroup --no-loadscope-reorder --durations 40
 	.venv/bin/python tests/floors.py .lines.json
 

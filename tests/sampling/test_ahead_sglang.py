@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from typing import Any
 
@@ -55,7 +56,8 @@ async def collect(endpoint: Endpoint, models: dict[int, Any], mode: Publish) -> 
     engines = EngineSet([client])
     gate = EngineGate(engines, mode, 60.0)
     sampler = Sampler(cfg, RewardConfig(name="scripted"), 5, engines, Letters(), Single(), Scorer(), None, gate)
-    sources = {"prompts": Prompts(), "buffer": FifoBuffer(), "sample_filter": KeepAll(), "begun": Begun()}
+    begun = Begun()
+    sources = {"prompts": Prompts(), "buffer": FifoBuffer(), "sample_filter": KeepAll(), "begun": begun}
     rollout = GroupsAhead(cfg, sampler, num_steps=STEPS, **sources)
     collected = []
     try:
@@ -67,20 +69,22 @@ async def collect(endpoint: Endpoint, models: dict[int, Any], mode: Publish) -> 
             await gate.open(version)
             rollout.go_on(version)
             collected.append(await rollout.collect(version))
-            await work(client)
+            await work(client, begun)
     finally:
         await rollout.close()
         await client.close()
     return collected
 
 
-async def work(client: SGLangClient) -> None:
-    """The trainer's, however fast the engine is: until that has gone on with what was begun ahead, or has ended it."""
-    begun = (await client.load())[1]
-    while True:
+async def work(client: SGLangClient, begun: Begun) -> None:
+    """The trainer's, however fast the engine is: until that has gone on with what was begun ahead, or has ended all."""
+    least = math.inf
+    while begun.groups.keys() - begun.decisions.keys():
         num_requests, num_tokens = await client.load()
-        if not num_requests or num_tokens > begun + 8 * num_requests:
-            return
+        if num_requests:  # none have arrived where a group was begun just now
+            least = min(least, num_tokens)
+            if num_tokens > least + 8 * num_requests:
+                return
         await asyncio.sleep(0.01)
 
 
