@@ -1,6 +1,7 @@
 """Compare the share of each room's lines that tests run with its floor.
 
-    python -m slipcover --source $PWD/core/slime --json --out .lines.json -m pytest && python tests/floors.py .lines.json
+    python -m slipcover --source $PWD/core/slime --json --out .lines.json -m pytest
+    python tests/floors.py .lines.json
 
 Exits with 1 where a room of core is under its floor. What runs in processes that tests start is not counted, as actors,
 engines and ranks are. SlipCover writes its counting into the code itself; what traces every call takes fast tests twice
