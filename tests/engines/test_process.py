@@ -156,6 +156,17 @@ def test_port_taken_meanwhile_is_replaced_and_stop_leaves_no_process_and_nothing
     engine.stop()  # a second time is nothing
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "killed"), [(signal.SIGQUIT, False), (signal.SIGKILL, True)])
+def test_who_kills_itself_was_not_killed(tiny_model, tmp_path, number, killed):
+    """SGLang's processes send SIGQUIT to the first of them when they fail, which then kills all with SIGKILL."""
+    with running_engine(tiny_model, tmp_path / "engine.log") as engine:
+        os.kill(engine.pid, number)
+        until(lambda: engine.end(waits=True), told=lambda: group(engine.pid))
+        end = engine.end()
+    assert (end.killed, "was killed by SIGKILL" in end.error.what) == (killed, True)
+
+
 def shared_memory(leader):
     """Files of /dev/shm that processes of the group have open, mapped or not."""
     found = set()

@@ -45,6 +45,8 @@ LAUNCHER = "slime_plugin_sglang.launcher"
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
 PORT_TAKEN = re.compile("address already in use|port.* is not available in", re.IGNORECASE)
+KILLS_ITSELF = "kill_process_tree called: parent_pid={pid}, include_parent=True"
+"""What SGLang logs before it does, as when one of its processes has failed because that of another host had ended."""
 """What uvicorn writes, after which SGLang neither serves nor ends; and what SGLang writes of the further ports that
 data-parallel attention needs, which it counts from that one."""
 TAIL_LINES, TAIL_CHARACTERS = 5, 400
@@ -222,7 +224,8 @@ class EngineProcess:
         if child := ChildEnd.first(output):
             how, at = f"{how}: process {child.pid} {child.how}", child.at
         todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
-        killed = "was killed by" in how and "SIGABRT" not in how  # a process aborts itself
+        by_itself = "SIGABRT" in how or (not child and KILLS_ITSELF.format(pid=self.pid) in output)
+        killed = "was killed by" in how and not by_itself
         said = "" if "SIGKILL" in how else f"; its log ends: {_tail(output)}"  # who is killed so has no time for words
         return End(killed, at, self._error(f"{how}{said}", todo))
 
