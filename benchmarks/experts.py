@@ -24,12 +24,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from machine import conditions
 from torch import Tensor
 
+from slime.net import file_store
 from slime_plugin_mixture_of_experts.exchange import Exchange
 from slime_plugin_mixture_of_experts.grouped import SMALL_PRODUCT, add_on_two_streams, add_one_by_one
 from slime_testing.ranks import Rank, run_ranks
@@ -138,12 +140,8 @@ def exchange(rank: Rank, sent: list[tuple[int, int]], device_type: str) -> list[
     device = torch.device(device_type, rank.rank) if device_type == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{rank.master_addr}",
-        rank=rank.rank,
-        world_size=rank.world_size,
-    )
+    backend, store = "nccl" if device.type == "cuda" else "gloo", file_store(rank.master_addr, timedelta(seconds=60))
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)
     found = []
     for num_rows, width in sent:
         rows = torch.randn(num_rows, width, device=device, dtype=torch.bfloat16)

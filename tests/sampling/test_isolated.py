@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 
 import psutil
 import pytest
@@ -14,6 +13,7 @@ from slime.config.schema import ProgramConfig
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.programs import opened
 from slime.types import Status, Verdict
+from tests.running import command_of
 from tests.waiting import until
 
 from . import faulty
@@ -47,11 +47,7 @@ def program(tmp_path, monkeypatch):
 
 
 def workers() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended since
-            found += [child] * ("guarded_workers" in " ".join(child.cmdline()))
-    return found
+    return [child for child in psutil.Process().children(recursive=True) if "guarded_workers" in command_of(child)]
 
 
 @pytest.mark.slow

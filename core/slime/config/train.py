@@ -59,8 +59,8 @@ class TrainConfig:
     """How often a rollout's samples are trained on, each time in `steps_per_rollout` optimizer steps, of the critic as
     well. Old log-probs and advantages are those from before the first."""
     logprob_chunk_tokens: int = key(8192, TOKENS, may_change=True, known_as="log_probs_chunk_size")
-    """Tokens whose logits are alive at once in log-prob, entropy and loss. A backward pass finds the logits of so many
-    tokens of a micro-batch, and computes those of the others again. Bounds memory, changes no result."""
+    """The output head computes logits in chunks of this many tokens, which bounds memory. The backward pass uses the
+    stored logits of a micro-batch's last chunk and recomputes those of the others. Results do not depend on it."""
     mtp_loss_scale: float | None = key(None, Bound(0, 100, strict=True))
     """Weight of the multi-token prediction layer's loss, which trains that layer alone; 0.2 is usual. Its gradients
     count in `train.optimizer.clip_grad`, as the policy's do. Empty: a layer that the checkpoint has stays as it is,

@@ -25,9 +25,8 @@ def cpu_config(**sglang: Any) -> SlimeConfig:
     """An engine's part of a CPU run, as `cluster=local` has it; `sglang` goes on top."""
     cfg = SlimeConfig()
     cfg.cluster.device = Device.cpu
-    cfg.cluster.start_timeout_s = (
-        250.0  # below a test's own limit; the first of a process waits for the import of SGLang
-    )
+    # Below a test's own limit; the first engine of a process waits for the import of SGLang.
+    cfg.cluster.start_timeout_s = 250.0
     cfg.rollout.sglang = {
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",

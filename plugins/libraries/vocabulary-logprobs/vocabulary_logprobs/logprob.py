@@ -209,7 +209,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
 
 
 def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:
-    """Of at most so many tokens; where not all are of that size it is the first that is smaller."""
+    """Consecutive slices of `chunk_tokens` tokens each; the first one is shorter if there is a remainder."""
     first = num_tokens % chunk_tokens
     borders = [*([0] if first else []), *range(first, num_tokens + 1, chunk_tokens)]
     return [slice(*both) for both in pairwise(borders)]
