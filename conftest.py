@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +36,16 @@ def pytest_runtest_makereport(item, call):
     finally:
         if enabled:
             gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """A file that leaves a process group behind fails in its last test, not the next file that needs one."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and (nextitem is None or nextitem.path != item.path) and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail(f"{item.path.name} left a process group of torch behind")
 
 
 LOOK_AGAIN_S = 5.0
@@ -107,6 +118,18 @@ def pytest_xdist_make_scheduler(config, log):
             return super()._split_scope(nodeid).partition("::")[0]
 
     return GroupOrFile(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    """A session that left tests out is an interrupted one: after too many crashes xdist starts no further process, and
+    the exit code tells of failures alone."""
+    several = session.config.pluginmanager.getplugin("dsession")
+    ended = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if several and ended and not several.sched.tests_finished:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+        told = session.config.pluginmanager.getplugin("terminalreporter")
+        told.write_line("\nnot every test ran: too many processes of tests crashed", red=True)
 
 
 def _skip_without_devices(items):

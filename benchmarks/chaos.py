@@ -1,7 +1,7 @@
 """What a run survives, and what it says when it does not: kills, stops, faults, bad rewards, damaged and full disks.
 
     python benchmarks/chaos.py all --out benchmarks/results/chaos.md
-    python benchmarks/chaos.py kills|interrupts|others|returns|hangs|rewards|flips|faults|disk [--out FILE]
+    python benchmarks/chaos.py kills|interrupts|starts|others|returns|hangs|rewards|flips|faults|disk [--out FILE]
 
 Real runs of the tiny model on two CPU cores, started as a user starts them. A plugin of this program writes a line at
 each verb of a run's session, by which the moment is found; the engine's code is as it is. Each table is written as soon
@@ -37,6 +37,7 @@ from chaos_engines import returns  # noqa: E402
 from chaos_interrupts import interrupts  # noqa: E402
 from chaos_parts import SEED, Table, folder, quoted  # noqa: E402
 from chaos_run import LONG, Chaos, reference, result, running  # noqa: E402
+from chaos_starts import starts  # noqa: E402
 from machine import conditions  # noqa: E402
 
 from tests.running import end_all  # noqa: E402
@@ -244,7 +245,7 @@ def again_over_a_flip() -> list[str]:
 
 TABLES: Mapping[str, Callable[[], Table]] = {
     table.__name__: table
-    for table in (kills, interrupts, others, returns, hangs, disk, flips, parts.faults, parts.rewards)
+    for table in (kills, interrupts, starts, others, returns, hangs, disk, flips, parts.faults, parts.rewards)
 }
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,6 +26,8 @@ from slime_testing.patience import run_within
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ROOT / "requirements"
+LAST_TRY = "Retry(total=0,"
+"""What pip prints when a connection broke and it tries for the last time."""
 
 
 install_cpu = import_file(REQUIREMENTS / "install_cpu.py", "install_cpu")
@@ -45,11 +53,18 @@ def test_linux_on_x86_64_is_right() -> None:
     assert install_cpu.wrong_platform("Linux", "x86_64") == ""
 
 
+class NoAnswerError(Exception):
+    """The index cannot be reached, or stopped answering: that says nothing of what it has."""
+
+
 def resolve(*wanted: str | Path) -> list[dict[str, Any]] | None:
     """Metadata of what a stranger's pip would install; None if it cannot, and then pip says why.
 
     `--isolated` leaves out the environment's and the user's configuration, no configuration file a machine's, which may
     hold constraints. Nothing is installed, and of large wheels only the metadata is read.
+
+    Raises:
+        NoAnswerError: pip asked several times in vain, after which it calls what it wanted missing.
     """
     stranger = ["--isolated", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *stranger, *map(str, wanted)]
@@ -58,22 +73,50 @@ def resolve(*wanted: str | Path) -> list[dict[str, Any]] | None:
     environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
     done = run_within(280, command, env=environment, check=False)
     if done.returncode:
+        if LAST_TRY in done.stderr:
+            raise NoAnswerError(done.stderr)
         sys.stderr.write(done.stderr)
         return None
     return [item["metadata"] for item in json.loads(done.stdout)["install"]]
 
 
+def answered(*wanted: str | Path) -> list[dict[str, Any]] | None:
+    """`resolve`, where an index need not be reachable."""
+    with suppress(NoAnswerError):
+        return resolve(*wanted)
+    return None
+
+
 @pytest.fixture(scope="module")
 def _index() -> None:
-    if resolve("--no-deps", "pluggy==1.7.0") is None:
+    try:
+        assert resolve("--no-deps", "pluggy==1.7.0"), "the public index has lost a release"
+    except NoAnswerError:
         pytest.skip("the public package index cannot be reached from here")
+
+
+@pytest.fixture
+def empty_index(tmp_path: Path) -> Iterator[str]:
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_an_index_that_does_not_answer_is_no_missing_pin(empty_index: str) -> None:
+    assert resolve("--index-url", empty_index, "--no-deps", "pluggy==1.7.0") is None
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(NoAnswerError, match="No matching distribution found for pluggy"):
+        resolve("--index-url", f"http://127.0.0.1:{port}", "--retries", "1", "--no-deps", "pluggy==1.7.0")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_index")
 def test_the_torch_that_a_stranger_gets_brings_what_it_imports() -> None:
     """A CPU build needs nothing; the index's own build without its CUDA libraries is 500 MB that do not import."""
-    installed = next(found for wanted in install_cpu.SOURCES.values() if (found := resolve(*wanted)))
+    installed = next(found for wanted in install_cpu.SOURCES.values() if (found := answered(*wanted)))
     torch = next(item for item in installed if item["name"] == "torch")
     assert torch["version"].partition("+")[0] == "2.13.0"
     if not torch["version"].endswith("+cpu"):

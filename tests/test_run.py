@@ -204,8 +204,9 @@ def test_a_run_that_is_terminated_while_its_engine_starts_leaves_no_process(tmp_
     )
 
 
-def test_an_engine_that_fails_to_start_ends_the_supervised_steps(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={"sft.num_steps": 5000, **NO_CHECKPOINTS}).start()
+def test_an_engine_that_dies_at_its_start_and_may_not_return_ends_the_supervised_steps(tmp_path: Path) -> None:
+    """One that may return does, and they go on: `test_run_killed_at_start.py`."""
+    run = Run(tmp_path, settings={"sft.num_steps": 5000, "rollout.restarts": 0, **NO_CHECKPOINTS}).start()
     run.until(lambda: bool(servers(run)))
     engine = servers(run)[0]
     engine.suspend()
@@ -213,7 +214,7 @@ def test_an_engine_that_fails_to_start_ends_the_supervised_steps(tmp_path: Path)
     engine.kill()
     assert run.finish() == 2
     last = run.text().splitlines()[-1]
-    assert re.match(r"slime: engine-0 \(pid \d+, http://[^:]*:\d*\): ended before it answered; its log ends: ", last)
+    assert re.match(r"slime: engine-0 \(pid \d+, http://[^:]*:\d*\): was killed by SIGKILL, as it started\. ", last)
     assert "engine-0.log" in last
 
 

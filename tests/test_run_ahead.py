@@ -46,12 +46,14 @@ def test_a_run_that_may_not_be_ahead_counts_nothing_of_it(finished: Run) -> None
 
 
 def test_a_run_ahead(tmp_path: Path) -> None:
-    """Two steps. The gain is counted: tokens of responses that ended while the trainer worked."""
+    """Two steps: groups for both are under way, and no token is older than the bound."""
     bound = 2
     run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}, forked=True).start().succeed()
     steps = steps_of(run)
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
-    assert max(row["rollout/weight_lag_max"] for row in steps) == bound
+    # A request that waits in a busy engine begins with newer weights. So the machine's speed decides how old tokens
+    # are, up to the bound, and how many responses end while trainers work: `benchmarks/staleness.py` has both.
+    assert 0 < max(row["rollout/weight_lag_max"] for row in steps) <= bound
     assert all(row["rollout/weight_lag_masked_share"] == 0 for row in steps)
     # Tokens of the very weights that are trained; where a step has none, there is no difference to tell.
     assert max(row.get("train/logprob_diff_max", 0) for row in steps) < 1e-4
@@ -59,10 +61,10 @@ def test_a_run_ahead(tmp_path: Path) -> None:
     counts = Counter(trained(run))
     assert len(counts) == STEPS * A_STEP
     assert set(counts.values()) == {8}
-    # How many responses end while the trainer works is a matter of the machine's speed: `benchmarks/staleness.py`.
-    assert 0 < sum(row["rollout/overlap_share"] for row in steps) < STEPS
-    assert [row["rollout/staleness_max"] for row in steps[bound:]] == [bound] * (STEPS - bound)
-    assert steps[-1]["rollout/groups_ahead"] == 0
+    assert all(0 <= row["rollout/overlap_share"] <= 1 for row in steps)
+    assert 0 < max(row["rollout/staleness_max"] for row in steps) <= bound
+    begun = [row["rollout/groups_ahead"] for row in steps]
+    assert begun == [bound * A_STEP] * (STEPS - bound) + [number * A_STEP for number in range(bound)][::-1]
 
 
 def test_a_run_that_was_killed_has_lost_nothing_and_one_whose_rewards_are_all_equal_stops(tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ def test_a_run_that_was_killed_has_lost_nothing_and_one_whose_rewards_are_all_eq
     assert len(counts) == last * A_STEP
     assert set(counts.values()) == {8}, "a prompt was trained twice, or not with all of its samples"
     steps = steps_of(run)
-    assert [row["rollout/staleness_max"] for row in steps[:4]] == [0, 1, 2, 2]
-    assert max(row["rollout/staleness_max"] for row in steps[4:]) == 2
+    assert [row["rollout/groups_ahead"] for row in steps[:last]] == [2 * A_STEP] * last
+    assert all(row["rollout/staleness_max"] <= most for row, most in zip(steps[:4], [0, 1, 2, 2], strict=True))
+    assert max(row["rollout/staleness_max"] for row in steps[4:]) <= 2
     assert max(row.get("train/logprob_diff_max", 0) for row in steps) < 1e-4

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
-from slime.run_dir import RunDir, with_resume_hint
+from slime.run_dir import RunDir, read_config, with_resume_hint
 
 HOLD = """
 import sys
@@ -261,3 +261,22 @@ def test_a_ctrl_c_says_where_the_same_command_continues(tmp_path):
             with pytest.raises(KeyboardInterrupt) as raised, with_resume_hint(run, 30):
                 raise KeyboardInterrupt
             assert raised.value.__notes__ == [note]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", "run: 3", "run: {", "a: b: c", "\x00", "run: {seed: '${{x(1)}}'}", "run: ${x:[}", "a: !!python/object:a {}",
+     "[" * 100_000, "a: &a [*a]", "run: {? [] : 1}"],
+    ids=lambda text: text[:20],
+)  # fmt: skip
+def test_a_file_that_is_no_config_is_one_line(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(SlimeError, match=r"config\.yaml: this is not the config of a run \(") as caught:
+        read_config(tmp_path / "config.yaml")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_config_is_read(tmp_path):
+    (tmp_path / "config.yaml").write_text("run: {seed: 7, name: '${oc.env:HOME}'}\ntrain: {lr: 1e-3}\n")
+    read = read_config(tmp_path / "config.yaml")
+    assert read == {"run": {"seed": 7, "name": "${oc.env:HOME}"}, "train": {"lr": 1e-3}}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
 from slime.time_limit import DidNotReturnError, often, within
+from slime_testing.patience import Patience
 
 
 def spin() -> None:
@@ -44,23 +46,49 @@ def test_bounds_that_are_set_often_are_kept() -> None:
 
 def test_the_time_may_be_up_as_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes when the block has returned, and its timer goes still."""
-    whole = signal.setitimer
+    whole, before = signal.setitimer, signal.getsignal(signal.SIGALRM)
 
-    def slow(which: int, seconds: float) -> tuple[float, float]:
-        if not seconds:
+    def slow(which: int, seconds: float, every: float = 0) -> tuple[float, float]:
+        if not seconds and signal.getsignal(signal.SIGALRM) is not before:
             signal.raise_signal(signal.SIGALRM)
-        return whole(which, seconds)
+        return whole(which, seconds, every)
 
     monkeypatch.setattr(signal, "setitimer", slow)
     with pytest.raises(DidNotReturnError, match="did not return within 100 s"), within(100):
         pass
-    whole(signal.ITIMER_REAL, 0)
 
 
+@pytest.fixture
+def no_timer() -> Iterator[None]:
+    """The timer is nobody's; afterwards the limit of this test has it back."""
+    before = signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+@pytest.mark.usefixtures("no_timer")
 def test_what_returns_in_time_is_left_alone() -> None:
     with within(10):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "it would ring later"
+
+
+@pytest.mark.usefixtures("no_timer")
+@pytest.mark.parametrize("bound", [often, lambda: within(10)], ids=["often", "within"])
+def test_the_timer_of_somebody_else_goes_on_afterwards(bound: Callable[[], AbstractContextManager[None]]) -> None:
+    """Such as the limit of a test."""
+    rung: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 7)
+        with bound():
+            time.sleep(0.3)
+            assert not rung
+        assert Patience(60, list).wait_for(lambda: bool(rung))
+        assert signal.getitimer(signal.ITIMER_REAL)[1] == 7
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_exception_passes() -> None:

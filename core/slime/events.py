@@ -105,10 +105,12 @@ class EngineBack:
 
     Attributes:
         seconds: since its death was seen.
+        is_new: it had died as it started, and has no weights yet.
     """
 
     engine: str
     seconds: float
+    is_new: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from slime.errors import SlimeError
 SMALL_BYTES = 2**26
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_POINTER = b"version https://git-lfs"
 ALMOST_FULL = 2**20
 """A write that fails for whatever reason while fewer bytes are free failed for lack of room: torch's file writer loses
 the operating system's error and says only `unexpected pos 704 vs 598`."""
@@ -35,6 +36,18 @@ def read_small(path: Path) -> bytes:
     if len(data) > SMALL_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {human_bytes(SMALL_BYTES)}", str(path))
     return data
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what Git leaves in the place of a large one where git-lfs is not installed."""
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
+def pointer(path: Path) -> SlimeError:
+    """The one line about `is_pointer`."""
+    todo = "Run 'git lfs pull' there, or fetch it by 'hf download'."
+    return SlimeError("it is a pointer of Git LFS, not the file itself", where=str(path), todo=todo)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

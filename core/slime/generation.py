@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from slime import plugins
 from slime.cluster.calls import Calls
 from slime.cluster.device_sharing import DeviceSharing
-from slime.cluster.engine_return import Publishes, Returning, engine_return
-from slime.cluster.engines import Engines
+from slime.cluster.engine_return import EngineReturn, Publishes, Returning
+from slime.cluster.engines import STARTING, Engines
 from slime.cluster.group import Cluster
 from slime.cluster.ray_starter import token_file
 from slime.config.schema import SlimeConfig
@@ -23,7 +23,8 @@ from slime.data.named import HeldOut
 from slime.data.tokenize import Tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
-from slime.engines.software import software
+from slime.engines.software import Software, software
+from slime.errors import SlimeError
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
@@ -145,6 +146,7 @@ def result_of(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
 def open_generation(
     stack: ExitStack,
     cluster: Cluster,
+    returns: EngineReturn,
     sharing: DeviceSharing,
     events: Events,
     *,
@@ -175,14 +177,13 @@ def open_generation(
 
     for client in clients:
         stack.callback(close, client)
-    runner.run(serving.require_room(clients, cfg))
-    returns, roles = engine_return(), [group.role for group in topology.group_of_engine]
+    _require_room(runner, serving, clients, cluster)
+    roles = [group.role for group in topology.group_of_engine]
     engines = EngineSet(
         [runner.run(serving.pairs(roles, clients))] if topology.works_in_pairs else clients,
         notice_s=NOTICE_S if returns.may_return(topology) else 0.0,
     )
-    returning = returns.returning(topology, cluster.calls, cluster.engines, events, clients, engines, learner)
-    cluster.calls.restarts = returning.restarts
+    returning = returns.returning(clients, engines, learner)
     program = stack.enter_context(opened(cfg.rollout.program, logs / "program.log", [token_file()]))
     programs = {}
     for of, (name, options) in own_of_sets("program", cfg.data, cfg.eval).items():
@@ -216,6 +217,20 @@ def open_generation(
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
         stack.callback(_close, runner, rollout)
     return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
+
+
+def _require_room(runner: asyncio.Runner, serving: Software, clients: Sequence[EngineClient], cluster: Cluster) -> None:
+    """See `Software.require_room`. An engine that has died since it was up starts again first."""
+    while True:
+        try:
+            return runner.run(serving.require_room(clients, cluster.topology.config))
+        except SlimeError:
+            cluster.calls.look_closely(STARTING)
+            if not cluster.calls.num_beside:  # nobody has died
+                raise
+            cluster.engines.finish()
+            for client, endpoint in zip(clients, cluster.engines.endpoints, strict=True):
+                client.move(endpoint)
 
 
 def _close(runner: asyncio.Runner, rollout: Rollout | AheadRollout) -> None:

@@ -13,12 +13,12 @@ from slime import plugins
 from slime.algo.stages import Stages, run_stages
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
+from slime.cluster.engine_return import engine_return
 from slime.cluster.group import open_cluster
 from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
-from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import resolve
-from slime.config.schema import Init, RewardConfig, SlimeConfig
+from slime.config.schema import RewardConfig, SlimeConfig
 from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
@@ -37,8 +37,6 @@ from slime.sampling.by_set import ScorerBySet, own_of_sets
 from slime.sampling.guarded import GuardedBuffer
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
-from slime.weights.hf_check import check_tensors
-from slime.weights.hf_files import HfFiles
 from stack_dumps.dumps import register
 
 
@@ -83,8 +81,6 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     installed, path = plugins.load(), (Path(cfg.run.dir) / cfg.run.name).absolute()
     tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
     events.subscribe(*subscribers(installed, tracked, events, every_session=True))
-    if cfg.model.init is Init.checkpoint and cfg.model.weights is None:
-        _require_weights(cfg, installed)
     ray = ray_here(topology)
     events.publish(Starting("starting Ray"))
     model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
@@ -124,6 +120,8 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     cluster = stack.enter_context(open_cluster(topology, here, folder.logs, events.publish, require_ready, frozen))
     buffer = GuardedBuffer(installed.buffers, cfg.buffer.name, cfg.buffer.options, cfg.cluster.hang_timeout_s)
     begun, sharing, stages = Begun(), DeviceSharing(cluster), run_stages(cfg)
+    returns = engine_return()
+    cluster.calls.restarts = returns.begin(topology, cluster.calls, cluster.engines, events.publish)
     cluster.start()
     stack.enter_context(cluster.calls.naming_causes())
     events.publish(Starting("loading weights"))
@@ -137,6 +135,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
             open_generation,
             stack,
             cluster,
+            returns,
             sharing,
             events,
             tokenizer=tokenizer,
@@ -156,13 +155,6 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
     return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, engines)
-
-
-def _require_weights(cfg: SlimeConfig, installed: plugins.Plugins) -> None:
-    """Refuse a download that broke off, and tensors that are not the model's, as those of FP8."""
-    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-    mapping, own = installed.models.create(hf["model_type"]).weight_mapping(hf), run_stages(cfg).own_model
-    check_tensors(HfFiles(resolve(cfg.model.path)), own.mapping(mapping) if own else mapping)
 
 
 def _reward_of(prompts: str, cfg: RewardConfig, logs: Path, frozen: FrozenEngines) -> RewardService:

@@ -22,7 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from slime import files
 from slime.checkpoints import published
@@ -107,7 +109,7 @@ class RunDir:
     def _changes(self, new: Mapping[str, Any]) -> dict[str, str]:
         """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
         made_by = self._config_of_newest()
-        changes = _changes(_read(made_by), flat(new)) if made_by else {}
+        changes = _changes(flat(read_config(made_by)), flat(new)) if made_by else {}
         free = [*may_change()] if changes else []
         if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in free)]:
             raise SlimeError(
@@ -261,8 +263,23 @@ def container(cfg: SlimeConfig) -> dict[str, Any]:
     return {str(section): keys for section, keys in container.items()}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return flat(OmegaConf.to_container(OmegaConf.load(path)))
+def read_config(path: Path) -> dict[str, Any]:
+    """Section -> key -> value, of the config.yaml of a run.
+
+    Raises:
+        SlimeError: it cannot be read, or is something else.
+    """
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path))
+        sound = isinstance(found, dict) and all(isinstance(keys, dict) for keys in found.values())
+        reason = "" if sound else "it is no table of sections"
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+    if reason:
+        todo = "Bring the file back, or name another run."
+        raise SlimeError(f"this is not the config of a run ({reason})", where=str(path), todo=todo)
+    assert isinstance(found, dict)
+    return {str(name): keys for name, keys in found.items()}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

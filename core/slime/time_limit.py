@@ -70,6 +70,7 @@ def often() -> Iterator[None]:
     Other threads than the main one have none."""
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
+            stack.callback(signal.setitimer, signal.ITIMER_REAL, *signal.setitimer(signal.ITIMER_REAL, 0))
             for handler in Handler.known:
                 stack.enter_context(handler)
         yield
@@ -79,8 +80,8 @@ def often() -> Iterator[None]:
 def within(seconds: float) -> Iterator[None]:
     """End the block once it has taken so long, whatever Python code it is in, sleeping or waiting for a lock too.
 
-    Code in C that does not come back to Python is not ended. Outside of the main thread there is no bound, because
-    Python handles signals there alone.
+    Code in C that does not come back to Python is not ended. A timer of somebody else's stands still meanwhile. Outside
+    of the main thread there is no bound, because Python handles signals there alone.
 
     Raises:
         DidNotReturnError: it was ended.
@@ -88,12 +89,15 @@ def within(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _RINGS:
-        try:
+    before = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        with _RINGS:
             try:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
                 yield
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-        except _TimeIsUp as end:  # also where the time is up as the block ends
-            raise DidNotReturnError(f"did not return within {seconds:g} s{end}") from None
+    except _TimeIsUp as end:  # also where the time is up as the block ends
+        raise DidNotReturnError(f"did not return within {seconds:g} s{end}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *before)

@@ -9,6 +9,7 @@ from typing import Any
 
 from slime.compose.compose import compose
 from slime.config.paths import resolve
+from tests.headers import write_headers
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +34,7 @@ def test_the_teacher_s_demonstrations_show_their_work(program: Any, tmp_path: Pa
 
 def test_its_runs_are_accepted(program: Any, tmp_path: Path) -> None:
     teacher = shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "teacher")
-    (teacher / "model.safetensors").touch()
+    write_headers(Path(teacher))
     for way in program.WAYS:
         composed = compose(list(program.words_of(way, teacher, teacher)))
         assert (composed.algo.teacher.path is not None) == way.startswith("opd")

@@ -98,15 +98,16 @@ def generate():
 def idle():
     return sum("ray::IDLE" in child.cmdline() for child in psutil.Process().children(recursive=True))
 
-with reaped("test"), ray_cluster(cfg.cluster, num_slots=5):
+mark = f"test{os.getpid()}"  # a reaper ends all that bear it
+with reaped(mark), ray_cluster(cfg.cluster, num_slots=5) as started:
     import ray
 
     idle_at_first = idle()
 
-    told = RunInfo(read_topology(cfg), run.logs, new_key(), "test", True)
+    told = RunInfo(read_topology(cfg), run.logs, new_key(), mark, True)
     members = [Member(f"trainer-{n}", remote(Idle, num_cpus=1).remote(told, f"trainer-{n}")) for n in range(4)]
     engine = Member("engine-0", remote(Idle, num_cpus=1).remote(told, "engine-0"))
-    calls = Calls(list(members), [engine], run.logs, Hosts([], is_own=True))
+    calls = Calls(list(members), [engine], run.logs, Hosts([], started, is_own=True))
     calls.check_in(60)
     pids = {member.name: member.pid for member in [*members, engine]}
     print(json.dumps(pids), flush=True)

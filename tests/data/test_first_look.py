@@ -105,7 +105,8 @@ def test_the_first_look_reads_as_transformers_does(tokenizer_folder: Path) -> No
 
 
 def test_a_plan_does_so_without_transformers() -> None:
-    code = f"import sys; from slime.compose.compose import examine; examine({TINY}); print(*sys.modules)"
+    looks = "from slime.compose.data_files import data_problems; assert not [*data_problems(cfg)]"  # in a process aside
+    code = f"import sys; from slime.compose.compose import compose; cfg = compose({TINY}); {looks}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "tokenizers" in found
     assert not {"transformers", "torch", "pyarrow", "numpy"} & set(found)

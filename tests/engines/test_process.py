@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,12 +17,12 @@ import psutil
 import pytest
 from requests.utils import should_bypass_proxies
 
-from slime.errors import SlimeError
+from slime.errors import Death, SlimeError
 from slime.net import LOOPBACK
 from slime_plugin_sglang.driver import process as process_module
 from slime_plugin_sglang.driver.process import EngineProcess, reserved_port, server_args
 from slime_plugin_sglang.launcher import parse
-from slime_testing.engines import cpu_config, running_engine, topology_at
+from slime_testing.engines import cpu_config, running_engine, server, topology_at
 from stack_dumps.dumps import look
 from tests.waiting import until
 
@@ -38,8 +39,45 @@ def test_engine_that_dies_at_start_shows_the_end_of_its_log(tiny_model, tmp_path
     with pytest.raises(SlimeError, match="before it answered; its log ends: ") as raised:
         engine.start()
     assert str(engine.log) in str(raised.value)
-    assert "Error" in raised.value.what
+    assert raised.value.what.endswith("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.")
+    assert not isinstance(raised.value, Death), "it would come again"
     assert group(engine.pid) == []
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_when_its_schedulers_run_does_not_wait_for_them(tiny_model, tmp_path):
+    topology = topology_at(cpu_config(skip_tokenizer_init=False, chat_template="nowhere"), tiny_model)
+    engine = EngineProcess(topology, host=LOOPBACK, log=tmp_path / "engine.log")
+    with pytest.raises(SlimeError, match=r"ended before it answered; its log ends: .*nowhere"):
+        engine.start()
+    assert group(engine.pid) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["server", "scheduler", "detokenizer"])
+def test_a_process_killed_as_its_engine_starts_is_a_death_and_the_next_start_goes_well(number, tiny_model, tmp_path):
+    engine = server(topology_at(cpu_config(), tiny_model), host=LOOPBACK, log=tmp_path / "engine.log")
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(engine.start)
+        until(lambda: hasattr(engine, "_process") and len(in_order(engine.pid)) > number)
+        victim = in_order(engine.pid)[number]
+        victim.kill()
+        error = starting.exception()
+    assert type(error) is Death
+    of_child = f"ended with exit code 1: process {victim.pid} " if number else ""
+    assert error.what == f"{of_child}was killed by SIGKILL, as it started"
+    assert re.fullmatch(rf"engine-0 \(pid {engine.pid}, http://\S+\)", error.where)
+    assert group(engine.pid) == []
+    try:
+        assert engine.start() == engine.endpoint
+    finally:
+        engine.stop()
+
+
+def in_order(leader):
+    """The living processes of a group, as they were started."""
+    found = [process for process in psutil.process_iter() if name_in_group(process, leader)]
+    return sorted(found, key=psutil.Process.create_time)
 
 
 @pytest.mark.slow
@@ -217,7 +255,7 @@ def test_the_end_of_a_log_leaves_statistics_out():
     statistics = "[2026-11-22 10:33:18] Decode batch, #running-req: 16, #token: 777, token usage: 0.04"
     crash = ["Traceback (most recent call last):", '  File "scheduler.py", line 1', "ValueError: too many"]
     assert process_module._tail("\n".join([*crash, *[statistics] * 20])) == " | ".join(map(str.strip, crash))
-    assert process_module._tail(statistics) == "(with nothing but statistics)"
+    assert process_module._tail(statistics) == "(with nothing that tells why)"
     assert len(process_module._tail("x" * 5000)) < 500
     warning = "/lib/routing.py:381: FastAPIDeprecationWarning: it is deprecated\n  return await call()\n"
     assert process_module._tail(f"{warning}what counts\n{warning}") == "what counts"

@@ -99,11 +99,7 @@ def test_memory_beyond_the_limit_is_an_error_and_a_new_worker(service: RewardSer
     [
         ("misbehaving", {"greting": "x"}, "plugin reward-zoo 1.2: reward 'misbehaving' cannot be created: TypeError"),
         ("unimportable", {}, "plugin reward-zoo 1.2: reward 'unimportable' cannot be created: ModuleNotFoundError"),
-        (
-            "stillborn",
-            {},
-            "plugin reward-zoo 1.2: reward 'stillborn' cannot be created: the reward's process was killed by",
-        ),
+        ("stillborn", {}, "reward 'stillborn': 3 workers, one after the other: the reward's process was killed by"),
         ("misbehavin", {}, "Did you mean 'misbehaving'?"),
     ],
 )

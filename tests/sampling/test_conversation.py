@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from contextlib import suppress
 
 import pytest
 from slime_plugin_conversations import chat_format
 from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig
+from slime.conversation import TooLongError
+from slime.data import chat as chat_data
 from slime.errors import SlimeError
 from slime.time_limit import often
 from slime.types import Sample, Status, Turn
@@ -202,3 +205,53 @@ def test_a_conversation_that_begins_too_long_costs_the_attempt(parts):
     sample, _ = played(parts, Scripted(begin))
     assert sample.status is Status.FAILED
     assert "rollout.max_prompt_tokens" in sample.verdict.reason
+
+
+def test_a_long_text_is_encoded_beside_the_event_loop(parts, monkeypatch):
+    """By the same tokens, and others are encoded meanwhile; of what is far too long only the begin is."""
+    _, tokenizer, _ = parts
+    limits = {"room": 10**7, "none": 1000}
+    chats = {name: ChatFormat(tokenizer, DataConfig(path=""), limit) for name, limit in limits.items()}
+    asked = [{"role": "user", "content": "hello to you, " * 60_000}]
+    num_ticks = 0
+
+    async def tick():
+        nonlocal num_ticks
+        while True:
+            await asyncio.sleep(0.001)
+            chats["room"].first([{"role": "user", "content": "hello"}], ())
+            num_ticks += 1
+
+    async def both():
+        ticking = asyncio.create_task(tick())
+        ids = await chats["room"].first_aside(asked, ())
+        ticking.cancel()
+        return ids
+
+    assert asyncio.run(both()) == chats["room"].first(asked, ())
+    assert num_ticks >= 3
+    encoded = []
+    real = chat_format.encode
+    monkeypatch.setattr(chat_format, "encode", lambda known, texts: encoded.append(len(texts[0])) or real(known, texts))
+    longest = max(map(len, tokenizer.get_vocab()))
+    short_enough = [{"role": "user", "content": "hello to you, " * (1000 * longest // 14)}]
+    too_long = [{"role": "user", "content": "hello to you, " * (1000 * longest // 14 + 2)}]
+    for said in (short_enough, too_long):
+        with pytest.raises(TooLongError):
+            asyncio.run(chats["none"].first_aside(said, ()))
+        assert bool(encoded) is (said is short_enough), "more characters than 1,000 tokens can have need no encoding"
+        encoded.clear()
+
+
+def test_a_thousand_messages_are_rendered_a_few_times(parts, monkeypatch):
+    """And not twice for each, to learn whether the template knows its role."""
+    _, _, chat = parts
+    rendered = []
+    real = chat_format.render
+    monkeypatch.setattr(chat_data, "render", lambda *given, **more: rendered.append(1) or real(*given, **more))
+    new = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{number}."} for number in range(1001)]
+    for count in (1, 1001):
+        rendered.clear()
+        with suppress(SlimeError):  # of a template that has no place for them
+            chat._chat.check_roles(new[:count], "here")
+        assert 0 < len(rendered) <= 5

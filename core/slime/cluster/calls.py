@@ -9,17 +9,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.ray_starter import RayHosts
-from slime.cluster.stacks import FILE as HANG_FILE
-from slime.cluster.stacks import OWN, engine_of
-from slime.cluster.stacks import take as take_stacks
-from slime.cluster.watch import Member, Watch, died, first_end, first_unspared
+from slime.cluster.stacks import hanging, late
+from slime.cluster.watch import Member, Restarting, Watch, died, first_end, first_unspared
 from slime.errors import Consequence, Death, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
-from stack_dumps.blame import apart, suspects
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
@@ -37,30 +34,24 @@ CAUSE_S = 10.0
 _ASKING = "it was asked who lives"
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E", bound=SlimeError)
 
 
 def _spare_nobody(member: Member, death: Death) -> bool:
     return False
 
 
-class Restarting(Protocol):
-    """Who starts engines again that have died. Nothing here waits.
+@dataclass(frozen=True)
+class _Beside:
+    """A call that lasts while others are waited for.
 
     Attributes:
-        why_not: a sentence on why engines of this run are never started again; empty: they are.
+        calls: it and those of the processes that `member` needs.
     """
 
-    why_not: str
-
-    def spare(self, member: Member, death: Death) -> bool:
-        """Whether the run goes on: then a start has begun."""
-
-    def advance(self) -> None:
-        """See how far the starts are.
-
-        Raises:
-            SlimeError: one has failed, and there is none left.
-        """
+    member: Member
+    what: str
+    calls: Mapping[Any, Member]
 
 
 @dataclass
@@ -82,7 +73,7 @@ class Calls:
     restarts: Restarting | None = None
     _watch: Watch | None = None
     _watching: threading.RLock = field(default_factory=threading.RLock)
-    _beside: dict[Any, tuple[Member, str]] = field(default_factory=dict)
+    _beside: dict[Any, _Beside] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
 
     def check_in(self, limit_s: float) -> None:
@@ -105,12 +96,70 @@ class Calls:
         return self.wait({member.call(method, *args, **kwargs): member for member in members}, what, limit_s)
 
     def watch_beside(self, calls: Mapping[Any, Member], what: str) -> None:
-        """Have every `wait` raise the failure of `calls`, too, as long as they last."""
-        self._beside |= {ref: (member, what) for ref, member in calls.items()}
+        """Have every `wait` raise the failure of `calls`, too, as long as they last; but for the death of an engine
+        that starts again.
+
+        Args:
+            calls: of processes that need each other.
+        """
+        self._beside |= {ref: _Beside(member, what, calls) for ref, member in calls.items()}
+
+    @property
+    def num_beside(self) -> int:
+        """Calls of `watch_beside` that last, as far as is known, and processes of engines that start again."""
+        return len(self._beside) + len(self._left)
+
+    def look_beside(self) -> None:
+        """See which calls of `watch_beside` are answered, and how far the engines are that start again.
+
+        Raises:
+            SlimeError: one has failed.
+        """
+        while ref := self._answered_beside(0):
+            self._take_beside(ref)
+        with self._watching:
+            if self.restarts:
+                self.restarts.advance()
+
+    def wait_beside(self, what: str, limit_s: float) -> None:
+        """Wait until nothing of `num_beside` is left; raises as `wait`."""
+        deadline = time.monotonic() + limit_s
+        while self.num_beside:
+            if ref := self._answered_beside(WATCH_S):
+                self._take_beside(ref)
+                continue
+            self.look(what)
+            pending = [each.member for each in self._beside.values()]
+            if pending and time.monotonic() >= deadline:
+                raise late(self._members, self.logs, pending, what, limit_s)
+            if whom := [*(member.name for member in pending), *self._left]:
+                self.tell(what, whom)
+
+    def _answered_beside(self, timeout_s: float) -> Any:
+        """Reference to a call that is answered by then; None: there is none."""
+        import ray
+
+        if self._beside:
+            return next(iter(ray.wait(list(self._beside), timeout=timeout_s)[0]), None)
+        time.sleep(timeout_s)
+        return None
+
+    def _take_beside(self, ref: Any) -> None:
+        """Look at an answer, and have an engine that has died start again."""
+        with self._watching:
+            call = self._beside.pop(ref)
+            try:
+                self._get(ref, call.member, call.what)
+            except SlimeError as error:
+                # A process that ends by itself would do so again, unless it does so for the death of another.
+                others = {other: member for other, member in call.calls.items() if other is not ref}
+                death = error if isinstance(error, Death) else self._cause(others, call.what, Death)
+                if not death or not self.restarts or not self.restarts.spare(call.member, death):
+                    raise self._explained(death) if death else error from None
 
     def is_busy_beside(self, member: Member) -> bool:
         """Whether `member` still has a call of `watch_beside` to answer, as far as is known, or starts again."""
-        return member.name in self._left or any(busy is member for busy, _ in self._beside.values())
+        return member.name in self._left or any(call.member is member for call in self._beside.values())
 
     def wait(self, calls: Mapping[Any, Member], what: str, limit_s: float) -> list[Any]:
         """Results of remote calls, in order. The first failure is raised at once; silence ends with every stack.
@@ -126,19 +175,21 @@ class Calls:
         pending, deadline = list(calls), time.monotonic() + limit_s
         while pending:
             limit = min(WATCH_S, max(0.0, deadline - time.monotonic()))
-            ready, _ = ray.wait(list(dict.fromkeys([*pending, *self._beside])), num_returns=1, timeout=limit)
+            ready, _ = ray.wait([*pending, *self._beside], num_returns=1, timeout=limit)
             if ready:
                 (ref,) = ready
-                member, doing = self._beside.pop(ref) if ref in self._beside else (calls[ref], what)
-                pending = [other for other in pending if other != ref]
+                if ref in self._beside:
+                    self._take_beside(ref)
+                    continue
+                pending.remove(ref)
                 try:
-                    self._get(ref, member, doing)
+                    self._get(ref, calls[ref], what)
                 except Consequence as error:
-                    raise self._cause({other: calls[other] for other in pending}, what) or error from None
+                    raise self._cause({other: calls[other] for other in pending}, what, SlimeError) or error from None
                 continue
             self.look(what)
             if time.monotonic() >= deadline:
-                raise self._late([calls[ref] for ref in pending], what, limit_s)
+                raise late(self._members, self.logs, [calls[ref] for ref in pending], what, limit_s)
             self.tell(what, [calls[ref].name for ref in pending])
         return [self._get(ref, member, what) for ref, member in calls.items()]
 
@@ -191,7 +242,9 @@ class Calls:
         """Look after `members` no more, until they `join`."""
         assert self._watch, "they have checked in"
         self._watch.leave(members)
-        self._left |= {member.name for member in members}
+        names = {member.name for member in members}
+        self._left |= names
+        self._beside = {ref: call for ref, call in self._beside.items() if call.member.name not in names}
 
     def join(self, members: Sequence[Member]) -> None:
         """Look after `members` again."""
@@ -207,7 +260,7 @@ class Calls:
         except Death:
             raise
         except Exception as error:
-            cause = self._dead() or (self._hanging(error) if isinstance(error, NoAnswer) else None)
+            cause = self._dead() or (hanging(self._members, self.logs, error) if isinstance(error, NoAnswer) else None)
             if cause is None:
                 raise
             raise cause from error
@@ -250,7 +303,7 @@ class Calls:
         with self._watching:
             return self._watch.fault(what) if self._watch else None
 
-    def _cause(self, calls: Mapping[Any, Member], what: str) -> SlimeError | None:
+    def _cause(self, calls: Mapping[Any, Member], what: str, kind: type[E]) -> E | None:
         """The first failure that is not of another, of calls that have begun to fail."""
         import ray
 
@@ -261,7 +314,8 @@ class Calls:
             except Consequence:
                 continue
             except SlimeError as error:
-                return error
+                if isinstance(error, kind):
+                    return error
         return None
 
     def _get(self, ref: Any, member: Member, what: str) -> Any:
@@ -274,25 +328,8 @@ class Calls:
                 raise error.cause from None
             raise
         except ray.exceptions.RayError as error:
+            member.has_died = True
             raise self._fault(what) or died(member, error, what, self.logs) from error
-
-    def _late(self, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
-        told = f"no answer within {limit_s:g} s while {what}"
-        return SlimeError(
-            f"{told}: {suspects(take_stacks(self._members, self.logs, told), pending, OWN)}",
-            where=pending[0].name,
-            todo=f"{self._stacks} Raise cluster.hang_timeout_s if it was only slow.",
-        )
-
-    def _hanging(self, error: NoAnswer) -> SlimeError:
-        """The error with every stack taken. Those are named that give none, or else ranks that stand apart."""
-        seen = take_stacks(self._members, self.logs, str(error))
-        told = suspects(seen, [], OWN) or apart(seen, engine_of) or f"all {len(seen)} processes answer a signal"
-        return SlimeError(f"{error.what}; {told}", where=error.where, todo=f"{self._stacks} {error.todo}")
-
-    @property
-    def _stacks(self) -> str:
-        return f"The stacks of all processes are in {self.logs / HANG_FILE}."
 
     @property
     def _members(self) -> list[Member]:

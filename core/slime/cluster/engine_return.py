@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from slime import plugins
-from slime.cluster.calls import Calls, Restarting
+from slime.cluster.calls import Calls
 from slime.cluster.engines import Engines
+from slime.cluster.watch import Restarting
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
-from slime.events import Events
+from slime.events import Event
 from slime.net import Endpoint
 from slime.topology.topology import Topology
 
@@ -29,11 +30,7 @@ class Publishes(Protocol):
 
 
 class Returning(Protocol):
-    """Engines of one run, of which some may have died."""
-
-    @property
-    def restarts(self) -> Restarting | None:
-        """Asked about each death; None: it ends the run."""
+    """Engines of one run that were up, of which some may have died."""
 
     def publish(self, version: int) -> dict[str, float]:
         """Hand the weights to every engine that is up; returns metrics.
@@ -50,26 +47,26 @@ class Returning(Protocol):
 
 
 class EngineReturn(Protocol):
-    """A way for engines to come back. `slime-plugin-returning` is the one of this repository."""
+    """A way for the engines of one run to come back. `slime-plugin-returning` is the one of this repository."""
 
     def may_return(self, topology: Topology) -> bool:
         """Whether engines of such a run come back, so that requests wait for one that is lost."""
 
-    def returning(
-        self,
-        topology: Topology,
-        calls: Calls,
-        processes: Engines,
-        events: Events,
-        clients: Sequence[EngineClient],
-        engines: EngineSet,
-        learner: Publishes,
-    ) -> Returning:
-        """For a run whose engines are up.
+    def begin(
+        self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]
+    ) -> Restarting | None:
+        """Before engines start: who starts those again that die, also as they start. None: each death ends the run.
 
         Args:
             calls: know who lives.
             processes: of the engines.
+            tell: told of each death and return.
+        """
+
+    def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
+        """Once all engines are up.
+
+        Args:
             clients: of every engine.
             engines: the same, as the sampler knows them.
             learner: hands weights over.
@@ -79,22 +76,14 @@ class EngineReturn(Protocol):
 class EndsTheRun:
     """The `EngineReturn` and `Returning` without a plugin."""
 
-    restarts = None
-
     def may_return(self, topology: Topology) -> bool:
         return False
 
-    def returning(
-        self,
-        topology: Topology,
-        calls: Calls,
-        processes: Engines,
-        events: Events,
-        clients: Sequence[EngineClient],
-        engines: EngineSet,
-        learner: Publishes,
-    ) -> Returning:
-        self._processes, self._learner = processes, learner
+    def begin(self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]) -> None:
+        self._processes = processes
+
+    def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
+        self._learner = learner
         return self
 
     def publish(self, version: int) -> dict[str, float]:
@@ -108,7 +97,7 @@ class EndsTheRun:
 
 
 def engine_return() -> EngineReturn:
-    """The one that is installed, by name the first."""
+    """Of one run, by the one that is installed, by name the first."""
     registry = plugins.load().registries["engine_return"]
     found: EngineReturn = registry.create(registry.names()[0]) if registry.names() else EndsTheRun()
     return found

@@ -29,7 +29,7 @@ class Engines:
         frozen: learns where frozen engines are.
 
     Attributes:
-        endpoints: of each engine that gets weights, once it is up.
+        num_trained: engines that get weights; the others are frozen.
     """
 
     def __init__(
@@ -40,10 +40,15 @@ class Engines:
         frozen: FrozenEngines | None = None,
     ) -> None:
         self._calls, self._topology, self._processes = calls, topology, processes
-        self._num_trained = len(topology.group_of_engine)
+        self.num_trained = len(topology.group_of_engine)
         self.frozen = frozen or FrozenEngines([group.name for group in topology.group_of_frozen])
-        self._starting: dict[Any, Member] = {}
-        self.endpoints: tuple[Endpoint, ...] = ()
+        self._starting: dict[int, list[Any]] = {}
+        self._found: dict[int, Endpoint] = {}
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Of each engine that gets weights, once all are up; of one that has died since, where it was last."""
+        return [self._found[index] for index in range(self.num_trained)]
 
     def begin(self, devices: Sequence[str] = ()) -> None:
         """Start every process; they hold no weights until the first publish, but for frozen ones.
@@ -52,10 +57,12 @@ class Engines:
             devices: colocated: the CUDA device of each trainer rank. Otherwise Ray has given a process its own.
         """
         self._shares = shares = devices_beside(self._topology, devices)
-        for nodes, meeting, of_engine in zip(self._processes, self._meetings(), shares, strict=True):
-            for process, of_process in zip(nodes, of_engine, strict=True):
-                self._starting[process.call(EngineActor.start, of_process, meeting)] = process
-        self._calls.watch_beside(self._starting, STARTING)
+        for index, (nodes, meeting) in enumerate(zip(self._processes, self._meetings(), strict=True)):
+            self._starting[index] = [
+                process.call(EngineActor.start, of_process, meeting)
+                for process, of_process in zip(nodes, shares[index], strict=True)
+            ]
+            self._calls.watch_beside(dict(zip(self._starting[index], nodes, strict=True)), STARTING)
 
     def _meetings(self) -> list[Rendezvous | None]:
         """Where the processes of each engine find each other, if it has several."""
@@ -73,6 +80,9 @@ class Engines:
         import ray
 
         nodes = self._processes[index]
+        for process, start in zip(nodes, self._starting.pop(index, []), strict=False):
+            # One that waits for another of the engine does so as long as a start may take.
+            process.has_died = process.has_died or not ray.wait([start], timeout=0)[0]
         for process in nodes:
             if process.has_died:
                 ray.kill(process.actor)  # of which Ray may not know yet
@@ -86,6 +96,9 @@ class Engines:
             for process, of_process in shares
         ]
 
+    def __len__(self) -> int:
+        return len(self._processes)
+
     def processes(self, index: int) -> Sequence[Member]:
         """Of an engine, by `node_rank`."""
         return self._processes[index]
@@ -95,27 +108,39 @@ class Engines:
         known = enumerate(self._processes)
         return next((index for index, nodes in known if member.name in [each.name for each in nodes]), None)
 
-    def are_up(self) -> bool:
-        """Whether `finish` would return now, or raise."""
-        import ray
+    def is_new(self, index: int) -> bool:
+        """Whether an engine has its first start still to do, as far as is known: it has never had weights."""
+        return index in self._starting
 
-        refs = list(self._starting)
-        return not refs or len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
+    def found(self, index: int, endpoint: Endpoint) -> None:
+        """An engine answers, there."""
+        self._found[index] = endpoint
+        if index >= self.num_trained:
+            self.frozen.found(index - self.num_trained, endpoint)
+
+    def are_up(self) -> bool:
+        """Whether `finish` would return now.
+
+        Raises:
+            SlimeError: an engine cannot start.
+        """
+        self._calls.look_beside()
+        return not self._calls.num_beside
 
     def finish(self) -> None:
-        """Wait until every process is up."""
-        answers = iter(self._calls.wait(self._starting, STARTING, self._topology.cluster.start_timeout_s))
-        by_engine = [[next(answers) for _ in nodes] for nodes in self._processes]
-        found = tuple(of_processes[0] for of_processes in by_engine)
-        self.endpoints = found[: self._num_trained]
-        for number, endpoint in enumerate(found[self._num_trained :]):
-            self.frozen.found(number, endpoint)
+        """Wait until every process is up; raises as `are_up`."""
+        import ray
+
+        self._calls.wait_beside(STARTING, self._topology.cluster.start_timeout_s)
+        for index, starts in self._starting.items():
+            self.found(index, ray.get(starts[0]))
+        self._starting.clear()
 
     def memory(self, action: Literal["release", "resume"], *tags: str) -> None:
         """Have every rank of the engines beside trainers release or resume the device memory behind SGLang's `tags`."""
         what, limit_s = f"{action} {' and '.join(tags)} of engines", self._topology.cluster.hang_timeout_s
         method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
-        self._calls.all([nodes[0] for nodes in self._processes[: self._num_trained]], what, limit_s, method, *tags)
+        self._calls.all([nodes[0] for nodes in self._processes[: self.num_trained]], what, limit_s, method, *tags)
 
     def stop(self) -> None:
         """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.cluster.placement import on_node, this_node
+from slime.errors import NoAnswer, SlimeError
+from stack_dumps.blame import apart, suspects
 from stack_dumps.dumps import StackDump, look
 
 if TYPE_CHECKING:
@@ -42,6 +44,27 @@ def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {why}\n\n")
         file.write("\n\n".join(map(str, seen)) + "\n\n\n")
     return seen
+
+
+def late(members: Sequence[Member], logs: Path, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
+    """The error of calls that gave no answer in time, with every stack taken."""
+    told = f"no answer within {limit_s:g} s while {what}"
+    return SlimeError(
+        f"{told}: {suspects(take(members, logs, told), pending, OWN)}",
+        where=pending[0].name,
+        todo=f"{_where(logs)} Raise cluster.hang_timeout_s if it was only slow.",
+    )
+
+
+def hanging(members: Sequence[Member], logs: Path, error: NoAnswer) -> SlimeError:
+    """The error with every stack taken. Those are named that give none, or else ranks that stand apart."""
+    seen = take(members, logs, str(error))
+    told = suspects(seen, [], OWN) or apart(seen, engine_of) or f"all {len(seen)} processes answer a signal"
+    return SlimeError(f"{error.what}; {told}", where=error.where, todo=f"{_where(logs)} {error.todo}")
+
+
+def _where(logs: Path) -> str:
+    return f"The stacks of all processes are in {logs / FILE}."
 
 
 def _elsewhere(pids: dict[str, list[int]], logs: Path) -> list[StackDump]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 from slime.cluster.actors import Actor
 from slime.cluster.placement import this_node
@@ -68,6 +68,26 @@ class Member:
 
 
 Spare = Callable[[Member, Death], bool]
+
+
+class Restarting(Protocol):
+    """Who starts engines again that have died. Nothing here waits.
+
+    Attributes:
+        why_not: a sentence on why engines of this run are never started again; empty: they are.
+    """
+
+    why_not: str
+
+    def spare(self, member: Member, death: Death) -> bool:
+        """Whether the run goes on: then a start has begun."""
+
+    def advance(self) -> None:
+        """See how far the starts are.
+
+        Raises:
+            SlimeError: one has failed, and there is none left.
+        """
 
 
 class Watch:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from slime.aside import problems_found_aside
 from slime.compose.asynchrony import staleness_problems
 from slime.compose.chosen import choice_problems, choices_of
 from slime.compose.data_files import data_problems
@@ -73,7 +75,8 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     if problems := value_problems(cfg, plugins):  # the other rules compute with these values
         return Checked(problems)
     chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg))
-    problems += [*choice_problems(chosen, plugins), *(data_problems(cfg) if reads_data else ())]
+    problems += choice_problems(chosen, plugins)
+    problems += problems_found_aside(partial(data_problems, cfg)) if reads_data else ()
     problems += [
         *launcher_problems(cfg.cluster, plugins),
         *learning_problems(cfg),
@@ -158,7 +161,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
     try:
         hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
         bridge = plugins.models.create(_family(cfg.model.family, hf, plugins))
-        architecture, mapping = _architecture(bridge, hf)
+        architecture, mapping = _architecture(bridge, hf, str(resolve(config_folder(cfg.model)) / "config.json"))
         if adapters := adapters_of(cfg.train):
             adapters.mapping(mapping)  # raises where they name no layer
     except SlimeError as problem:
@@ -200,13 +203,15 @@ def _folders(model: ModelConfig) -> Iterator[SlimeError]:
             yield problem.under(key)
 
 
-def _architecture(bridge: ModelBridge, hf: Mapping[str, Any]) -> tuple[dict[str, Any], WeightMapping]:
-    where, todo = "config.json", f"Use one that a model of family {bridge.family} comes with."
+def _architecture(bridge: ModelBridge, hf: Mapping[str, Any], where: str) -> tuple[dict[str, Any], WeightMapping]:
+    todo = f"Use one that a model of family {bridge.family} comes with."
     try:
         architecture, mapping = bridge.transformer_config(hf), bridge.weight_mapping(hf)
     except KeyError as missing:
         raise SlimeError(f"{missing} is missing", where=where, todo=todo) from missing
-    except (TypeError, ValueError, ArithmeticError) as fault:
+    except SlimeError as problem:  # of a bridge, which has the content alone
+        raise SlimeError(problem.what, where=where, todo=problem.todo) from problem
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as fault:
         raise SlimeError(f"its values are not those of a model: {fault}", where=where, todo=todo) from fault
     sizes = {key: value for key, value in architecture.items() if isinstance(value, int)}
     for key, size in {**sizes, "experts": hf[NUM_LAYERS] * (sizes.get("num_moe_experts") or 0)}.items():

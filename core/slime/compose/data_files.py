@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime.algo.stages import run_stages
+from slime.aside import step
 from slime.compose.needs import is_awaited
 from slime.config.keys import value_of
 from slime.config.paths import exists, resolve, resolve_rows
@@ -19,29 +20,48 @@ from slime.data.named import data_of
 from slime.data.prompt_rows import check_prompts, conversations
 from slime.data.rows import Row, first_rows
 from slime.data.shards import row_files
+from slime.data.tokenize import UnusableTemplate
 from slime.errors import SlimeError
 
 SUPERVISED = ("sft.path", "sft.eval_path")
 KEYS = ("data.path", "eval.path", *SUPERVISED)
 HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
 """What looks like a data set's name on the Hugging Face hub, and like no file of rows."""
+READ_S = 60.0
+"""What the first rows of a file may take of a processor: one row may have some hundred megabytes."""
 FIRST_ROWS = 100
 """Rows of a file that are read before a run, of which an average one takes 20 microseconds, and 200 with its tokens."""
 
 
 def data_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """What is wrong with the files that are there, one error a file, and with the chat template's keywords."""
+    """What is wrong with the files that are there, one error a file, and with the chat template's keywords. What is
+    wrong with the model's tokenizer is said once."""
+    told = set[tuple[str, str]]()
+    for key, problem in _problems_by_key(cfg):
+        if (problem.what, problem.where) not in told:
+            yield problem.under(key) if key else problem
+        told.add((problem.what, problem.where))
+        if isinstance(problem, UnusableTemplate):
+            return
+
+
+def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
     if cfg.data.chat_template_kwargs and (tokenizer := _tokenizer(cfg.model)):
-        yield from keyword_problems(cfg.data, tokenizer)
+        try:
+            yield from (("", problem) for problem in keyword_problems(cfg.data, tokenizer))
+        except SlimeError as problem:
+            yield "", problem
     sets = {**cfg.data.named(), **cfg.eval.named()}
     read_as = {f"{home}.path": data_of(cfg.data, own) for home, own in sets.items()}
     for key in (*KEYS, *read_as):
         path = value_of(cfg, key)
         if path is not None and not is_awaited(path, getattr(value_of(cfg, key.rpartition(".")[0]), "source", None)):
+            fault = SlimeError("its rows cannot be read", where=f"{key}={path}", todo="Name another file.")
+            step(READ_S, fault)
             try:
                 _check_rows(cfg, key, read_as.get(key, cfg.data), first_rows(_place(path), FIRST_ROWS))
             except SlimeError as problem:
-                yield problem.under(key)
+                yield key, problem
 
 
 def overlap_problems(evaluation: EvalConfig, data: DataConfig) -> Iterator[SlimeError]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config.declare import MAX_LAYERS
+from slime.config.hf_fields import wrong_fields
 from slime.config.paths import exists, resolve
 from slime.errors import SlimeError
 
@@ -21,6 +22,7 @@ QUANTIZATION = "quantization_config"
 _CLASSIFIER, _CAUSAL = "ForSequenceClassification", "ForCausalLM"
 _REWARD_MODEL = "ForRewardModel"
 """Ends the names of classes with heads of their own, which transformers has not; SGLang has those of some families."""
+_OWN = "Use the config.json that the model comes with."
 
 
 def config_folder(model: ModelConfig) -> str:
@@ -35,7 +37,8 @@ def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
     the last layer's output, is left out.
 
     Raises:
-        SlimeError: the folder or file is missing, it is not JSON, or it has fewer layers.
+        SlimeError: the folder or file is missing, it is not JSON, a field has a value of another kind than its own, or
+            the model has fewer layers.
     """
     file = resolve(path) / "config.json"
     hf = _parse(file)
@@ -46,8 +49,10 @@ def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
             )
     layers = hf[NUM_LAYERS]
     if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
-        what = f"'{NUM_LAYERS}' must be a number from 1 to {MAX_LAYERS:,}, got {str(layers)[:40]}"
-        raise SlimeError(what, where=str(file), todo="Use the config.json that the model comes with.")
+        what = f"'{NUM_LAYERS}' must be a number from 1 to {MAX_LAYERS:,}, got {_shown(layers)}"
+        raise SlimeError(what, where=str(file), todo=_OWN)
+    for name, wanted, value in wrong_fields(hf):
+        raise SlimeError(f"'{name}' must be {wanted}, got {_shown(value)}", where=str(file), todo=_OWN)
     return hf if num_layers is None else _cut(hf, num_layers, file)
 
 
@@ -87,6 +92,11 @@ def _parse(file: Path) -> dict[str, Any]:
     if not isinstance(hf, dict):
         raise SlimeError("not a JSON object", where=str(file), todo="Fetch the file again.")
     return hf
+
+
+def _shown(value: object) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 40 else f"{shown[:40]}..."
 
 
 def _cut(hf: dict[str, Any], num_layers: int, file: Path) -> dict[str, Any]:

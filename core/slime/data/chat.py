@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from slime.config.schema import ControlTokens, DataConfig
-from slime.data.tokenize import Tokenizer, render, require_chat_template
+from slime.data.tokenize import Tokenizer, UnusableTemplate, render, require_chat_template
 from slime.errors import SlimeError
 from slime.types import Message
 
@@ -27,13 +27,15 @@ class Chat:
         max_tokens: limit of a conversation.
 
     Attributes:
-        max_chars: a longer text has more than `max_tokens` tokens: none holds more characters than the longest.
+        max_token_chars: of the longest token.
+        max_chars: a longer text has more than `max_tokens` tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, data: DataConfig, max_tokens: int) -> None:
         require_chat_template(tokenizer)
         self._tokenizer, self._data = tokenizer, data
-        self.max_chars = max_tokens * max(map(len, tokenizer.get_vocab()))
+        self.max_token_chars = max(map(len, tokenizer.get_vocab()))
+        self.max_chars = max_tokens * self.max_token_chars
         self._known: set[tuple[tuple[str, bool], ...]] = set()
 
     def render(self, messages: Sequence[Message], where: str, *, prompt: bool) -> str:
@@ -95,12 +97,13 @@ class Chat:
         text = self._try(probes)
         if text is None:  # the row itself will say why
             return
+        is_foreign = cache(lambda role: self._is_foreign(role, probes, text))
         for number, probe in enumerate(probes, start=1):
             role = probe["role"]
             if probe.get("content") and probe["content"] not in text:
                 what = f"the chat template leaves out message {number}, of the role '{role}'"
                 raise SlimeError(what, where=where, todo="Write the row as the model's template expects it.")
-            if self._is_foreign(role, probes, text):
+            if is_foreign(role):
                 what = f"the chat template does not know the role '{role}' of message {number}"
                 raise SlimeError(what, where=where, todo="Use the roles that the model was trained with.")
 
@@ -121,6 +124,8 @@ class Chat:
     def _try(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
         try:
             return render(self._tokenizer, messages, "", self._data.chat_template_kwargs, prompt=prompt)
+        except UnusableTemplate:
+            raise
         except SlimeError:
             return None
 

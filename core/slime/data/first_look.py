@@ -10,14 +10,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from slime.aside import step
 from slime.config.schema import DataConfig
 from slime.data.chat import Chat
 from slime.data.encoded import encode_prompts
 from slime.data.prompt_rows import conversations
 from slime.data.rows import Row
-from slime.data.tokenize import is_generic
+from slime.data.tokenize import bounded_template, is_generic
+from slime.data.tokenizer_files import AGAIN, GENERIC, TEMPLATE, tokenizer_problems
 from slime.errors import SlimeError, did_you_mean
 
+EXTENSION = "generation"
+"""A tag of transformers', which Jinja does not know: a template that has it is left to the run."""
+LOAD_S = 8.0
+"""What the files of a tokenizer may take of a processor; those of 30 MB take 2 s."""
 GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
 """Variables of a chat template that a config does not set."""
 
@@ -47,9 +53,12 @@ def look_at_demonstrations(
 
 
 def _tokenizer(folder: Path) -> _FirstLook | None:
-    """None where transformers might read the folder in another way than this module, or a library is missing."""
-    template, file = folder / "chat_template.jinja", folder / "tokenizer.json"
+    """None where transformers might read the folder in another way than this module, or a library is missing; or where
+    `slime.compose.needs` says what is wrong with the folder."""
+    template, file = folder / TEMPLATE, folder / GENERIC
     if not (template.is_file() and file.is_file() and is_generic(folder)):
+        return None
+    if any(tokenizer_problems(folder)):
         return None
     if any(find_spec(library) is None for library in ("tokenizers", "jinja2")):
         return None
@@ -60,9 +69,18 @@ def _tokenizer(folder: Path) -> _FirstLook | None:
 def _load(folder: Path, *changed: int) -> _FirstLook | None:
     from jinja2 import TemplateError
 
+    todo = "Use a checkpoint whose tokenizer.json you trust."
+    step(LOAD_S, SlimeError("the tokenizer cannot be used", where=str(folder), todo=todo))
     try:
         return _FirstLook(folder)
-    except (OSError, ValueError, TemplateError):  # the run will say what is wrong with it
+    except TemplateError as error:
+        if EXTENSION in (folder / TEMPLATE).read_text(encoding="utf-8"):
+            return None
+        what = f"it is no chat template ({error})"
+        raise SlimeError(what, where=str(folder / TEMPLATE), todo="Fetch the file again.") from error
+    except UnicodeDecodeError as error:
+        raise SlimeError(f"the tokenizer's files are no text ({error})", where=str(folder), todo=AGAIN) from error
+    except (OSError, ValueError, TypeError, KeyError):  # the run will say what is wrong with it
         return None
 
 
@@ -76,23 +94,25 @@ class _FirstLook:
         from tokenizers import Tokenizer
 
         self.name_or_path = str(folder)
-        self.chat_template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        self.chat_template = (folder / TEMPLATE).read_text(encoding="utf-8")
         try:
-            self._tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            self._tokenizer = Tokenizer.from_str((folder / GENERIC).read_text(encoding="utf-8"))
         except Exception as error:  # that library has no other
-            raise ValueError("tokenizer.json holds no tokenizer") from error
+            what = f"it holds no tokenizer ({error})"
+            raise SlimeError(what, where=str(folder / GENERIC), todo=AGAIN) from error
         self.added_tokens_decoder = self._tokenizer.get_added_tokens_decoder()
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         tokens = {key: value for key, value in config.items() if key.endswith("_token")}
         self._special = {key: value["content"] if isinstance(value, dict) else value for key, value in tokens.items()}
-        # As transformers compiles it, less its tag for the assistant's turns: such a template is left to the run.
+        # As transformers compiles it, less `EXTENSION`.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
-        self._template = environment.from_string(self.chat_template)
-        self._variables = meta.find_undeclared_variables(environment.parse(self.chat_template))
+        with bounded_template(self.name_or_path, ""):  # what is constant is computed while it is compiled
+            self._template = environment.from_string(self.chat_template)
+            self._variables = meta.find_undeclared_variables(environment.parse(self.chat_template))
 
     def get_vocab(self) -> Mapping[str, int]:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()

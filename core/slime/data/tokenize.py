@@ -5,30 +5,33 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import mmap
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slime.aside import limit_growth, step
 from slime.data.tokenizer_files import no_chat_template, tokenizer_problems
 from slime.errors import SlimeError
-from slime.files import human_bytes
+from slime.files import human_bytes, read_small
+from slime.foreign import foreign
 from slime.imports import importing
 from slime.time_limit import Handler
 from slime.types import Message
 
 Tokenizer = Any
 """A `transformers.PreTrainedTokenizerBase`; transformers is imported late and untyped here."""
-RENDER_S, RENDER_BYTES = 10.0, 2**31
+RENDER_S, RENDER_BYTES = 5.0, 2**31
 """What one conversation may take of a chat template, which is a program of the checkpoint's."""
+ENCODE_S = 5.0
+"""What a batch of texts may take of a tokenizer, in a plan. A usual one takes some tenths."""
 BATCH, OF_A_TEXT = 300_000, 300
 """Characters that are encoded at once, and how many each text counts beside its own: while a batch lasts, each token
 takes some hundred bytes."""
@@ -94,8 +97,8 @@ def _has_its_own(model_type: object) -> bool:
 def _read_json(path: Path) -> dict[str, Any]:
     """Empty where there is no such file, or none that can be read: whoever loads the tokenizer tells."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -152,23 +155,27 @@ def render(
         prompt: whether the text ends with the opening of the assistant's turn.
 
     Raises:
-        SlimeError: the chat template refuses these messages, or has no end.
+        UnusableTemplate: the chat template takes too much, or reaches for what is not its own.
+        SlimeError: it refuses these messages.
     """
     from jinja2 import TemplateError
+    from jinja2.exceptions import SecurityError
 
     try:
-        with _bounded():
+        with bounded_template(tokenizer.name_or_path, where):
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **kwargs)
-    except (_TooLong, MemoryError, RecursionError, OverflowError) as error:
-        reason = str(error) or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
-        todo = f"Use a checkpoint whose template you trust: see chat_template.jinja in {tokenizer.name_or_path}."
-        raise SlimeError(f"the chat template cannot be used: {reason}", where=where, todo=todo) from None
+    except SecurityError as error:
+        raise _untrusted(tokenizer.name_or_path, where, str(error).rstrip(".")) from None
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         # All but the first: a filter met a value that it cannot take.
         todo = "Mend the row's messages, or data.chat_template_kwargs."
         raise SlimeError(f"the chat template refuses the messages: {error}", where=where, todo=todo) from None
     assert isinstance(text, str), "tokenize=False gives text"
     return text
+
+
+class UnusableTemplate(SlimeError):
+    """Of a chat template that takes too much or reaches for what is not its own, whatever the messages are."""
 
 
 class _TooLong(Exception):
@@ -183,38 +190,77 @@ _STOPS = Handler(signal.SIGVTALRM, _stop)
 
 
 @contextmanager
+def bounded_template(folder: str, where: str) -> Iterator[None]:
+    """Bound the processor time and the memory of what the block does with a chat template.
+
+    Args:
+        where: the row.
+
+    Raises:
+        UnusableTemplate: it takes more.
+    """
+    step(RENDER_S + 1, _untrusted(folder, where))
+    try:
+        with _bounded():
+            yield
+    except (_TooLong, MemoryError, RecursionError, OverflowError) as error:
+        reason = str(error) or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
+        raise _untrusted(folder, where, reason) from None
+
+
+def _untrusted(folder: str, where: str, reason: str = "") -> UnusableTemplate:
+    todo = f"Use a checkpoint whose template you trust: see chat_template.jinja in {folder}."
+    what = f"the chat template cannot be used{f': {reason}' if reason else ''}"
+    return UnusableTemplate(what, where=where or folder, todo=todo)
+
+
+@contextmanager
 def _bounded() -> Iterator[None]:
-    """Bound the processor time and the memory of a chat template. Wall-clock time would fail good templates on a busy
-    machine. Only the main thread has signals."""
+    """Wall-clock time would fail good templates on a busy machine. Only the main thread has signals. A step of a plan
+    (`slime.aside`) bounds what signals do not interrupt; a run is composed by the same checks."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    own, most = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", "rb", buffering=0) as file:
-        used = int(file.read().split()[0]) * mmap.PAGESIZE
-    limits = [limit for limit in (used + RENDER_BYTES, own, most) if limit != resource.RLIM_INFINITY]
     with _STOPS:
-        resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
+        before = limit_growth(RENDER_BYTES)
         signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            resource.setrlimit(resource.RLIMIT_AS, (own, most))
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Token ids of each rendered text; the template has already placed the special tokens."""
+    """Token ids of each rendered text; the template has already placed the special tokens.
+
+    Raises:
+        SlimeError: the tokenizer's library fails, or does not come back.
+    """
     for batch in _batches(texts):
-        if (library := _library(tokenizer)) is None:
-            encoded = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
-            yield from encoded["input_ids"]
-            continue
+        step(ENCODE_S, _unusable(tokenizer, "it does not encode its texts"))
+        with foreign(partial(_unusable, tokenizer), "it fails: {}", "to encode texts"):
+            encoded = _encoded(tokenizer, batch)
+        yield from encoded
+
+
+def _encoded(tokenizer: Tokenizer, batch: list[str]) -> Iterable[list[int]]:
+    if (library := _library(tokenizer)) is None:
+        found = tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids: Iterable[list[int]] = found["input_ids"]
+        return ids
+    settings = (library.truncation, library.padding, library.encode_special_tokens)
+    if settings != (None, None, tokenizer.split_special_tokens):  # for it cannot be changed while a thread encodes
         library.no_truncation()
         library.no_padding()
         library.encode_special_tokens = tokenizer.split_special_tokens
-        for each in library.encode_batch_fast(batch, add_special_tokens=False):  # without places in the text
-            yield each.ids
+    # Without places in the text. Lists are made one by one: all at once they take more memory.
+    return (each.ids for each in library.encode_batch_fast(batch, add_special_tokens=False))
+
+
+def _unusable(tokenizer: Tokenizer, what: str) -> SlimeError:
+    todo = "Use a checkpoint whose tokenizer.json you trust."
+    return SlimeError(f"the tokenizer cannot be used: {what}", where=str(tokenizer.name_or_path), todo=todo)
 
 
 def decode(tokenizer: Tokenizer, tokens: Sequence[int], *, special: bool = True) -> str:

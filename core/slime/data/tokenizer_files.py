@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime.config.hf_fields import are_token_ids
 from slime.errors import SlimeError
+from slime.files import is_pointer, pointer, read_small
 
 GENERIC = "tokenizer.json"
 VOCABULARIES = (GENERIC, "*.model", "*.tiktoken", "vocab*", "merges.txt", "tekken.json", "*.bpe*")
 """Patterns of files, of which a folder with a tokenizer of any of transformers' classes has one."""
 CONFIG = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 READ_AS_JSON = (CONFIG, "generation_config.json")
 AGAIN = "Fetch the file again."
 
@@ -26,6 +29,13 @@ def tokenizer_problems(folder: Path) -> Iterator[SlimeError]:
             f"there is no tokenizer: neither {GENERIC} nor another vocabulary", where=str(folder), todo=todo
         )
         return
+    for file in [folder / name for name in (GENERIC, *READ_AS_JSON, TEMPLATE)]:
+        if file.exists() and not file.is_file():
+            yield SlimeError("it is no file", where=str(file), todo=AGAIN)
+            return
+        if file.is_file() and is_pointer(file):
+            yield pointer(file)
+            return
     if (folder / GENERIC).is_file() and not _ends(folder / GENERIC):
         yield SlimeError("is torn: it does not end as JSON does", where=str(folder / GENERIC), todo=AGAIN)
     read = {}
@@ -33,9 +43,13 @@ def tokenizer_problems(folder: Path) -> Iterator[SlimeError]:
         if (folder / name).is_file():
             try:
                 read[name] = _object(folder / name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 yield SlimeError(f"cannot be read ({error})", where=str(folder / name), todo=AGAIN)
                 return
+    ends = read.get("generation_config.json", {}).get("eos_token_id")
+    if not are_token_ids(ends):
+        what = f"'eos_token_id' must be a token id or a list of them, got {json.dumps(ends)[:40]}"
+        yield SlimeError(what, where=str(folder / "generation_config.json"), todo=AGAIN)
     if not (read.get(CONFIG, {}).get("chat_template") or any(folder.glob("chat_template*"))):
         yield no_chat_template(folder)
 
@@ -47,7 +61,7 @@ def no_chat_template(folder: Path | str) -> SlimeError:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_bytes())
+    found = json.loads(read_small(path))
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")
     return found

@@ -30,6 +30,10 @@ class ChildEnd:
     def __str__(self) -> str:
         return f"process {self.pid} {self.how} at {self.at:.3f}"
 
+    def before(self, log: str) -> str:
+        """What the text of a log says before it."""
+        return log.partition(str(self))[0]
+
     @classmethod
     def first(cls, log: str) -> ChildEnd | None:
         """The earliest that the text of a log tells of: all others follow from it."""

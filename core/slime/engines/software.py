@@ -52,7 +52,9 @@ class Server(Protocol):
         """Start the server and wait until it answers.
 
         Raises:
-            SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
+            Death: it was killed, which may not come again.
+            SlimeError: it ended by itself (with the end of its log), or was not up within `cluster.start_timeout_s`
+                seconds.
         """
 
     def end(self, *, waits: bool = False) -> End | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 HIDDEN = "(not shown to trackers)"
@@ -18,7 +17,8 @@ def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
         config: section -> key -> value, as in config.yaml.
     """
     shown = copy.deepcopy(dict(config))
-    for holder in (shown.get("cluster", {}), *shown.get("rollout", {}).get("engines", {}).values()):
-        with suppress(KeyError):
+    engines = shown.get("rollout", {}).get("engines")
+    for holder in (shown.get("cluster"), *(engines.values() if isinstance(engines, dict) else ())):
+        if isinstance(holder, dict) and isinstance(holder.get("environment"), dict):
             holder["environment"] = dict.fromkeys(holder["environment"], HIDDEN)
     return shown

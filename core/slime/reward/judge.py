@@ -10,6 +10,7 @@ from guarded_workers.wire import FaultError
 from guarded_workers.worker import Line
 from slime import plugins
 from slime.contracts import GroupReward
+from slime.reward.deadline import begin
 from slime.reward.engines import Addresses, tell
 from slime.reward.verdicts import checked, fields
 from slime.types import Sample
@@ -29,9 +30,10 @@ class Judge:
         self._reward = plugins.load().rewards.get(name).factory(**options)
         self.told = isinstance(self._reward, GroupReward)
 
-    def answer(self, message: tuple[Sample | list[Sample], Addresses], _: Line) -> Any:
-        asked, addresses = message
+    def answer(self, message: tuple[Sample | list[Sample], Addresses, float], _: Line) -> Any:
+        asked, addresses, timeout_s = message
         tell(addresses)
+        begin(timeout_s)
         if isinstance(asked, Sample):
             return fields(checked(self._reward.score(asked), "score"))
         said = self._reward.score_group(asked)

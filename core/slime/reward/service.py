@@ -77,12 +77,12 @@ class RewardService:
         """So many verdicts of a worker; asked for again where an engine that it may have asked died meanwhile."""
         while True:
             addresses, num_lost = await self._frozen.up(), self._frozen.num_lost
-            judged = await self._once((asked, addresses), count)
+            judged = await self._once((asked, addresses, self._cfg.timeout_s), count)
             failed = any(verdict.kind is VerdictKind.ERROR for verdict in judged)
             if not failed or (self._pool and self._pool.is_closed) or not await self._frozen.any_lost(num_lost):
                 return judged
 
-    async def _once(self, message: tuple[Sample | list[Sample], Addresses], count: int) -> list[Verdict]:
+    async def _once(self, message: tuple[Sample | list[Sample], Addresses, float], count: int) -> list[Verdict]:
         """So many verdicts of a worker; all of them the same one without a value where it gives no answer."""
         assert self._pool, "start() comes first"
         lost: list[str] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from slime.config.hf import NUM_LAYERS, NUM_NEXTN_LAYERS, read_hf_config
 from slime.errors import SlimeError, nearest
 from slime.models.mapping import WeightMapping
 from slime.weights.hf_files import HfFiles
@@ -61,13 +61,8 @@ def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
 
 def _layers_left_out(folder: Path, mapping: WeightMapping) -> set[int]:
     """Layers that the checkpoint's own config.json announces, for decoding or prediction, and the model lacks."""
-    try:
-        hf = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        announced = hf["num_hidden_layers"] + (hf.get("num_nextn_predict_layers") or 0)
-    except (OSError, ValueError, KeyError) as error:
-        raise SlimeError(
-            f"config.json is missing or torn ({error!r})", where=str(folder), todo="Download the checkpoint again."
-        ) from None
+    hf = read_hf_config(str(folder))
+    announced = hf[NUM_LAYERS] + (hf.get(NUM_NEXTN_LAYERS) or 0)
     return set(range(announced)) - {int(layer[1]) for name in mapping.hf_names if (layer := _LAYER.match(name))}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from slime.errors import SlimeError
+from slime.files import is_pointer, pointer
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -63,7 +64,12 @@ class HfFiles(HfTensors):
         except FileNotFoundError:
             raise _damaged(f"'{file}' is missing", self.folder) from None
         except SafetensorError as error:
+            if is_pointer(self.folder / file):
+                raise pointer(self.folder / file) from None
             raise _damaged(f"'{file}' is torn or no safetensors file ({error})", self.folder) from None
+        except OSError as error:
+            what = f"'{file}' cannot be read ({error.strerror or error})"
+            raise SlimeError(what, where=str(self.folder), todo="Give this user the right to it.") from None
 
     def _headers(self, promised: dict[str, set[str]]) -> dict[str, FileTensor]:
         found: dict[str, FileTensor] = {}
@@ -116,10 +122,15 @@ def _promised(folder: Path) -> dict[str, set[str]]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    if is_pointer(index):
+        raise pointer(index)
     try:
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
+        found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(f"no valid index of safetensors ({error!r})", index) from None
+    if strange := next((file for file in found.values() if not isinstance(file, str) or Path(file).name != file), None):
+        raise _damaged(f"no valid index of safetensors (it names {json.dumps(strange)[:60]} as a file)", index)
+    return found
 
 
 def _damaged(what: str, where: Path) -> SlimeError:

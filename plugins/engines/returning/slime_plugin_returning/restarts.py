@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ from slime.cluster.calls import Calls
 from slime.cluster.engines import Engines
 from slime.cluster.watch import Member, died
 from slime.errors import Death, SlimeError
-from slime.events import EngineBack, EngineLost, Events
+from slime.events import EngineBack, EngineLost, Event
 from slime.net import Endpoint
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
@@ -45,11 +45,13 @@ class _Engine:
         deaths: when they were seen, in seconds of `time.monotonic`; those that count.
         starting: what `Engines.begin_again` returned; None: it does not start.
         is_lost: it takes no requests: it starts, or has no weights yet.
+        is_new: it has not been up yet, and nobody has missed it.
     """
 
     deaths: deque[float] = field(default_factory=deque)
     starting: list[tuple[Any, Any]] | None = None
     is_lost: bool = False
+    is_new: bool = False
 
 
 class Restarts:
@@ -58,20 +60,17 @@ class Restarts:
 
     Attributes:
         why_not: see `Restarting`.
-        endpoints: of every engine that gets weights; of one that is lost, where it was last.
         num_begun: starts so far.
         seconds: from deaths to the first requests after them, so far.
     """
 
-    def __init__(self, topology: Topology, calls: Calls, engines: Engines, events: Events) -> None:
+    def __init__(self, topology: Topology, calls: Calls, engines: Engines, tell: Callable[[Event], None]) -> None:
         cfg = topology.config.rollout
         self.why_not = why_not(topology)
         self._budget, self._budget_of_frozen = cfg.restarts if may_return(topology) else 0, cfg.restarts
         self._window_s, self._start_s = cfg.restart_window_s, topology.cluster.start_timeout_s
-        self._calls, self._processes, self._events = calls, engines, events
-        self.endpoints = list(engines.endpoints)
-        self._frozen = engines.frozen
-        self._engines = [_Engine() for _ in (*self.endpoints, *self._frozen.endpoints())]
+        self._calls, self._processes, self._tell = calls, engines, tell
+        self._engines = [_Engine() for _ in range(len(engines))]
         self.num_begun, self.seconds = 0, 0.0
 
     def spare(self, member: Member, death: Death) -> bool:
@@ -88,7 +87,7 @@ class Restarts:
 
     def lost(self) -> list[int]:
         """Engines that get weights, and take no requests."""
-        return [index for index, _ in enumerate(self.endpoints) if self._engines[index].is_lost]
+        return [index for index in range(self._processes.num_trained) if self._engines[index].is_lost]
 
     def empty(self) -> list[int]:
         """Engines that are up again, and have no weights yet."""
@@ -96,41 +95,42 @@ class Restarts:
 
     def reachable(self) -> list[Endpoint | None]:
         """Of every engine that gets weights and is up its endpoint."""
-        known = zip(self._engines, self.endpoints, strict=False)
+        known = zip(self._engines, self._processes.endpoints, strict=False)
         return [None if engine.starting is not None else endpoint for engine, endpoint in known]
 
     def has_weights(self, index: int, endpoint: Endpoint) -> bool:
         """An engine has got its weights at `endpoint`: whether it is back by that. Not if it has died since, nor if it
         was not lost."""
         engine = self._engines[index]
-        if not engine.is_lost or engine.starting is not None or self.endpoints[index] != endpoint:
+        if not engine.is_lost or engine.starting is not None or self._processes.endpoints[index] != endpoint:
             return False
         self._is_back(index)
         return True
 
     def _is_back(self, index: int) -> None:
         engine = self._engines[index]
-        engine.is_lost = False
         seconds = time.monotonic() - engine.deaths[-1]
         self.seconds += seconds
-        self._events.publish(EngineBack(process_name(index, 0), seconds))
+        self._tell(EngineBack(process_name(index, 0), seconds, engine.is_new))
+        engine.is_lost = engine.is_new = False
 
     def _begin(self, index: int, death: SlimeError) -> bool:
-        engine, now, frozen = self._engines[index], time.monotonic(), index - len(self.endpoints)
+        engine, now, frozen = self._engines[index], time.monotonic(), index - self._processes.num_trained
         budget = self._budget if frozen < 0 else self._budget_of_frozen
         while engine.deaths and now - engine.deaths[0] > self._window_s:
             engine.deaths.popleft()
         if len(engine.deaths) >= budget:
             return False
         engine.deaths.append(now)
-        if frozen >= 0 and not engine.is_lost:
-            self._frozen.lost(frozen)
-        engine.is_lost = True
+        engine.is_new = engine.is_new or self._processes.is_new(index)
+        if frozen >= 0 and not engine.is_lost and not engine.is_new:
+            self._processes.frozen.lost(frozen)
+        engine.is_lost = not engine.is_new
         self.num_begun += 1
         self._calls.leave(self._processes.processes(index))
         engine.starting = self._processes.begin_again(index)
         why = f"{death.where}: {death.what}"
-        self._events.publish(EngineLost(process_name(index, 0), why, len(engine.deaths), budget))
+        self._tell(EngineLost(process_name(index, 0), why, len(engine.deaths), budget))
         return True
 
     def _look(self, index: int, engine: _Engine) -> None:
@@ -143,18 +143,15 @@ class Restarts:
         if fault := self._fault(engine.starting, ready, nodes) or self._late(engine, waiting, nodes):
             for node, (_, up) in zip(nodes, engine.starting, strict=True):
                 node.has_died = node.has_died or up in waiting  # it waits for others, as long as a start may take
-            if not self._begin(index, fault):
+            if (engine.is_new and not isinstance(fault, Death)) or not self._begin(index, fault):
                 raise fault
         elif not waiting:
             for node, (place, _) in zip(nodes, engine.starting, strict=True):
                 node.node, node.host, node.pid = ray.get(place)
-            endpoint, frozen = ray.get(engine.starting[0][1]), index - len(self.endpoints)
+            self._processes.found(index, ray.get(engine.starting[0][1]))
             engine.starting = None
             self._calls.join(nodes)
-            if frozen < 0:
-                self.endpoints[index] = endpoint
-            else:  # it has its weights
-                self._frozen.found(frozen, endpoint)
+            if engine.is_new or index >= self._processes.num_trained:  # nobody hands it weights now
                 self._is_back(index)
 
     def _fault(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from slime.cluster.calls import WATCH_S, Calls
@@ -13,7 +13,7 @@ from slime.cluster.engines import Engines
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import Death, SlimeError
-from slime.events import Events
+from slime.events import Event
 from slime.net import Endpoint
 from slime.topology.topology import Topology
 from slime.topology.transport import BROADCAST
@@ -43,7 +43,7 @@ class Returning:
         *,
         can_repeat: bool,
     ) -> None:
-        self.restarts = restarts
+        self._restarts = restarts
         self._calls, self._clients, self._engines = calls, clients, engines
         self._learner, self._can_repeat = learner, can_repeat
         self._told = (0, 0.0)
@@ -57,7 +57,7 @@ class Returning:
         """
         while True:
             endpoints = self._reachable()
-            num_begun = self.restarts.num_begun
+            num_begun = self._restarts.num_begun
             try:
                 metrics = self._learner.publish(endpoints, version)
             except Death:
@@ -66,7 +66,7 @@ class Returning:
                 if not self._can_repeat:
                     raise
                 self._calls.look_closely(PUBLISHING)
-                if self.restarts.num_begun == num_begun:
+                if self._restarts.num_begun == num_begun:
                     raise
             else:
                 self._serve(endpoints)
@@ -87,14 +87,14 @@ class Returning:
 
     def metrics(self) -> dict[str, float]:
         """Restarts, and the seconds that they took, since this was asked last; none if there were none."""
-        before, self._told = self._told, (self.restarts.num_begun, self.restarts.seconds)
+        before, self._told = self._told, (self._restarts.num_begun, self._restarts.seconds)
         count, seconds = self._told[0] - before[0], self._told[1] - before[1]
         return {"engines/restarts": float(count), "engines/seconds_lost": seconds} if count or seconds else {}
 
     async def _tend(self) -> None:
         while True:
             self._lose()
-            if self.restarts.empty():
+            if self._restarts.empty():
                 handing_over = asyncio.ensure_future(asyncio.to_thread(self._hand_over))
                 try:
                     await asyncio.shield(handing_over)
@@ -106,8 +106,8 @@ class Returning:
 
     def _hand_over(self) -> list[Endpoint | None]:
         """Publish to the engines that are up without weights; returns those that have them now."""
-        empty, num_begun = self.restarts.empty(), self.restarts.num_begun
-        endpoints = [at if index in empty else None for index, at in enumerate(self.restarts.reachable())]
+        empty, num_begun = self._restarts.empty(), self._restarts.num_begun
+        endpoints = [at if index in empty else None for index, at in enumerate(self._restarts.reachable())]
         try:
             if self._learner.publish_again(endpoints):
                 return endpoints
@@ -115,7 +115,7 @@ class Returning:
             raise
         except SlimeError:
             self._calls.look_closely(PUBLISHING)
-            if self.restarts.num_begun == num_begun:
+            if self._restarts.num_begun == num_begun:
                 raise
         return []
 
@@ -123,18 +123,18 @@ class Returning:
         """Let engines that have got weights at these addresses take requests."""
         self._lose()
         for index, (client, endpoint) in enumerate(zip(self._clients, endpoints, strict=False)):
-            if endpoint and self.restarts.has_weights(index, endpoint):
+            if endpoint and self._restarts.has_weights(index, endpoint):
                 client.move(endpoint)
                 self._engines.regain(client)
 
     def _lose(self) -> None:
-        for index in self.restarts.lost():
+        for index in self._restarts.lost():
             self._engines.lose(self._clients[index])
 
     def _reachable(self) -> list[Endpoint | None]:
         """Of every engine that is up its endpoint, once one is."""
         self._calls.look(PUBLISHING)
-        while not any(endpoints := self.restarts.reachable()):
+        while not any(endpoints := self._restarts.reachable()):
             time.sleep(WATCH_S)
             self._calls.look(PUBLISHING)
         return endpoints
@@ -146,16 +146,10 @@ class Restart:
     def may_return(self, topology: Topology) -> bool:
         return may_return(topology)
 
-    def returning(
-        self,
-        topology: Topology,
-        calls: Calls,
-        processes: Engines,
-        events: Events,
-        clients: Sequence[EngineClient],
-        engines: EngineSet,
-        learner: Publishes,
-    ) -> Returning:
-        can_repeat = topology.transport != BROADCAST or not topology.cluster.on_gpus
-        restarts = Restarts(topology, calls, processes, events)
-        return Returning(calls, restarts, clients, engines, learner, can_repeat=can_repeat)
+    def begin(self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]) -> Restarts:
+        self._calls, self._restarts = calls, Restarts(topology, calls, processes, tell)
+        self._can_repeat = topology.transport != BROADCAST or not topology.cluster.on_gpus
+        return self._restarts
+
+    def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
+        return Returning(self._calls, self._restarts, clients, engines, learner, can_repeat=self._can_repeat)

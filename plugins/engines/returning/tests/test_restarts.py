@@ -11,7 +11,7 @@ import pytest
 from slime.cluster.watch import Member
 from slime.compose.compose import examine
 from slime.errors import Death
-from slime.events import EngineLost, Event, Events
+from slime.events import EngineBack, EngineLost, Event, Events
 from slime.net import Endpoint, Secret
 from slime.reward.engines import FrozenEngines
 from slime.topology.topology import Topology, read_topology
@@ -28,10 +28,18 @@ class Processes:
     """Of two engines that get weights, and a frozen one; their starts never end."""
 
     def __init__(self) -> None:
+        self.num_trained = 2
         self.frozen = FrozenEngines(["judge"])
         self.frozen.found(0, Endpoint("http://host:7", Secret("its own")))
+        self.new: set[int] = set()
         self.endpoints = [Endpoint(f"http://host:{port}", Secret("any")) for port in (1, 2)]
         self.begun: list[int] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def is_new(self, index: int) -> bool:
+        return index in self.new
 
     def index_of(self, member: Member) -> int | None:
         return {"engine-0": 0, "engine-1": 1, "engine-2": 2}.get(member.name)
@@ -57,7 +65,7 @@ class Watched:
 def restarts_of(asked: Topology, *subscribers: Any) -> tuple[Restarts, Any, Any]:
     processes: Any = Processes()
     watched: Any = Watched()
-    return Restarts(asked, watched, processes, Events(*subscribers)), processes, watched
+    return Restarts(asked, watched, processes, Events(*subscribers).publish), processes, watched
 
 
 def test_each_engine_has_its_budget_within_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +106,24 @@ def test_an_engine_that_died_again_has_no_weights() -> None:
     assert not restarts.has_weights(0, old), "it starts"
     assert not restarts.has_weights(0, replace(old, url="http://host:3"))
     assert restarts.lost() == [0]
+
+
+def test_an_engine_that_dies_as_the_run_starts_is_missed_by_nobody() -> None:
+    told = list[Event]()
+    restarts, processes, _ = restarts_of(topology("local", "rollout.restarts=2"), told.append)
+    processes.new = {0, 2}
+    assert restarts.spare(Member("engine-0", None), DEATH)
+    assert restarts.spare(Member("engine-2", None), DEATH)
+    assert restarts.lost() == [], "it gets weights with the others, at the first publish"
+    assert processes.frozen.num_lost == 0
+    restarts._is_back(0)
+    assert [event.is_new for event in told if isinstance(event, EngineBack)] == [True]
+    processes.new.clear()
+    restarts._engines[0].starting = None  # it is up
+    assert restarts.spare(Member("engine-0", None), DEATH)
+    assert restarts.lost() == [0]
+    restarts._engines[0].starting = None
+    assert not restarts.spare(Member("engine-0", None), DEATH), "both counted"
 
 
 @pytest.mark.parametrize("cluster", ["local", "h200x2"])

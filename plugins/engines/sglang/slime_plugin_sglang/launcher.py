@@ -15,6 +15,7 @@ import secrets
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -33,6 +34,9 @@ from stack_dumps.dumps import register
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
+FAILED_S = 0.2
+"""How long a server that failed leaves to whoever says how its children ended, if that is why."""
+ENGINE = "sglang.srt.entrypoints.engine.Engine"
 CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
 """Of SGLang: hands requests to the data-parallel ranks of an engine, in a process of its own."""
 
@@ -85,7 +89,8 @@ def hook() -> None:
 
     front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", register_scheduler, HookType.BEFORE)
-    HookRegistry.register("sglang.srt.entrypoints.engine.Engine._launch_scheduler_processes", watch, HookType.AFTER)
+    HookRegistry.register(f"{ENGINE}._launch_scheduler_processes", watch, HookType.AFTER)
+    HookRegistry.register(f"{ENGINE}._launch_detokenizer_subprocesses", watch_detokenizers, HookType.AFTER)
     HookRegistry.register(f"{CONTROLLER}.__init__", register_controller, HookType.BEFORE)
     HookRegistry.register(f"{CONTROLLER}.__init__", watch_controlled, HookType.AFTER)
     HookRegistry.register(f"{front}.flush_cache", flush_every_rank, HookType.REPLACE)
@@ -123,6 +128,11 @@ def watch(started: tuple[Any, Sequence[BaseProcess]], *arguments: Any) -> None:
     only_waits = multiprocessing.parent_process() or parse(sys.argv[1:]).get("node_rank")
     # A process that does nothing but wait for them must not end before it has said how they did.
     threading.Thread(target=end_with, args=(started[1],), daemon=not only_waits).start()
+
+
+def watch_detokenizers(started: tuple[Sequence[BaseProcess], Any], *arguments: Any, **named: Any) -> None:
+    """The same of those that turn tokens into text: SGLang looks after them once it is up, a second later each time."""
+    watch((None, started[0]))
 
 
 def watch_controlled(built: None, controller: Any, *arguments: Any) -> None:
@@ -212,7 +222,12 @@ def launch() -> None:
     HookRegistry.register(taking, take_as_bytes, HookType.AROUND)
     add_route(app)
     load_plugins()
-    launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
+    try:
+        launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
+    except Exception:  # noqa: BLE001  (whatever it is ends this process)
+        traceback.print_exc()
+        time.sleep(FAILED_S)
+        os._exit(1)  # Python would wait for its children, which wait for requests
 
 
 if __name__ in ("__main__", "__mp_main__"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slime.cluster.placement import HOST_LABEL
 from slime.errors import Death, SlimeError
 from slime.topology.launcher import RemoteProcess, lost
-from slime_plugin_ray.node import end_of
+from slime_plugin_ray.node import OwnRay
 
 POLL_S = 0.2
 OTHERS_S = 20.0
@@ -20,18 +20,17 @@ class Hosts:
 
     Args:
         processes: on the other hosts; none without a launcher.
+        here: what was started on this one.
     """
 
-    def __init__(self, processes: Sequence[RemoteProcess], *, is_own: bool) -> None:
-        self._processes, self.is_own = processes, is_own
+    def __init__(self, processes: Sequence[RemoteProcess], here: OwnRay, *, is_own: bool) -> None:
+        self._processes, self._here, self.is_own = processes, here, is_own
 
     def fault(self, what: str) -> Death | None:
         return lost(self._processes, what)
 
     def end_of(self, name: str) -> str:
-        from ray._private import worker
-
-        return end_of(worker._global_node, name)
+        return self._here.end_of(name)
 
     def wait_joined(self, timeout_s: float) -> None:
         """Wait until Ray knows every host.

@@ -26,8 +26,9 @@ from slime_plugin_ray.folders import ray_folder
 from slime_plugin_ray.signals import signals_postponed
 
 POLL_S = 0.1
-STARTING_S, STUCK_S = 5.0, 60.0
-"""Seconds from the death of one of Ray's processes until a driver that Ray holds is ended: in `ray.init`, and later."""
+HELD_S, ENDING_S, SHUTDOWN_S = 5.0, 60.0, 1.0
+"""Seconds that a driver gets in which one of Ray's processes has died: to notice that, for Ray may hold it in a call of
+its own; then to end what it does, in order; and for Ray to shut down, which waits for a GCS that is gone."""
 PROCESSES = ("gcs_server", "raylet")
 LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
 
@@ -157,7 +158,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, whole)
 
 
-def end_of(node: Any, name: str) -> str:
+def _end_of(node: Any, name: str) -> str:
     """How the process `name` of Ray ended that this one has started; empty while it lives, or if another started it."""
     for info in getattr(node, "all_processes", {}).get(name, ()):
         if (code := info.process.poll()) is not None:
@@ -181,7 +182,7 @@ def last_words(logs: Path, name: str) -> str:
 def _death(node: Any) -> Death | None:
     """Of one of Ray's processes on this host, if one has died."""
     for name in PROCESSES:
-        if end := end_of(node, name):
+        if end := _end_of(node, name):
             words = (
                 "" if "SIGKILL" in end else last_words(Path(node.get_logs_dir_path()), name)
             )  # who is killed so has no time for any
@@ -198,14 +199,20 @@ class OwnRay:
 
     Attributes:
         node: Ray's own object for them, once it has begun to start them.
-        is_up: they have started.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.node: Any = None
-        self.is_up = False
-        self._note, self._over = note, threading.Event()
+        self._note = note
+        self._error: Death | None = None
+        self._noticed, self._ended, self._over = threading.Event(), threading.Event(), threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True)
+
+    def end_of(self, name: str) -> str:
+        """As `slime.cluster.ray_starter.RayHosts.end_of`, for a run that ends because of it."""
+        if end := _end_of(self.node, name):
+            self._noticed.set()
+        return end
 
     @contextlib.contextmanager
     def naming_deaths(self) -> Iterator[None]:
@@ -214,13 +221,16 @@ class OwnRay:
         self._watching.start()
         try:
             yield
-        except Death:
+        except Death as error:
+            self._error = error
             raise
         except Exception as error:
             if death := _death(self.node):
                 raise death from error
             raise
         finally:
+            for event in (self._noticed, self._ended):
+                event.set()
             if not _death(self.node):  # else it is watched until Ray is shut down, which may take for ever
                 self._over.set()
 
@@ -232,8 +242,12 @@ class OwnRay:
             if self._over.wait(POLL_S):
                 return
         self._note(f"slime: {death}")
-        if not self._over.wait(STUCK_S if self.is_up else STARTING_S):
-            sys.stderr.write(f"slime: {death}\n")
+        for event, seconds in ((self._noticed, HELD_S), (self._ended, ENDING_S), (self._over, SHUTDOWN_S)):
+            if not event.wait(seconds):
+                break
+        if not self._over.is_set():
+            sys.stdout.flush()
+            sys.stderr.write(f"slime: {self._error or death}\n")
             self._note("")
             os._exit(EXIT_ERROR)
 

@@ -65,8 +65,11 @@ class Starter:
         processes = topology.num_processes
         num_slots = processes[own.number] if own else sum(processes)
         store = object_store_bytes(topology.config)
-        with reaped(mark) as reaper, ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note):
-            yield LocalRay(mark, hosts, own)
+        with (
+            reaped(mark) as reaper,
+            ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note) as started,
+        ):
+            yield LocalRay(mark, started, hosts, own)
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,13 @@ class LocalRay:
     """A `slime.cluster.ray_starter.RayHere`.
 
     Attributes:
+        started: what runs on this host.
         hosts: that the launcher brings up, this one among them.
         own: this host among them; None without a launcher.
     """
 
     mark: str
+    started: OwnRay
     hosts: Sequence[str]
     own: ThisHost | None
 
@@ -87,10 +92,10 @@ class LocalRay:
         cluster = topology.cluster
         is_own, launcher = not cluster.ray_address, launcher_of(cluster)
         if launcher is None:
-            yield Hosts([], is_own=is_own)
+            yield Hosts([], self.started, is_own=is_own)
             return
         with launcher.run(self._orders(topology), logs) as processes:
-            others = Hosts(processes, is_own=is_own)
+            others = Hosts(processes, self.started, is_own=is_own)
             others.wait_joined(cluster.start_timeout_s)
             yield others
 
@@ -121,7 +126,7 @@ def ray_cluster(
     *,
     mark: str = "",
     note: Callable[[str], None] = lambda words: None,
-) -> Iterator[None]:
+) -> Iterator[OwnRay]:
     """Connect to `cluster.ray_address`, or start Ray on this host with `num_slots` logical CPUs on cpu.
 
     A cluster that is there has the object store that it was started with; Ray's default is 30 % of the memory.
@@ -171,8 +176,7 @@ def ray_cluster(
         except Exception as error:  # Ray raises these, too
             where = cluster.ray_address or "a new local cluster"
             raise SlimeError(f"Ray did not come up: {error}", where=where, todo=todo) from error
-        here.is_up = True
-        yield
+        yield here
 
 
 def _of_own(cluster: ClusterConfig, num_slots: int, store_bytes: int, own: ThisHost | None) -> dict[str, Any]:

@@ -6,19 +6,52 @@ import re
 from collections.abc import Collection, Mapping
 
 _SECRET_NAME = re.compile(
-    r"(^|_)(AUTH|COOKIE|CREDS?|DSN|JWT|KEYTAB|NETRC|PAT|PASS|PASSPHRASE|PRIVATE|PWD?)(_|$)"
-    r"|(KEY|TOKEN)S?(_|$)|CREDENTIAL|PASSW|SECRET",
+    r"(^|_)(AUTH|BEARER|COOKIES?|CREDS?|DSN|JWT|KEYTAB|KUBECONFIG|NETRC|PAT|PASS|PASSPHRASE|PRIVATE|PWD?|SAS|SESSION|SIG"
+    r"|SK|WEBHOOKS?)(_|$)|WEBHOOK_?URL|CREDENTIAL|PASSW|PASSFILE|SECRET|SIGNATURE",
     re.IGNORECASE,
 )
-_HARMLESS = ("PWD", "OLDPWD", "RAY_AUTH_MODE")
-_ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_KEY_NAME = re.compile(r"(KEY|TOKEN)S?(_|$)", re.IGNORECASE)
+_COUNT = re.compile(r"\d{1,9}")
+"""What a name with `_TOKENS` holds that is none: `MAX_TOKENS=4096`."""
+_HARMLESS_NAME = re.compile(
+    r"PWD|OLDPWD|RAY_AUTH_MODE|DESKTOP_SESSION|TERM_SESSION_ID|XDG_SESSION_(ID|TYPE|CLASS|DESKTOP|PATH)"
+)
+_ADDRESS_OF_SOMEBODY = re.compile(
+    r"://[^/\s@]*:[^/\s@]*@"  # name and password
+    r"|(?<!ssh)(?<!sftp)(?<!rsync)://[^/\s@]+@",  # a token in place of the name, where the scheme allows one
+    re.IGNORECASE,
+)
+_SECRET_FIELD = re.compile(
+    r"(?:^|[?&;\s])[\w.-]*"
+    r"(?:(?<![a-z])sig|signature|credential|jwt|passw(?:or)?d|secret|token|(?<![a-z])pwd"
+    r"|(?:access|account|api|private|secret|shared|signing)[_-]?key(?:[_-]?id)?|(?<=[?&])key)=[^\s&;]",
+    re.IGNORECASE,
+)
+"""In a query, a connection string or the arguments of a command: `?X-Amz-Signature=..`, `;AccountKey=..`."""
+_KEY = re.compile(
+    r"(?<![\w/.-])(?:"
+    r"[spr]k[-_](?=[\w-]*\d)[\w-]{20,}"  # OpenAI, Anthropic, Stripe
+    r"|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}"
+    r"|hf_[A-Za-z0-9]{30,}|nvapi-[\w-]{20,}|r8_[A-Za-z0-9]{30,}"
+    r"|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|dop_v1_\w{30,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
+    r"|(?:Basic|Bearer) [\w.~+/=-]{8,}"
+    r"|-----BEGIN (?!CERTIFICATE|PUBLIC)"
+    r")"
+    r"|://hooks\.slack\.com/|://discord(?:app)?\.com/api/webhooks/"
+)
+"""Keys by the beginnings that services give them so that they are found."""
 
 
 def split(environment: Mapping[str, str], wanted: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """What a worker gets, and the names of what is withheld from it.
 
     A list of what is allowed would have to name each proxy, library path and cache that some code needs. So a
-    variable is withheld if it looks like a secret: by a word of its name, or by a password in an address.
+    variable is withheld if it looks like a secret: by a word of its name, by a password, token or signature in an
+    address, or because its value begins as a known service's keys do. A key without such a beginning, in a variable
+    with a harmless name, is not known.
 
     Args:
         environment: name -> value.
@@ -29,4 +62,8 @@ def split(environment: Mapping[str, str], wanted: Collection[str]) -> tuple[dict
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    return name not in _HARMLESS and bool(_SECRET_NAME.search(name) or _ADDRESS_WITH_PASSWORD.search(value))
+    if _HARMLESS_NAME.fullmatch(name):
+        return False
+    if _SECRET_NAME.search(name) or (_KEY_NAME.search(name) and not _COUNT.fullmatch(value)):
+        return True
+    return any(shape.search(value) for shape in (_ADDRESS_OF_SOMEBODY, _SECRET_FIELD, _KEY))

@@ -35,6 +35,7 @@ _TICK_S = 0.05
 _KILL_WITHIN_S = 2.0
 """Seconds that what a request left behind may take to die; then the whole worker goes."""
 ZOMBIE, STOPPED = "Z", "T"
+KILLED = "was killed by"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _CHUNK, _PAGE = 1 << 16, os.sysconf("SC_PAGESIZE")
 _SIGNALS = {number.value: number.name for number in signal.Signals}
@@ -291,7 +292,7 @@ def cause(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     hint = " (the kernel sends it when the machine is out of memory)" if code == -signal.SIGKILL else ""
-    return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}{hint}"
+    return f"{KILLED} {_SIGNALS.get(-code, f'signal {-code}')}{hint}"
 
 
 def note(text: str) -> None:

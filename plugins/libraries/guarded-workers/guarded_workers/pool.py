@@ -7,17 +7,19 @@ import difflib
 import os
 import subprocess
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from guarded_workers import environment
-from guarded_workers.process import WorkerProcess
+from guarded_workers.process import LostWorkerError, WorkerProcess
 from guarded_workers.wire import FaultError, Setup, StartError
 
 _UNBOUNDED = 10**9
+START_TRIES = 3
+"""Workers in one place that may be killed as the pool starts."""
 
 
 class Pool:
@@ -55,7 +57,8 @@ class Pool:
         """Start the first workers and wait until each has created what it runs; what the last of them told of it.
 
         Raises:
-            StartError: it cannot be created; says where it comes from.
+            StartError: it cannot be created, and says where it comes from; or a worker was killed as it started, and
+                so were those in its place.
         """
         self._require_wanted()
         self.has_started = True
@@ -66,8 +69,8 @@ class Pool:
         try:
             for index in range(self._first):
                 self._idle.append(self._spawn(tells=index == 0))
-            for worker in self._idle:
-                worker.wait_until_ready()
+            for index in range(self._first):
+                self._await_start(index)
         except StartError as error:
             self.close()
             raise StartError(self.explained(error.what), where=error.where, todo=error.todo) from error
@@ -77,6 +80,28 @@ class Pool:
             where = f"{self._setup.key}.num_workers"
             raise StartError(f"a worker cannot be started: {error}", where=where, todo=todo) from error
         return self._idle[-1].told if self._idle else None
+
+    def _await_start(self, index: int) -> None:
+        """Wait for a first worker. One that is killed meanwhile has a successor, a few times."""
+        lost: list[str] = []
+        while True:
+            try:
+                return self._idle[index].wait_until_ready()
+            except LostWorkerError as error:
+                lost.append(str(error))
+                if len(lost) == START_TRIES:
+                    raise self._all_killed(lost) from error
+                self.note(f"a worker was lost: {error}. Another one takes its place")
+                self._idle[index].retire()
+                self._dying.append(self._idle[index])
+                self._idle[index] = self._spawn(tells=index == 0)
+
+    def _all_killed(self, lost: Sequence[str]) -> StartError:
+        setup, log = self._setup, f"Read {self._log_path}. " if self._log_path else ""
+        made = f"make it in a Python shell: {setup.servant}, of {setup.name!r} and its options"
+        what = f"{len(lost)} workers, one after the other: {'; '.join(dict.fromkeys(lost))}"
+        todo = f"{log}See dmesg for a kill for memory; if it may kill itself, {made}."
+        return StartError(what, where=f"{setup.kind} '{setup.name}'", todo=todo)
 
     @asynccontextmanager
     async def worker(self, *, fresh: bool = False) -> AsyncIterator[WorkerProcess]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import IO, Any, TypeVar
 
 from guarded_workers import wire
-from guarded_workers.guard import STOPPED, cause, state
+from guarded_workers.guard import KILLED, STOPPED, cause, state
 from guarded_workers.worker import describe
 
 START_TIMEOUT_S = 120.0
@@ -74,7 +74,8 @@ class WorkerProcess:
         """Block until the worker has created what it runs.
 
         Raises:
-            wire.StartError: it cannot be created, or the worker died or hung meanwhile.
+            wire.StartError: it cannot be created, or the worker ended by itself or hung meanwhile.
+            LostWorkerError: the worker was killed meanwhile.
         """
         self._scorer.settimeout(START_TIMEOUT_S)
         try:
@@ -183,7 +184,8 @@ class WorkerProcess:
         """Return when the worker has created what it runs.
 
         Raises:
-            FaultError: it cannot be created, or the worker died or hung meanwhile.
+            FaultError: it cannot be created, or the worker ended by itself or hung meanwhile.
+            LostWorkerError: the worker was killed meanwhile.
         """
         if self._is_ready:
             return
@@ -193,6 +195,8 @@ class WorkerProcess:
         except (*_START_FAILURES, wire.StartError) as error:
             self.reusable = False
             why = error if isinstance(error, wire.StartError) else await asyncio.to_thread(self._not_started, error)
+            if isinstance(why, LostWorkerError):
+                raise why from error
             raise wire.FaultError(f"the {self._setup.kind} could not be created again: {why}") from error
 
     async def _body(self) -> bytes:
@@ -223,13 +227,15 @@ class WorkerProcess:
             raise answer.error
         self._is_ready, self.told = True, answer.value
 
-    def _not_started(self, error: Exception) -> wire.StartError:
+    def _not_started(self, error: Exception) -> wire.StartError | LostWorkerError:
         if isinstance(error, TimeoutError):
             reason = f"its process took longer than {START_TIMEOUT_S:g} s"
         elif isinstance(error, wire.BrokenWireError):
             reason = f"its process gave {error}"
         else:
             reason = self._why_it_ended()
+            if KILLED in reason:  # by whom is not known; what ends by itself would do so again
+                return LostWorkerError(f"{reason} as it started")
         kind, name = self._setup.kind, self._setup.name
         todo = f"Make it in a Python shell to see why: {self._setup.servant}, of {name!r} and its options."
         return wire.StartError(f"{kind} '{name}' cannot be created: {reason}", where=self._setup.where, todo=todo)

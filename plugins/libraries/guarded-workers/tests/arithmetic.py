@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,9 @@ class Arithmetic:
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         if options.get("refuses"):
             raise RefusalError
+        time.sleep(options.get("takes_s", 0))
+        if options.get("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
         self.name = name
 
     def answer(self, message: tuple[str, Any], line: Line) -> Any:

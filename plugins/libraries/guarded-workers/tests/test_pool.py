@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from guarded_workers.pool import Pool
 from guarded_workers.wire import FaultError, Setup, StartError
 
+T = TypeVar("T")
 HERE = str(Path(__file__).parent)
 
 
@@ -82,6 +86,42 @@ def test_a_worker_may_ask_back(started: Pool) -> None:
 def test_what_cannot_be_created_says_why_in_its_own_words() -> None:
     with pytest.raises(StartError, match=r"^options: refuses\. Let it not\.$"):
         pool(refuses=True).start()
+
+
+@pytest.mark.parametrize("who", ["guard", "scorer"])
+def test_a_worker_that_is_killed_as_it_starts_has_a_successor(who: str, tmp_path: Path) -> None:
+    made = pool(tmp_path / "log", takes_s=2)
+    with ThreadPoolExecutor() as threads:
+        starting = threads.submit(made.start)
+        [guard] = _until(lambda: [pid for pid in os.listdir("/proc") if pid.isdecimal() and _is_guard(pid)])
+        _until((tmp_path / "log").read_text)  # what holds the worker: before that it looks what may hold it
+        [scorer] = _until(lambda: Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
+        os.kill(int(guard if who == "guard" else scorer), signal.SIGKILL)
+        starting.result()
+    assert ask(made, "double", 4) == 8
+    made.close()
+    assert "was killed by SIGKILL" in (tmp_path / "log").read_text()
+
+
+def test_workers_that_are_killed_as_they_start_end_the_start_without_blame() -> None:
+    with pytest.raises(
+        StartError, match=r"^sum 'sums': 3 workers, one after the other: .* was killed by SIGKILL \("
+    ) as error:
+        pool(dies=True).start()
+    assert "cannot be created" not in str(error.value)
+
+
+def _until(found: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 60
+    while not (seen := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return seen
+
+
+def _is_guard(pid: str) -> bool:
+    """Of this process: xdist may have another that does the same."""
+    return _is_worker(pid) and Path(f"/proc/{pid}/stat").read_text().split()[3] == str(os.getpid())
 
 
 def test_a_variable_that_is_wanted_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,8 @@ class ProgressLine:
         if isinstance(event, EngineLost):
             said = f"{event.why}; {event.engine} starts again ({event.restart} of {event.of})"
         else:
-            said = f"{event.engine} takes requests again, {event.seconds:.0f} s after its end"
+            does = "is up" if event.is_new else "takes requests again"
+            said = f"{event.engine} {does}, {event.seconds:.0f} s after its end"
         console = self._stage.console if self._stage else Console(highlight=False)
         console.print(printable(said), markup=False, soft_wrap=True)
 

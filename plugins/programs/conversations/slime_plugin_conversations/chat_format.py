@@ -7,6 +7,7 @@ their tokens are appended to what was sampled.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,16 +18,17 @@ from typing import Any
 from slime.config.schema import DataConfig
 from slime.conversation import RefusedError, TooLongError
 from slime.data.chat import Chat
-from slime.data.tokenize import Tokenizer, decode, encode, end_tokens, render
+from slime.data.tokenize import BATCH, Tokenizer, decode, encode, end_tokens, render
 from slime.errors import SlimeError
 from slime.sampling.conversation import Model
 from slime.types import Message
 from slime_plugin_conversations.conversation import Conversation
+from slime_plugin_conversations.spelled import RESULT_ROLES, is_in, left_out, spellings
 
 SAID = "probe."
 """What the made-up turns say."""
-RESULT_ROLES = ("tool", "observation", "ipython")
-"""What templates call a message with a tool's output. The first is every API's name for it."""
+LONG = 20_000
+"""Characters that are encoded within ten milliseconds."""
 _WHERE = "the chat template"
 _MOST_KEPT = 256
 """Made-up conversations whose texts are kept, and kinds of them that are kept as refused."""
@@ -61,12 +63,36 @@ class ChatFormat:
             RefusedError: the template refuses the messages, or leaves one out.
             TooLongError: they are too long.
         """
+        text = self._first_text(messages, tools)
+        return self._fitting(self._encoded(text))
+
+    async def first_aside(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """As `first`; long texts are encoded in a thread, which leaves the event loop to others."""
+        text = self._first_text(messages, tools)
+        return self._fitting(await self._encoded_aside(text, self._max_prompt_tokens))
+
+    def _first_text(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
+        if self.exceeds(messages, self._max_prompt_tokens):
+            raise self._too_long(f"more than {self._max_prompt_tokens}", "")
         with _refusals():
-            ids = self._encoded(self._begun(messages, tools))
+            return self._begun(messages, tools)
+
+    def _fitting(self, ids: list[int]) -> list[int]:
         if len(ids) > self._max_prompt_tokens:
-            what = f"a conversation begins with {len(ids)} tokens, tools included"
-            raise TooLongError(what, where="rollout.max_prompt_tokens", todo=f"Raise it to {len(ids)} or more.")
+            raise self._too_long(str(len(ids)), f" to {len(ids)} or more")
         return ids
+
+    @staticmethod
+    def _too_long(count: str, to: str) -> TooLongError:
+        what = f"a conversation begins with {count} tokens, tools included"
+        return TooLongError(what, where="rollout.max_prompt_tokens", todo=f"Raise it{to}.")
+
+    def exceeds(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """Whether messages have more tokens for certain, which is found without encoding them: none has less than one,
+        and no token has more characters than the longest."""
+        if len(messages) > max_tokens:
+            return True
+        return sum(len(message.get("content") or "") for message in messages) > max_tokens * self._chat.max_token_chars
 
     def behind(self, tokens: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """Token ids that come behind a response: the end of its turn where the model did not write it, the new
@@ -81,8 +107,21 @@ class ChatFormat:
         Raises:
             RefusedError: the template refuses or leaves out a message, or writes what came before otherwise.
         """
+        return self._unwritten(tokens, self._encoded(self._behind_text(new, tools)))
+
+    async def behind_aside(
+        self, tokens: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
+    ) -> list[int]:
+        """As `behind`; long texts are encoded in a thread. Of a text with more than `max_tokens` tokens, more than
+        `max_tokens` are returned, and maybe not all."""
+        text = self._behind_text(new, tools)
+        return self._unwritten(tokens, await self._encoded_aside(text, max_tokens))
+
+    def _behind_text(self, new: Sequence[Message], tools: Sequence[Any]) -> str:
         with _refusals():
-            ids = self._encoded(self._closing + self._added(self.escaped(new), tools))
+            return self._closing + self._added(self.escaped(new), tools)
+
+    def _unwritten(self, tokens: Sequence[int], ids: list[int]) -> list[int]:
         written = bool(tokens) and tokens[-1] in self._end_tokens and ids[:1] == [tokens[-1]]
         return ids[written:]
 
@@ -110,16 +149,16 @@ class ChatFormat:
         if any(message.get("tool_calls") for message in messages) and not self._writes_calls:
             what, todo = "the chat template writes no calls of tools", "Write them as the model does, as its words."
             raise SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
-        for known in _spellings(messages):
+        for known in spellings(messages):
             try:
                 text = self.render(known, tools, prompt=True)
             except SlimeError as error:
                 problem = problem or error
                 continue
-            left_out = next((number for number, message in enumerate(known, 1) if not _is_in(message, text)), None)
-            if left_out is None:
+            missing = left_out(known, text)
+            if missing is None:
                 return text
-            what = f"the chat template leaves out message {left_out}, of the role '{messages[left_out - 1]['role']}'"
+            what = f"the chat template leaves out message {missing}, of the role '{messages[missing - 1]['role']}'"
             todo = "Write the messages as the model's template expects them."
             problem = problem or SlimeError(what, where=self._tokenizer.name_or_path or _WHERE, todo=todo)
         assert problem, "some spelling was tried"
@@ -157,7 +196,7 @@ class ChatFormat:
                 problem = problem or error
                 continue
             added = whole.removeprefix(base)
-            if whole.startswith(base) and all(_is_in(message, added) for message in renamed):
+            if whole.startswith(base) and all(is_in(message, added) for message in renamed):
                 return added
             problem = problem or self._differs(base, whole, run)
         assert problem, "some conversation was tried"
@@ -268,6 +307,22 @@ class ChatFormat:
         [ids] = encode(self._tokenizer, [text])
         return list(ids)
 
+    async def _encoded_aside(self, text: str, max_tokens: int) -> list[int]:
+        if len(text) <= LONG:
+            return self._encoded(text)
+        return await asyncio.to_thread(self._encoded_up_to, text, max_tokens)
+
+    def _encoded_up_to(self, text: str, max_tokens: int) -> list[int]:
+        """A text's tokens; or, of one that is much longer than `max_tokens`, more than these from its begin: to encode
+        it takes some hundred bytes a token, so it is first counted piece by piece."""
+        counted, most = list[int](), max_tokens + max_tokens // 100 + 1000  # because a cut may add some
+        if len(text) > 2 * most:
+            for begin in range(0, len(text), BATCH):
+                counted += self._encoded(text[begin : begin + BATCH])
+                if len(counted) > most:
+                    return counted
+        return self._encoded(text)
+
 
 def _but_for_words(value: Any) -> Any:
     """A JSON value without its words and the ids of calls: no template looks at which they are."""
@@ -283,37 +338,3 @@ def _refusals() -> Iterator[None]:
         yield
     except SlimeError as error:
         raise RefusedError(error.what, where=error.where, todo=error.todo) from error
-
-
-def _is_in(message: Message, text: str) -> bool:
-    """Whether a text has what a message says. Templates drop earlier thinking, and write some messages as JSON."""
-    said = (message.get("content") or "").rpartition("</think>")[2].strip()
-    return said in text or json.dumps(said, ensure_ascii=False)[1:-1] in text
-
-
-def _spellings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """The messages as they are, and as other templates want them: arguments of calls as objects or as JSON, and
-    results of tools under other roles."""
-    yield messages
-    if any(message.get("tool_calls") for message in messages):
-        for as_objects in (True, False):
-            yield [_with_arguments(message, as_objects=as_objects) for message in messages]
-    if any(message["role"] in RESULT_ROLES for message in messages):
-        for role in RESULT_ROLES:
-            yield [{**message, "role": role} if message["role"] in RESULT_ROLES else message for message in messages]
-
-
-def _with_arguments(message: Message, *, as_objects: bool) -> Message:
-    """The same message; the arguments of its calls are objects, where they can be read as such, or JSON."""
-    if not message.get("tool_calls"):
-        return message
-    calls = [dict(call) for call in message["tool_calls"]]
-    for call in calls:
-        arguments = call["function"]["arguments"]
-        if isinstance(arguments, str) and as_objects:
-            with suppress(ValueError):
-                arguments = json.loads(arguments)
-        elif not isinstance(arguments, str) and not as_objects:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        call["function"] = {**call["function"], "arguments": arguments}
-    return {**message, "tool_calls": calls}

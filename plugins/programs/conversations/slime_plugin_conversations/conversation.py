@@ -51,9 +51,12 @@ class Conversation:
         model, turns = self._model, self._model.sample.turns
         written: Sequence[int] = ()
         if new and (self._segment or self._branched):
-            written = self._chat.behind(self._tokens, new, self._tools)
+            room = self._limit if self._segment else self._branched[1] if self._branched else 0
+            if self._chat.exceeds(new, room):
+                return self._without_room()
+            written = await self._chat.behind_aside(self._tokens, new, self._tools, room)
         if self._segment is None:
-            context, self._limit = self._branched or self._begin(new)
+            context, self._limit = self._branched or await self._begin(new)
             if len(written) >= self._limit:
                 return self._without_room()
             self._segment, self._seed = model.begin(context)
@@ -104,11 +107,11 @@ class Conversation:
         self._model.status = Status.TRUNCATED
         return Turn("", "length")
 
-    def _begin(self, new: Sequence[Message]) -> tuple[tuple[int, ...], int]:
+    async def _begin(self, new: Sequence[Message]) -> tuple[tuple[int, ...], int]:
         """The tokens that it begins with, and how many it may have behind them."""
         model = self._model
         prompt, context = model.sample.prompt, model.sample.prompt.tokens
         if self._messages is not None or self._tools or new:
             own = prompt.messages if self._messages is None else self._chat.escaped(self._messages)
-            context = tuple(self._chat.first([*own, *self._chat.escaped(new)], self._tools))
+            context = tuple(await self._chat.first_aside([*own, *self._chat.escaped(new)], self._tools))
         return context, model.attempts.generator.limit(context)

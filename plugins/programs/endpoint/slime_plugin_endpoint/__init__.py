@@ -39,6 +39,9 @@ def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     program = cfg.rollout.program
     if program.name != "endpoint":
         return []
+    if program.environment:
+        what, todo = "an agent's command is no worker", "Name the variables in rollout.program.options.environment."
+        return [SlimeError(what, where="rollout.program.environment", todo=todo)]
     try:
         check(EndpointOptions(**program.options))
     except SlimeError as problem:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import orjson
 
+from guarded_workers.environment import split
+from slime.errors import SlimeError
 from slime.sampling.held import GRACE_S
 from slime.types import Task
 from slime_plugin_endpoint import keeper
@@ -22,6 +26,8 @@ MAX_PROMPT_BYTES = 100_000
 _TAIL = 2000
 """Characters of the output by which a failure is told."""
 _CHUNK = 1 << 16
+_KEY = "rollout.program.options.environment"
+log = logging.getLogger(__name__)
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -29,7 +35,40 @@ class AgentError(Exception):
     """The agent's process ended with a fault."""
 
 
-async def run_command(command: str, memory_mb: int, url: str, key: str, task: Task) -> None:
+class Surroundings:
+    """The variables of the environment that agents' processes get: all but those that may be somebody's keys.
+
+    Args:
+        wanted: names of those that they get although they look like secrets.
+
+    Raises:
+        SlimeError: one of these is not set.
+    """
+
+    def __init__(self, wanted: Collection[str]) -> None:
+        for name in wanted:
+            if name not in os.environ:
+                near = difflib.get_close_matches(name, os.environ, 1, 0.75)
+                meant = f" Did you mean '{near[0]}'?" if near else ""
+                todo = f"Set it before slime starts, or take it out.{meant}"
+                raise SlimeError(f"the variable {name} is not set", where=_KEY, todo=todo)
+        self._passed, self._withheld = split(os.environ, wanted)
+        if self._withheld:
+            log.warning("Withheld from the agents' environment: %s (%s)", ", ".join(self._withheld), _KEY)
+
+    def of(self, url: str, key: str, task: Task) -> Mapping[str, str]:
+        """Of the process of one attempt."""
+        return {**self._passed, **own_variables(url, key, task)}
+
+    def explained(self, reason: str) -> str:
+        """`reason`, with the way out if it seems to be a variable that is missing."""
+        for name in self._withheld:
+            if name in reason:
+                return f"{reason} ({name} is withheld from agents unless {_KEY} lists it)"
+        return reason
+
+
+async def run_command(command: str, memory_mb: int, surroundings: Surroundings, url: str, key: str, task: Task) -> None:
     """Run a command to its end; all that it started ends with it, and with a cancellation.
 
     Args:
@@ -43,7 +82,7 @@ async def run_command(command: str, memory_mb: int, url: str, key: str, task: Ta
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(ours), str(memory_mb), command,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            pass_fds=[ours], env=environment(url, key, task), start_new_session=True,
+            pass_fds=[ours], env=surroundings.of(url, key, task), start_new_session=True,
         )  # fmt: skip
     except BaseException:
         os.close(lifeline)
@@ -64,7 +103,7 @@ async def run_command(command: str, memory_mb: int, url: str, key: str, task: Ta
         elif code == keeper.OUT_OF_BOUNDS:
             how = "was killed"
         last = tail.strip().rpartition("\n")[2]
-        raise AgentError(f"the agent {how}: {last}" if last else f"the agent {how}")
+        raise AgentError(surroundings.explained(f"the agent {how}: {last}" if last else f"the agent {how}"))
 
 
 async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, int]:
@@ -98,8 +137,8 @@ def told(task: Task) -> bytes:
     )
 
 
-def environment(url: str, key: str, task: Task) -> Mapping[str, str]:
-    """Of an agent's process: the endpoint under every name that clients look for, and no proxy before it."""
+def own_variables(url: str, key: str, task: Task) -> Mapping[str, str]:
+    """Of an attempt alone: the endpoint under every name that clients look for, and no proxy before it."""
     openai = f"{url}/v1"
     own = {
         "OPENAI_BASE_URL": openai,
@@ -120,4 +159,4 @@ def environment(url: str, key: str, task: Task) -> Mapping[str, str]:
     host = url.partition("://")[2].partition("/")[0].rpartition(":")[0]
     for name in ("no_proxy", "NO_PROXY"):
         own[name] = ",".join(filter(None, (os.environ.get(name), host)))
-    return {**os.environ, **own}
+    return own

@@ -14,15 +14,20 @@ from slime_plugin_endpoint.said import (
     Repeated,
     Request,
     Said,
+    messages_in,
     of_kind,
     positive,
+    stops_in,
     text_of,
 )
 
 _STOP_REASON = {
     "stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "stop_string": "stop_sequence",
 }  # fmt: skip
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 410: "not_found_error"}
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "invalid_request_error",
+    410: "not_found_error", 413: "request_too_large", 415: "invalid_request_error",
+}  # fmt: skip
 _THINKING = ("thinking", "redacted_thinking")
 SIGNATURE = "slime"
 """Of thinking: Anthropic's own are checked by its server, this one by nobody."""
@@ -41,12 +46,12 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     said = []
     if system := text_of(body.get("system"), "system"):
         said.append(Said("system", system))
-    said += repeated.said(of_kind(body, "messages", list, []), _said)
+    said += repeated.said(messages_in(body), _said)
     return Request(
         said=tuple(said),
         tools=[_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))],
         max_tokens=positive(body, "max_tokens"),
-        stop=tuple(map(str, of_kind(body, "stop_sequences", list, []))),
+        stop=stops_in(body, "stop_sequences"),
         may_call=of_kind(body, "tool_choice", dict, {}).get("type") != "none",
         is_streamed=bool(body.get("stream")),
         wants_usage=True,

@@ -12,11 +12,9 @@ from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Turn, Verdict
 from slime_plugin_endpoint.hearing import Hearing
-from slime_plugin_endpoint.said import Answer, RefusedRequestError, Repeated, Request, messages_of
+from slime_plugin_endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, messages_of
 from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
-FULL = "context_length_exceeded"
-"""The code by which agents know that they have to compact their history."""
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +29,7 @@ class Attempt:
         broken: done when no turn can be made any more, with what ended the last one.
         verdict: what the agent last said of the attempt itself; None: nothing.
         repeated: of what its clients say.
+        reading: held while a request is read, so that they are read one after another.
     """
 
     verdict: Verdict | None = None
@@ -38,7 +37,7 @@ class Attempt:
     def __init__(self, model: Responder, hearing: Hearing) -> None:
         self.key = secrets.token_urlsafe(24)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.repeated = Repeated()
+        self.repeated, self.reading = Repeated(), asyncio.Lock()
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
         self._last: Node | None = None
@@ -69,7 +68,7 @@ class Attempt:
         asked = Asked(request, work)
         place.node.asked.append(asked)
         self._running.add(work)
-        work.add_done_callback(lambda done: self._end(place.node, asked))
+        work.add_done_callback(lambda done: self._end(place, asked))
         return asked
 
     def close(self) -> None:
@@ -85,13 +84,14 @@ class Attempt:
         self._model.note("forks", max(0, self._num_conversations - 1))
         self._model.note("ill_formed_calls", self._num_ill_formed)
 
-    def _end(self, node: Node, asked: Asked) -> None:
+    def _end(self, place: Place, asked: Asked) -> None:
         self._running.discard(asked.work)
         if asked.work.cancelled():
-            node.asked.remove(asked)
+            place.node.asked.remove(asked)
             return
         if fault := asked.work.exception():
-            node.asked.remove(asked)  # who asks again tries again
+            place.node.asked.remove(asked)  # who asks again tries again
+            self._tree.forget(place)
             if not isinstance(fault, RefusedRequestError) and not self.broken.done():
                 self.broken.set_exception(fault)
 

@@ -15,8 +15,10 @@ from slime_plugin_endpoint.said import (
     Repeated,
     Request,
     Said,
+    messages_in,
     of_kind,
     positive,
+    stops_in,
     text_of,
 )
 
@@ -39,13 +41,12 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     form = of_kind(body, "response_format", dict, {})
     if form.get("type", "text") != "text":
         raise RefusedRequestError(f"'response_format' is '{form['type']}': only text is supported", "response_format")
-    stop = of_kind(body, "stop", (str, list), [])
     choice = body.get("tool_choice")
     return Request(
-        said=tuple(repeated.said(of_kind(body, "messages", list, []), _said)),
+        said=tuple(repeated.said(messages_in(body), _said)),
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))],
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
-        stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+        stop=stops_in(body, "stop"),
         may_call=choice != "none",
         is_streamed=bool(body.get("stream")),
         wants_usage=bool(of_kind(body, "stream_options", dict, {}).get("include_usage")),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from slime_plugin_tools.calls import IllFormedError, Reader, read_name_json, reader_for
 
 from slime.contracts import Responder
-from slime_plugin_endpoint.said import END_THINK, THINK, Call, Said
+from slime_plugin_endpoint.said import END_THINK, THINK, Call, Said, can_be_written
 
 _PROBE = [{"role": "user", "content": "probe."}]
 
@@ -66,7 +66,9 @@ class Hearing:
             assert self._reader, "it was prepared"
             try:
                 read = self._reader(words, tools)
-            except (IllFormedError, ValueError):
+                if not can_be_written([call.arguments for call in read.calls]):
+                    raise IllFormedError("arguments that no client could be sent")
+            except (IllFormedError, ValueError, RecursionError):
                 return Heard(Said("assistant", words.strip(), (), reasoning), is_ill_formed=True)
             calls = tuple(Call(call_id(), call.name, call.arguments) for call in read.calls)
             return Heard(Said("assistant", read.text.strip(), calls, reasoning), is_ill_formed=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slime_plugin_tools.named import coroutine_function
 
@@ -26,6 +26,9 @@ class EndpointOptions:
     memory_mb: int = 4096
     """MiB that the processes of one attempt's command may take together; with more they are killed, and the attempt has
     no value."""
+    environment: list[str] = field(default_factory=list)
+    """Variables of the environment that a command gets although they look like secrets. A function runs in the driver,
+    and has all."""
     parser: str | None = None
     """How calls of tools are written, as SGLang's `tool_call_parser` names it, or `name-json`. Empty: as the chat
     template writes them."""

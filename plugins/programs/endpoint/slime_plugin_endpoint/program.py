@@ -11,7 +11,7 @@ from slime_plugin_tools.named import named
 from slime.contracts import Responder
 from slime.sampling.held import GRACE_S, held
 from slime.types import Task, Verdict
-from slime_plugin_endpoint.agent import run_command
+from slime_plugin_endpoint.agent import Surroundings, run_command
 from slime_plugin_endpoint.attempt import Attempt
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.options import EndpointOptions, check
@@ -41,6 +41,7 @@ class EndpointProgram:
     def __init__(self, options: EndpointOptions) -> None:
         check(options)
         self._options = options
+        self._surroundings = Surroundings(options.environment) if options.command else None
         self._function = named(options.path) if options.path else None
         self._server = Server(options.host, Hearing(options.parser))
 
@@ -61,7 +62,8 @@ class EndpointProgram:
         if self._function:
             verdict: Verdict | None = await held(self._function(task, Endpoint(f"{url}/v1", url, attempt.key)))
             return verdict
-        await run_command(self._options.command, self._options.memory_mb, url, attempt.key, task)
+        assert self._surroundings, "there is a command"
+        await run_command(self._options.command, self._options.memory_mb, self._surroundings, url, attempt.key, task)
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ import orjson
 from slime.types import Message
 
 THINK, END_THINK = "<think>", "</think>"
+FULL = "context_length_exceeded"
+"""The code by which agents know that they have to compact their history."""
+MAX_MESSAGES, MAX_STOPS = 4096, 64
+"""Messages and stop strings of a request. Finding and rendering this many messages takes a tenth of a second."""
 
 
 class RefusedRequestError(Exception):
@@ -42,9 +47,9 @@ class Call:
         if isinstance(arguments, str):
             try:
                 found = json.loads(arguments or "{}")
-            except ValueError:
+            except (ValueError, RecursionError):
                 return cls(number, name, arguments)
-            return cls(number, name, found if isinstance(found, dict) else arguments)
+            return cls(number, name, found if isinstance(found, dict) and can_be_written(found) else arguments)
         return cls(number, name, arguments if isinstance(arguments, Mapping) else {})
 
     @property
@@ -75,7 +80,7 @@ class Said:
         missing, arguments are compared as values."""
         calls = [[call.name, call.arguments] for call in self.calls]
         text = without_thinking(self.text) if self.role == "assistant" else self.text
-        return orjson.dumps([self.role, text.strip(), calls], option=orjson.OPT_SORT_KEYS)
+        return _digest([self.role, text.strip(), calls])
 
     def likeness(self, other: Said) -> int:
         """How much speaks for this being the other one, of two with equal keys."""
@@ -132,7 +137,7 @@ class Repeated:
         """
         if read is not self._read:
             self._read, self._known = read, []
-        written = [orjson.dumps(message) for message in messages]
+        written = [_digest(message, option=0) for message in messages]
         pairs = zip(self._known, written, strict=False)
         num_known = next((n for n, (known, now) in enumerate(pairs) if known[0] != now), None)
         if num_known is None:
@@ -166,7 +171,13 @@ class Request:
 
     @cached_property
     def tools_key(self) -> bytes:
-        return orjson.dumps(self.tools, option=orjson.OPT_SORT_KEYS)
+        return _digest(self.tools)
+
+    def prepare(self) -> None:
+        """Compute the keys by which its place is found: of a long history that takes a while."""
+        _ = self.tools_key
+        for one in self.said:
+            _ = one.key
 
     @property
     def terms(self) -> tuple[Any, ...]:
@@ -191,6 +202,21 @@ class Answer:
     stop: str | None
     num_before: int
     num_sampled: int
+
+
+def _digest(value: Any, option: int = orjson.OPT_SORT_KEYS) -> bytes:
+    """Equal for equal values: a key of which millions of characters may be kept thousands of times."""
+    return hashlib.blake2b(orjson.dumps(value, option=option), digest_size=16).digest()
+
+
+def can_be_written(value: Any) -> bool:
+    """Whether a value can be sent as JSON: some that Python reads are nested too deep, or have numbers of more than 64
+    bits or half of a character."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return False
+    return True
 
 
 def text_of(content: Any, param: str) -> str:
@@ -229,6 +255,33 @@ def of_kind(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], d
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise RefusedRequestError(f"'{name}' is {value!r:.60}", name)
     return value
+
+
+def messages_in(body: Mapping[str, Any]) -> Sequence[Any]:
+    """The messages of a request, unread.
+
+    Raises:
+        RefusedRequestError: they are something else, or too many.
+    """
+    messages: list[Any] = of_kind(body, "messages", list, [])
+    if len(messages) > MAX_MESSAGES:
+        raise RefusedRequestError(f"there are {len(messages)} messages: {MAX_MESSAGES} is the limit", "messages", FULL)
+    return messages
+
+
+def stops_in(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Strings at which an answer ends.
+
+    Raises:
+        RefusedRequestError: they are something else, one is empty, or they are too many.
+    """
+    value = of_kind(body, name, (str, list), [])
+    found = (value,) if isinstance(value, str) else tuple(value)
+    if len(found) > MAX_STOPS or not all(isinstance(each, str) and each for each in found):
+        raise RefusedRequestError(
+            f"'{name}' is {value!r:.60}, not {MAX_STOPS} texts or fewer, none of them empty", name
+        )
+    return found
 
 
 def positive(body: Mapping[str, Any], name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -14,6 +15,8 @@ from aiohttp import web
 from slime.contracts import Responder
 from slime_plugin_endpoint import anthropic_messages, chat_completions
 from slime_plugin_endpoint.attempt import Attempt
+from slime_plugin_endpoint.bodies import MAX_VERDICT, Bodies, TurnedAwayError, read
+from slime_plugin_endpoint.door import Connection, Door
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.judged import judged
 from slime_plugin_endpoint.said import RefusedRequestError, Request
@@ -24,9 +27,10 @@ STREAM_AFTER_S = 10.0
 there before can still be an error with its status."""
 MODEL = "policy"
 """The model's name in the list of models. Every name is accepted."""
-CLOSING_S = 1.0
-"""Seconds in which a client may still read what it was answered, once there are no more attempts."""
 _JSON = "application/json"
+_PATH = re.compile(r"(?:/(?P<key>[^/]+))??(?:/v1)?/(?P<what>chat/completions|messages|models|verdict)")
+_METHODS = {"models": "GET"}
+"""Of what is not asked by POST."""
 
 
 class Server:
@@ -41,8 +45,9 @@ class Server:
         self._host, self._hearing = host, hearing
         self._attempts: dict[str, Attempt] = {}
         self._closed: set[str] = set()
-        self._starting: asyncio.Task[web.AppRunner] | None = None
+        self._starting: asyncio.Task[tuple[Door, int]] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
+        self._bodies: Bodies
 
     @asynccontextmanager
     async def attempt(self, model: Responder) -> AsyncIterator[tuple[Attempt, str]]:
@@ -50,107 +55,105 @@ class Server:
         attempt = Attempt(model, self._hearing)
         self._attempts[attempt.key] = attempt
         self._starting = self._starting or asyncio.create_task(self._start())
+        door: Door | None = None
         try:
-            port = (await asyncio.shield(self._starting)).addresses[0][1]
+            door, port = await asyncio.shield(self._starting)
             host = f"[{self._host}]" if ":" in self._host else self._host
             yield attempt, f"http://{host}:{port}/{attempt.key}"
         finally:
             attempt.close()
             del self._attempts[attempt.key]
             self._closed.add(attempt.key)
+            if door:
+                door.forget(attempt.key)
             if not self._attempts:
                 self._stop()
 
-    async def _start(self) -> web.AppRunner:
-        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=CLOSING_S)
-        await runner.setup()
-        await web.TCPSite(runner, self._host, 0, backlog=2048).start()
-        return runner
+    async def _start(self) -> tuple[Door, int]:
+        self._bodies, door = Bodies(), Door(self._answer)
+        return door, await door.open(self._host)
 
     def _stop(self) -> None:
         starting, self._starting = self._starting, None
         if starting and starting.done() and not starting.cancelled() and not starting.exception():
-            stopping = asyncio.create_task(starting.result().cleanup())
+            door, _ = starting.result()
+            door.tell()
+            stopping = asyncio.create_task(door.close())
             self._stopping.add(stopping)
             stopping.add_done_callback(self._stopping.discard)
         elif starting:
             starting.cancel()
         self._closed.clear()
 
-    def _app(self) -> web.Application:
-        app = web.Application(client_max_size=0)  # no limit
-        for prefix in ("/{key}/v1", "/v1", "/{key}"):
-            app.router.add_post(f"{prefix}/chat/completions", self._chat_completions)
-            app.router.add_post(f"{prefix}/messages", self._messages)
-            app.router.add_get(f"{prefix}/models", self._models)
-        app.router.add_post("/{key}/verdict", self._verdict)
-        return app
-
-    async def _chat_completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._answered(http, chat_completions)
-
-    async def _messages(self, http: web.Request) -> web.StreamResponse:
-        return await self._answered(http, anthropic_messages)
-
-    async def _models(self, http: web.Request) -> web.Response:
-        if isinstance(found := self._find(http, chat_completions), web.Response):
-            return found
-        model = {"id": MODEL, "object": "model", "type": "model", "display_name": MODEL, "created": 0,
-                 "created_at": "1970-01-01T00:00:00Z", "owned_by": "slime"}  # fmt: skip
-        listed = {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
-        return _json(orjson.dumps(listed))
-
-    async def _verdict(self, http: web.Request) -> web.Response:
-        if isinstance(attempt := self._find(http, chat_completions), web.Response):
-            return attempt
+    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        """A request: the key first, and not one byte of the body before it."""
+        asked = _PATH.fullmatch(http.path)
+        dialect = anthropic_messages if asked and asked["what"] == "messages" else chat_completions
+        connection = http.protocol
+        assert isinstance(connection, Connection), "the door makes them"
         try:
-            attempt.verdict = judged(await http.read())
-        except RefusedRequestError as error:
-            return _refusal(chat_completions, error)
-        except ConnectionError:  # the client is gone
-            return web.Response(status=HTTPStatus.BAD_REQUEST)
-        return web.Response(status=HTTPStatus.NO_CONTENT)
-
-    async def _answered(self, http: web.Request, dialect: ModuleType) -> web.StreamResponse:
-        try:
-            body = orjson.loads(await http.read())
-        except orjson.JSONDecodeError as error:
-            return _fault(dialect, f"the body is not JSON: {error}", HTTPStatus.BAD_REQUEST)
-        except ConnectionError:  # the client is gone
-            return web.Response(status=HTTPStatus.BAD_REQUEST)
-        if isinstance(attempt := self._find(http, dialect), web.Response):
-            return attempt
-        try:
-            if not isinstance(body, dict):
-                raise RefusedRequestError("the body is no object", "")
-            request = dialect.read(body, attempt.repeated)
-            asked = attempt.ask(request, _is_repeated(http))
+            attempt = self._find(http, asked["key"] if asked else None, connection)
+            if asked is None or http.method != _METHODS.get(asked["what"], "POST"):
+                where = f"{http.method} {http.path}"
+                raise TurnedAwayError(f"{where:.200} is not what this endpoint answers", HTTPStatus.NOT_FOUND)
+            if asked["what"] == "models":
+                return _models()
+            if asked["what"] == "verdict":
+                return await self._verdict(http, attempt)
+            return await self._answered(http, dialect, attempt)
         except RefusedRequestError as error:
             return _refusal(dialect, error)
+        except TurnedAwayError as error:
+            response = _fault(dialect, error.message, error.status)
+            response.force_close()
+            return response
+        except ConnectionError:  # the client is gone
+            return web.Response(status=HTTPStatus.BAD_REQUEST)
+
+    def _find(self, http: web.BaseRequest, named: str | None, connection: Connection) -> Attempt:
+        bearer = http.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        keys = [named, bearer, http.headers.get("x-api-key")]
+        for key in keys:
+            if key in self._attempts:
+                assert self._starting, "somebody came through the door"
+                self._starting.result()[0].admit(connection, key)
+                return self._attempts[key]
+        connection.turn_away()
+        if any(key in self._closed for key in keys):
+            raise TurnedAwayError("the attempt of this key has ended", HTTPStatus.GONE)
+        raise TurnedAwayError("there is no attempt with this key", HTTPStatus.UNAUTHORIZED)
+
+    async def _verdict(self, http: web.BaseRequest, attempt: Attempt) -> web.Response:
+        async with self._bodies.of(http, MAX_VERDICT) as body:
+            attempt.verdict = judged(body)
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _answered(self, http: web.BaseRequest, dialect: ModuleType, attempt: Attempt) -> web.StreamResponse:
+        async with self._bodies.of(http) as body:
+            request = await read(body, dialect, attempt)
+            del body
+        asked = attempt.ask(request, _is_repeated(http))
         asked.num_waiting += 1
         try:
             return await _told(http, dialect, request, asked)
         finally:
             asked.num_waiting -= 1
 
-    def _find(self, http: web.Request, dialect: ModuleType) -> Attempt | web.Response:
-        bearer = http.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        keys = [http.match_info.get("key"), bearer, http.headers.get("x-api-key")]
-        for key in keys:
-            if key in self._attempts:
-                return self._attempts[key]
-        if any(key in self._closed for key in keys):
-            return _fault(dialect, "the attempt of this key has ended", HTTPStatus.GONE)
-        return _fault(dialect, "there is no attempt with this key", HTTPStatus.UNAUTHORIZED)
+
+def _models() -> web.Response:
+    model = {"id": MODEL, "object": "model", "type": "model", "display_name": MODEL, "created": 0,
+             "created_at": "1970-01-01T00:00:00Z", "owned_by": "slime"}  # fmt: skip
+    listed = {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+    return _json(orjson.dumps(listed))
 
 
-def _is_repeated(http: web.Request) -> bool | None:
+def _is_repeated(http: web.BaseRequest) -> bool | None:
     """What the SDKs of OpenAI and Anthropic say of a request."""
     count = http.headers.get("x-stainless-retry-count", "")
     return int(count) > 0 if count.isdecimal() else None
 
 
-async def _told(http: web.Request, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
+async def _told(http: web.BaseRequest, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
     """Answer one client."""
     work = asked.work
     if not work.done():
@@ -164,7 +167,7 @@ async def _told(http: web.Request, dialect: ModuleType, request: Request, asked:
     return _json(body)
 
 
-async def _streamed(http: web.Request, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
+async def _streamed(http: web.BaseRequest, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
     response, work = web.StreamResponse(headers={"Content-Type": "text/event-stream"}), asked.work
     try:
         await response.prepare(http)
@@ -178,7 +181,7 @@ async def _streamed(http: web.Request, dialect: ModuleType, request: Request, as
     return response
 
 
-def _is_there(http: web.Request) -> bool:
+def _is_there(http: web.BaseRequest) -> bool:
     """Whether the client has kept its connection."""
     return http.transport is not None and not http.transport.is_closing()
 

@@ -83,12 +83,14 @@ class Place:
         spoken: the last turn of the model on the way to it; None: there is none, or a client changed one.
         new: the messages behind that turn, or all.
         num_known: messages from the start that were known before.
+        noted: where the others were noted, and the first of them, if there is one.
     """
 
     node: Node
     spoken: Spoken | None
     new: Sequence[Said]
     num_known: int
+    noted: tuple[Node, Node | None]
 
 
 @dataclass
@@ -118,11 +120,19 @@ class Tree:
             paths, known = further, number + 1
         path = max(reversed(paths), key=lambda each: each.likeness)  # of equals the newest
         node, spoken, new = path.node, path.spoken, said[path.behind :]
+        first = None
         for one in said[known:]:
             node = node.add(one)
+            first = first or node
         if any(one.role == "assistant" for one in new):  # something between was said by nobody here
             spoken, new = None, said
-        return Place(node, spoken, new, known)
+        return Place(node, spoken, new, known, (path.node, first))
+
+    def forget(self, place: Place) -> None:
+        """What a refused request brought, unless another one has come to it since: a client may be refused often."""
+        parent, first = place.noted
+        if first and first.said and not any(node.asked or node.spoken for node in first.walk()):
+            parent.children[first.said.key] = [node for node in parent.children[first.said.key] if node is not first]
 
     def all_asked(self) -> Iterator[Asked]:
         for root in self.roots.values():

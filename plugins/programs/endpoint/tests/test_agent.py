@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import secrets
 import sys
@@ -16,6 +17,8 @@ from slime_plugin_endpoint.options import EndpointOptions
 from slime_plugin_endpoint.program import EndpointProgram
 
 from plugins.programs.endpoint.tests.played import MESSAGES, Stage, counting
+from slime.compose.compose import compose
+from slime.errors import SlimeError
 from slime.types import Status, Verdict, VerdictKind
 from slime_testing.patience import Patience, family
 
@@ -118,7 +121,47 @@ def test_a_run_that_ends_in_the_midst_of_attempts_leaves_nothing_and_says_nothin
     time.sleep(0.5)  # threads that wait for a process find its loop closed
     until_none_is_left(tmp_path)
     assert not ignored
-    assert not caplog.records, caplog.text
+    assert not [record for record in caplog.records if "Withheld" not in record.getMessage()], caplog.text
+
+
+SURROUNDED = """
+for name in ("PATH", "HOME", "PYTHONPATH", "HTTPS_PROXY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ZOO_KEY"):
+    assert os.environ.get(name), name
+assert os.environ["OPENAI_API_KEY"] == os.environ["ANTHROPIC_API_KEY"] != "the user's own"
+held = [name for name in ("ZOO_TOKEN", "WANDB_API_KEY", "HTTP_PROXY") if name in os.environ]
+assert not held, held
+print(json.dumps(dict(os.environ)), file=open(__file__ + ".seen", "w"))
+os.environ["WANDB_API_KEY"]
+"""
+
+
+def test_an_agent_gets_no_secrets_but_those_that_are_named(tmp_path, monkeypatch, caplog):
+    """And says how to get one that it misses. A function runs in the driver, and has what this has."""
+    secrets_ = {"ZOO_TOKEN": "s1", "WANDB_API_KEY": "s2", "HTTP_PROXY": "http://me:s3@proxy:80"}
+    others = {"ZOO_KEY": "k", "OPENAI_API_KEY": "the user's own", "PYTHONPATH": str(tmp_path),
+              "HTTPS_PROXY": "http://proxy:80"}  # fmt: skip
+    for name, value in {**secrets_, **others}.items():
+        monkeypatch.setenv(name, value)
+    options = EndpointOptions(command=command(tmp_path, SURROUNDED), environment=["ZOO_KEY"])
+    sample = asyncio.run(Stage(tmp_path, counting()).make(EndpointProgram(options)))
+    assert "KeyError: 'WANDB_API_KEY' (WANDB_API_KEY is withheld from agents unless" in sample.verdict.reason
+    assert "rollout.program.options.environment lists it)" in sample.verdict.reason
+    seen = json.loads((tmp_path / "agent.py.seen").read_text())
+    assert {"s1", "s2", "the user's own"}.isdisjoint(seen.values())
+    [said] = [record.getMessage() for record in caplog.records if "Withheld" in record.getMessage()]
+    assert all(name in said for name in secrets_)
+    assert not any(value in said for value in ("s1", "s2", "s3"))
+
+
+def test_a_variable_that_is_not_set_or_of_workers_is_refused(monkeypatch):
+    monkeypatch.setenv("ZOO_TOKEN", "s1")
+    with pytest.raises(SlimeError, match=r"options.environment: the variable ZOO_TOKE is not set.*'ZOO_TOKEN'"):
+        EndpointProgram(EndpointOptions(command="true", environment=["ZOO_TOKE"]))
+    EndpointProgram(EndpointOptions(command="true", environment=["ZOO_TOKEN"]))
+    words = ["+model=glm4-tiny", "+cluster=local", "rollout.program.command=true"]
+    with pytest.raises(SlimeError, match=r"Name the variables in rollout\.program\.options\.environment"):
+        compose([*words, "rollout.program.environment=[ZOO_TOKEN]"])
+    compose([*words, "rollout.program.options.environment=[ZOO_TOKEN]"])
 
 
 JUDGES = """

@@ -4,7 +4,7 @@ prompts."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ class VerifiersOptions:
     """The interpreter that has verifiers and the task sets; empty: the variable SLIME_VERIFIERS_PYTHON names it."""
     memory_mb: int = 4096
     """MiB that the processes of an attempt may take together."""
+    environment: list[str] = field(default_factory=list)
+    """Variables of the environment that they get although they look like secrets."""
 
 
 @hookimpl
@@ -64,7 +66,7 @@ def _verifiers(**options: Any) -> Program:
 
     chosen = VerifiersOptions(**options)
     words = shlex.join(command(named(chosen.python)))
-    return EndpointProgram(EndpointOptions(command=words, memory_mb=chosen.memory_mb))
+    return EndpointProgram(EndpointOptions(words, memory_mb=chosen.memory_mb, environment=chosen.environment))
 
 
 def _rows(address: str) -> Path:

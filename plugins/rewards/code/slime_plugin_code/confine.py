@@ -1,71 +1,36 @@
-"""Runs one program that nobody trusts. Started as `python -I -S confine.py`: it imports nothing of slime.
+"""Runs one program that nobody trusts. Started as `python -I -S confine.py SPEC TOLD`: it imports nothing of slime.
 
-Standard input has a header of ten digits, as many bytes of JSON (`Spec` of `sandbox.py`), and then what the program
-reads. Before the program's first line this process gives up for good: writing files, reading any but the interpreter's,
-starting processes, sockets, signals to others, and its capabilities. What cannot be given up ends it with `REFUSED`.
+The descriptor SPEC has what `sandbox.py` wrote. Standard input is the program's own. Before the program's
+first line this process gives up for good: writing files, reading any but the interpreter's, starting processes,
+sockets, signals to others, its capabilities, and every system call that `calls.py` does not list. Then it writes
+`BEGUN` to the descriptor TOLD and closes it; where something cannot be given up it writes why, and runs nothing. So
+nothing that the program does can look as if it had not been run.
 """
 
 import ctypes
-import errno
-import json
+import marshal
 import os
-import platform
 import resource
 import struct
 import sys
 
-REFUSED = 97
-"""Exit code: the machine does not permit to confine the program, so it was not run."""
-LEAST_LANDLOCK = 3
-"""Its version from which it stops truncation, too (Linux 6.2)."""
-_NO_NEW_PRIVS, _DROP_BOUND, _FILTER = 38, 24, 2  # <linux/prctl.h>, <linux/seccomp.h>
-_ALLOW, _KILL, _REFUSE, _NO_SUCH = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-_LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_X32, _THREAD, _UNIX = 0x40000000, 0x10000, 1
-_EXECUTE, _READ_FILE, _READ_DIR = 1, 4, 8
-_ALL_OF_FILES = (1 << 15) - 1  # what version 3 knows, all of <linux/landlock.h>
-_AUDIT = 0xC000003E
-_CALLS = {
-    # processes, other processes
-    57: "fork", 58: "vfork", 59: "execve", 322: "execveat", 101: "ptrace", 310: "process_vm_readv",
-    311: "process_vm_writev", 312: "kcmp", 434: "pidfd_open", 438: "pidfd_getfd", 424: "pidfd_send_signal",
-    440: "process_madvise", 448: "process_mrelease", 200: "tkill", 129: "rt_sigqueueinfo", 297: "rt_tgsigqueueinfo",
-    141: "setpriority", 144: "sched_setscheduler", 203: "sched_setaffinity", 314: "sched_setattr", 251: "ioprio_set",
-    109: "setpgid", 112: "setsid", 256: "migrate_pages", 279: "move_pages",
-    # sockets, and memory that outlives a process
-    41: "socket", 42: "connect", 49: "bind", 50: "listen", 29: "shmget", 64: "semget", 68: "msgget", 240: "mq_open",
-    319: "memfd_create", 447: "memfd_secret", 425: "io_uring_setup", 426: "io_uring_enter", 427: "io_uring_register",
-    # what Landlock does not know of files
-    90: "chmod", 91: "fchmod", 268: "fchmodat", 452: "fchmodat2", 92: "chown", 93: "fchown", 94: "lchown",
-    260: "fchownat", 132: "utime", 235: "utimes", 261: "futimesat", 280: "utimensat", 188: "setxattr",
-    189: "lsetxattr", 190: "fsetxattr", 197: "removexattr", 198: "lremovexattr", 199: "fremovexattr", 73: "flock",
-    253: "inotify_init", 294: "inotify_init1", 254: "inotify_add_watch", 300: "fanotify_init", 304: "open_by_handle_at",
-    # the machine
-    165: "mount", 166: "umount2", 155: "pivot_root", 161: "chroot", 272: "unshare", 308: "setns", 428: "open_tree",
-    429: "move_mount", 430: "fsopen", 432: "fsmount", 442: "mount_setattr", 175: "init_module", 313: "finit_module",
-    176: "delete_module", 246: "kexec_load", 320: "kexec_file_load", 169: "reboot", 167: "swapon", 168: "swapoff",
-    163: "acct", 170: "sethostname", 171: "setdomainname", 164: "settimeofday", 227: "clock_settime", 159: "adjtimex",
-    305: "clock_adjtime", 172: "iopl", 173: "ioperm", 321: "bpf", 298: "perf_event_open", 323: "userfaultfd",
-    248: "add_key", 249: "request_key", 250: "keyctl", 103: "syslog", 179: "quotactl", 443: "quotactl_fd",
-}  # fmt: skip
-"""Calls of x86-64 that are refused."""
+BEGUN = b"begun"
+LEAST_LANDLOCK, MOST_LANDLOCK = 3, 6
+"""Versions of Landlock: from the first on it stops truncation (Linux 6.2), the last is the newest whose rights are
+known here."""
+SCOPES_FROM = 6
+"""The version from which signals and abstract sockets end at the program (Linux 6.12)."""
+_NO_NEW_PRIVS, _DROP_BOUND, _DIES_WITH_PARENT = 38, 24, 1  # <linux/prctl.h>
+_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 2, 4, 8, 1 << 14
+_FILES = {3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1, 6: (1 << 16) - 1}  # <linux/landlock.h>
+_TCP, _ABSTRACT_SOCKETS_AND_SIGNALS = 3, 3
+_NEW_USER_PID_IPC_MOUNTS = 0x10000000 | 0x20000000 | 0x08000000 | 0x00020000  # <linux/sched.h>
+_BIND, _RECURSIVE, _PRIVATE, _NO_SET_USER_ID, _NO_DEVICES = 4096, 16384, 1 << 18, 2, 4  # <linux/mount.h>
+_NO_CORE = 1  # core(5): with 0 a program that collects cores is still started
+_SIGNALS_THAT_WAIT = 11  # RLIMIT_SIGPENDING, which counts those of all of the user's processes
+_OWN_PID = b"\xff\xff\xff\xff"  # as in `calls.py`
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def lacks() -> str:
-    """What the machine does not have, in words; empty if a program can be confined."""
-    if platform.machine() != "x86_64":
-        return "it knows the system calls of x86-64 alone"
-    version = landlock()
-    if version < LEAST_LANDLOCK:
-        has = f"has version {version}" if version > 0 else "has none"
-        return f"Landlock {LEAST_LANDLOCK} or newer is needed (Linux 6.2), the kernel {has}"
-    try:
-        with open("/proc/sys/kernel/seccomp/actions_avail") as actions:
-            return "" if "errno" in actions.read() else "the kernel has no seccomp filters"
-    except OSError:
-        return "the kernel has no seccomp filters"
 
 
 def landlock() -> int:
@@ -74,22 +39,77 @@ def landlock() -> int:
     return version
 
 
+class _RefusedError(Exception):
+    """The machine does not permit to confine the program."""
+
+
 def _require(result: int, what: str) -> int:
     if result < 0:
-        sys.stderr.write(f"{what}: {os.strerror(ctypes.get_errno())}\n")
-        os._exit(REFUSED)
+        raise _RefusedError(f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
-def _confine_files(readable: list[str]) -> None:
-    rules = _require(_libc.syscall(444, struct.pack("=Q", _ALL_OF_FILES), ctypes.c_size_t(8), 0), "Landlock")
+def _enter_namespaces(root: str, readable: list[str]) -> None:
+    """See no process, no file but `readable`, and no shared memory from here on. Returns in a child of this process,
+    which waits for it and ends as it does."""
+    user, group = os.geteuid(), os.getegid()
+    _require(_libc.unshare(_NEW_USER_PID_IPC_MOUNTS), "namespaces")
+    try:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        _see_only(root, readable)
+        child = os.fork()
+    except OSError as error:
+        raise _RefusedError(f"namespaces: {error}") from error
+    if child:
+        _end_as(child)
+    _require(_libc.prctl(_DIES_WITH_PARENT, 9, 0, 0, 0), "the parent's death")
+
+
+def _see_only(root: str, readable: list[str]) -> None:
+    _mount("", "/", "", _RECURSIVE | _PRIVATE)
+    _mount("tmpfs", root, "tmpfs", _NO_SET_USER_ID | _NO_DEVICES, "size=1m,mode=755")
+    seen: list[str] = []
+    for path in sorted(filter(os.path.exists, readable)):
+        if any(path.startswith(f"{above}/") for above in seen):
+            continue
+        here = root + path
+        os.makedirs(here if os.path.isdir(path) else os.path.dirname(here), exist_ok=True)
+        if not os.path.isdir(path):
+            os.close(os.open(here, os.O_CREAT))
+        _mount(path, here, "", _BIND | _RECURSIVE)
+        seen.append(path)
+    os.chroot(root)
+    os.chdir("/")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _require(_libc.mount(*words), f"a mount at {target}")
+
+
+def _end_as(child: int) -> None:
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)  # the second, where Python ignores the signal
+
+
+def _confine_files(readable: list[str], version: int) -> None:
+    rights = [_FILES[version], *[_TCP] * (version >= 4), *[_ABSTRACT_SOCKETS_AND_SIGNALS] * (version >= SCOPES_FROM)]
+    handled = struct.pack(f"={len(rights)}Q", *rights)
+    rules = _require(_libc.syscall(444, handled, ctypes.c_size_t(len(handled)), 0), "Landlock")
     for path in readable:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue
-        rights = _READ_FILE | _READ_DIR if os.path.isdir(path) else _READ_FILE
-        _require(_libc.syscall(445, rules, 1, struct.pack("=Qi", rights, place), 0), "Landlock")
+        right = _READ_FILE | _READ_DIR if os.path.isdir(path) else _READ_FILE
+        if path == os.devnull:
+            right |= _WRITE_FILE | _TRUNCATE
+        _require(_libc.syscall(445, rules, 1, struct.pack("=Qi", right, place), 0), "Landlock")
         os.close(place)
     _require(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     _require(_libc.syscall(446, rules, 0), "Landlock")
@@ -103,58 +123,47 @@ def _drop_capabilities() -> None:
     _require(_libc.capset(header, none), "capset")
 
 
-def _confine_calls() -> None:
-    pid = os.getpid()
-    program = [_step(_LOAD, 4), _step(_EQUAL, _AUDIT, yes=1), _step(_RETURN, _KILL), _step(_LOAD, 0)]
-    program += [_step(_AT_LEAST, _X32, no=1), _step(_RETURN, _KILL)]
-    program += [_step(_EQUAL, 435, no=1), _step(_RETURN, _NO_SUCH)]  # clone3, whose flags it cannot see
-    for number in sorted(_CALLS):
-        program += [_step(_EQUAL, number, no=1), _step(_RETURN, _REFUSE)]
-    program += [_step(_EQUAL, 56, no=4), _step(_LOAD, 16), _step(_BITS, _THREAD, no=1), _step(_RETURN, _ALLOW)]
-    program += [_step(_RETURN, _REFUSE)]
-    # signals to itself, limits of its own, pairs of unix sockets
-    for number, allowed in ((62, pid), (234, pid), (302, 0), (53, _UNIX)):
-        program += [_step(_EQUAL, number, no=4), _step(_LOAD, 16), _step(_EQUAL, allowed, no=1)]
-        program += [_step(_RETURN, _ALLOW), _step(_RETURN, _REFUSE)]
-    program += [_step(_RETURN, _ALLOW)]
-    code = ctypes.create_string_buffer(b"".join(program))
-    fprog = struct.pack("@HP", len(program), ctypes.addressof(code))
-    _require(_libc.syscall(317, 1, 1, fprog), "seccomp")  # for all threads
+def _confine_calls(number: int, program: bytes) -> None:
+    own = struct.pack("=I", os.getpid())
+    steps = [program[at : at + 8] for at in range(0, len(program), 8)]
+    program = b"".join(step[:4] + own if step[4:] == _OWN_PID else step for step in steps)
+    code = ctypes.create_string_buffer(program)
+    fprog = struct.pack("@HP", len(steps), ctypes.addressof(code))
+    _require(_libc.syscall(number, 1, 1, fprog), "seccomp")  # for all threads
 
 
-def _step(code: int, operand: int, yes: int = 0, no: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, yes, no, operand)
-
-
-def _limit(memory_mb: int, cpu_s: int, output_bytes: int) -> None:
+def _limits(memory_mb: int, cpu_s: int, output_bytes: int) -> dict[int, int]:
     with open("/proc/self/statm") as sizes:
         grown = int(sizes.read().split()[0]) * resource.getpagesize() + memory_mb * 2**20
-    limits = {resource.RLIMIT_AS: grown, resource.RLIMIT_CPU: cpu_s, resource.RLIMIT_FSIZE: output_bytes,
-              resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: 64, resource.RLIMIT_MEMLOCK: 0}  # fmt: skip
-    for each, value in limits.items():
-        resource.setrlimit(each, (value, value))
-
-
-def _take(count: int) -> bytes:
-    taken = b""
-    while len(taken) < count:
-        chunk = os.read(0, count - len(taken))
-        if not chunk:
-            os._exit(REFUSED)
-        taken += chunk
-    return taken
+    return {resource.RLIMIT_AS: grown, resource.RLIMIT_CPU: cpu_s, resource.RLIMIT_FSIZE: output_bytes,
+            resource.RLIMIT_CORE: _NO_CORE, resource.RLIMIT_NOFILE: 64, resource.RLIMIT_MEMLOCK: 0,
+            _SIGNALS_THAT_WAIT: 64}  # fmt: skip
 
 
 def main() -> None:
-    spec = json.loads(_take(int(_take(10))))
-    os.closerange(3, 256)
+    with open(int(sys.argv[1]), "rb") as file:
+        spec = marshal.load(file)  # of the same interpreter; to import json takes longer than all else here
+    told = int(sys.argv[2])
+    _libc.prctl(_DIES_WITH_PARENT, 9, 0, 0, 0)
+    confined, limits = spec["confined"], _limits(spec["memory_mb"], spec["cpu_s"], spec["output_bytes"])
     sys.path[:] = spec["path"]
-    _limit(spec["memory_mb"], spec["cpu_s"], spec["output_bytes"])
-    if not spec["unconfined"]:
-        _confine_files(spec["readable"])
-        _drop_capabilities()
-        _confine_calls()
-    names = {"__name__": "__main__", "__builtins__": __builtins__}
+    try:
+        if confined and confined["namespaces"]:
+            _enter_namespaces(os.getcwd(), confined["readable"])
+        for each, value in limits.items():
+            resource.setrlimit(each, (value, value))
+        if confined:
+            _confine_files(confined["readable"], confined["landlock"])
+            _drop_capabilities()
+            _confine_calls(confined["seccomp"], confined["calls"])
+    except _RefusedError as why:
+        os.write(told, str(why).encode())
+        os._exit(1)
+    os.write(told, BEGUN)
+    os.close(told)
+    sys.modules["__main__"] = program = type(sys)("__main__")  # what it pickles or imports is its own, not this file's
+    names = vars(program)
+    names.update(exit=sys.exit, quit=sys.exit)  # which -S leaves out
     if spec["call"] is None:
         exec(compile(spec["code"], "answer.py", "exec"), names)
         return

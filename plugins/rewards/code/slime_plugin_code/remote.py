@@ -45,7 +45,7 @@ def _ended(url: str, answer: Any, spec: Spec) -> Ended:
         raise NotRunError(f"{url} answered {answer!r:.200}")
     output, code = str(result.get("stdout") or ""), result.get("return_code")
     if result["status"] == "TimeLimitExceeded":
-        return Ended(output, f"it took more than {spec.wall_s:g} s")
+        return Ended(output, f"it took more than {spec.wall_s:g} s", is_late=True)
     if len(output.encode(errors="replace")) > spec.output_bytes:
         return Ended("", f"it wrote more than {spec.output_bytes} bytes")
     return Ended(output, "" if result["status"] == "Finished" and code == 0 else f"it ended with {code}")

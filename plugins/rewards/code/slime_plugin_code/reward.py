@@ -11,10 +11,12 @@ import ast
 import json
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from slime.reward.deadline import seconds_left
 from slime.types import Sample, Verdict
 
 if TYPE_CHECKING:
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
 _BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.S)
 _MOST_DEEP = 50
+_SHORT, _LONGER = 1000, 8
+"""The longest text of a value that is read: this many characters, and this many for each of the wanted value's."""
 LOCAL = "local"
+_OF_TIMEOUT = 0.8
+"""Share of `reward.timeout_s` in which all programs of an answer end. The rest is for starts and ends of processes."""
 
 
 class Case(NamedTuple):
@@ -59,25 +65,30 @@ class CodeReward:
             return Verdict.error(f"the label has no tests: {problem}")
         code = program_of(sample.response)
         if code is None:
-            return Verdict.of(0.0, tests_passed=0.0)
-        passed = 0
+            return Verdict.of(0.0, tests_passed=0.0, out_of_time=0.0)
+        passed, is_late, ends = 0, False, time.monotonic() + _OF_TIMEOUT * seconds_left()
         try:
             for number, case in enumerate(cases):
                 if not self.partial and passed < number:
                     break
-                passed += self._passes(code, case)
+                if (left := ends - time.monotonic()) <= 0:
+                    is_late = True
+                    break
+                ended = self._run(code, case, left)
+                is_late |= ended.is_late
+                passed += not ended.fault and _is_right(ended, case)
         except NotRunError as why:
             return Verdict.error(f"the program was not run: {why}")
         share = passed / len(cases)
-        return Verdict.of(share if self.partial else float(share == 1), tests_passed=share)
+        value = share if self.partial else float(share == 1)
+        return Verdict.of(value, tests_passed=share, out_of_time=float(is_late))
 
-    def _passes(self, code: str, case: Case) -> bool:
+    def _run(self, code: str, case: Case, most_s: float) -> Ended:
         from slime_plugin_code import remote, sandbox
 
-        spec = sandbox.Spec(code, case.call, self.cpu_s, self.memory_mb, unconfined=self.unconfined)
+        spec = sandbox.Spec(code, case.call, self.cpu_s, self.memory_mb, unconfined=self.unconfined, most_s=most_s)
         local = self.sandbox == LOCAL
-        ended = sandbox.run(spec, case.given) if local else remote.run(self.sandbox, spec, case.given)
-        return not ended.fault and _is_right(ended, case)
+        return sandbox.run(spec, case.given) if local else remote.run(self.sandbox, spec, case.given)
 
 
 def program_of(response: str) -> str | None:
@@ -122,9 +133,18 @@ def _asserted(text: str) -> Case:
 def _is_right(ended: Ended, case: Case) -> bool:
     if case.call is None:
         return _lines(ended.output) == _lines(case.wanted)
+    if len(ended.output) > _SHORT + _LONGER * len(repr(case.wanted)):  # to read them may take long
+        return False
     try:
         return _equal(ast.literal_eval(ended.output), case.wanted)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ):
         return False
 
 

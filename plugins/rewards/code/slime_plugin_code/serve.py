@@ -55,11 +55,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _run(self, program: str, given: str, seconds: float) -> dict[str, Any]:
         cpu_s = max(1, math.ceil(seconds / WALL_PER_CPU))
         try:
-            ended = run(Spec(program, cpu_s=cpu_s, memory_mb=self.server.memory_mb), given)
+            ended = run(Spec(program, cpu_s=cpu_s, memory_mb=self.server.memory_mb, most_s=seconds), given)
         except NotRunError as why:
             return {"status": "SandboxError", "message": str(why), "run_result": None}
-        is_late = ended.fault.startswith(("it took", "it waited"))
-        status = "TimeLimitExceeded" if is_late else "Finished"
+        status = "TimeLimitExceeded" if ended.is_late else "Finished"
         result = {
             "status": status,
             "return_code": int(bool(ended.fault)),

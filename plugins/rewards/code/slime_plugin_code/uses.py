@@ -70,8 +70,14 @@ class SandboxPart:
         return {"sandbox": self._line() if self._is_used else None}
 
     def _line(self) -> str:
-        from slime_plugin_code.confine import landlock
-
-        lacks = _missing()
-        found = f"none: {lacks}" if lacks else f"Landlock {landlock()}, seccomp; namespaces not used"
+        found = f"none: {lacks}" if (lacks := _missing()) else _used()
         return found + "; the reward runs unconfined (unconfined=true)" * self._unconfined
+
+
+def _used() -> str:
+    from slime_plugin_code.confine import SCOPES_FROM
+    from slime_plugin_code.sandbox import features
+
+    landlock, namespaces = features()
+    scopes = "with" if landlock >= SCOPES_FROM else "without"
+    return f"seccomp, Landlock {landlock} {scopes} scopes, {'' if namespaces else 'no '}namespaces"

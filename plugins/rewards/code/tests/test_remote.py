@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from plugins.rewards.code.tests.escapes import TRY_ALL, victim
 from plugins.rewards.code.tests.test_code import ADD, ADDS, ASSERTED, CALLED, READS, verdict
-from plugins.rewards.code.tests.test_sandbox import victim
 from slime.compose.compose import compose
 from slime.errors import SlimeError
 from slime.types import VerdictKind
@@ -61,15 +61,20 @@ def test_a_server_s_verdicts_are_those_of_this_machine(url, code, label, value):
      ("x = bytearray(4 << 30)", "it ended with 1")],
 )  # fmt: skip
 def test_a_program_that_takes_too_much_ends(url, code, fault):
-    assert remote.run(url, Spec(code, cpu_s=1)).fault == fault
+    for _ in range(5):
+        with suppress(NotRunError):  # a machine that is too busy says nothing of a program
+            assert remote.run(url, Spec(code, cpu_s=1)).fault == fault
+            return
+    pytest.fail("five times the machine was too busy for it")
 
 
 @needs_sandbox
 def test_no_program_escapes_at_the_server(url):
-    with victim() as (codes, is_unhurt):
-        said = {name: remote.run(url, Spec(code)).output for name, code in codes.items()}
+    with victim() as (codes, harm):
+        said = json.loads(remote.run(url, Spec(TRY_ALL.format(codes=codes))).output)
         assert [name for name, text in said.items() if not text.startswith("refused")] == []
-        assert is_unhurt()
+        assert said.keys() == codes.keys()
+        assert harm() == []
 
 
 @needs_sandbox

@@ -9,7 +9,7 @@ from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
 from slime.plan.document import document
 from slime.plan.report import report
-from slime_plugin_code import confine, sandbox
+from slime_plugin_code import sandbox
 from slime_plugin_code.tool import python
 from slime_plugin_code.uses import TOOL, SandboxPart
 
@@ -64,7 +64,9 @@ def line(words: list[str]) -> str:
 
 @needs_sandbox
 def test_a_plan_says_what_confines_programs() -> None:
-    confined = f"Landlock {confine.landlock()}, seccomp; namespaces not used"
+    landlock, namespaces = sandbox.features()
+    scopes = "with" if landlock >= 6 else "without"
+    confined = f"seccomp, Landlock {landlock} {scopes} scopes, {'' if namespaces else 'no '}namespaces"
     assert line([*WORDS, "reward.name=code"]) == confined
     assert line([*WORDS, "+data.sets.code={path: '${data.path}', reward: code}"]) == confined
     assert line([*WORDS, "reward.name=code", "reward.options.sandbox=http://host:8080"]) == ""
@@ -76,7 +78,7 @@ def test_a_plan_says_what_confines_programs() -> None:
 @needs_sandbox
 def test_a_plan_says_what_confines_the_tool() -> None:
     pytest.importorskip("slime_plugin_tools")
-    assert line([*WORDS, *TOOLS]).startswith("Landlock")
+    assert line([*WORDS, *TOOLS]).startswith("seccomp, Landlock ")
 
 
 @pytest.mark.parametrize(

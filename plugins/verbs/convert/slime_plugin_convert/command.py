@@ -19,6 +19,7 @@ from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.imports import absent, importing
 from slime.printable import printable
+from slime.run_dir import read_config
 from slime.weights.hf_files import MEGATRONS, HfFiles
 
 if TYPE_CHECKING:
@@ -283,8 +284,16 @@ def _save(
 
 def _read_config(file: Path) -> SlimeConfig:
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlimeConfig), OmegaConf.load(file)))
+    saved = read_config(file)
+    try:
+        cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlimeConfig), saved))
+    except OmegaConfBaseException as error:
+        what = f"this is not the config of a run of this slime ({str(error).splitlines()[0]})"
+        raise SlimeError(
+            what, where=str(file), todo="Bring the file back, or convert by the slime that wrote it."
+        ) from error
     assert isinstance(cfg, SlimeConfig)
     return cfg
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
 
 from slime import plugins as slime_plugins
 from slime.compose import groups as config_groups
@@ -28,6 +26,7 @@ from slime.config.schema import (
 )
 from slime.errors import SlimeError
 from slime.plugins import Plugins
+from slime.run_dir import read_config
 
 FROM_RUN = ("run", "model", "cluster", "train", "rollout", "data", "eval", "reward", "weights", "observe")
 """Sections that an evaluation takes from the run."""
@@ -110,18 +109,11 @@ def _installed() -> tuple[Plugins, Groups]:
 
 
 def _read(config: Path) -> Saved:
-    try:
-        saved = OmegaConf.to_container(OmegaConf.load(config))
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
-        raise _damaged(config) from error
-    if not isinstance(saved, dict) or not all(isinstance(saved.get(name), dict) for name in FROM_RUN):
-        raise _damaged(config)
-    return {str(name): keys for name, keys in saved.items()}
-
-
-def _damaged(config: Path) -> SlimeError:
-    todo = "Bring the file back, or evaluate the run's export by its folder."
-    return SlimeError("this is not the config of a run", where=str(config), todo=todo)
+    saved = read_config(config)
+    if not all(isinstance(saved.get(name), dict) for name in FROM_RUN):
+        todo = "Bring the file back, or evaluate the run's export by its folder."
+        raise SlimeError("this is not the config of a run", where=str(config), todo=todo)
+    return saved
 
 
 def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, groups: Groups) -> Composed:

@@ -12,6 +12,7 @@ from slime.errors import SlimeError
 from slime.run_dir import RunDir
 from slime.weights.hf_files import MEGATRONS
 from slime_plugin_eval.saved import of_folder, of_run
+from tests.headers import write_headers
 
 TRAINED = ["+model=glm4-moe-tiny", "+cluster=local2", "algo.kl_coef=0.1", "filter=dynamic-sampling", "run.seed=7"]
 
@@ -70,7 +71,7 @@ def test_another_cluster_brings_its_own_layout(run: Path) -> None:
 def test_another_cluster_starts_the_same_judge(run: Path, tmp_path: Path) -> None:
     judge = resolve("pkg://slime_plugin_llama/assets/llama-tiny")
     shutil.copytree(judge, tmp_path / "judge")
-    (tmp_path / "judge/model.safetensors").touch()
+    write_headers(tmp_path / "judge")
     own = ["reward=judge", "reward.options.engines=judge", f"rollout.engines.judge.model={tmp_path / 'judge'}"]
     (run / "config.yaml").unlink()
     with RunDir.open(run) as opened:
@@ -118,12 +119,12 @@ def test_a_key_of_another_slime_is_named(run: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An HF folder with a file where its weights would be: they are read when the run starts."""
+    """An HF folder with the names and types of its weights: their values are read when the run starts."""
     path = tmp_path / "my model"
     path.mkdir()
     for file in resolve("pkg://slime_plugin_glm4/assets/glm4-tiny").iterdir():
         (path / file.name).symlink_to(file)
-    (path / "model.safetensors").touch()
+    write_headers(path)
     return path
 
 

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from slime import run_dir
 from slime.checkpoints import published
 from slime.observe import status as statuses
 from slime.observe.shown import shown_config
@@ -24,13 +23,13 @@ Config = Mapping[str, Any]
 
 
 def read_config(folder: Path) -> Config:
-    """The config of the run, without the values of environment variables; empty if there is none yet."""
+    """The config of the run, without the values of environment variables; empty if there is none yet.
+
+    Raises:
+        SlimeError: the file is no config.
+    """
     path = folder / CONFIG
-    if not path.exists():
-        return {}
-    config = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(config, dict)
-    return shown_config({str(name): keys for name, keys in config.items()})
+    return shown_config(run_dir.read_config(path)) if path.exists() else {}
 
 
 def of(config: Config, key: str) -> Any:

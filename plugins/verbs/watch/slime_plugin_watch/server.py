@@ -6,10 +6,12 @@ import gzip
 import hmac
 import json
 import secrets
+import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +24,15 @@ from slime_plugin_watch.view import RunView, differences
 LOOPBACK = "127.0.0.1"
 COMPRESSED_BYTES = 4096
 """Longer answers are compressed: the way through ssh may be slow."""
+MAX_OPEN = 64
+"""Connections at a time, a thread each. With one more, that is closed which has not shown the key for longest."""
+STRANGER_S, IDLE_S = 20.0, 120.0
+"""Seconds for which a connection lasts that shows no key, and for which one does behind a request with it."""
+_HAVE = "'have' is a list with, for each run, an object of the cursors that the page has: texts by their names"
+
+
+class MalformedError(Exception):
+    """A request that no page makes; says what is wrong with it."""
 
 
 class PageServer(ThreadingHTTPServer):
@@ -40,8 +51,11 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, views: Sequence[RunView], port: int = 0) -> None:
+        self._open: dict[socket.socket, float] = {}
+        self._opening = threading.Lock()
         super().__init__((LOOPBACK, port), _Handler)
         self.views, self.key = views, secrets.token_urlsafe(18)
         self.lock = threading.Lock()
@@ -60,6 +74,36 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._opening:
+            self._open[request] = time.monotonic() + STRANGER_S
+            if len(self._open) > MAX_OPEN:
+                self._end(next(iter(self._open)))
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._opening:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second."""
+        with self._opening:
+            for connection in [each for each, end in self._open.items() if end < time.monotonic()]:
+                self._end(connection)
+
+    def keep(self, connection: socket.socket) -> None:
+        """It has shown the key."""
+        with self._opening:
+            if self._open.pop(connection, None) is not None:
+                self._open[connection] = time.monotonic() + IDLE_S
+
+    def _end(self, connection: socket.socket) -> None:
+        """Its thread reads no more, and closes it."""
+        del self._open[connection]
+        with suppress(OSError):  # it is closed already
+            connection.shutdown(socket.SHUT_RDWR)
+
     def told(self, have: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """What a page lacks that `have` this of each run."""
         with self.lock:
@@ -72,13 +116,18 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            self._say(HTTPStatus.BAD_REQUEST, "this is no address")
+            return
         if asked.path == "/":
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.html.encode())
         elif not self._has_key():
             said = "The key is not that of this 'slime watch'. Open the address that it printed."
             self._say(HTTPStatus.UNAUTHORIZED, said)
         else:
+            self.server.keep(self.connection)
             self._tell(asked.path, {name: values[0] for name, values in parse_qs(asked.query).items()})
 
     def _has_key(self) -> bool:
@@ -90,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
             told = self._told(path, asked)
         except SlimeError as error:
             self._say(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+        except MalformedError as error:
+            self._say(HTTPStatus.BAD_REQUEST, str(error))
         except (KeyError, IndexError, ValueError, FileNotFoundError):
             self._say(HTTPStatus.NOT_FOUND, "there is no such thing, or no longer")
         else:
@@ -97,7 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _told(self, path: str, asked: Mapping[str, str]) -> Any:
         if path == "/data":
-            return self.server.told(json.loads(asked["have"]))
+            return self.server.told(_have(asked["have"], len(self.server.views)))
+        if not asked["run"].isdecimal():
+            raise MalformedError("'run' is the number of a run, from 0")
         view = self.server.views[int(asked["run"])]
         return {"/samples": lambda: view.samples(asked["name"]), "/texts": view.texts}[path]()
 
@@ -124,3 +177,21 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal shows the address."""
+
+
+def _have(text: str, num_runs: int) -> list[dict[str, str]]:
+    """What a page says that it has; empty for a page that has nothing yet.
+
+    Raises:
+        MalformedError: it is something else.
+    """
+    try:
+        have: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedError(_HAVE) from None
+    if not isinstance(have, list) or len(have) not in (0, num_runs):
+        raise MalformedError(_HAVE)
+    for of_run in have:
+        if not isinstance(of_run, dict) or not all(isinstance(cursor, str) for cursor in of_run.values()):
+            raise MalformedError(_HAVE)
+    return have

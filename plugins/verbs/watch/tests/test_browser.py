@@ -164,6 +164,49 @@ def test_what_a_sample_contains_is_text(make_run, watching, opened):
         assert found.page.locator(".turn details").count() == 2
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_names_that_every_object_has_are_names_like_others(make_run, watching, opened, several):
+    names = [
+        "__proto__",
+        "constructor",
+        "toString",
+        "hasOwnProperty",
+        "rollout/reward_part/__proto__",
+        "seconds/constructor",
+    ]
+    samples = [sample("a", 1.0, "an answer", parts={"__proto__": 1.0, "constructor": 2.0})]
+    folder = make_run(9, samples, rows=[row(step, **dict.fromkeys(names, float(step))) for step in range(10, 14)])
+    folders = [folder, make_run(9, samples, name="other")] if several else [folder]
+    frozen.write(folder / "report.html", [RunView(each) for each in folders])
+    for url in (watching(*folders), f"file://{folder}/report.html"):
+        found = opened(url)
+        found.page.wait_for_selector(".card")
+        assert found.text(".chip") == "__proto__ 1 constructor 2"
+        assert all(drawn(found).values())
+        found.page.locator("summary", has_text="Any metric").click()
+        for name in names:
+            found.page.get_by_label("metric").select_option(f"rl {name}")
+            found.until("document.querySelector('.any .legend').textContent.includes('13')")
+            assert found.page.inner_text(".any h2") == name
+
+
+def test_what_turns_a_text_around_is_shown_by_its_name(make_run, watching, opened):
+    steering = "a\u202eb\u2066c\u200fd\x1be\u2028f\u0085g\ud800h\ni\tj"
+    named = r"a<U+202E>b<U+2066>c<U+200F>d\x1be<U+2028>f\x85g<U+D800>h"
+    folder = make_run(3, [sample(steering, 1.0, steering, asked=steering, label=steering, parts={steering: 1.0})])
+    (folder / "status.json").write_text(json.dumps({"state": "failed", "said": steering}))
+    frozen.write(folder / "report.html", [RunView(folder)])
+    for url in (watching(folder), f"file://{folder}/report.html"):
+        found = opened(url)
+        found.page.wait_for_selector(".card")
+        assert [text.split("\n") for text in found.page.locator(".turn .text").all_inner_texts()] == [
+            [named, "i\tj"]
+        ] * 2
+        for place in (".notice", ".chip", ".card .note"):
+            assert named in found.text(place)
+        assert not set("\u202e\u2066\u200f\x1b\u2028\x85") & set(found.text("main") + found.page.title())
+
+
 def test_a_page_without_the_key_shows_nothing_of_the_run(make_run, watching, opened, chromium):
     url = watching(make_run(3))
     context = chromium.new_context()

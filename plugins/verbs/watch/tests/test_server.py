@@ -1,5 +1,6 @@
 """The live page's server: who may ask, and what is answered."""
 
+import http.client
 import json
 import socket
 import struct
@@ -7,13 +8,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
 
 from plugins.verbs.watch.tests.conftest import row, sample
 from slime.__main__ import main
-from slime_plugin_watch.server import PageServer
+from slime_plugin_watch import server as server_module
+from slime_plugin_watch.server import MAX_OPEN, PageServer
 from slime_plugin_watch.view import RunView
 
 
@@ -86,13 +89,100 @@ def test_a_page_is_told_what_it_lacks(make_run, serve):
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "/samples?run=0&name=../config", "/samples?run=7&name=step-000002", "/samples", "/data?have=x"],
+    ["/etc/passwd", "/samples?run=0&name=../config", "/samples?run=7&name=step-000002", "/samples", "/data"],
 )
 def test_there_is_nothing_else(make_run, serve, path):
     server = serve(make_run(3))
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(server, path)
     assert refused.value.code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(f"/data?have={have}" for have in ("x", "1", "[1]", '[{"rl":1}]', "[{},{}]", "[" * 10_000, '[{"rl":[]}]')),
+        "/samples?run=-1&name=step-000002",
+        "/samples?run=x&name=step-000002",
+    ],
+)
+def test_what_no_page_asks_is_refused_in_one_line(make_run, serve, capfd, path):
+    server = serve(make_run(3, [sample("a", 1.0, "x")]))
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    headers = {"Authorization": f"Bearer {server.key}"}
+    connection.request("GET", path, headers=headers)
+    refused = connection.getresponse()
+    assert refused.status == 400
+    assert refused.read().count(b"\n") == 0
+    for allowed in ("/data?have=[]", "/data?have=[{}]", '/data?have=[{"rl":"x"}]', "/samples?run=0&name=step-000002"):
+        connection.request("GET", allowed, headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_no_address_is_refused_without_a_key(make_run, serve, capfd):
+    server = serve(make_run(3))
+    for address, status in (("http://[/data", b" 400 "), ("/", b" 200 ")):
+        connection = silent(server, f"GET {address} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert status in connection.makefile("rb").readline()
+        connection.close()
+    assert capfd.readouterr().err == ""
+
+
+def silent(server, begun=b""):
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(begun)
+    return connection
+
+
+def num_threads(server):
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_silent_connections_are_few(make_run, serve, capfd):
+    """The oldest are closed, those with the key last."""
+    server = serve(make_run(3))
+    before = num_threads(server)
+    page = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    held = []
+    for number in range(300):
+        held.append(silent(server, b"GET / HT" * (number % 2)))
+        if number % 20 == 0:
+            page.request("GET", "/data?have=[]", headers={"Authorization": f"Bearer {server.key}"})
+            assert page.getresponse().read()
+            sock = page.sock
+    assert page.sock is sock, "a page that asks from time to time keeps its connection"
+    for connection in held[:200]:
+        assert connection.recv(1) == b""
+    held[-1].settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        held[-1].recv(1)
+    assert num_threads(server) - before <= MAX_OPEN + 10, "some are still ending"
+    assert data(server)["runs"]
+    for connection in held:
+        connection.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_connection_that_shows_no_key_is_closed_in_time(make_run, serve, monkeypatch):
+    """Also one that sends a byte now and then."""
+    monkeypatch.setattr(server_module, "STRANGER_S", 1.0)
+    server = serve(make_run(3))
+    dripping, honest = silent(server), http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    began, num_sent, kept = time.monotonic(), 0, None
+    with suppress(ConnectionError):
+        while time.monotonic() - began < 20:
+            dripping.sendall(b"G")
+            num_sent += 1
+            time.sleep(0.2)
+            honest.request("GET", "/data?have=[]", headers={"Authorization": f"Bearer {server.key}"})
+            assert honest.getresponse().read()
+            kept = kept or honest.sock
+    assert 1.0 < time.monotonic() - began < 20
+    assert num_sent >= 2, "it had its time"
+    assert honest.sock is kept
 
 
 def answering() -> bool:

@@ -33,7 +33,7 @@ from slime.config.schema import Role
 from slime.engines.rendezvous import Rendezvous
 from slime.engines.scratch import ChildEnd, clear, how_ended, scratch_prefix
 from slime.engines.software import End
-from slime.errors import NoAnswer, SlimeError
+from slime.errors import Death, NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
@@ -54,8 +54,11 @@ DYING_S = 3.0
 """From the death of one of SGLang's processes to the end of the server."""
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:[ \t]+.*\n?)?", re.M)
 """Of Python, with its line of source."""
-_STATISTICS = re.compile(r"(Prefill|Decode) batch|Bucket \d+ of|were replayed|Cache flushed|HTTP/1")
-"""What a log says of work that goes well."""
+_USUAL = re.compile(
+    r"(Prefill|Decode) batch|Bucket \d+ of|were replayed|Cache flushed|HTTP/1|plugin| hook(\(s\)|s on) "
+    r"|Received sigquit|kill_process_tree called|^process \d+ (was|ended) "
+)
+"""What a log says of work that goes well, and of an end that has its reason in the lines above."""
 
 
 def server_args(fields: Mapping[str, Any]) -> list[str]:
@@ -105,12 +108,15 @@ class EngineProcess:
         self._scratch = ""
         self._log_start = 0
         self._ended_at: float | None = None
+        self._is_up = False
 
     def start(self) -> Endpoint:
         """Start the server and wait until it answers.
 
         Raises:
-            SlimeError: it died (with the end of its log), or was not up within `cluster.start_timeout_s` seconds.
+            Death: it was killed.
+            SlimeError: it ended by itself (with the end of its log), or was not up within `cluster.start_timeout_s`
+                seconds.
         """
         deadline = time.monotonic() + self._start_timeout_s
         if self.engine.role is not Role.regular:
@@ -121,23 +127,28 @@ class EngineProcess:
                 self._spawn(port, bootstrap_port)
                 try:
                     if self._is_ready(deadline):
+                        self._is_up = True
                         if not self.node_rank:
                             self._post("/freeze_gc")  # or some step waits while a collection goes through all of it
                         return self.endpoint
-                except BaseException:
+                except BaseException as error:
+                    end = self.end(waits=isinstance(error, SlimeError))
                     self.stop()
+                    if end and end.killed:
+                        raise self._error(end.error.what, end.error.todo, Death) from error
                     raise
-            output = self._output()
+            is_taken = PORT_TAKEN.search(self._output()) and attempt < num_attempts - 1
+            died = None if is_taken else self._died()
             self.stop()
-            if not PORT_TAKEN.search(output) or attempt == num_attempts - 1:
-                raise self._died(output)
+            if died:
+                raise died
         raise AssertionError("the last attempt returns or raises")
 
     def _spawn(self, port: int, bootstrap_port: int) -> None:
         self.endpoint = replace(self.endpoint, url=f"http://{self.host}:{port}")
         self._scratch = tempfile.mkdtemp(prefix=scratch_prefix(self.mark))
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self._ended_at = None
+        self._ended_at, self._is_up = None, False
         arguments = server_args(self.fields(port, bootstrap_port))
         with self.log.open("ab") as log:
             self._process = self.launch(arguments, self.environment(self._scratch), log)
@@ -221,13 +232,15 @@ class EngineProcess:
         if self._ended_at is None:
             return None
         output, how, at = self._output(), how_ended(self._process.returncode), self._ended_at
+        killed = "was killed by" in how and KILLS_ITSELF.format(pid=self.pid) not in output
         if child := ChildEnd.first(output):
             how, at = f"{how}: process {child.pid} {child.how}", child.at
+            killed = "was killed by" in child.how and KILLS_ITSELF.format(pid=self.pid) not in child.before(output)
+        if not self._is_up:
+            how = f"{how}, as it started"
         todo = f"Read {self.log} (a kill for memory leaves no line there: see dmesg), then resume the run."
-        by_itself = "SIGABRT" in how or (not child and KILLS_ITSELF.format(pid=self.pid) in output)
-        killed = "was killed by" in how and not by_itself
         said = "" if "SIGKILL" in how else f"; its log ends: {_tail(output)}"  # who is killed so has no time for words
-        return End(killed, at, self._error(f"{how}{said}", todo))
+        return End(killed and "SIGABRT" not in how, at, self._error(f"{how}{said}", todo))
 
     def release_memory(self, tags: Sequence[str]) -> None:
         """Give the device memory behind SGLang's `tags` back, once the last request has left the engine."""
@@ -264,8 +277,12 @@ class EngineProcess:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
-    def _died(self, output: str) -> SlimeError:
-        what = f"ended before it answered; its log ends: {_tail(output)}"
+    def _died(self) -> SlimeError:
+        """As it started. What it ended by itself for would come again, another kill may not."""
+        end = self.end(waits=True)
+        if end and end.killed:
+            return self._error(end.error.what, end.error.todo, Death)
+        what = f"ended before it answered; its log ends: {_tail(self._output())}"
         return self._error(what, f"Read {self.log}; `rollout.sglang` holds SGLang's arguments.")
 
     def _error(self, what: str, todo: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
@@ -325,6 +342,6 @@ def _request(endpoint: Endpoint, path: str, timeout_s: float, body: bytes | None
 def _tail(output: str) -> str:
     """The end of a log, in a line that can be read."""
     told = _WARNING.sub("", output).splitlines()
-    lines = [line.strip() for line in told if line.strip() and not _STATISTICS.search(line)]
-    tail = " | ".join(lines[-TAIL_LINES:]) or "(with nothing but statistics)"
+    lines = [line.strip() for line in told if line.strip() and not _USUAL.search(line)]
+    tail = " | ".join(lines[-TAIL_LINES:]) or "(with nothing that tells why)"
     return tail if len(tail) <= TAIL_CHARACTERS else f"... {tail[-TAIL_CHARACTERS:]}"

@@ -37,7 +37,7 @@ def tensors(num_layers: int = 2) -> dict[str, torch.Tensor]:
 
 def write(folder: Path, content: dict[str, torch.Tensor], num_layers: int = 2, **hf: int) -> Path:
     save_file(content, folder / SINGLE)
-    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": num_layers, **hf}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "tiny", "num_hidden_layers": num_layers, **hf}))
     return folder
 
 

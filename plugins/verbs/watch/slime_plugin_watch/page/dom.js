@@ -1,19 +1,41 @@
 "use strict";
-// Elements and texts. Whatever a run says becomes a text node: nothing here parses HTML.
+// Elements and texts. Whatever a run says becomes a text node: nothing here parses HTML. What steers a text, such as a
+// mark that turns its direction, is shown by its name, as on a terminal.
+
+// A table whose keys come from a run: an object would have keys of its own, "constructor" and "__proto__" among them.
+function table(entries) {
+  const made = Object.create(null);
+  for (const [name, value] of entries) made[name] = value;
+  return made;
+}
+
+const STEERING = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;  // as slime.printable
+function visible(text) {
+  return String(text).replace(STEERING, (each) => {
+    if (each === "\n" || each === "\t") return each;
+    const code = each.codePointAt(0).toString(16);
+    return code.length < 3 ? `\\x${code.padStart(2, "0")}` : `<U+${code.toUpperCase().padStart(4, "0")}>`;
+  });
+}
+
+const node = (child) => (typeof child === "string" ? visible(child) : child);
+const nodes = (children) => children.flat().filter((child) => child !== null && child !== undefined).map(node);
 
 function el(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (name === "text") element.textContent = value;
+    if (name === "text") element.textContent = visible(value);
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+    else if (value !== null && value !== undefined && value !== false) {
+      element.setAttribute(name, name === "value" ? value : visible(value));
+    }
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...nodes(children));
   return element;
 }
 
 function fill(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.replaceChildren(...nodes(children));
 }
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

@@ -26,14 +26,14 @@
   // Lay what came over what is there: of each curve the points from `from` on.
   function take(told) {
     told.runs.forEach((part, number_) => {
-      const run = (runs[number_] = runs[number_] || { curves: {}, samples: { names: [], cursor: "" } });
+      const run = (runs[number_] = runs[number_] || { curves: table([]), samples: { names: [], cursor: "" } });
       Object.assign(run, { name: part.name, head: part.head, warnings: part.warnings });
       run.samples = part.samples || run.samples;
       for (const [stage, curves] of Object.entries(part.curves)) {
-        const before = curves.from ? run.curves[stage] : { steps: [], columns: {} };
+        const before = curves.from ? run.curves[stage] : NO_CURVES;
         const laid = (old, added) => [...(old || []).slice(0, curves.from), ...added];
         run.curves[stage] = { cursor: curves.cursor, steps: laid(before.steps, curves.steps),
-          columns: Object.fromEntries(Object.entries(curves.columns).map(([name, values]) => [name, laid(before.columns[name], values)])) };
+          columns: table(Object.entries(curves.columns).map(([name, values]) => [name, laid(before.columns[name], values)])) };
       }
     });
     const changed = told.runs.some((part) => Object.keys(part.curves).length);
@@ -42,7 +42,7 @@
 
   function show(told, changed) {
     const several = runs.length > 1;
-    document.title = several ? `${runs.length} runs` : `${runs[0].name} · ${stepOf(runs[0].head)}`;
+    document.title = visible(several ? `${runs.length} runs` : `${runs[0].name} · ${stepOf(runs[0].head)}`);
     fill(head, several ? comparison(runs) : headOf(runs[0], told.now, !frozen));
     fill(below, differing(runs, told.differences));
     fill(warnings, warned(runs));

@@ -1,7 +1,7 @@
 "use strict";
 // A plot: a card with a title, a legend that says values, and uPlot's canvas. All plots of a stage share cursor and zoom.
 
-const zoom = {};  // stage -> {min, max} while the reader has chosen a part of it
+const zoom = table([]);  // stage -> {min, max} while the reader has chosen a part of it
 const shownPlots = new Set();
 const LINES = [["accent"], ["ink"], ["faint"], ["accent", [5, 3]], ["ink", [5, 3]], ["faint", [5, 3]]];
 const MAX_AREAS = 7;  // as many as the ramp has colours; what is smaller is added up
@@ -33,7 +33,7 @@ class Plot {
   }
 
   single(run) {
-    const { steps, columns } = run.curves[this.stage] || { steps: [], columns: {} };
+    const { steps, columns } = run.curves[this.stage] || NO_CURVES;
     const found = present(this.plot, columns);
     const starred = this.plot.series.some((each) => each.name.includes("*"));
     return found.map((series) => {
@@ -48,7 +48,7 @@ class Plot {
   compared(runs) {
     const limits = this.single(runs[0]).filter((line) => line.constant);
     return limits.concat(runs.flatMap((run, number) => {
-      const { steps, columns } = run.curves[this.stage] || { steps: [], columns: {} };
+      const { steps, columns } = run.curves[this.stage] || NO_CURVES;
       const named = { steps, colour: colour(`run-${number % 6}`), label: run.name };
       if (this.plot.stack) {
         const total = columns[this.plot.total];
@@ -189,7 +189,7 @@ class Plot {
     });
     fill(this.legend, items);
     const values = this.lines.map((line) => `${line.label} ${number(line.values.at(-1))}`).join(", ");
-    if (!hovers) this.canvas.setAttribute("aria-label", `${this.plot.title}, ${this.plot.unit}: ${values}`);
+    if (!hovers) this.canvas.setAttribute("aria-label", visible(`${this.plot.title}, ${this.plot.unit}: ${values}`));
   }
 }
 

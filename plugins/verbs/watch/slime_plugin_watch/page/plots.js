@@ -48,6 +48,8 @@ const PLOTS = [
     series: [seriesOf("a step", WHOLE)] },
 ];
 
+const NO_CURVES = { steps: [], columns: table([]) };
+
 // The series of a plot that a table of curves has values for, with "*" filled in.
 function present(plot, columns) {
   const found = [];

@@ -1,0 +1,142 @@
+"""Looks at files of others in a forked process, which may hang, take all memory or crash: slime tells it in a line.
+
+A signal's handler runs between two steps of Python. The loops of a regular expression, of an integer of a billion
+digits or of a library in Rust have none, and only the kernel ends them: by a limit of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any
+
+from slime.errors import SlimeError
+
+MEMORY_BYTES = 2**32
+"""What the process may take beside what slime has already."""
+WAIT_S = 120.0
+"""Seconds between two steps of it: a disk of the network may be slow."""
+_ENDINGS = (signal.SIGINT, signal.SIGTERM)
+_STEP, _FOUND = "step", "found"
+_NO_ROOM, _OTHERWISE = 3, 4
+"""Exit codes: of too little memory, and of another exception, which the same work raises again in slime's process."""
+
+_steps: IO[str] | None = None
+"""Of such a process: where it says what it is about to do."""
+
+
+def problems_found_aside(find: Callable[[], Iterable[SlimeError]]) -> list[SlimeError]:
+    """What `find` finds, in a process of its own: a fork, which takes a few milliseconds. What it changes in memory is
+    lost. `step` bounds what it does, and says what was wrong if it does not come back."""
+    reader, writer = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)  # or the child would raise what is meant for slime
+    child = os.fork()
+    if not child:
+        _work(find, writer)
+    try:
+        with open(reader, "rb", buffering=0) as file:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # here, because what came meanwhile is raised at once
+            os.close(writer)
+            last, found, late = _follow(file)
+        if late:
+            os.kill(child, signal.SIGKILL)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if found is not None:
+        return [SlimeError(**each) for each in found]
+    if code == _OTHERWISE or last is None:
+        return list(find())
+    return [
+        SlimeError(f"{last['what']}: {_reason(code, last['seconds'], late)}", where=last["where"], todo=last["todo"])
+    ]
+
+
+def step(seconds: float, fault: SlimeError) -> None:
+    """Limit the processor time of a process aside, in seconds, until its next step; elsewhere nothing happens. If it
+    takes more, or crashes, `fault` is what was wrong; the reason is added."""
+    if _steps is not None:
+        _say({"kind": _STEP, "seconds": seconds, **fault.document()})
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        used = math.ceil(time.process_time() + seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (used if most == resource.RLIM_INFINITY else min(used, most), most))
+
+
+def _follow(file: IO[bytes]) -> tuple[Any, list[dict[str, str]] | None, bool]:
+    """The last step, what was found if the work came to its end, and whether a step took too long by the clock."""
+    poll, rest, last = select.poll(), b"", None
+    poll.register(file, select.POLLIN)
+    while poll.poll(WAIT_S * 1000):
+        data = file.read(2**16)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if said["kind"] == _FOUND:
+                return last, said["problems"], False
+            last = said
+        if not data:
+            return last, None, False
+    return last, None, True
+
+
+def _work(find: Callable[[], Iterable[SlimeError]], writer: int) -> None:
+    """All of the child's life."""
+    global _steps
+    code = _OTHERWISE
+    try:
+        for each in _ENDINGS:
+            signal.signal(each, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDINGS)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries in Rust print their panics
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # 100 threads of it would take the memory
+        limit_growth(MEMORY_BYTES)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _steps = open(writer, "w", encoding="utf-8", buffering=1)  # noqa: SIM115  # until the process ends
+        problems = list[SlimeError]()
+        try:
+            problems += find()
+        except SlimeError as problem:
+            problems.append(problem)
+        _say({"kind": _FOUND, "problems": [each.document() for each in problems]})
+        code = 0
+    except (MemoryError, RecursionError):
+        code = _NO_ROOM
+    finally:
+        os._exit(code)
+
+
+def limit_growth(num_bytes: int) -> tuple[int, int]:
+    """Limit the address space of this process to what it has and `num_bytes` more; returns the limits before."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        wanted = int(file.read().split()[0]) * mmap.PAGESIZE + num_bytes
+    own, most = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [limit for limit in (wanted, own, most) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
+    return own, most
+
+
+def _say(said: Mapping[str, Any]) -> None:
+    assert _steps is not None, "only a process aside speaks"
+    _steps.write(json.dumps(said) + "\n")
+    _steps.flush()
+
+
+def _reason(code: int, seconds: float, late: bool) -> str:
+    if late:
+        return f"nothing came within {WAIT_S:g} s"
+    if code == -signal.SIGXCPU:
+        return f"it takes more than {seconds:g} s of a processor"
+    if code == _NO_ROOM:
+        return f"it takes more than {MEMORY_BYTES / 2**30:g} GiB or never ends"
+    if code < 0:
+        return f"the process that looked at it was ended by {signal.Signals(-code).name}"
+    return f"the process that looked at it ended with exit code {code}"
