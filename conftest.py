@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 import tempfile
+import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,6 +48,27 @@ def pytest_runtest_teardown(item, nextitem):
     if distributed and (nextitem is None or nextitem.path != item.path) and distributed.is_initialized():
         distributed.destroy_process_group()
         pytest.fail(f"{item.path.name} left a process group of torch behind")
+
+
+SLOW_UNTIL = "SLOW_TESTS_UNTIL"
+"""Environment variable: seconds since the epoch, after which no slow test begins. `.ci/run` sets it, as a slow machine
+would be stopped in the middle, and would tell nothing."""
+TOO_LATE = "too late for a slow test"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("slow") and time.time() > float(os.environ.get(SLOW_UNTIL, "inf")):
+        pytest.skip(TOO_LATE)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Which slow tests did not run, of each file how many."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    late = Counter(report.nodeid.partition("::")[0] for report in skipped if TOO_LATE in report.longreprtext)
+    if late:
+        files = "\n".join(f"  {number} of {file}" for file, number in sorted(late.items()))
+        terminalreporter.write_line(f"NOT RUN, {TOO_LATE} ({SLOW_UNTIL}): {late.total()}\n{files}", red=True)
 
 
 LOOK_AGAIN_S = 5.0
@@ -104,8 +127,14 @@ def pytest_collection_modifyitems(config, items):
                 if name in getattr(item, "fixturenames", ()):
                     item.add_marker(pytest.mark.xdist_group(name))
         slow = {item.path for item in items if item.get_closest_marker("slow")}
-        # The longest group begins first; short files fill the end.
-        items.sort(key=lambda item: (SHARED[0] not in getattr(item, "fixturenames", ()), item.path not in slow))
+        items.sort(key=lambda item: _turn(item, slow))
+
+
+def _turn(item, slow):
+    """The longest group begins first; short files fill the end. Of slow ones those of fresh environments come last: a
+    slow machine can best leave them out."""
+    longest = SHARED[0] in getattr(item, "fixturenames", ())
+    return not longest, item.path not in slow, "third_party" in item.path.parts
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,9 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 
 def test_a_child_takes_an_interrupt() -> None:
@@ -105,6 +108,34 @@ def test_what_is_collected_while_a_failure_is_told_may_parse(tmp_path: Path) -> 
     words = [sys.executable, "-m", "pytest", *options, tmp_path / "test_failing.py"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=here)
     assert "1 failed" in done.stdout, done.stdout
+
+
+LATE = """
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", range(2))
+def test_that_is_slow(which):
+    pass
+
+def test_that_is_fast():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("until", "passed"), [(-1, "1 passed, 2 skipped"), (3600, "3 passed")])
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_slow_test_begins_in_time_or_is_told_of(tmp_path: Path, until: int, passed: str, processes: str) -> None:
+    (tmp_path / "test_late.py").write_text(LATE)
+    here = Path(__file__).parents[1]
+    options = ["-c", here / "pyproject.toml", "-p", "conftest", "--rootdir", tmp_path, "--numprocesses", processes]
+    words = [sys.executable, "-m", "pytest", *options, tmp_path / "test_late.py"]
+    limit = {"SLOW_TESTS_UNTIL": str(time.time() + until)}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=here, env={**os.environ, **limit})
+    assert done.returncode == 0, done.stdout
+    assert passed in done.stdout
+    assert ("NOT RUN" in done.stdout) == (until < 0)
+    assert ("  2 of test_late.py" in done.stdout) == (until < 0)
 
 
 def _on_one_core() -> None:

@@ -218,6 +218,14 @@ def test_the_second_round_ends(checkout: Path, monkeypatch: pytest.MonkeyPatch) 
     assert late.code == pytest.ExitCode.TESTS_FAILED
 
 
+def test_a_slow_test_runs_again_when_no_further_one_begins(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "import pytest\n\n@pytest.mark.slow\ndef test_a():\n    pass\n"
+    (checkout / "tests/test_it.py").write_text(slow)
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("SLOW_TESTS_UNTIL", "0")
+    assert run_alone(["tests/test_it.py::test_a"]).passed() == ["tests/test_it.py::test_a"]
+
+
 @pytest.mark.parametrize(
     ("told", "name"),
     [
