@@ -144,6 +144,8 @@ def among(store, fault: str, place: int) -> Sources:
 
     ours, name = part_of(store, f"peers, {fault}"), f"peers, {fault}"
     peers = init_custom_process_group(backend="gloo", store=ours, world_size=2, rank=place, group_name=name)
+    ours.set(f"met {place}", "")
+    ours.wait(["met 0", "met 1"])  # one that dies before the other has met it would end that meeting
     return Sources(f"publish, {fault}", {f"first, {fault}": 0, f"second, {fault}": 1}, peers)
 
 
