@@ -91,8 +91,8 @@ def test_options_that_cannot_be(options: dict[str, float], says: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_contract() -> None:
-    """With the paper's beta. A margin is beta times a sum over all tokens of two answers, whose rounding at 0.5 is above
-    what means over tokens are allowed, on some processors."""
+    """With the paper's beta. A margin is beta times a sum over all tokens of two answers. At 0.5 it is rounded by more
+    than means over tokens are allowed, on some processors."""
     check_objective("dpo", MODEL, options={"beta": 0.1})
 
 
