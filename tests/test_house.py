@@ -30,11 +30,11 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 823,
     "weights": 1000,
-    ".": 5432,
+    ".": 5592,
     "cluster": 1909,
     "train": 1076,
-    "compose": 2511,
-    "config": 2109,
+    "compose": 2607,
+    "config": 2111,
     "observe": 522,
     "topology": 1558,
     "sizes": 436,
@@ -43,7 +43,7 @@ BUDGETS = {
     "sampling": 2377,
     "plan": 860,
     "engine_client": 367,
-    "verbs": 364,
+    "verbs": 369,
     "engines": 288,
     "algo": 796,
 }

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
-from slime.run_dir import RunDir, read_config, with_resume_hint
+from slime.run_config import read_config
+from slime.run_dir import RunDir, with_resume_hint
 
 HOLD = """
 import sys

@@ -30,8 +30,9 @@ from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
 from slime.reward.engines import FrozenEngines, known_to_driver
 from slime.reward.service import RewardService
+from slime.run_config import container
 from slime.run_data import Data
-from slime.run_dir import RunDir, container, step_of, with_resume_hint
+from slime.run_dir import RunDir, step_of, with_resume_hint
 from slime.sampling.begun import Begun
 from slime.sampling.by_set import ScorerBySet, own_of_sets
 from slime.sampling.guarded import GuardedBuffer

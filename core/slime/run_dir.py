@@ -22,15 +22,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from slime import files
+from slime import earlier, files
 from slime.checkpoints import published
 from slime.config.keys import may_change
 from slime.config.schema import Resume, SlimeConfig
 from slime.errors import SlimeError
+from slime.run_config import changes_of_resume, container, of_learning, read_config
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path, resume: Resume = Resume.auto) -> RunDir:
-        """Create or re-enter the run directory `path` and lock it.
+        """Create or re-enter the run directory `path` and lock it; with `restart` what it holds is moved away before.
 
         Raises:
             SlimeError: another process holds it; it cannot be written; `resume` is `never` and it holds a run;
@@ -61,6 +60,8 @@ class RunDir:
         """
         path = Path(path).absolute()
         _check_resume(path, resume)
+        if resume is Resume.restart:
+            _move_away(path)
         _make(path)
         with files.disk_errors(path):
             run = cls(path, _lock(path / LOCK))
@@ -84,10 +85,31 @@ class RunDir:
             if run.lock.exists():
                 with run.lock.open() as file:
                     _hold(file, fcntl.LOCK_SH)
-            run._changes(container(cfg))
+            run.require_work(cfg)
         except SlimeError as error:
             return error
         return None
+
+    def require_work(self, cfg: SlimeConfig) -> None:
+        """Stop before a run that may not continue what is here, or that would only change its record.
+
+        Raises:
+            SlimeError: it is another run's; it is finished, and this config is another; its checkpoints are gone.
+        """
+        if cfg.run.resume is Resume.restart:
+            return
+        earlier.require_unfinished(self.path, cfg, of_learning(self._changes(cfg)))
+        differs = changes_of_resume(read_config(self.config), cfg) if self.config.exists() else {}
+        earlier.require_checkpoint(self.path, of_learning(differs))
+
+    @classmethod
+    def finished(cls, cfg: SlimeConfig) -> SlimeError | None:
+        """What is said of a run that has nothing left to do, which is no error of the user's."""
+        path = (Path(cfg.run.dir) / cfg.run.name).absolute()
+        if cfg.run.resume is Resume.restart or not earlier.is_finished(path, cfg):
+            return None
+        todo = "Raise `run.num_steps` to train on; for a new run set another `run.name`, or `run.resume=restart`."
+        return SlimeError(earlier.finished(path, cfg), where=str(path), todo=todo)
 
     def write_config(self, cfg: SlimeConfig) -> list[str]:
         """Write the resolved configuration; beside a checkpoint, first compare with the one that made it.
@@ -99,17 +121,19 @@ class RunDir:
             SlimeError: a key that a resumed run may not change differs, so that the checkpoint belongs to another run.
         """
         new = container(cfg)
-        changes = self._changes(new)
+        if cfg.run.resume is Resume.restart:
+            new["run"]["resume"] = Resume.auto.name  # whoever starts from this file goes on with what it began
+        changes = self._changes(cfg)
         if changes:
             log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
         with files.disk_errors(self.config):
             files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(new)).encode())
         return list(changes.values())
 
-    def _changes(self, new: Mapping[str, Any]) -> dict[str, str]:
+    def _changes(self, cfg: SlimeConfig) -> dict[str, str]:
         """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
         made_by = self._config_of_newest()
-        changes = _changes(flat(read_config(made_by)), flat(new)) if made_by else {}
+        changes = changes_of_resume(read_config(made_by), cfg) if made_by else {}
         free = [*may_change()] if changes else []
         if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in free)]:
             raise SlimeError(
@@ -257,43 +281,16 @@ def _has_checkpoint(path: Path) -> bool:
     return bool(published(path / "checkpoints"))
 
 
-def container(cfg: SlimeConfig) -> dict[str, Any]:
-    container = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return {str(section): keys for section, keys in container.items()}
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Section -> key -> value, of the config.yaml of a run.
-
-    Raises:
-        SlimeError: it cannot be read, or is something else.
-    """
+def _move_away(path: Path) -> None:
+    """Give what an earlier run left another name; nothing, if none was here. A run that is going on stays."""
+    if not path.exists() or not any(path.iterdir()):
+        return
+    lock = _lock(path / LOCK)
     try:
-        found = OmegaConf.to_container(OmegaConf.load(path))
-        sound = isinstance(found, dict) and all(isinstance(keys, dict) for keys in found.values())
-        reason = "" if sound else "it is no table of sections"
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-    if reason:
-        todo = "Bring the file back, or name another run."
-        raise SlimeError(f"this is not the config of a run ({reason})", where=str(path), todo=todo)
-    assert isinstance(found, dict)
-    return {str(name): keys for name, keys in found.items()}
-
-
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; an empty mapping vanishes."""
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    parts = (flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items())
-    return {key: value for part in parts for key, value in part.items()}
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Every key that differs, with `key: old -> new`; `-` stands for a key that is not there."""
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key, "-") != new.get(key, "-"))
-    return {key: f"{key}: {old.get(key, '-')} -> {new.get(key, '-')}" for key in keys}
+        with files.disk_errors(path):
+            log.warning("%s was moved to %s", path, path.rename(earlier.beside(path)))
+    finally:
+        lock.close()
 
 
 @contextmanager

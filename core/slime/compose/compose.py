@@ -32,7 +32,7 @@ from slime.compose.objective import objective_problems
 from slime.compose.overrides import CommandLine, add_choices_of_model, read_command_line
 from slime.config.extended import SECTIONS, extended
 from slime.config.keys import default_config, own_keys, suggest, value_of
-from slime.config.schema import SlimeConfig
+from slime.config.schema import RunConfig, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
 from slime.sizes.estimate import MemoryEstimate
@@ -213,6 +213,7 @@ def merge(line: CommandLine, groups: Groups, name: str = "config") -> SlimeConfi
     try:
         merged = _merged(line.overrides, groups, name)
         _require_complete(merged, line, groups)
+        _name(merged, line)
         return cast(SlimeConfig, OmegaConf.to_object(merged))
     except MissingConfigException as error:
         raise _missing_option(error, line, groups) from error
@@ -220,6 +221,15 @@ def merge(line: CommandLine, groups: Groups, name: str = "config") -> SlimeConfi
         raise bad_yaml(error) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise _in_one_line(error) from error
+
+
+def _name(merged: DictConfig, line: CommandLine) -> None:
+    """Tell the run from others of its model and cluster, where nobody named it."""
+    given, usual = (OmegaConf.to_container(OmegaConf.structured(run), resolve=False) for run in (merged.run, RunConfig))
+    assert isinstance(given, dict)
+    assert isinstance(usual, dict)
+    if given["name"] == usual["name"]:
+        merged.run.name = f"{given['name']}{line.variant}"
 
 
 def _merged(overrides: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from slime.compose.groups import DECLARED, UNSET, Groups
+from slime.compose.run_name import variant
 from slime.config.keys import Key, open_section, own_keys, suggest
 from slime.errors import SlimeError, nearest
 from slime.extras import how_to_get
@@ -34,18 +36,23 @@ class CommandLine:
     Attributes:
         choices: group -> option, of the declared groups that were chosen.
         overrides: every item, rewritten so that Hydra merges it where the user means it.
+        typed: key or group -> value, as the user wrote them; None for one that is removed.
+        variant: what they add to the name of a run that has none.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
+    typed: dict[str, Any] = field(default_factory=dict)
+    variant: str = ""
 
 
 def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
     """Parse and check every item; SlimeError with the nearest right name at the first that is wrong."""
-    line, typed = CommandLine(), set[str]()
+    line = CommandLine()
+    typed = line.typed
     for item in argv:
         override = _parse(item)
-        typed.add(override.key_or_group)
+        typed[override.key_or_group] = None if override.is_delete() else override.value()
         if override.key_or_group in SHORT and not override.is_delete():
             section, _, option = override.key_or_group.rpartition(".")
             line.overrides.append(f"++{section}.options.{option}={item.partition('=')[2]}")
@@ -165,7 +172,8 @@ def _shorthand(key: str) -> str:
 
 
 def add_choices_of_model(line: CommandLine, groups: Groups) -> None:
-    """The task and the recipe that belong to model and cluster, where none is chosen; a mistyped one is found."""
+    """The task and the recipe that belong to model and cluster, where none is chosen; a mistyped one is found. The
+    run's default name tells what else was typed."""
     model, cluster = line.choices.get("model", UNSET), line.choices.get("cluster", UNSET)
     for group, choice in (("model", model), ("cluster", cluster)):
         if choice == UNSET:
@@ -174,6 +182,8 @@ def add_choices_of_model(line: CommandLine, groups: Groups) -> None:
         choose(line, "task", groups.task_of(model), groups)
     if "recipe" not in line.choices:
         choose(line, "recipe", groups.recipe_for(model, cluster), groups)
+    usual = {"task"} if line.choices["task"] == groups.task_of(model) else ()
+    line.variant = variant(line.typed, usual)
 
 
 def choose(line: CommandLine, group: str, option: str, groups: Groups) -> None:

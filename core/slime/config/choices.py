@@ -36,6 +36,7 @@ class Resume(enum.Enum):
     auto = "auto"
     never = "never"
     must = "must"
+    restart = "restart"
 
 
 class KlEstimator(enum.Enum):

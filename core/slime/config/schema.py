@@ -56,7 +56,8 @@ from slime.config.weights import WeightsConfig as WeightsConfig
 @dataclass
 class RunConfig:
     name: str = key("${model.name}-${cluster.name}", may_change=True)
-    """Name of the run; the run directory is `dir`/`name`."""
+    """Name of the run; the run directory is `dir`/`name`. Where none is set, what is typed beside model and cluster and
+    decides what is learned stands behind: `<model>-<cluster>-ppo-seed_7`."""
     dir: str = key("runs", may_change=True, known_as="save")
     """Parent folder of run directories, relative to where slime is started."""
     seed: int = key(1234, Bound(0, 2**31 - 1))
@@ -65,7 +66,7 @@ class RunConfig:
     """Reinforcement-learning steps (generate, reward, train, publish) of the whole run."""
     resume: Resume = key(Resume.auto, may_change=True, known_as="trainer.resume_mode resume_from_checkpoint load")
     """auto: continue from the newest good checkpoint if there is one; never: refuse a directory that holds a run;
-    must: refuse to start from nothing."""
+    must: refuse to start from nothing; restart: move what is there to a folder beside it, and start from nothing."""
     progress: bool = key(True, may_change=True)
     """Show progress bars on a terminal; off prints one line a step."""
 

@@ -60,4 +60,6 @@ def examine_with_run_dir(keys: Sequence[str]) -> Composed:
         return composed
     if obstacle := RunDir.obstacle(composed.cfg, written_folders(composed.topology)):
         return dataclasses.replace(composed, needs=[*composed.needs, obstacle])
+    if finished := RunDir.finished(composed.cfg):
+        return dataclasses.replace(composed, warnings=[*composed.warnings, finished])
     return composed

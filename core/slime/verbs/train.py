@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = """\
 Trains. If the run directory (run.dir/run.name) holds a checkpoint of the same run, training continues from the newest
-one. Ctrl-C stops it; the same command continues."""
+one; of a finished run it says so. Ctrl-C stops it; the same command continues."""
     parser.add_keys()
 
 
@@ -31,6 +31,9 @@ def run(args: Namespace) -> None:
     assert composed.topology, "its config has no problems"
     if obstacle := RunDir.obstacle(composed.cfg, written_folders(composed.topology)):  # before data and model are read
         raise obstacle
+    if finished := RunDir.finished(composed.cfg):
+        print(f"slime: {finished}")
+        return
     with importing():
         from slime.run import train
 

@@ -210,10 +210,19 @@ def _token() -> str:
 def make_token() -> None:
     """The token by which Ray's processes know each other, where Ray looks for it; one that is there stays.
 
-    Ray itself would make one that everybody on the host can read.
+    Ray itself would make one that everybody on the host can read. Without a home that can be written, as in many
+    containers, it stands in the environment, which Ray's processes and the other hosts of this run inherit.
     """
-    token = token_file()
-    if TOKEN in os.environ or TOKEN_PATH in os.environ or token.exists():
+    if TOKEN in os.environ or TOKEN_PATH in os.environ:
+        return
+    try:
+        _make_file(token_file())
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        os.environ[TOKEN] = secrets.token_hex(32)
+
+
+def _make_file(token: Path) -> None:
+    if token.exists():
         return
     token.parent.mkdir(mode=0o700, exist_ok=True)
     made = token.with_name(f".auth_token.{os.getpid()}")

@@ -19,7 +19,7 @@ from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.imports import absent, importing
 from slime.printable import printable
-from slime.run_dir import read_config
+from slime.run_config import read_config
 from slime.weights.hf_files import MEGATRONS, HfFiles
 
 if TYPE_CHECKING:

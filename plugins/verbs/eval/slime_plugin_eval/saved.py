@@ -26,7 +26,7 @@ from slime.config.schema import (
 )
 from slime.errors import SlimeError
 from slime.plugins import Plugins
-from slime.run_dir import read_config
+from slime.run_config import read_config
 
 FROM_RUN = ("run", "model", "cluster", "train", "rollout", "data", "eval", "reward", "weights", "observe")
 """Sections that an evaluation takes from the run."""

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from slime.observe.metrics import STAGES, read_rows
 from slime.observe.status import RUNNING
-from slime.run_dir import CONFIG, flat
+from slime.run_config import flat
+from slime.run_dir import CONFIG
 from slime.types import RunStatus
 from slime_plugin_console import summary
 from slime_plugin_watch import answers, facts
