@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One sitting on a GPU machine: what fits its number of GPUs, each part under a time limit, the tables last.
 # usage: benchmarks/gpu_session.sh FOLDER [PART...]     logs and tables go to FOLDER; no PART: all that fit
+# SHOW_ONLY=N: print the commands for N GPUs, a line each, instead of running them, on any machine.
 # Needs python3 with the packages of requirements/; slime and its plugins are taken from this checkout.
 # The stock kernels of sparse attention also need nvidia-cudnn-frontend and nvidia-cutlass-dsl; where the latter was
 # unpacked by hand, PYTHONPATH has to name its folders nvidia_cutlass_dsl/dsl_packages and .../python_packages.
@@ -28,7 +29,7 @@
 # layouts    2, 4    300     every parallel layout trains as one GPU does
 # nine       4       580     a step of glm4-9b-trial with all layers
 # tiny-split 2, 4     90     the log-prob differences of glm4-tiny with two engines
-# tiny-tp2, tiny-pp2  90     ... of other layouts, colocated
+# tiny-tp2, tiny-pp2 2, 4 90 ... of other layouts, colocated
 # experts    2, 4    180     GLM-4.7-Flash's and GLM-4.5-Air's sizes, experts over the GPUs: MFU, and where a step's time goes
 # memory     any     150     memory of trainers beside what the plan predicts
 # sources    4       210     publish from two trainer ranks at once, cut by tensors, by layers, by experts
@@ -37,19 +38,24 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$(mkdir -p "$1" && cd "$1" && pwd); shift
-PYTHONPATH=$(python3 benchmarks/metadata.py "$out/metadata")${PYTHONPATH:+:$PYTHONPATH}; export PYTHONPATH
-gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
+gpus=${SHOW_ONLY:-}
+if [ -z "$gpus" ]; then
+  PYTHONPATH=$(python3 benchmarks/metadata.py "$out/metadata")${PYTHONPATH:+:$PYTHONPATH}; export PYTHONPATH
+  gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
+fi
 all=([1]="kernels tests offload dsa publish cut tiny" [2]="split layouts tiny-split" [4]="split colocated layouts nine tiny-split")
 read -ra parts <<<"${*:-${all[$gpus]:-}}"
 [ ${#parts[@]} -gt 0 ] || { echo "$gpus GPUs: name the parts"; exit 2; }
 # The configs are those of H200s; the plans count on what is here.
-mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
+mib=143771  # an H200's
+[ -n "${SHOW_ONLY:-}" ] || mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
 card=cluster.device_memory_mb=$mib
 export NCCL_NVLS_ENABLE=0 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 export RAY_memory_monitor_refresh_ms=0   # memory that a virtual machine grows as it is used looks short to Ray
 
 run() {  # NAME SECONDS COMMAND...
   local name=$1 limit=$2 start=$SECONDS; shift 2
+  [ -z "${SHOW_ONLY:-}" ] || { printf '%q ' "$@"; echo; return; }
   echo "== $name"
   timeout --kill-after=20 "$limit" "$@" >"$out/$name.txt" 2>"$out/$name.err" </dev/null
   echo "   rc $? after $((SECONDS - start)) s" | tee -a "$out/$name.txt"
@@ -134,6 +140,7 @@ for part in "${parts[@]}"; do
     *) echo "no part '$part'"; exit 2 ;;
   esac
 done
+[ -z "${SHOW_ONLY:-}" ] || exit 0
 
 for file in "$out"/*.txt; do
   echo; echo "---- $(basename "$file" .txt)"; tail -n 34 "$file"

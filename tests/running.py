@@ -95,16 +95,20 @@ class Run:
         self.family: list[psutil.Process] = []
         self.temporary: set[Path] = set()
 
-    def start(self) -> Run:
-        write_rows(self.folder)
+    @property
+    def words(self) -> list[str]:
+        """Of the command; its files of rows are those of `write_rows`."""
         settings = {"cluster.start_timeout_s": START_S, **self.shortened, "run.name": "it", **self.settings}
         if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
             settings.pop("eval.interval", None)
-        words = [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
+        return [f"+model={self.model}", f"+cluster={self.cluster}", *(f"{k}={v}" for k, v in settings.items())]
+
+    def start(self) -> Run:
+        write_rows(self.folder)
         forked = of_a_run() if self.forked else {}
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [*self.through, self.python, "-m", "slime", *words],
+                [*self.through, self.python, "-m", "slime", *self.words],
                 cwd=self.folder,
                 stdout=output,
                 stderr=output,
