@@ -14,6 +14,9 @@ COLLAPSED, RECOVERED = 0.1, 0.2
 """Entropy relative to that of the first step: below the one it is warned of, above the other that is over."""
 NEARLY_ALL, FEWER = 0.9, 0.8
 """Share of truncated responses, likewise."""
+MOST_EQUAL, FEWER_EQUAL, FOR_STEPS, SOLVED = 0.8, 0.5, 10, 0.5
+"""Share of groups of equal rewards, likewise, and for how many steps in a row; a mean reward from which on that may be
+because prompts are solved."""
 
 READ = {ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE}
 
@@ -30,7 +33,7 @@ class LearningWatch:
 
     def __init__(self, zero_variance_steps: int, max_response_tokens: int, stop: Callable[[SlimeError], None]) -> None:
         self._limit, self._response_limit, self._stop = zero_variance_steps, max_response_tokens, stop
-        self._num_equal = 0
+        self._num_equal = self._num_mostly_equal = 0
         self._first_entropy: float | None = None
         self._warned: set[str] = set()
 
@@ -39,6 +42,7 @@ class LearningWatch:
         if isinstance(event, Step) and event.complete and event.stage == RL and event.values.keys() >= READ:
             self._entropy(event.values, event.step)
             self._truncation(event.values, event.step)
+            self._mostly_equal_rewards(event.values, event.step)
             if problem := self._equal_rewards(event.values, event.step):
                 self._stop(problem)
 
@@ -54,6 +58,22 @@ class LearningWatch:
             "find the answer in them, or the prompts are too hard. observe.zero_variance_steps=0 goes on."
         )
         return SlimeError(what, where=f"step {step}", todo=todo)
+
+    def _mostly_equal_rewards(self, values: Mapping[str, float], step: int) -> None:
+        share, reward = values[ZERO_VARIANCE], values[REWARD]
+        mostly = share > MOST_EQUAL and reward < SOLVED
+        self._num_mostly_equal = self._num_mostly_equal + 1 if mostly else 0
+        if self._is_new(ZERO_VARIANCE, self._num_mostly_equal >= FOR_STEPS, share < FEWER_EQUAL):
+            log.warning(
+                "rl step %d: more than %.0f %% of the prompts got equal rewards for all samples in %d steps in a row, at a "
+                "mean reward of %.3g: they teach nothing. See whether right answers are paid ('slime samples', 'slime "
+                "check-reward'): the reward may ask for another form than the model gives; or give easier prompts, more "
+                "rollout.samples_per_prompt, or filter=dynamic-sampling.",
+                step,
+                100 * MOST_EQUAL,
+                FOR_STEPS,
+                reward,
+            )
 
     def _entropy(self, values: Mapping[str, float], step: int) -> None:
         entropy = values[ENTROPY]

@@ -83,3 +83,15 @@ def test_responses_that_are_cut_off_warn_once_until_they_end(caplog: pytest.LogC
 @pytest.mark.parametrize("entropy", [0.0, 1e-9])
 def test_an_entropy_that_was_always_low_does_not_collapse(entropy: float, caplog: pytest.LogCaptureFixture) -> None:
     assert warned([row(entropy=entropy)] * 3, caplog) == []
+
+
+def test_prompts_that_teach_nothing_for_ten_steps_are_told_once_until_they_do(caplog: pytest.LogCaptureFixture) -> None:
+    """As where the reward asks for another form than the model gives: a few groups still differ, so nothing stops."""
+    none = [row(0.93, reward=0.25)] * 12
+    assert warned([*none, row(0.6), *none[:9], row(0.3), *none], caplog) == [10, 33]
+    assert "more than 80 % of the prompts got equal rewards for all samples in 10 steps in a row" in caplog.text
+    assert "slime check-reward" in caplog.text
+
+
+def test_solved_prompts_are_no_such_thing(caplog: pytest.LogCaptureFixture) -> None:
+    assert warned([row(0.95, reward=0.97)] * 12, caplog) == []
