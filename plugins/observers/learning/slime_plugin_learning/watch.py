@@ -65,10 +65,10 @@ class LearningWatch:
         self._num_mostly_equal = self._num_mostly_equal + 1 if mostly else 0
         if self._is_new(ZERO_VARIANCE, self._num_mostly_equal >= FOR_STEPS, share < FEWER_EQUAL):
             log.warning(
-                "rl step %d: more than %.0f %% of the prompts got equal rewards for all samples in %d steps in a row, at a "
-                "mean reward of %.3g: they teach nothing. See whether right answers are paid ('slime samples', 'slime "
-                "check-reward'): the reward may ask for another form than the model gives; or give easier prompts, more "
-                "rollout.samples_per_prompt, or filter=dynamic-sampling.",
+                "rl step %d: more than %.0f %% of the prompts got equal rewards for all samples in %d steps in a row, "
+                "at a mean reward of %.3g: they teach nothing. See whether right answers are paid ('slime samples', "
+                "'slime check-reward'): the reward may ask for another form than the model gives; or give easier "
+                "prompts, more rollout.samples_per_prompt, or filter=dynamic-sampling.",
                 step,
                 100 * MOST_EQUAL,
                 FOR_STEPS,
