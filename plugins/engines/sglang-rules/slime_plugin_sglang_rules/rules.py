@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from slime.algo.stages import run_stages
 from slime.config.schema import Role
 from slime.errors import SlimeError
 from slime.layout import divisors, listed
@@ -55,7 +56,7 @@ def _broken(topology: Topology, model: Mapping[str, Any], blocks: Collection[Bui
         if sizes:  # the other rules divide by them
             continue
         yield from _expert_places(asked)
-        for rule in (_heads, _dense, _experts, _weights, _dispatch, _cache, serving_problems, _transfer):
+        for rule in (_heads, _dense, _experts, _weights, _head, _dispatch, _cache, serving_problems, _transfer):
             yield from rule(asked)
     yield from _pairs([group for group in topology.groups if group.role is not Role.regular])
     yield from _frozen(topology)
@@ -110,6 +111,14 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
     elif asked.get("enable_dp_lm_head") and not attention:
         what = "needs enable_dp_attention: SGLang switches it off without a word"
         yield asked.problem("enable_dp_lm_head", what, "Set it to false.")
+
+
+def _head(asked: Asked) -> Iterator[SlimeError]:
+    """A precision of one side alone is a gap of its own: the trainer's head has that of its weights."""
+    key = "enable_fp32_lm_head"
+    if asked.get(key) and run_stages(asked.topology.config).reinforces:
+        what = "is true, but trainers compute the head in the precision of its weights: the two would differ more"
+        yield asked.problem(key, what, "Remove it.")
 
 
 def _heads(asked: Asked) -> Iterator[SlimeError]:

@@ -97,6 +97,7 @@ def problems(
         ({"tp_size": 128, "dp_size": 128, **ATTENTION}, MOE, "makes 128 ranks, more than the 64 experts"),
         ({"page_size": 16}, SPARSE, "page_size: is 16, but this model's attention has pages of 64"),
         ({"kv_cache_dtype": "fp8_e5m2"}, SPARSE, "is fp8_e5m2, which this model's attention does not take"),
+        ({"enable_fp32_lm_head": True}, DENSE, "enable_fp32_lm_head: is true, but trainers compute the head in"),
         (
             {**EAGLE, "max_running_requests": 8, "speculative_num_draft_tokens": 5},
             DENSE,
