@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from slime.types import Sample, Status, Verdict
 from slime_plugin_math.answers import find_answer
-from slime_plugin_math.compare import label_text, same
+from slime_plugin_math.compare import same
 from slime_plugin_math.data.arithmetic import final_number
 from slime_plugin_math.options import AnswerForm, ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
+from slime_plugin_math.wanted import label_text
+from slime_plugin_math.wordings import is_word
 
 END_OF_THINKING = "</think>"
 
@@ -63,7 +65,7 @@ def _graded(sample: Sample, text: str, form: AnswerForm, wrong_value: float) -> 
     label = label_text(sample.prompt.label)
     if label is None:
         return _no_label(sample)
-    answer, marked = find_answer(text, form, is_cut=sample.status is Status.TRUNCATED)
+    answer, marked = find_answer(text, form, is_cut=sample.status is Status.TRUNCATED, is_word=is_word(label))
     correct = answer is not None and same(answer, label)
     return Verdict.of(1.0 if correct else wrong_value, correct=float(correct), format=float(marked))
 
