@@ -152,7 +152,7 @@ class JudgeReward:
             text, is_cut = str(choice["message"]["content"]), choice.get("finish_reason") == "length"
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise ServerError(f"{url} answered no chat completion: {answer!r:.80}") from error
-        if is_cut:  # what it last said of a grade may be a thought, or what it was about to take back
+        if is_cut and re.search(r"\w", self._grade.sub("", text)):  # the last grade may be a thought, to be taken back
             raise ServerError(
                 f"the judgement was cut off at reward.options.max_tokens={self.max_tokens}: {text[-80:]!r}"
             )

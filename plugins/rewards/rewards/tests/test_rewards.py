@@ -25,6 +25,8 @@ def test_f1_keeps_the_contract() -> None:
             RewardCase("in Paris", "Paris", Verdict.of(2 / 3, exact=0.0)),
             RewardCase("<think>Rome?</think> Paris", ["Lyon", "Paris"], Verdict.of(1.0, exact=1.0)),
             RewardCase("Rome", "Paris", Verdict.of(0.0, exact=0.0)),
+            RewardCase("<answer>Rome</answer> no, <answer>Paris</answer> it is", "Paris", Verdict.of(1.0, exact=1.0)),
+            RewardCase("Paris <answer>Rome</answer>", "Paris", Verdict.of(0.0, exact=0.0)),
             RewardCase("", "Paris", Verdict.of(0.0, exact=0.0)),
             RewardCase("5", 5, Verdict.invalid("row 0/0: label 5 is no text, nor several")),
         ],
