@@ -50,6 +50,7 @@ _BARE_LINE = re.compile(
 _BULLET = re.compile(r"^\s*(?:[-*•∴⇒→]\s+)?")
 _SCIENTIFIC = re.compile(r"[-+−]?\d[\d,.]*\s*(?:[×*·]|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*[-−]?\d+\s*\}|[-−]?\d+)")
 _MORE_OF_NUMBER = re.compile(r"\s*(?:π|√\s*\d+|\\?%)|\^(?:\{\d+\}|\d+)")
+_ROOT, _ROOM_OF_ROOT = re.compile(r"[-−]?\d*\s*\\sqrt\s*(?:\[\d+\])?\s*\{?\s*$"), 32
 _NOT = re.compile(r"(?:\bnot|nicht|pas|no es|não é|non è|не|不是|不等于)\s*\S?$", re.IGNORECASE)
 _TAIL, _MARGIN, _MAX_FORMULA, _MAX_WORDS, _MAX_LINE, _MAX_BOXES = 256, 8, 2048, 16, 80, 16
 
@@ -240,9 +241,12 @@ def last_value(text: str) -> str | None:
     number = last_number(text)
     start = -1 if number is None else tail.rfind(number)
     if number is not None and start < 0:
-        return number
+        at = text.rfind(number)
+        return None if _ROOT.search(text, max(0, at - _ROOM_OF_ROOT), at) else number
     if number is not None and (value is None or start >= value.end()):
         more = _MORE_OF_NUMBER.match(tail, start + len(number))
+        if root := _ROOT.search(tail, max(0, start - _ROOM_OF_ROOT), start):  # 3\sqrt{2} is not 2
+            return f"{root[0]}{number}{'}' * root[0].count('{')}"
         return None if _NOT.search(tail, max(0, start - _MARGIN), start) else number + (more[0] if more else "")
     if value is None:
         return None
