@@ -39,7 +39,7 @@ BUDGETS = {
     "topology": 1558,
     "sizes": 436,
     "reward": 410,
-    "data": 1694,
+    "data": 1713,
     "sampling": 2377,
     "plan": 860,
     "engine_client": 367,

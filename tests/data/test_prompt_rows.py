@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slime.config.schema import DataConfig
-from slime.data.prompt_rows import check_prompts
+from slime.data.prompt_rows import check_prompts, prompt_messages
 from slime.data.rows import first_rows, read_rows
 from slime.errors import SlimeError
 
@@ -52,6 +52,18 @@ BAD_ROWS = {
         "has no key 'prompt'. Choose one of: answer, question. data.prompt_key names the column; ",
     ),
     "empty object": ("{}\n", "line 1: the row has no key 'prompt'. Mend or delete the row."),
+    "messages as text, cut off": (
+        one(prompt='[{"role": "user", "content": "1+'),
+        "line 2: 'prompt' is text that begins as a list of messages and is none. Write a list, or put the text in",
+    ),
+    "messages as text, of an array": (
+        one(prompt="[{'content': 'a', 'role': 'user'}\n {'content': 'b', 'role': 'user'}]"),
+        "line 2: 'prompt' is text that begins as a list of messages and is none",
+    ),
+    "messages as text, one without a role": (
+        one(prompt=json.dumps([GOOD[0]["prompt"][0], {"content": "1"}])),
+        "line 2: 'prompt' message 2 has no role",
+    ),
     "missing label": (
         one(label=...),
         "line 2: the row has no key 'label'. Choose one of: prompt. data.label_key names the column; null where",
@@ -84,6 +96,35 @@ def test_bad_rows_are_named(name, write):
     with pytest.raises(SlimeError, match=message) as caught:
         check(write(content), DataConfig())
     assert "\n" not in str(caught.value)
+
+
+TURNS = [{"role": "system", "content": "be [short]"}, {"role": "user", "content": 'say "{}"'}]
+
+
+@pytest.mark.parametrize(
+    "text", [json.dumps(TURNS), json.dumps(TURNS, indent=1), repr(TURNS), f" {json.dumps(TURNS)}\n"]
+)
+def test_messages_that_a_table_holds_as_text_are_read(text, write):
+    file = check(write(jsonl([{"prompt": text, "label": "2"}])), DataConfig())
+    assert list(prompt_messages(file.rows[0], "prompt")) == TURNS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"a": 1}, {"b": 2}]',
+        '{"role": "user", "content": "1+1="}',
+        '["role", "content"]',
+        '[{"role": "user"}]',
+        f"Mend this JSON: {json.dumps(TURNS)[:-3]}",
+        f"{json.dumps(TURNS)}\nHow many messages are these?",
+        "[1, 2",
+        "[x] [{",
+    ],
+)
+def test_a_prompt_that_is_about_json_stays_text(text, write):
+    file = check(write(jsonl([{"prompt": text, "label": "2"}])), DataConfig())
+    assert prompt_messages(file.rows[0], "prompt") == ({"role": "user", "content": text},)
 
 
 def test_a_whole_character_in_two_escapes_is_text(write):

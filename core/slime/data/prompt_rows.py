@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +18,10 @@ MESSAGES_KEY = "messages"
 """Column of demonstrations."""
 ANSWERS = ("chosen", "rejected")
 """Columns of pairs of answers."""
+_LIST_OF_MESSAGES = re.compile(
+    r"""\s*\[\s*\{(?=[^{}]*["']role["']\s*:)(?=.*["']content["']\s*:)\s*["']\w+["']\s*:""", re.DOTALL
+)
+"""Not any JSON, which may be what a prompt is about: a list whose first object has a role and a content."""
 _LABEL = "Give every row a label, or set data.label_key=null if the reward needs none."
 
 
@@ -87,7 +94,7 @@ def pair(row: Row, prompt_key: str) -> tuple[tuple[Message, ...], tuple[Message,
 
 
 def _answered(row: Row, key: str, prompt_key: str) -> tuple[Message, ...]:
-    value = row[key]
+    value = _unfolded(row[key], key, row.where)
     if isinstance(value, str):
         message = {"role": "assistant", "content": value}
         check_message(message, f"'{key}'", row.where)
@@ -101,8 +108,8 @@ def _answered(row: Row, key: str, prompt_key: str) -> tuple[Message, ...]:
 
 
 def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
-    """The chat messages of a row; a plain string is one message of the user."""
-    value = row[key]
+    """The chat messages of a row; a plain string is one message of the user, unless it is messages written as text."""
+    value = _unfolded(row[key], key, row.where)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -113,6 +120,22 @@ def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
     for index, message in enumerate(value):
         check_message(message, f"'{key}' message {index + 1}", row.where)
     return tuple(value)
+
+
+def _unfolded(value: Any, key: str, where: str) -> Any:
+    """Text that is a list of messages in JSON or Python, as tables hold them, as that list; all else as it is."""
+    if not isinstance(value, str) or not _LIST_OF_MESSAGES.match(value):
+        return value
+    text = value.strip()
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+        return found if end == len(text) else value  # more behind it: a prompt about such a list
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            what = f"'{key}' is text that begins as a list of messages and is none"
+            raise SlimeError(what, where=where, todo="Write a list, or put the text in a message.") from error
 
 
 def check_message(message: Any, name: str, where: str) -> None:

@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterator
 
 from slime_plugin_math.options import AnswerForm
+from slime_plugin_math.wordings import said_otherwise, without_notes, word_said
 
 _BOX = "\\boxed{"
 _BRACE = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)  # an escaped brace is none
-_OTHER_BOX = re.compile(r"\\(?:boxed\s+|fbox\s*)\{")
+_OTHER_BOX = re.compile(r"\\(?:boxed\s+|(?:fbox|framebox)\s*)\{")
+_NO_ANSWER = re.compile(
+    r"[\s.…$]*|\\[lc]?dots|(?:your |the |final )*answer|\\(?:text|cdot)\s*\{[\s.…]*\}", re.IGNORECASE
+)
 _BARE = r"\\boxed\s*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?|[a-zA-Z](?![a-zA-Z]))"
 _BARE_BOX, _ENDED_BARE_BOX = re.compile(_BARE), re.compile(_BARE + r"(?=[$.,;]?\s)")
 _LINE = re.compile(r"\banswer(?:\s+is)?\s*:\s*([^\n]+)", re.IGNORECASE)
@@ -18,8 +22,12 @@ _SENTENCE = re.compile(
 )
 _TAG = re.compile(r"<answer>\s*((?:(?!</?answer>).){1,2000}?)\s*</answer>|^####\s*([^\n]+)", re.DOTALL | re.MULTILINE)
 _SENTENCE_WORDS = re.compile(r"\b(?:is|are|equals|have|get)\b")
-_END = re.compile(r"\.\**(?:\s|$)|,?\s+(?:because|since|as|so|which|where|when|for)\s", re.IGNORECASE)
-_ASIDE = re.compile(r"^(?:therefore|thus|hence|simply|just|exactly)\s+|\s*\([a-z ]{4,40}\)$", re.IGNORECASE)
+_END = re.compile(
+    r"\.\**(?:\s|$)|。|,?\s+(?:because|since|as|so|which|where|when|for|not|rather than|instead of)\s", re.IGNORECASE
+)
+_ASIDE = re.compile(
+    r"^(?:therefore|thus|hence|simply|just|exactly)\s+|\s*\((?!mod)(?=[^()]*[a-z]{3})[a-z0-9 ]{4,40}\)$", re.IGNORECASE
+)
 _PROSE = re.compile(r"not\b|(?:[^\W\d]+[\s,]+){2,}[^\d\\$]*$", re.IGNORECASE)  # the answer is easy to see
 _THEN = re.compile(r"\\(?:implies|Rightarrow|therefore|Longrightarrow)(?![a-zA-Z])|⇒")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -27,17 +35,29 @@ _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
 _NUMBER = re.compile(r"(?<![\w.)\]])[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
 _FRACTION = re.compile(r"-?\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}")
 _CHOICE = re.compile(r"\b(?:option|choice)\**(?:\s+is)?\s*:?\s*(\**\(?[A-J]\)?)(?![a-zA-Z])", re.IGNORECASE)
-_JOINED = re.compile(r"\s*\$?\s*(?:,|;|,?\s*\b(?:and|or)\b)\s*\$?\s*(?:[a-zA-Z]\w?\s*=\s*)?\\(?:boxed|fbox)\s*\{$")
+_GAP = r"(?:\s|\$|\*\*|~|&|\\[,;:! ()\[\]])*"
+_AND = (
+    r"(?:,|;|/|或|和|\\q?quad(?![a-zA-Z])|(?<![a-zA-Z])(?:and|or|as well as)(?![a-zA-Z])"
+    r"|\\text\s*\{[\s,]*(?:and|or|as well as)\s*\})"
+)
+_NAMED = r"(?P<name>[a-zA-Z](?:_?\w|_\{\w\})?)\s*=\s*(?:\\[,; ]\s*)?"
+_JOINED = re.compile(rf"{_GAP}(?:{_AND}{_GAP})+(?:{_NAMED})?\\(?:boxed|fbox)\s*\{{$")
+_FIRST_NAME = re.compile(rf"(?<![a-zA-Z\\]){_NAMED}$")
 # A line that is nothing but a formula or the letter of a choice: no words, no signs of LaTeX's around it.
-_BARE_LINE = re.compile(r"(?=.*[\da-zA-Z])(?:\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[^a-zA-Z\\$#<>:*])+")
-_BULLET = re.compile(r"^\s*(?:[-*•]\s+)?")
+_BARE_LINE = re.compile(
+    r"(?=.*[\da-zA-Z])(?:\\[a-zA-Z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[^a-zA-Z\\$#<>:*぀-ヿ一-鿿가-힣：])+"
+)
+_BULLET = re.compile(r"^\s*(?:[-*•∴⇒→]\s+)?")
 _SCIENTIFIC = re.compile(r"[-+−]?\d[\d,.]*\s*(?:[×*·]|\\times|\\cdot)\s*10\s*\^\s*(?:\{\s*[-−]?\d+\s*\}|[-−]?\d+)")
 _MORE_OF_NUMBER = re.compile(r"\s*(?:π|√\s*\d+|\\?%)|\^(?:\{\d+\}|\d+)")
-_NOT = re.compile(r"\bnot\s+\S?$")
+_ROOT, _ROOM_OF_ROOT = re.compile(r"[-−]?\d*\s*\\sqrt\s*(?:\[\d+\])?\s*\{?\s*$"), 32
+_NOT = re.compile(r"(?:\bnot|nicht|pas|no es|não é|non è|не|不是|不等于)\s*\S?$", re.IGNORECASE)
 _TAIL, _MARGIN, _MAX_FORMULA, _MAX_WORDS, _MAX_LINE, _MAX_BOXES = 256, 8, 2048, 16, 80, 16
 
 
-def find_answer(response: str, form: AnswerForm, *, is_cut: bool = False) -> tuple[str | None, bool]:
+def find_answer(
+    response: str, form: AnswerForm, *, is_cut: bool = False, is_word: bool = False
+) -> tuple[str | None, bool]:
     """The stated answer (None if there is none), and whether a box, a tag or the word "answer" marks it.
 
     Args:
@@ -45,6 +65,7 @@ def find_answer(response: str, form: AnswerForm, *, is_cut: bool = False) -> tup
         form: where to look.
         is_cut: the response was stopped at its length limit. Then only what is complete counts: a box if the last one
             is closed, else a line if the last one has its end. A number may be on the way to an answer, or half of one.
+        is_word: yes, no, true or false is asked for, which a response may say as its first or last word.
     """
     if form in (AnswerForm.auto, AnswerForm.boxed):
         boxed = last_boxed(response, is_cut=is_cut)
@@ -59,7 +80,10 @@ def find_answer(response: str, form: AnswerForm, *, is_cut: bool = False) -> tup
             return said, True
     if is_cut or form is AnswerForm.boxed:
         return None, False
-    return last_number(response) if form is AnswerForm.number else last_value(response), False
+    if form is AnswerForm.number:
+        return last_number(response), False
+    word = word_said(response) if is_word else None
+    return word or last_value(without_notes(response)), False
 
 
 def last_boxed(text: str, *, is_cut: bool = False) -> str | None:
@@ -68,23 +92,44 @@ def last_boxed(text: str, *, is_cut: bool = False) -> str | None:
     Boxes that a comma or an "and" joins are one list. `\boxed {5}`, `\boxed 5` and `\fbox{5}` are boxes too.
     """
     start = text.rfind("\\boxed")
-    if text.rfind("\\fbox", max(0, start)) >= 0 or (start >= 0 and not text.startswith(_BOX, start)):
+    others = max(text.rfind("\\fbox", max(0, start)), text.rfind("\\framebox", max(0, start)))
+    if others >= 0 or (start >= 0 and not text.startswith(_BOX, start)):
         text = _OTHER_BOX.sub(r"\\boxed{", text)
         text = (_ENDED_BARE_BOX if is_cut else _BARE_BOX).sub(r"\\boxed{\1}", text)
         start = text.rfind(_BOX)
     if start < 0:
         return None
-    begin = start + len(_BOX)
-    end = _closing(text, begin)
+    end = _closing(text, start + len(_BOX))
     if end < 0:
         return None if is_cut else _last_closed(text[:start])
-    boxes = [text[begin:end]]
-    while len(boxes) < _MAX_BOXES and (start := text.rfind(_BOX, 0, start)) >= 0:  # \boxed{2} and \boxed{3}
+    last = start
+    for _ in range(_MAX_BOXES):  # an empty box states nothing
+        if not _NO_ANSWER.fullmatch(text, start + len(_BOX), end):
+            return _joined(text, start, end)
+        if (start := text.rfind(_BOX, 0, start)) < 0 or (end := _closing(text, start + len(_BOX))) < 0:
+            break
+    return text[last + len(_BOX) : _closing(text, last + len(_BOX))]
+
+
+def _joined(text: str, start: int, end: int) -> str:
+    r"""What stands in the box at `start` and in those before it that are joined to it: \boxed{2} and \boxed{3}.
+
+    Their names belong to them if they differ: x=\boxed{2}, y=\boxed{3}.
+    """
+    begin = start + len(_BOX)
+    boxes, names = [text[begin:end]], list[str]()
+    while len(boxes) < _MAX_BOXES and (start := text.rfind(_BOX, 0, start)) >= 0:
         end = _closing(text, start + len(_BOX))
-        if end < 0 or not _JOINED.fullmatch(text, end + 1, begin):
+        found = _JOINED.fullmatch(text, end + 1, begin) if end >= 0 else None
+        if not found:
             break
         begin = start + len(_BOX)
         boxes.insert(0, text[begin:end])
+        names.insert(0, found["name"] or "")
+    first = _FIRST_NAME.search(text, max(0, begin - len(_BOX) - _MAX_WORDS), begin - len(_BOX))
+    names.insert(0, first["name"] if first else "")
+    if len(boxes) == len(set(names)) > 1 and all(names):
+        boxes = [f"{name}={box}" for name, box in zip(names, boxes, strict=True)]
     return ", ".join(boxes)
 
 
@@ -124,14 +169,17 @@ def answer_said(text: str, *, is_cut: bool = False) -> str | None:
     if mark >= 0:
         for tag in _TAG.finditer(text, max(0, mark - _MAX_FORMULA)):  # noqa: B007
             pass
+    other = said_otherwise(text)
     for found in _answers(text, [_LINE, _SENTENCE, _CHOICE]):
-        if tag and found.start() <= tag.end():
+        if (tag and found.start() <= tag.end()) or (other and found.start() <= other[0]):
             break
         if is_cut and found.end() == len(text):
             return None
         value = found[1].strip("*") if found.re is _CHOICE else _value_in(found[1])
         if found.re is _LINE or not _PROSE.match(value):
             return value
+    if other and (tag is None or tag.end() <= other[0]):
+        return None if is_cut and other[1] == len(text) else _value_in(other[2])
     if tag is None or (tag[1] is None and is_cut and tag.end() == len(text)):
         return None
     return _last_of(tag[1] or tag[2].strip())
@@ -193,9 +241,12 @@ def last_value(text: str) -> str | None:
     number = last_number(text)
     start = -1 if number is None else tail.rfind(number)
     if number is not None and start < 0:
-        return number
+        at = text.rfind(number)
+        return None if _ROOT.search(text, max(0, at - _ROOM_OF_ROOT), at) else number
     if number is not None and (value is None or start >= value.end()):
         more = _MORE_OF_NUMBER.match(tail, start + len(number))
+        if root := _ROOT.search(tail, max(0, start - _ROOM_OF_ROOT), start):  # 3\sqrt{2} is not 2
+            return f"{root[0]}{number}{'}' * root[0].count('{')}"
         return None if _NOT.search(tail, max(0, start - _MARGIN), start) else number + (more[0] if more else "")
     if value is None:
         return None

@@ -7,19 +7,29 @@ relations and matrices part by part. All others are the same if they have one sp
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
+from slime_plugin_math import residues
+from slime_plugin_math.families import INTEGERS, shifted, split_parameter, with_parameter
 from slime_plugin_math.forms import Form, is_settled, rational, scaled
 from slime_plugin_math.formulas import form, tree
-from slime_plugin_math.phrases import choice, labelled_choice, phrase
+from slime_plugin_math.matrices import determinant
+from slime_plugin_math.phrases import choice, labelled_choice, phrase, said
 from slime_plugin_math.spelling import spelled, unwrapped
-from slime_plugin_math.structure import Parts, as_relation, is_name, parts_of, split_list, split_name, without_braces
+from slime_plugin_math.structure import (
+    Parts,
+    as_matrix,
+    as_relation,
+    condition,
+    is_name,
+    parts_of,
+    split_list,
+    split_name,
+    without_braces,
+)
 from slime_plugin_math.units import scale, split_unit, sum_of_units
 from slime_plugin_math.values import agree
 
@@ -48,21 +58,14 @@ class Reading:
         name: the `x` of a leading `x =`; may be empty.
         unit: what follows in words, as per cent or as degrees; may be empty.
         items: where the answer is a list, each of its items.
+        parameter: the letter of `families` that runs through a set of numbers; may be empty.
     """
 
     text: str
     name: str = ""
     unit: str = ""
     items: tuple[Reading, ...] = ()
-
-
-def label_text(label: Any) -> str | None:
-    """A label as text, None if it is neither a non-empty string nor an int or finite float."""
-    if isinstance(label, bool) or not isinstance(label, str | int | float):
-        return None
-    if isinstance(label, float):
-        return format(Decimal(repr(float(label))), "f") if math.isfinite(label) else None  # 1e-05 is 0.00001
-    return str(label).strip() or None
+    parameter: str = ""
 
 
 def same(answer: str, label: str) -> bool:
@@ -96,7 +99,13 @@ def number(text: str) -> Fraction | None:
 @functools.lru_cache(maxsize=1024)  # a label is compared with every response of its prompt
 def read(text: str) -> Reading:
     """LaTeX in one spelling, apart from a leading name and a trailing unit."""
-    return _read(without_braces(spelled(text)))
+    text = without_braces(unwrapped(said(spelled(text))))
+    text, parameter = split_parameter(text)
+    found = _read(text)
+    if not parameter:
+        return found
+    items = tuple(replace(item, parameter=parameter) for item in found.items)
+    return replace(found, items=items, parameter=parameter)
 
 
 def _same_choice(answer: str, label: str) -> bool:
@@ -112,7 +121,9 @@ def _read(text: str) -> Reading:
     text = phrase(_TEXT.sub(r"\1", text).strip() if text.startswith("\\text") else text)
     if quantity := sum_of_units(text):
         return Reading(quantity[0], "", quantity[1])
-    name, text = split_name(_result(text))
+    name, text = split_name(condition(_result(text)))
+    if "\\begin" in text and (formula := determinant(text)):
+        text = formula
     items = split_list(text)
     if len(items) > 1:
         if items[0].count("≠") == 1 and not any("≠" in item for item in items[1:]):  # x ≠ 1, 2
@@ -145,8 +156,14 @@ def _same(left: Reading, right: Reading, depth: int) -> bool:
         return False
     if _names_differ(left.name, right.name):
         return not (left.items or right.items) and _equations_agree(left, right)
+    if left.parameter != right.parameter:
+        left, right = _told(left, right), _told(right, left)
+        if left.parameter != right.parameter:
+            return False
     if left.items or right.items:
         return _lists(left, right, depth)
+    if left.parameter == INTEGERS and parts_of(left.text) is None and shifted(left.text, right.text):
+        return left.unit == right.unit
     if left.unit == right.unit or not (left.unit and right.unit):
         if _equal(left.text, right.text, depth) or _equations_agree(left, right):
             return True
@@ -157,6 +174,14 @@ def _same(left: Reading, right: Reading, depth: int) -> bool:
     sizes = [(scale(side.unit), rational(form(side.text))) for side in (left, right)]
     amounts = [(size[0] * value, size[1]) for size, value in sizes if size and value is not None]
     return len(amounts) == 2 and amounts[0] == amounts[1]
+
+
+def _told(one: Reading, other: Reading) -> Reading:
+    """An answer that leaves out that its letter is an integer, which the other says."""
+    if one.parameter or other.parameter != INTEGERS or one.items:
+        return one
+    text = with_parameter(one.text, INTEGERS)
+    return one if text is None else replace(one, text=text, parameter=INTEGERS)
 
 
 def _equations_agree(left: Reading, right: Reading) -> bool:
@@ -176,7 +201,8 @@ def _equation(reading: Reading) -> Form | None:
 
 def _names_differ(answer: str, label: str) -> bool:
     if not answer or not label:
-        return bool(label) and not answer and any(sign in label for sign in "+-*")
+        is_sum = any(sign in label for sign in "+-*") and "^" not in label
+        return bool(label) and not answer and is_sum
     return not (_compact(answer) == _compact(label) or _forms_agree(answer, label))
 
 
@@ -185,6 +211,8 @@ def _equal(left: str, right: str, depth: int) -> bool:
         return True
     parts, others = parts_of(left), parts_of(right)
     if parts and others:
+        if {parts.kind, others.kind} == {"set", "brackets"} and depth == _MAX_DEPTH:
+            return _is_alone(parts, right, depth) or _is_alone(others, left, depth)
         return _parts_agree(parts, others, depth)
     if parts or others:
         # Within a set, a set of one is another thing than its member.
@@ -212,6 +240,8 @@ def _items(parts: Parts | None, others: Sequence[str], depth: int) -> bool:
 def _parts_agree(left: Parts, right: Parts, depth: int) -> bool:
     if {left.kind, right.kind} == {"relation", "brackets"}:
         left, right = as_relation(left), as_relation(right)
+    if {left.kind, right.kind} == {"matrix", "brackets"}:
+        left, right = as_matrix(left), as_matrix(right)
     if (left.kind, left.brackets, len(left.items)) != (right.kind, right.brackets, len(right.items)):
         return False
     if left.kind == "relation" and left.brackets in ("<", "≤"):
@@ -233,7 +263,7 @@ def _differences_agree(left: Sequence[str], right: Sequence[str]) -> bool:
 def _lists(left: Reading, right: Reading, depth: int) -> bool:
     """Lists without brackets, and sets, in any order. Where one side alone says which is which, as in `x=3, y=4`, the
     other has them in the order of their names."""
-    is_named = [len({item.name for item in side.items if item.name}) > 1 for side in (left, right)]
+    is_named = [_is_named(left, right), _is_named(right, left)]
     one, other = (_listed(side, can_be_tuple=any(is_named)) for side in (left, right))
     if len(one) != len(other):
         return False
@@ -241,6 +271,13 @@ def _lists(left: Reading, right: Reading, depth: int) -> bool:
         one, other = (sorted(items, key=lambda item: item.name) for items in (one, other))
         return all(_same(a, b, depth - 1) for a, b in zip(one, other, strict=True))
     return _matched(one, other, depth)
+
+
+def _is_named(one: Reading, other: Reading) -> bool:
+    """Whether the names say which is which: of a set, x_1 and x_2 may be either."""
+    names = {item.name for item in one.items if item.name}
+    is_numbered = all("_" in name for name in names) and len({name[0] for name in names}) == 1
+    return len(names) > 1 and not (is_numbered and other.text.startswith("⦃"))
 
 
 def _listed(reading: Reading, *, can_be_tuple: bool) -> Sequence[Reading]:
@@ -269,7 +306,9 @@ def _forms_agree(left: str, right: str) -> bool:
     if one is not None and other is not None and is_settled(one) and is_settled(other):
         return False
     left_tree, right_tree = tree(left), tree(right)
-    return left_tree is not None and right_tree is not None and agree(left_tree, right_tree)
+    if left_tree is None or right_tree is None:
+        return False
+    return residues.equal(left_tree, right_tree) or agree(left_tree, right_tree)
 
 
 def _compact(text: str) -> str:

@@ -246,6 +246,19 @@ def rounded(kind: str, value: Sum) -> Sum:
     return constant(math.floor(number) if kind == "floor" else math.ceil(number))
 
 
+def of_several(kind: str, *values: Sum) -> Sum:
+    """`max`, `min`, `gcd` or `lcm`; how often and in which order their arguments stand changes nothing."""
+    numbers = [rational(form_of(value)) for value in values]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(values):
+        return atom((kind, frozenset(map(form_of, values))))
+    if kind in ("max", "min"):
+        return constant(max(known) if kind == "max" else min(known))
+    if any(number.denominator != 1 for number in known):
+        raise Unreadable
+    return constant(_small(Fraction((math.gcd if kind == "gcd" else math.lcm)(*map(int, known)))))
+
+
 def factorial(value: Sum) -> Sum:
     number = rational(form_of(value))
     if number is None:
@@ -283,4 +296,5 @@ _FOLDS: dict[str, Callable[..., Sum]] = {
     "choose": chosen,
     "degree": lambda value: times(value, atom("°")),
     **{kind: functools.partial(rounded, kind) for kind in ("abs", "floor", "ceil")},
+    **{kind: functools.partial(of_several, kind) for kind in ("max", "min", "gcd", "lcm")},
 }

@@ -5,6 +5,7 @@ A tree is a tuple that begins with its kind:
     ("number", Fraction)   ("name", text)   ("+", a, b)   ("-", a)   ("*", a, b)   ("/", a, b)   ("^", a, b)
     ("_", a, index)   ("!", a)   ("root", degree, a)   ("choose", n, k)   ("apply", function, index or None, a)
     ("abs", a)   ("floor", a)   ("ceil", a)   ("degree", a)
+    ("max", a, ...)   ("min", a, ...)   ("gcd", a, ...)   ("lcm", a, ...)
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ Tree = tuple[Any, ...]
 _INTEGER = r"\d{1,3}(?:,\d{3})+(?![\d,])|\d{1,3}(?: \d{3})+(?! ?[\d/])|\d+"
 _TOKEN = re.compile(
     rf"\s*(?:(?P<number>(?:(?:{_INTEGER})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{{1,3}}(?![\d.]))?)"
-    r"|(?P<word>[a-zA-Z]+'*|\\[a-zA-Z]+|[∞…∅])|(?P<sign>\*\*|[-+*/^_(){}\[\]!|°⌊⌋⌈⌉]))"
+    r"|(?P<word>[a-zA-Z]+'*|\\[a-zA-Z]+|[∞…∅])|(?P<sign>\*\*|[-+*/^_(){}⦃⦄\[\],!|°⌊⌋⌈⌉]))"
 )
 _TRIGONOMETRIC = r"(?:sin|cos|tan|cot|sec|csc)"
-_FUNCTION = re.compile(rf"\\(?:(?:arc)?{_TRIGONOMETRIC}h?|ln|log|lg|exp|gcd|lcm|max|min|arg|det)$")
+_FUNCTION = re.compile(rf"\\(?:(?:arc)?{_TRIGONOMETRIC}h?|ln|log|lg|exp|arg|det)$")
+_OF_SEVERAL = re.compile(r"\\(?:max|min|gcd|lcm)$")
 _HAS_INVERSE = re.compile(rf"\\{_TRIGONOMETRIC}h?$")
 _UNKNOWN_FUNCTION = ("f", "g")
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon"
     r"|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|ell|hbar)$"
 )
-_COMMAND_WORD = re.compile(rf"(?:(?:arc)?{_TRIGONOMETRIC}h?|ln|log|exp|sqrt|pi|theta|alpha|beta)$")  # without its sign
+_COMMAND_WORD = re.compile(
+    rf"(?:(?:arc)?{_TRIGONOMETRIC}h?|ln|log|exp|sqrt|max|min|gcd|lcm|pi|theta|alpha|beta)$"
+)  # without its sign
 _PRODUCT = re.compile("[a-dkm-np-tx-z]{2,3}$")  # letters that stand for numbers: `xy` is x times y, `on` is no product
 _CLOSING = {"(": ")", "{": "}", "[": "]", "⌊": "⌋", "⌈": "⌉", "|": "|"}
 _GROUPS = {"⌊": "floor", "⌈": "ceil", "|": "abs"}
@@ -120,12 +124,17 @@ class _Reader:
                 is_divided = is_divided or sign == "/"
                 value = (sign, value, factor)
             elif sign is None or (sign in _CLOSING and not (sign == "|" and self._is_in_bars)):
-                if is_divided or self._tokens[self._at][0] == "number":
+                if is_divided or (self._tokens[self._at][0] == "number" and not self._is_behind_power(value)):
                     raise Unreadable
                 value = ("*", value, self._power(depth))
             else:
                 break
         return value
+
+    def _is_behind_power(self, value: Tree) -> bool:
+        """Whether a number begins a factor: `2^{3} 5`, `5! 3`."""
+        last = value[2] if value[0] == "*" else value
+        return bool(last[0] == "!" or (last[0] == "^" and self._tokens[self._at - 1][1] == "}"))
 
     def _power(self, depth: int) -> Tree:
         """A factor with what stands above, below and behind it."""
@@ -220,6 +229,8 @@ class _Reader:
             return ("choose", above, self._argument(depth + 1))
         if _FUNCTION.match(text):
             return self._applied(text, depth)
+        if _OF_SEVERAL.match(text):
+            return (text[1:], *self._several(depth))
         if text in _UNKNOWN_FUNCTION and self._sign() == "(":
             return ("apply", text, None, self._factor(depth + 1))
         if text[0] == "\\" and not _GREEK.match(text):
@@ -228,12 +239,25 @@ class _Reader:
             return functools.reduce(lambda value, letter: ("*", value, ("name", letter)), text[1:], ("name", text[0]))
         return ("name", text)
 
+    def _several(self, depth: int) -> list[Tree]:
+        """The arguments of a function of several, in any brackets."""
+        closing = {"(": ")", "⦃": "⦄", "{": "}", "[": "]"}.get(self._next()[1])
+        values = [self._sum(depth + 1)]
+        while (end := self._next()[1]) == ",":
+            values.append(self._sum(depth + 1))
+        if end != closing:
+            raise Unreadable
+        return values
+
     def _root(self, depth: int) -> Tree:
         degree: Tree = ("number", Fraction(2))
         if self._sign() == "[":
             self._at += 1
             degree = self._until("]", depth)
-        return ("root", degree, self._argument(depth + 1))
+        value = self._argument(depth + 1)
+        if degree[0] == "name":  # the n-th root
+            return ("^", value, ("/", ("number", Fraction(1)), degree))
+        return ("root", degree, value)
 
     def _applied(self, name: str, depth: int) -> Tree:
         r"""A function takes a group, or all factors up to the next function: `\sin^2 2x`."""

@@ -10,7 +10,7 @@ from slime.config.paths import resolve_rows
 from slime.config.schema import SlimeConfig
 from slime.data.rows import Row, first_rows, kind_of
 from slime.errors import SlimeError
-from slime_plugin_math.compare import label_text
+from slime_plugin_math.wanted import label_text
 
 
 def label_problems(cfg: SlimeConfig, rewards: Collection[str]) -> Iterator[str]:

@@ -41,6 +41,26 @@ _LABELLED_CHOICE = re.compile(
     rf"(?:(?i:option|choice|answer)\s+{_LETTER}\s*(?:[.):]|$)|\(\s*([A-J])\s*\)(?=\s*\S)|([A-J])\s*[.):](?=\s*\S))"
 )
 
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore|the|final|correct|required|desired|our|only|possible|real|integer|maximum|minimum"
+    r"|largest|smallest|greatest|least)[\s,]+)*"
+    r"(?:answers?|maximum|minimum|results?|solutions?|values?(?: of (?:\$?[a-z]\$?|the expression))?)\s*"
+    r"(?:(?:is|are|equals?)(?![a-z])\s*:?|[:=])\s*"
+    r"|(?:最终)?(?:答案|结果|解)\s*(?:是|为|[:：])[:：]?\s*|####\s*|either(?![a-z])\s*",
+    re.IGNORECASE,
+)
+_MARKED_LEAD = re.compile(r"\\text\s*\{\s*([^{}]*?)\s*\}")
+
+
+def said(text: str) -> str:
+    """What an answer says behind words that call it the answer, as `6` of `The answer is 6`."""
+    marked = _MARKED_LEAD.match(text)
+    lead = _LEAD.match(marked[1] if marked else text)
+    if lead is None or (marked and marked.end() == len(text) and lead.end() == len(marked[1])):
+        return text
+    rest = (marked[1][lead.end() :] + text[marked.end() :] if marked else text[lead.end() :]).strip()
+    return rest or text
+
 
 def phrase(text: str) -> str:
     """`text` in one wording if it is in words alone, else as it is; a number in words becomes its digits."""

@@ -14,7 +14,14 @@ from slime_plugin_math.phrases import NUMBER_WORDS
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
 _CHARS = str.maketrans(
     {
-        **dict.fromkeys("−–‐‑", "-"),
+        **dict.fromkeys("−–‐‑－", "-"),
+        "＋": "+",
+        **dict.fromkeys("∨或", r"\text{ or }"),
+        **dict.fromkeys("∧和与", r"\text{ and }"),
+        "｛": r"\{",
+        "｝": r"\}",
+        "∛": r"\sqrt[3] ",
+        "∜": r"\sqrt[4] ",
         **dict.fromkeys("·×⋅∗", "*"),
         **dict.fromkeys("  ", " "),
         "÷": "/",
@@ -76,8 +83,13 @@ _NAMES = {
     "rbrack": "]",
     "colon": ":",
     "mp": "∓",
+    **dict.fromkeys(("lor", "vee"), r"\text { or }"),
+    **dict.fromkeys(("land", "wedge"), r"\text { and }"),
+    **dict.fromkeys(("boldsymbol", "bm", "mathnormal", "Large", "large", "LARGE", "huge", "Huge", "small"), ""),
     **dict.fromkeys(("underline", "ensuremath", "mathstrut", "nobreak", "phantom"), ""),
     "pounds": "£",
+    "textdollar": r"\$",
+    "equiv": "≡",
     "euro": "€",
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac "),
     **dict.fromkeys(("dbinom", "tbinom"), r"\binom "),
@@ -107,7 +119,15 @@ _SYMBOLS = {",": " ", ";": " ", ":": " ", " ": " ", "!": "", "(": "", ")": "", "
 _SYMBOLS |= {"|": "|", "%": "%", "$": r"\$", "\\": "\\\\"}  # a row break stays
 # A size of delimiters goes with the dot that stands for none; a command is read before what its letters would be.
 _COMMAND = re.compile(r"\\(?:left|right)\s*\.|\\([a-zA-Z]+) ?|\\(.)", re.DOTALL)
-_ARRAY = re.compile(r"[\[(]\s*\\begin\s*\{array\}\s*\{[^{}]*\}(.*?)\\end\s*\{array\}\s*[\])]", re.DOTALL)
+_SYSTEM = re.compile(r"(?:[({⦃]\s*)?\\begin \{(cases|aligned)\}((?:(?!&[^=<>]|\\end).)*)\\end \{\1\}", re.DOTALL)
+_LEFT_BRACED = re.compile(
+    r"⦃\s*\\begin \{array\}\s*\{[lcr]\}((?:(?!&[^=<>]|\\end).)*)\\end \{array\}(?!\s*⦄)", re.DOTALL
+)
+_MARKED_FUNCTION = re.compile(r"\\text\s*\{\s*(max|min|gcd|lcm|ln|log|(?:arc)?(?:sin|cos|tan|cot))\s*\}(?=\s*[({⦃|])")
+_LIST_OF_FUNCTION = re.compile(r"\\(?:max|min|gcd|lcm)\s*[({⦃][^(){}⦃⦄]*")
+_DRESSED = r"(?:\\(?:vec|hat|tilde|overline|overrightarrow|mathcal|mathscr)\s*\{?\s*([a-zA-Z])\s*\}?)"
+_DRESSED_NAME = re.compile(rf"^\s*{_DRESSED}(?=\s*(?:=|∈))")
+_REVERSED = re.compile(r"([\[\]])([^\[\]()⦃⦄]*[,;][^\[\]()⦃⦄]*)([\[\]])")
 _INFIX = re.compile(r"\{([^{}]*)\\(over|choose) ([^{}]*)\}")
 _QUOTIENT_OF_UNITS = re.compile(r"\\frac\s*" + 2 * r"\{\s*\\text\s*\{([^{}]*)\}\s*\}\s*" + "$")
 # Each with a text without which it finds nothing: to look for that is quick.
@@ -123,7 +143,24 @@ _REST: list[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     ("⦃", re.compile(r"⦃\s*⦄"), "∅"),
     (r"\over ", _INFIX, lambda found: _infix(found)),
     (r"\choose ", _INFIX, lambda found: _infix(found)),
-    ("{array}", _ARRAY, r"\\begin {pmatrix}\1\\end {pmatrix}"),
+    (r"\over ", re.compile(r"^([^{}]*(?:\{[^{}]*\})?[^{}]*?)\\over (.*)$"), r"\\frac {\1}{\2}"),
+    (r"\root ", re.compile(r"\\root (\S+)\s*\\of "), r"\\sqrt [\1]"),
+    (r"et ", re.compile(r"\\[sS]et \{([^{}]*)\}"), r"⦃\1⦄"),
+    ("{cases}", _SYSTEM, lambda found: _equations(found[2])),
+    ("{aligned}", _SYSTEM, lambda found: _equations(found[2])),
+    ("{array}", _LEFT_BRACED, lambda found: _equations(found[1])),
+    ("mod", re.compile(r"\(?\s*\\?(?<![a-zA-Z])[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?"), r" mod \1"),
+    (r"\text", _MARKED_FUNCTION, r"\\\1 "),
+    (r"\max", _LIST_OF_FUNCTION, lambda found: found[0].replace(",", ", ")),
+    (r"\min", _LIST_OF_FUNCTION, lambda found: found[0].replace(",", ", ")),
+    ("=", _DRESSED_NAME, r"\1"),
+    ("*", re.compile(r"^(\s*[a-zA-Z])\s*\^\s*\{?\s*\*\s*\}?(?=\s*=)"), r"\1"),
+    ("∈", _DRESSED_NAME, r"\1"),
+    ("||", re.compile(r"(?<=\s)\|\|(?=\s)"), " or "),
+    ("__", re.compile(r"^\s*__(.*?)__(?=\W*$)"), r"\1"),
+    (r"\text", re.compile(r"(?<=[a-z])\s*\^\s*\{\s*(-?\d)\s*\}(?=[^{}]*\})"), r"^\1"),
+    ("]", re.compile(r"^[^\[\]]*\].*", re.DOTALL), lambda found: _REVERSED.sub(_reversed, found[0])),
+    ("[", re.compile(r".*\[[^\[\]]*$", re.DOTALL), lambda found: _REVERSED.sub(_reversed, found[0])),
     ("US", re.compile(r"^\s*(?:USD|US\s*\\\$)\s*(?=\d)"), r"\\$"),
     (r"\text", re.compile(r"\\text\s*\{\s*\}"), ""),
     (r"\text", re.compile(r"_\s*\{?\s*\\text\s*\{\s*([a-z]+)\s*\}\s*\}?"), lambda found: _base(found)),
@@ -189,6 +226,15 @@ def _repeating(found: re.Match[str]) -> str:
 def _infix(found: re.Match[str]) -> str:
     command = {"over": "\\frac", "choose": "\\binom"}[found[2]]
     return f"{command} {{{found[1].strip()}}}{{{found[3].strip()}}}"
+
+
+def _equations(lines: str) -> str:
+    return ", ".join(line.replace("&", "") for line in lines.split(r"\\") if line.strip())
+
+
+def _reversed(found: re.Match[str]) -> str:
+    """]0, 1] is (0, 1]."""
+    return f"{'(['[found[1] == '[']}{found[2]}{')]'[found[3] == ']']}"
 
 
 def _base(found: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from slime_plugin_math.forms import ONE, rational
 from slime_plugin_math.formulas import form
+from slime_plugin_math.matrices import rows_of
 
 _OPEN, _CLOSE = "([{⦃⟨", ")]}⦄⟩"
 _AND = re.compile(r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))\s*")
@@ -20,11 +21,11 @@ _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|sigma|angle\s*[
 _LETTER = rf"(?:[a-zA-Z]|{_GREEK})\s*(?:_\s*(?:\{{[^{{}}]*\}}|\w))?'*"
 _SIMPLE_NAME = re.compile(
     rf"\s*(?:{_LETTER}\s*(?:\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\))?|[A-Z]{{2,4}}"
-    rf"|\(\s*{_LETTER}(?:\s*,\s*{_LETTER})*\s*\)|\\text\s*\{{[^{{}}\d]*\}})\s*"
+    rf"|\(\s*{_LETTER}(?:\s*,\s*{_LETTER})*\s*\)|\\text\s*\{{[^{{}}\d]*\}}|[A-Za-z]\s*\^\s*\{{?\s*-1\s*\}}?(?:\s*\([a-z]\))?"
+    r"|\\?(?:max|min|sup|inf)(?:imum)?(?:\s*[a-zA-Z](?:\s*\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\))?)?)\s*"
 )
 _SUM_NAME = re.compile(rf"\s*{_LETTER}(?:\s*[-+*]\s*{_LETTER})+\s*")
 _RELATION = re.compile("[<>≤≥≠=]")
-_MATRIX = re.compile(r"(.*?)\\begin\s*\{([pbB]?matrix)\}(.*)\\end\s*\{\2\}\s*", re.DOTALL)
 _REALS = re.compile(r"\s*(?:\\mathbb\s*\{?\s*R\s*\}?|ℝ)\s*")
 _REALS_WITHOUT = re.compile(_REALS.pattern + r"(?:⧵|-)\s*⦃([^⦃⦄]*)⦄\s*")
 _SUCH_THAT = re.compile(r"\s*⦃\s*([^⦃⦄|:]*?)\s*[|:]\s*([^⦃⦄]*)⦄\s*", re.DOTALL)
@@ -65,7 +66,7 @@ def without_braces(text: str) -> str:
 
 def split_list(text: str) -> list[str]:
     r"""The items of a list without brackets: `1, 2`, `1 \text{ or } 2`, `\pm 2`. One item: it is none."""
-    if "±" in text:
+    if "±" in text and "⦃" not in text:
         if text.count("±") == 1:
             return split_list(text.replace("±", "+")) + split_list(text.replace("±", "-"))
         return [text]
@@ -102,28 +103,41 @@ def is_name(text: str) -> bool:
 
 def parts_of(text: str) -> Parts | None:
     """The parts of a tuple, an interval, a set, a union, a relation or a matrix; None if it is none."""
-    text = _condition(text.strip())
+    text = condition(text.strip())
     if without := _REALS_WITHOUT.fullmatch(text):
         return _all_but(_split(without[1], ","))
     if "∪" in text:
         items = _split(text, "∪")
-        return Parts("union", "", items) if 1 < len(items) <= _MAX_ITEMS else None
+        return _union(items) if 1 < len(items) <= _MAX_ITEMS else None
     if _RELATION.search(text):
         return _relation(text)
     if _REALS.fullmatch(text):
         return Parts("brackets", "()", ("-∞", "∞"))
-    if matrix := _MATRIX.fullmatch(text):
-        return _matrix(matrix[1].strip(), matrix[3])
+    if "\\begin" in text and (rows := rows_of(text)):
+        return _matrix(rows)
     if text and text[0] in _OPEN and _closing(text, 0) == len(text) - 1:
-        items = _split(text[1:-1], ",")
+        items = _split(text[1:-1], ";" if ";" in text else ",")
         if text[0] == "⦃" and len(items) <= _MAX_ITEMS:
-            return Parts("set", "", [item for item in items if item.strip()])
+            return Parts("set", "", _members(items))
         if 1 < len(items) <= _MAX_ITEMS:
             return Parts("brackets", (text[0] + text[-1]).replace("⟨", "(").replace("⟩", ")"), items)
     return None
 
 
-def _condition(text: str) -> str:
+def _members(items: Sequence[str]) -> list[str]:
+    """The members of a set, `±2` as two."""
+    return [part.strip() for item in items if item.strip() for part in split_list(item)]
+
+
+def _union(items: Sequence[str]) -> Parts:
+    """A union; that of sets alone is a set."""
+    parts = [parts_of(item) for item in items]
+    if all(part and part.kind == "set" for part in parts):
+        return Parts("set", "", list(dict.fromkeys(member for part in parts if part for member in part.items)))
+    return Parts("union", "", items)
+
+
+def condition(text: str) -> str:
     """What holds for the members of a set that is written by a condition: `x > 3` of `{x | x > 3}`."""
     found = _SUCH_THAT.fullmatch(text)
     if found and _RELATION.search(found[2]):
@@ -133,13 +147,20 @@ def _condition(text: str) -> str:
     return text
 
 
-def _matrix(factor: str, inside: str) -> Parts:
-    """A matrix, with the factor before it in each cell; one of a single column is a vector."""
-    rows = [row.split("&") for row in inside.replace(r"\\", "\n").strip().split("\n")]
-    cells = [f"({factor})*({cell})" if factor else cell for row in rows for cell in row]
+def _matrix(rows: Sequence[Sequence[str]]) -> Parts:
+    """One of a single column is a vector."""
+    cells = [cell for row in rows for cell in row]
     if len(rows) > 1 and all(len(row) == 1 for row in rows):
         return Parts("brackets", "()", cells)
     return Parts("matrix", str([len(row) for row in rows]), cells)
+
+
+def as_matrix(parts: Parts) -> Parts:
+    """`[[1, 2], [3, 4]]` as a matrix of two rows; all else as it is."""
+    rows = [parts_of(item) for item in parts.items] if parts.brackets == "[]" else []
+    if not rows or not all(row and row.brackets == "[]" and not row.name for row in rows):
+        return parts
+    return _matrix([row.items for row in rows if row])
 
 
 def _all_but(points: Sequence[str], name: str = "") -> Parts | None:
@@ -188,8 +209,9 @@ def _relation(text: str) -> Parts | None:
 
 def _range(text: str) -> Parts | None:
     """`x > 1 and x < 3`, two one-sided ranges of one name, as the interval between."""
-    both = [parts_of(side) for side in _BOTH_OF.split(text)]
-    if len(both) != 2 or not all(parts and parts.kind == "brackets" and parts.name for parts in both):
+    sides = _BOTH_OF.split(text)
+    both = [parts_of(side) for side in sides] if len(sides) == 2 else []
+    if not both or not all(parts and parts.kind == "brackets" and parts.name for parts in both):
         return None
     one, other = (parts for parts in both if parts)
     low, high = (one, other) if other.items[0] == "-∞" else (other, one)

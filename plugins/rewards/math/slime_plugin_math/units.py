@@ -126,7 +126,9 @@ _TAIL = re.compile(
     rf"\s*(?:(?P<marked>(?:{_TEXT}{_ABOVE})(?:\s*[/*]?\s*{_TEXT}{_ABOVE})*)|(?P<sign>%|°\s*(?:(?:{_TEXT})|[CF])?|€|£)"
     rf"|(?<![a-zA-Z\\])(?P<plain>[a-zA-Z][a-zA-Z.]+(?:[ /][a-zA-Z.]+){{0,3}}{_ABOVE}))\s*$"
 )
-_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)[^°]*°\s*\)*$")  # the degrees are of the argument
+_ANGLE = re.compile(
+    r"(?:\\(?:sin|cos|tan|cot|sec|csc)[^°]*|\\(?:hbar|ell) .*)°\s*\)*$"
+)  # the degrees are of the argument
 _MONEY = re.compile(r"\\\$|€|£")
 
 

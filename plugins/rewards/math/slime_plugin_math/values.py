@@ -84,6 +84,8 @@ class _Evaluation:
             return self._name(parts[0])
         if kind == "apply":
             return self._bounded(self._applied(*parts))
+        if kind in ("gcd", "lcm"):
+            raise Unreadable
         if kind == "_":
             return self._drawn(repr(tree))
         value = getattr(self, _METHODS[kind])(*map(self.of, parts))
@@ -172,6 +174,17 @@ class _Evaluation:
         nearest = self._context.nint(self._context.re(value))
         return nearest if abs(value - nearest) < _WHOLE else self._context.re(value)
 
+    def _largest(self, *values: Any) -> Any:
+        return max(map(self._real, values))
+
+    def _smallest(self, *values: Any) -> Any:
+        return min(map(self._real, values))
+
+    def _real(self, value: Any) -> Any:
+        if self._context.im(value):
+            raise Unreadable
+        return self._context.re(value)
+
     def _degrees(self, value: Any) -> Any:
         return value * self._context.pi / 180
 
@@ -218,6 +231,8 @@ _METHODS = {
     "floor": "_floor",
     "ceil": "_ceil",
     "degree": "_degrees",
+    "max": "_largest",
+    "min": "_smallest",
 }
 _OWN = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FUNCTIONS = {

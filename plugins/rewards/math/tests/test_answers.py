@@ -9,7 +9,9 @@ import pytest
 from slime_plugin_math import answers
 from slime_plugin_math.answers import find_answer, last_number
 from slime_plugin_math.compare import same
-from slime_plugin_math.options import AnswerForm
+from slime_plugin_math.options import AnswerForm, MathOptions
+from slime_plugin_math.rewards import MathReward
+from slime_testing.plugins import sample
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,18 @@ def test_the_answer_of_a_response_is_found_and_compared(line: str) -> None:
     row = json.loads(line)
     answer, _ = find_answer(row["response"], AnswerForm.auto)
     assert (answer is not None and same(answer, row["label"])) == row["right"]
+
+
+STATED = [json.loads(line) for line in (Path(__file__).parent / "data" / "stated.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", sorted({row["kind"] for row in STATED}))
+def test_where_models_state_their_answers(kind: str) -> None:
+    """Boxes and several of them, other languages, a word alone, notes, sentences; and labels of published sets."""
+    reward = MathReward(MathOptions())
+    rows = [row for row in STATED if row["kind"] == kind]
+    assert {row["right"] for row in rows} == {True, False}
+    assert [row for row in rows if reward.score(sample(row["response"], row["label"])).value != row["right"]] == []
 
 
 def test_lower_case_changes_the_length_of_one_letter_only() -> None:

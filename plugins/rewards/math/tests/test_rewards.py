@@ -131,12 +131,36 @@ def test_no_response_whatever_raises(form: AnswerForm) -> None:
         " " * 7,
         "1/",
         "\\",
+        "\\boxed{}",
+        "\\boxed{5}, ",
+        "\\quad",
+        "\nNote: ",
+        "答案",
+        "答案：",
+        "yes ",
+        "is true ",
     ],
 )
 def test_a_long_response_is_judged_in_time(piece: str) -> None:
     """100,000 characters take well under a second; a regular expression that backtracks would take hours."""
     response: Any = piece * (100_000 // len(piece))
     began = time.process_time()
-    MathReward(MathOptions()).score(sample(response, "5"))
-    MathReward(MathOptions()).score(sample(f"\\boxed{{{response}}}", "5"))
+    for label in ("5", "yes"):
+        MathReward(MathOptions()).score(sample(response, label))
+        MathReward(MathOptions()).score(sample(f"\\boxed{{{response}}}", label))
     assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    "reward", [MathReward(MathOptions()), DeepscalerReward(DeepscalerOptions()), DapoReward(DapoOptions())]
+)
+def test_a_thought_is_no_answer(reward):
+    answer = "Answer: \\boxed{5}\n"
+    for response in (
+        f"<think>{answer}</think>",
+        f"<think>{answer}",
+        f"{answer}</think>No.",
+        f"</think><think>{answer}",
+    ):
+        assert reward.score(sample(response, "5")).parts["correct"] == 0
+    assert reward.score(sample(f"<think>Answer: \\boxed{{6}}</think>{answer}", "5")).value == 1

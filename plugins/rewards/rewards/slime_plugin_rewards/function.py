@@ -39,6 +39,20 @@ TOGETHER: Mapping[str, Callable[[Sequence[Sample]], Any]] = {
     "metadata": lambda samples: samples[0].prompt.metadata,
 }
 """The same for a function that judges the samples of a prompt together: it names one of the first two."""
+_ELSEWHERE = {
+    "solution_str": "response",
+    "ground_truth": "label",
+    "extra_info": "metadata",
+    "data_source": "metadata",
+    "completion": "response",
+    "completions": "responses",
+    "prompts": "messages",
+    "prompt": "messages",
+    "solution": "label",
+    "answer": "label",
+    "response_str": "response",
+}
+"""What functions for verl and for TRL call these, and what they are called here."""
 _PLURALS = ("samples", "responses")
 _NO_FUNCTION = (ast.Constant, ast.JoinedStr, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.Compare)
 """Expressions whose value cannot be called, whatever stands in them."""
@@ -87,9 +101,14 @@ class FunctionReward:
     def _verdict(self, answer: Any) -> Verdict:
         if isinstance(answer, Verdict):
             return answer
-        if isinstance(answer, numbers.Real) or hasattr(answer, "__float__"):
+        if isinstance(answer, Mapping) and _is_number(answer.get("score")):
+            return _of_score(answer)
+        if _is_number(answer):
             return Verdict.of(float(answer))
-        return Verdict.error(f"{self.path} returned {answer!r:.80}, neither a number nor a Verdict")
+        what = f"{self.path} returned {answer!r:.80}, neither a number nor a Verdict"
+        if isinstance(answer, Mapping):
+            return Verdict.error(f"{what}; of an object the key 'score' is the value")
+        return Verdict.error(what)
 
     @staticmethod
     def complete(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +117,18 @@ class FunctionReward:
         if options.get("sha256") is None and isinstance(path, str) and (file := _file(path.rpartition(":")[0])):
             return {**options, "sha256": _digest(file)}
         return dict(options)
+
+
+def _is_number(value: Any) -> bool:
+    """Also an array or tensor of no dimension; one of several, or of one in a list, is none."""
+    has_dimensions = bool(getattr(value, "shape", ()))
+    return isinstance(value, numbers.Real) or (hasattr(value, "__float__") and not has_dimensions)
+
+
+def _of_score(answer: Mapping[Any, Any]) -> Verdict:
+    """What verl's functions return: a score, and numbers beside it, which become parts."""
+    parts = {str(key): float(value) for key, value in answer.items() if key != "score" and _is_number(value)}
+    return Verdict.of(float(answer["score"]), **parts)
 
 
 def examine(path: str, arguments: Mapping[str, Any], sha256: str | None) -> None:
@@ -188,7 +219,11 @@ def _require(names: list[str], required: list[str], path: str, arguments: Mappin
         raise SlimeError(what, where=KEY, todo=f"Leave out {alone[0]}, or {' and '.join(_PLURALS)}.")
     for name in required:
         if name not in _NAMES and name not in arguments:
-            todo = f"It gets what it names of {', '.join(_NAMES)}. {did_you_mean(name, _NAMES)}"
+            near = f"Call it {_ELSEWHERE[name]}." if name in _ELSEWHERE else did_you_mean(name, _NAMES)
+            others = [f"{each} {_ELSEWHERE[each]}" for each in required if each in _ELSEWHERE and each not in arguments]
+            if len(others) > 1:  # a function that was written for verl or TRL
+                near = f"Call {', '.join(others)}."
+            todo = f"It gets what it names of {', '.join(_NAMES)}. {near}"
             what = f"{path} takes '{name}', which nobody gives it"
             raise SlimeError(what, where=KEY, todo=f"{todo} Or set reward.options.arguments.{name}=...")
     for name in arguments:

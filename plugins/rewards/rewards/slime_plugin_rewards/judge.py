@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.errors import SlimeError
+from slime.thinking import divided, said
 from slime.types import Sample, Verdict
 from slime_plugin_rewards.http import ServerError, post
 
@@ -26,7 +27,6 @@ Answer to grade:
 {response}
 
 Does the answer agree with the reference? End with a line "Grade: 1" if it does, else "Grade: 0"."""
-_THINKING = "</think>"
 _MAX_CACHED = 4096
 
 
@@ -39,6 +39,20 @@ def unclear(url: Any, group: Any, key_variable: Any, where: str = "reward.option
         what = "is set, but a run's own engines have keys that slime makes"
         return SlimeError(what, where=f"{where}.key_variable", todo="Remove it.")
     return None
+
+
+def _is_quoted(found: re.Match[str]) -> bool:
+    """Whether a grade stands in quotes, code or a block quote, as the judged response's own would. One that is alone in
+    its line may have quotes around it."""
+    text, start = found.string, found.start()
+    begin = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", found.end())
+    before, behind = text[begin:start], text[found.end() : line_end if line_end >= 0 else len(text)]
+    if before.lstrip().startswith(">") or text.count("```", 0, start) % 2:
+        return True
+    is_alone = not re.search(r"\w", before + behind)
+    is_open = any(before.count(mark) % 2 for mark in '"`') or before.count("“") > before.count("”")
+    return not is_alone and (is_open or bool(re.search(r"(?:^|\s)'$", before)))
 
 
 @dataclass
@@ -55,9 +69,10 @@ class JudgeReward:
     template: str = TEMPLATE
     """What it is asked; `{prompt}`, `{label}` and `{response}` are filled in."""
     grade: str = r"Grade:\s*\[*\s*(-?\d+(?:\.\d+)?)"
-    """Regular expression whose group is the grade; the last one found counts."""
+    """Regular expression whose group is the grade; the last one found counts, less those that
+    the judgement quotes."""
     max_grade: float = 1.0
-    """What the grade is divided by."""
+    """What the grade is divided by; a grade beyond it is an error."""
     key_variable: str | None = None
     """Variable of the environment with the API key; name it in `reward.environment`, too."""
     max_tokens: int = 2048
@@ -96,19 +111,22 @@ class JudgeReward:
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         judgement = self._cache[asked]
-        grades = self._grade.findall(judgement.rpartition(_THINKING)[2])
-        if not grades:
+        text = divided(judgement)[1]
+        last = next((found[1] for found in reversed(list(self._grade.finditer(text))) if not _is_quoted(found)), None)
+        if last is None:
             return Verdict.error(f"the judge gave no grade: {judgement[-80:]!r}")
-        last = grades[-1] if isinstance(grades[-1], str) else grades[-1][0]
         try:
-            return Verdict.of(float(last) / self.max_grade)
+            grade = float(last)
         except ValueError:
             return Verdict.error(f"the judge's grade is no number: {last!r:.80}")
+        if not abs(grade) <= self.max_grade:
+            return Verdict.error(f"the judge's grade {last:.20} is beyond reward.options.max_grade={self.max_grade:g}")
+        return Verdict.of(grade / self.max_grade)
 
     def _asked(self, sample: Sample) -> str:
         """The filled template. What is filled in is not searched for more places: a response may say `{label}`."""
         prompt = "\n\n".join(str(message.get("content", "")) for message in sample.prompt.messages)
-        response = sample.response.rpartition(_THINKING)[2].strip()
+        response = said(sample).strip()
         values = {"prompt": prompt, "label": str(sample.prompt.label), "response": response}
         return re.sub(r"\{(prompt|label|response)\}", lambda found: values[found[1]], self.template)
 
@@ -130,6 +148,12 @@ class JudgeReward:
         url, of_run = f"{api}/chat/completions", self.engines is not None
         answer = post(url, body, headers, timeout_s=self.request_timeout_s, tries=self.tries, passes_proxies=of_run)
         try:
-            return str(answer["choices"][0]["message"]["content"])
-        except (KeyError, IndexError, TypeError) as error:
+            choice = answer["choices"][0]
+            text, is_cut = str(choice["message"]["content"]), choice.get("finish_reason") == "length"
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise ServerError(f"{url} answered no chat completion: {answer!r:.80}") from error
+        if is_cut and re.search(r"\w", self._grade.sub("", text)):  # the last grade may be a thought, to be taken back
+            raise ServerError(
+                f"the judgement was cut off at reward.options.max_tokens={self.max_tokens}: {text[-80:]!r}"
+            )
+        return text

@@ -7,17 +7,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from slime.thinking import said
 from slime.types import Sample, Verdict
 
 _WORD = re.compile(r"\w+")
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ARTICLES = {"a", "an", "the"}
-_THINKING = "</think>"
 
 
 @dataclass
 class F1Reward:
     """The harmonic mean of precision and recall over words, as for SQuAD: small letters, no articles, no punctuation.
-    Of several labels the best counts. What stands before the last `</think>` is left out.
+    Of several labels the best counts. Thinking is left out; of a response with `<answer>` the last one is read.
 
     Parts: `exact` (1 if the words are the same in the same order).
     """
@@ -26,7 +27,9 @@ class F1Reward:
         labels = texts(sample.prompt.label)
         if not labels:
             return Verdict.invalid(f"row {sample.prompt.id}: label {sample.prompt.label!r:.80} is no text, nor several")
-        words = _words(sample.response.rpartition(_THINKING)[2])
+        response = said(sample)
+        answers = _ANSWER.findall(response)
+        words = _words(answers[-1] if answers else response)
         wanted = [_words(label) for label in labels]
         return Verdict.of(max(f1(words, label) for label in wanted), exact=float(words in wanted))
 

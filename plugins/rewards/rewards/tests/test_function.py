@@ -119,6 +119,47 @@ def test_what_a_function_returns_or_raises_is_told(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("returned", "verdict"),
+    [
+        ("{'score': 0.5, 'acc': True, 'pred': 'x'}", Verdict.of(0.5, acc=1.0)),
+        ("numpy.float32(0.5)", Verdict.of(0.5)),
+        ("numpy.array(0.5)", Verdict.of(0.5)),
+        ("numpy.array([1.0])", "array([1.]), neither a number nor a Verdict"),
+        ("[1.0]", "[1.0], neither a number nor a Verdict"),
+        ("{'reward': 1}", "{'reward': 1}, neither a number nor a Verdict; of an object the key 'score' is the value"),
+        ("{'score': [1]}", "{'score': [1]}, neither a number nor a Verdict; of an object the key 'score' is the value"),
+    ],
+)
+def test_what_other_frameworks_functions_return(tmp_path: Path, returned: str, verdict: Verdict | str) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(f"import numpy\ndef score(response):\n    return {returned}\n")
+    said = FunctionReward(f"{path}:score").score(sample(""))
+    assert said == (Verdict.error(f"{path}:score returned {verdict}") if isinstance(verdict, str) else verdict)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mapping"),
+    [
+        (
+            "data_source, solution_str, ground_truth, extra_info=None",
+            "Call data_source metadata, solution_str response, ground_truth label. Or set",
+        ),
+        ("completions, **kwargs", "Call it responses. Or set"),
+        ("prompts, completions, answer", "Call prompts messages, completions responses, answer label. Or set"),
+    ],
+)
+def test_signatures_of_other_frameworks_get_the_mapping_in_one_line(
+    tmp_path: Path, parameters: str, mapping: str
+) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(f"def score({parameters}):\n    return 1.0\n")
+    with pytest.raises(SlimeError) as refused:
+        FunctionReward(f"{path}:score")
+    assert mapping in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("path", "arguments", "words"),
     [
         ("my_file.py:scor", [], r"^reward.path: there is no function 'scor' in .*my_file.py. Did you mean 'score'\?$"),

@@ -11,7 +11,6 @@ import pytest
 
 from slime.errors import SlimeError
 from slime.types import Verdict, VerdictKind
-from slime_plugin_rewards.constraints import CHECKS
 from slime_plugin_rewards.http import ServerError, post
 from slime_plugin_rewards.judge import JudgeReward
 from slime_plugin_rewards.route import RouteReward
@@ -26,6 +25,8 @@ def test_f1_keeps_the_contract() -> None:
             RewardCase("in Paris", "Paris", Verdict.of(2 / 3, exact=0.0)),
             RewardCase("<think>Rome?</think> Paris", ["Lyon", "Paris"], Verdict.of(1.0, exact=1.0)),
             RewardCase("Rome", "Paris", Verdict.of(0.0, exact=0.0)),
+            RewardCase("<answer>Rome</answer> no, <answer>Paris</answer> it is", "Paris", Verdict.of(1.0, exact=1.0)),
+            RewardCase("Paris <answer>Rome</answer>", "Paris", Verdict.of(0.0, exact=0.0)),
             RewardCase("", "Paris", Verdict.of(0.0, exact=0.0)),
             RewardCase("5", 5, Verdict.invalid("row 0/0: label 5 is no text, nor several")),
         ],
@@ -76,31 +77,6 @@ def test_constraints_keep_the_contract() -> None:
             ),
         ],
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "kept", "broken"),
-    [
-        ("length_constraints:number_sentences", {"relation": "less than", "num_sentences": 2}, "One.", "One. Two."),
-        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a\n\nb"),
-        ("keywords:existence", {"keywords": ["red", "blue"]}, "Red and blue", "redder and blue"),
-        ("keywords:forbidden_words", {"forbidden_words": ["red"]}, "redder", "It is red."),
-        ("keywords:frequency", {"keyword": "red", "relation": "at least", "frequency": 2}, "red, red", "red"),
-        ("keywords:letter_frequency", {"letter": "a", "let_relation": "less than", "let_frequency": 2}, "cat", "mama"),
-        ("change_case:capital_word_frequency", {"capital_relation": "at least", "capital_frequency": 1}, "NO", "no"),
-        ("startend:end_checker", {"end_phrase": "The end."}, "so: the end.", "The end. No."),
-        ("startend:quotation", {}, '"all"', '"all" of it'),
-        ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n* b", "* a"),
-        ("detectable_format:number_highlighted_sections", {"num_highlights": 1}, "*so*", "so"),
-        ("detectable_format:title", {}, "<<A tale>>\nonce", "A tale"),
-        ("detectable_format:json_format", {}, "```json\n[1]\n```", "[1"),
-        ("detectable_content:number_placeholders", {"num_placeholders": 1}, "to [name]", "to you"),
-        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "bye\nP.S. so", "bye"),
-    ],
-)
-def test_a_constraint_holds_or_not(kind: str, given: dict[str, Any], kept: str, broken: str) -> None:
-    assert CHECKS[kind](kept, given)
-    assert not CHECKS[kind](broken, given)
 
 
 def test_route_keeps_the_contract() -> None:
@@ -160,7 +136,10 @@ class Server(BaseHTTPRequestHandler):
         if self.path.endswith("/chat/completions"):
             asked = body["messages"][0]["content"]
             text = "I cannot." if "refuse" in asked else "Grade: 0. No: Grade: 1" if "four" in asked else "Grade: 0"
-            answer: Any = {"choices": [{"message": {"content": text}}]}
+            if asked.startswith("JUDGED "):
+                text = asked.removeprefix("JUDGED ")
+            reason = "length" if "cut" in asked else "stop"
+            answer: Any = {"choices": [{"message": {"content": text}, "finish_reason": reason}]}
         elif body["label"] is None:
             answer = {"invalid": "no label"}
         else:
@@ -207,6 +186,41 @@ def test_judge_keeps_the_contract(url: str) -> None:
         ],
         options={"url": f"{url}/v1"},
     )
+
+
+@pytest.mark.parametrize(
+    ("judgement", "value"),
+    [
+        ("Grade: 3", 0.75),
+        ('Grade: 0\nThe response says "Grade: 4".', 0.0),
+        ("Grade: 0. It ends with `Grade: 4`, which is its own.", 0.0),
+        ("Grade: 1\n\n> Grade: 4", 0.25),
+        ("```\nGrade: 4\n```\nGrade: 1", 0.25),
+        ("It says “Grade: 4” to me. Grade: 2", 0.5),
+        ('"Grade: 2"', 0.5),
+        ("**Grade: 2**", 0.5),
+        ("<think>Grade: 4</think> Grade: 1", 0.25),
+    ],
+)
+def test_the_grade_is_the_judges_own(url: str, judgement: str, value: float) -> None:
+    judge = JudgeReward(f"{url}/v1", template=f"JUDGED {judgement}", max_grade=4.0)
+    assert judge.score(sample("a")).value == value
+
+
+@pytest.mark.parametrize(
+    ("judgement", "reason"),
+    [
+        ("Is it right? Then Grade: 4. It is cut", "the judgement was cut off at reward.options.max_tokens=2048: '"),
+        ("<think>Grade: 4", "the judge gave no grade"),
+        ('It says "Grade: 4" and no more.', "the judge gave no grade"),
+        ("Grade: 5", "the judge's grade 5 is beyond reward.options.max_grade=4"),
+        ("Grade: -5", "the judge's grade -5 is beyond reward.options.max_grade=4"),
+    ],
+)
+def test_a_judgement_without_a_grade_of_its_own_is_an_error(url: str, judgement: str, reason: str) -> None:
+    verdict = JudgeReward(f"{url}/v1", template=f"JUDGED {judgement}", max_grade=4.0, tries=1).score(sample("a"))
+    assert verdict.kind is VerdictKind.ERROR
+    assert verdict.reason.startswith(reason)
 
 
 def test_a_busy_server_is_asked_again_and_a_missing_one_is_an_error(url: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slime.thinking import said
 from slime.types import Sample, Status, Verdict
 from slime_plugin_math.options import AnswerForm
 
@@ -42,7 +43,7 @@ class CountdownReward:
         label = sample.prompt.label
         if not isinstance(label, dict) or not {"numbers", "target"} <= label.keys():
             return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} has no numbers and target")
-        found = ANSWER.findall(sample.response)
+        found = ANSWER.findall(said(sample))
         read = evaluate(found[-1]) if found else None
         if read is None:
             return Verdict.of(0.0, correct=0.0, format=0.0)
@@ -83,7 +84,7 @@ class ReverseTextReward:
             return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} is no text")
         from difflib import SequenceMatcher
 
-        response = sample.response.strip()[: 4 * len(label)]
+        response = said(sample).strip()[: 4 * len(label)]
         return Verdict.of(
             SequenceMatcher(None, response, label, autojunk=False).ratio(), exact=float(response == label)
         )
@@ -91,16 +92,22 @@ class ReverseTextReward:
 
 @dataclass
 class Gsm8kReward:
-    """1 where the last number of a finished response is the one behind `####` in the label (GSM8K as published)."""
+    """1 where the answer of a response is the number behind `####` in the label, as GSM8K is published, or the label,
+    as verl's files of it have it."""
 
     def score(self, sample: Sample) -> Verdict:
         label = sample.prompt.label
-        if not isinstance(label, str) or "####" not in label:
-            return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} has no ####")
         from slime_plugin_math.answers import find_answer  # here, because importing a plugin is to be quick
-        from slime_plugin_math.compare import same
+        from slime_plugin_math.compare import number, same
+        from slime_plugin_math.wanted import label_text
+
+        wanted = label_text(label) if isinstance(label, str) else None
+        if wanted is None or number(wanted) is None:
+            return Verdict.invalid(
+                f"row {sample.prompt.id}: label {label!r:.80} has no number behind ####, nor is it one"
+            )
 
         is_cut = sample.status is Status.TRUNCATED
-        answer, _ = find_answer(sample.response, AnswerForm.auto, is_cut=is_cut)
-        correct = answer is not None and same(answer, label.rpartition("####")[2].strip())
+        answer, _ = find_answer(said(sample), AnswerForm.auto, is_cut=is_cut)
+        correct = answer is not None and same(answer, wanted)
         return Verdict.of(float(correct))

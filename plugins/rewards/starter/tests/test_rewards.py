@@ -82,7 +82,13 @@ CASES = {
         RewardCase("<answer>4 * 5 + 3</answer>", LABEL, Verdict.of(1.0, correct=1.0, format=1.0)),
         RewardCase("none", LABEL, Verdict.of(0.0, correct=0.0, format=0.0)),
     ],
-    "gsm8k": [RewardCase("72", "#### 72", Verdict.of(1.0)), RewardCase("71", "#### 72", Verdict.of(0.0))],
+    "gsm8k": [
+        RewardCase("72", "#### 72", Verdict.of(1.0)),
+        RewardCase("71", "#### 72", Verdict.of(0.0)),
+        RewardCase("so 1200", "1,200", Verdict.of(1.0)),
+        RewardCase("72", "71", Verdict.of(0.0)),
+        RewardCase("72", "many", Verdict.invalid("row 0/0: label 'many' has no number behind ####, nor is it one")),
+    ],
     "reverse-text": [RewardCase("elppa", "elppa", Verdict.of(1.0, exact=1.0))],
 }
 
