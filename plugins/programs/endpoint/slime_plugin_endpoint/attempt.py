@@ -7,14 +7,24 @@ import itertools
 import logging
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
 from slime_plugin_endpoint.hearing import Hearing
-from slime_plugin_endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, messages_of
+from slime_plugin_endpoint.said import (
+    FULL,
+    Answer,
+    RefusedRequestError,
+    Repeated,
+    Request,
+    Said,
+    check_results,
+    messages_of,
+)
 from slime_plugin_endpoint.stops import Stops
-from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
+from slime_plugin_endpoint.tree import Asked, Place, Spoken, Thread, Tree
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +51,7 @@ class Attempt:
         self.repeated, self.reading = Repeated(), asyncio.Lock()
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
-        self._last: Node | None = None
+        self._answers: dict[str, tuple[Request, Said]] = {}
         self._running: set[asyncio.Task[Answer]] = set()
         self._numbers = itertools.count()
 
@@ -56,6 +66,7 @@ class Attempt:
         Raises:
             RefusedRequestError: it cannot be answered.
         """
+        request = self._continued(request)
         place = self._placed(request)
         for asked in reversed(place.node.asked):
             is_unheard = not asked.is_heard and not asked.num_waiting
@@ -74,6 +85,7 @@ class Attempt:
         Raises:
             RefusedRequestError: it could not be answered.
         """
+        request = self._continued(request)
         await self._prepare(request)
         place = self._placed(request)
         self._tree.forget(place)
@@ -112,6 +124,25 @@ class Attempt:
     async def _prepare(self, request: Request) -> None:
         await self._hearing.prepare(self._model, bool(request.tools) or any(said.calls for said in request.said))
 
+    def _continued(self, request: Request) -> Request:
+        """All that a request is about, where it goes on behind an answer that it names.
+
+        Raises:
+            RefusedRequestError: there is no such answer, or a result without its question.
+        """
+        if request.previous is not None:
+            if request.previous not in self._answers:
+                what = f"this attempt has no answer of the id '{request.previous:.80}'"
+                raise RefusedRequestError(what, "previous_message_id")
+            earlier, answer = self._answers[request.previous]
+            new, before = request.said, earlier.said
+            if new and new[0].role == "system":
+                new, before = new[1:], (new[0], *(one for one in before if one.role != "system"))
+            said = (*before, answer, *new)
+            request = replace(request, said=said, tools=request.tools or earlier.tools, previous=None)
+        check_results(request.said)
+        return request
+
     def _placed(self, request: Request) -> Place:
         """Raises RefusedRequestError: no answer can follow these messages."""
         if not request.said:
@@ -128,7 +159,7 @@ class Attempt:
         stops = Stops(request.stop, self._hearing.opens_thinking)
         try:
             turn = await thread.conversation.turn(
-                *new, max_tokens=request.max_tokens, stop=stops if stops.strings else ()
+                *new, max_tokens=request.max_tokens, stop=stops if request.stop else []
             )
         except RefusedError as error:
             thread.num_turns -= 1
@@ -139,7 +170,8 @@ class Attempt:
             raise RefusedRequestError(f"the conversation has no room for another token ({room})", "messages", FULL)
         answer = self._heard(turn, request, stops)
         spoken = Spoken(thread, number)
-        place.node.add(answer.said, spoken)
+        place.node.add(answer.said, spoken, request.stop)
+        self._answers[answer.id] = request, answer.said
         asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
         asked.spoken = spoken
         self._num_turns += 1
