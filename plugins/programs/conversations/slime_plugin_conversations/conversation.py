@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from slime.sampling.conversation import Answer, Model
 from slime.segments import Segment
 from slime.types import Message, Status, Turn
+from slime_plugin_conversations.spelled import whole
 
 if TYPE_CHECKING:
+    from slime.conversation import Stop
     from slime_plugin_conversations.chat_format import ChatFormat
 
 
@@ -32,22 +34,23 @@ class Conversation:
         tools: Sequence[Any],
         begun: tuple[tuple[int, ...], int] | None = None,
     ) -> None:
-        self._model, self._chat, self._messages, self._tools, self._branched = model, chat, messages, tools, begun
+        self._model, self._chat, self._tools, self._branched = model, chat, tools, begun
+        self._messages = None if messages is None else whole(messages)
         self._segment: Segment | None = None
         self._seed = self._limit = 0
         self._is_asking = False
         self._said: list[tuple[int, Answer]] = []
 
-    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
+    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
         if self._is_asking:
             raise RuntimeError("turn() was called before it had returned")
         self._is_asking = True
         try:
-            return await self._turn(new, max_tokens, stop)
+            return await self._turn(whole(new), max_tokens, stop)
         finally:
             self._is_asking = False
 
-    async def _turn(self, new: Sequence[Message], max_tokens: int | None, stop: Sequence[str]) -> Turn:
+    async def _turn(self, new: Sequence[Message], max_tokens: int | None, stop: Stop) -> Turn:
         model, turns = self._model, self._model.sample.turns
         written: Sequence[int] = ()
         if new and (self._segment or self._branched):
@@ -73,6 +76,16 @@ class Conversation:
         turns.append({"role": "assistant", "content": full_text})
         model.go_away()
         return Turn(answer.text, model.finish, full_text, len(segment.context) + begun, len(response))
+
+    async def count(self, *new: Message) -> int:
+        new = tuple(whole(new))
+        if self._segment is None and self._branched is None:
+            context, _ = await self._begin(new)
+            return len(context)
+        limit, before = self._limit, self._num_said + (len(self._segment.context) if self._segment else 0)
+        if self._branched and not self._segment:
+            before, limit = len(self._branched[0]), self._branched[1]
+        return before + len(await self._chat.behind_aside(self._tokens, new, self._tools, limit) if new else ())
 
     def branch(self, num_turns: int) -> Conversation:
         assert self._segment is not None, "a conversation that has begun"

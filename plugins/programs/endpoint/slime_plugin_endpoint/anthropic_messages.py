@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
+from slime_plugin_endpoint import fields
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
@@ -20,13 +19,14 @@ from slime_plugin_endpoint.said import (
     stops_in,
     text_of,
 )
+from slime_plugin_endpoint.values import dumps
 
 _STOP_REASON = {
     "stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "stop_string": "stop_sequence",
 }  # fmt: skip
 _TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "invalid_request_error",
-    410: "not_found_error", 413: "request_too_large", 415: "invalid_request_error",
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
+    408: "invalid_request_error", 410: "not_found_error", 413: "request_too_large", 415: "invalid_request_error",
 }  # fmt: skip
 _THINKING = ("thinking", "redacted_thinking")
 SIGNATURE = "slime"
@@ -34,7 +34,7 @@ SIGNATURE = "slime"
 
 
 def _event(name: str, **fields: Any) -> bytes:
-    return f"event: {name}\ndata: ".encode() + orjson.dumps({"type": name, **fields}) + b"\n\n"
+    return f"event: {name}\ndata: ".encode() + dumps({"type": name, **fields}) + b"\n\n"
 
 
 KEEP_ALIVE = _event("ping")
@@ -43,20 +43,39 @@ KEEP_ALIVE = _event("ping")
 
 def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     """Raises RefusedRequestError: a field cannot be honoured."""
+    fields.MESSAGES.check(body)
+    fields.OUTPUT.check(of_kind(body, "output_config", dict, {}), "output_config.")
+    tools = [_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))]
+    choice = of_kind(body, "tool_choice", dict, {})
+    fields.CHOICE.check(choice, "tool_choice.")
     said = []
     if system := text_of(body.get("system"), "system"):
         said.append(Said("system", system))
     said += repeated.said(messages_in(body), _said)
     return Request(
         said=tuple(said),
-        tools=[_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))],
+        tools=tools,
         max_tokens=positive(body, "max_tokens"),
         stop=stops_in(body, "stop_sequences"),
-        may_call=of_kind(body, "tool_choice", dict, {}).get("type") != "none",
+        may_call=fields.may_call(choice, [tool["function"]["name"] for tool in tools] or None),
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
+        previous=_previous(body),
     )
+
+
+def _previous(body: Mapping[str, Any]) -> str | None:
+    """The answer that a thread goes on behind."""
+    thread = of_kind(body, "thread", dict, {})
+    fields.THREAD.check(thread, "thread.")
+    if thread.get("type", "create") == "create":
+        return None
+    name = thread.get("previous_message_id")
+    if thread["type"] != "continue" or not isinstance(name, str):
+        what = 'a thread is {"type": "create"} or {"type": "continue", "previous_message_id": ID}'
+        raise RefusedRequestError(what, "thread")
+    return name.removeprefix("msg_")
 
 
 def _said(message: Any, number: int) -> Iterator[Said]:
@@ -64,15 +83,20 @@ def _said(message: Any, number: int) -> Iterator[Said]:
     param = f"messages.{number}"
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise RefusedRequestError("not a message of the role user or assistant", param)
+    fields.MESSAGES_MESSAGE.check(message, f"{param}.")
     role, content = message["role"], message.get("content")
     if not isinstance(content, list):
         yield Said(role, text_of(content, f"{param}.content"))
         return
     parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
+    for place, part in enumerate(parts):
+        if known := fields.BLOCKS.get(str(part.get("type"))):
+            known.check(part, f"{param}.content.{place}.")
     words = [part for part in parts if part.get("type") not in ("tool_use", "tool_result", *_THINKING)]
     for part in parts:
         if part.get("type") == "tool_result":
             text = text_of(part.get("content"), f"{param}.content")
+            text = text or ("error" if part.get("is_error") else "")
             yield Said("tool", text, call_id=str(part.get("tool_use_id", "")))
     calls = [
         Call.read(str(part.get("id", "")), str(part.get("name", "")), part.get("input"))
@@ -87,6 +111,7 @@ def _said(message: Any, number: int) -> Iterator[Said]:
 def _tool(tool: Any, param: str) -> Mapping[str, Any]:
     if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
         raise RefusedRequestError("not a tool with an input_schema: other tools are not supported", param)
+    fields.MESSAGES_TOOL.check(tool, f"{param}.")
     function = {
         "name": str(tool.get("name", "")),
         "description": str(tool.get("description") or ""),
@@ -98,7 +123,7 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
 def whole(request: Request, answer: Answer) -> bytes:
     """The answer as one object."""
     end = {"stop_reason": _STOP_REASON[answer.finish], "stop_sequence": answer.stop}
-    return orjson.dumps({**_head(request, answer), "content": _blocks(answer), **end, "usage": _usage(answer)})
+    return dumps({**_head(request, answer), "content": _blocks(answer), **end, "usage": _usage(answer)})
 
 
 def events(request: Request, answer: Answer) -> Iterator[bytes]:
@@ -116,7 +141,7 @@ def events(request: Request, answer: Answer) -> Iterator[bytes]:
             empty, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
         else:
             empty = {**block, "input": {}}
-            deltas = [{"type": "input_json_delta", "partial_json": orjson.dumps(block["input"]).decode()}]
+            deltas = [{"type": "input_json_delta", "partial_json": dumps(block["input"]).decode()}]
         yield _event("content_block_start", index=number, content_block=empty)
         for delta in deltas:
             yield _event("content_block_delta", index=number, delta=delta)
@@ -130,7 +155,7 @@ def fault(message: str, status: int, param: str | None = None, code: str | None 
     """The body of an error."""
     kind = _TYPES.get(status, "api_error")
     said = f"prompt is too long: {message}" if code else f"{param}: {message}" if param else message
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": said}})
+    return dumps({"type": "error", "error": {"type": kind, "message": said}})
 
 
 def fault_event(message: str, status: int) -> bytes:
