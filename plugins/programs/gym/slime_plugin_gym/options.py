@@ -20,4 +20,4 @@ class GymOptions:
 class ReasoningGymOptions:
     tag: str | None = "answer"
     """The answer stands between `<answer>` and `</answer>`, the last one where there are several; a response without
-    it gets 0. null: the whole response is the answer, less what stands before `</think>`."""
+    it gets 0. null: the whole response is the answer, less its thinking."""

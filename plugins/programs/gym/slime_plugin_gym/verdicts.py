@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from slime.thinking import said
 from slime.types import Sample, Verdict
 from slime_plugin_gym.options import ReasoningGymOptions
 
@@ -20,7 +21,7 @@ class ReasoningGymReward:
         row = sample.prompt.metadata
         if not isinstance(row.get("generator"), str) or not isinstance(row.get("metadata"), Mapping):
             return Verdict.error("the row is not one of reasoning-gym's: it has no generator and metadata")
-        answer = self._answer(sample.response)
+        answer = self._answer(said(sample))
         if answer is None:
             return Verdict.of(0.0)
         entry = {"answer": sample.prompt.label, "metadata": row["metadata"]}
@@ -28,7 +29,7 @@ class ReasoningGymReward:
 
     def _answer(self, response: str) -> str | None:
         if self._tag is None:
-            return response.rpartition("</think>")[2].strip()
+            return response.strip()
         _, opened, rest = response.rpartition(f"<{self._tag}>")
         answer, closed, _ = rest.partition(f"</{self._tag}>")
         return answer.strip() if opened and closed else None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slime.reward.deadline import seconds_left
+from slime.thinking import divided
 from slime.types import Sample, Verdict
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class CodeReward:
 
 def program_of(response: str) -> str | None:
     """The last block of code behind the thinking; None where there is none."""
-    found = _BLOCK.findall(response.rpartition("</think>")[2])
+    found = _BLOCK.findall(divided(response)[1])
     code = found[-1] if found else None
     return None if code is None else code.encode(errors="replace").decode()
 

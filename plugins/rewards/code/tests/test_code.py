@@ -111,6 +111,7 @@ def test_a_number_that_no_float_reaches_is_wrong():
 def test_the_last_block_behind_the_thinking_is_run():
     assert program_of("```python\n1\n```</think>```py\n2\n``` and ```\n3\n```") == "3\n"
     assert program_of("```python\n1\n```</think>no") is None
+    assert program_of("<think>```python\n1\n```") is None
     assert program_of("print(1)") is None
 
 

@@ -1,14 +1,13 @@
-"""The rewards: all judge text alone, and all give 1 for a right answer."""
+"""The rewards: all judge what is said behind thinking, and all give 1 for a right answer."""
 
 from __future__ import annotations
 
+from slime.thinking import divided, said
 from slime.types import Sample, Status, Verdict
 from slime_plugin_math.answers import find_answer
 from slime_plugin_math.compare import label_text, same
 from slime_plugin_math.data.arithmetic import final_number
 from slime_plugin_math.options import AnswerForm, ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
-
-END_OF_THINKING = "</think>"
 
 
 class MathReward:
@@ -22,18 +21,18 @@ class MathReward:
         self._form, self._wrong_value = AnswerForm(options.answer), options.wrong_value
 
     def score(self, sample: Sample) -> Verdict:
-        return _graded(sample, sample.response, self._form, self._wrong_value)
+        return _graded(sample, said(sample), self._form, self._wrong_value)
 
 
 class DeepscalerReward:
-    """1 where the box behind the last `</think>` holds the label, else `wrong_value`. Parts as of `MathReward`."""
+    """1 where the box behind thinking that was ended holds the label, else `wrong_value`. Parts as of `MathReward`."""
 
     def __init__(self, options: DeepscalerOptions) -> None:
         self._wrong_value = options.wrong_value
 
     def score(self, sample: Sample) -> Verdict:
-        _, end, answer = sample.response.rpartition(END_OF_THINKING)
-        return _graded(sample, answer if end else "", AnswerForm.boxed, self._wrong_value)
+        thinking, answer = divided(sample.response)
+        return _graded(sample, answer if thinking else "", AnswerForm.boxed, self._wrong_value)
 
 
 class DapoReward:
@@ -43,7 +42,7 @@ class DapoReward:
         self._wrong_value = options.wrong_value
 
     def score(self, sample: Sample) -> Verdict:
-        return _graded(sample, sample.response, AnswerForm.line, self._wrong_value)
+        return _graded(sample, said(sample), AnswerForm.line, self._wrong_value)
 
 
 class ArithmeticReward:
@@ -56,7 +55,7 @@ class ArithmeticReward:
         label = label_text(sample.prompt.label)
         if label is None:
             return _no_label(sample)
-        return Verdict.of(1.0 if final_number(sample.response) == label else self._wrong_value)
+        return Verdict.of(1.0 if final_number(said(sample)) == label else self._wrong_value)
 
 
 def _graded(sample: Sample, text: str, form: AnswerForm, wrong_value: float) -> Verdict:

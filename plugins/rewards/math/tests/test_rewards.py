@@ -140,3 +140,18 @@ def test_a_long_response_is_judged_in_time(piece: str) -> None:
     MathReward(MathOptions()).score(sample(response, "5"))
     MathReward(MathOptions()).score(sample(f"\\boxed{{{response}}}", "5"))
     assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    "reward", [MathReward(MathOptions()), DeepscalerReward(DeepscalerOptions()), DapoReward(DapoOptions())]
+)
+def test_a_thought_is_no_answer(reward):
+    answer = "Answer: \\boxed{5}\n"
+    for response in (
+        f"<think>{answer}</think>",
+        f"<think>{answer}",
+        f"{answer}</think>No.",
+        f"</think><think>{answer}",
+    ):
+        assert reward.score(sample(response, "5")).parts["correct"] == 0
+    assert reward.score(sample(f"<think>Answer: \\boxed{{6}}</think>{answer}", "5")).value == 1

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slime.thinking import said
 from slime.types import Sample, Status, Verdict
 from slime_plugin_math.options import AnswerForm
 
 _LETTERS = "ABCDEFGHIJ"
-_THINKING = "</think>"
 
 
 @dataclass
 class GpqaReward:
     """1 where the answer is the choice that the label names, by its letter or, where a column holds the choices, by its
-    text; else `wrong_value`. What stands before the last `</think>` is left out.
+    text; else `wrong_value`. Thinking is left out.
 
     Parts: `correct` (0 or 1), `format` (1 if the answer stands in a box or is called the answer).
     """
@@ -34,7 +34,7 @@ class GpqaReward:
         if letter is None:
             what = f"label {sample.prompt.label!r:.80} is neither the letter nor the text of a choice"
             return Verdict.invalid(f"row {sample.prompt.id}: {what}")
-        response = sample.response.rpartition(_THINKING)[2]
+        response = said(sample)
         is_cut = sample.status is Status.TRUNCATED
         answer, marked = find_answer(response, AnswerForm.auto, is_cut=is_cut)
         position = _LETTERS.index(letter)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import did_you_mean
+from slime.thinking import said
 from slime.types import Sample, Verdict
 
 Keywords = Mapping[str, Any]
@@ -17,13 +18,12 @@ Check = Callable[[str, Keywords], bool]
 _WORD, _SENTENCE = re.compile(r"\w+(?:['’-]\w+)*"), re.compile(r"[^.!?]+[.!?]+(?=\s|$)|[^.!?]+$")
 _BULLET, _TITLE = re.compile(r"^\s*[*-]\s+\S", re.MULTILINE), re.compile(r"<<[^\n]+>>")
 _PLACEHOLDER, _HIGHLIGHT = re.compile(r"\[[^\[\]]+\]"), re.compile(r"\*[^\n*]+\*")
-_THINKING = "</think>"
 
 
 @dataclass
 class ConstraintsReward:
-    """The share of the constraints that the response keeps, or 1 for all and 0 otherwise. What stands before the last
-    `</think>` is left out.
+    """The share of the constraints that the response keeps, or 1 for all and 0 otherwise. Thinking is left
+    out.
 
     Parts: `kept` (the share).
     """
@@ -43,7 +43,7 @@ class ConstraintsReward:
             return Verdict.invalid(f"row {row}: {columns} are not two lists of one length")
         if unknown := [kind for kind in kinds if kind not in CHECKS]:
             return Verdict.invalid(f"row {row}: no constraint '{unknown[0]}'. {did_you_mean(str(unknown[0]), CHECKS)}")
-        text = sample.response.rpartition(_THINKING)[2].strip()
+        text = said(sample).strip()
         try:
             kept = [bool(text) and CHECKS[kind](text, given or {}) for kind, given in zip(kinds, keywords, strict=True)]
         except (KeyError, TypeError, ValueError) as error:

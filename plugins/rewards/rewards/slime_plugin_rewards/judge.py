@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.errors import SlimeError
+from slime.thinking import divided, said
 from slime.types import Sample, Verdict
 from slime_plugin_rewards.http import ServerError, post
 
@@ -26,7 +27,6 @@ Answer to grade:
 {response}
 
 Does the answer agree with the reference? End with a line "Grade: 1" if it does, else "Grade: 0"."""
-_THINKING = "</think>"
 _MAX_CACHED = 4096
 
 
@@ -96,7 +96,7 @@ class JudgeReward:
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         judgement = self._cache[asked]
-        grades = self._grade.findall(judgement.rpartition(_THINKING)[2])
+        grades = self._grade.findall(divided(judgement)[1])
         if not grades:
             return Verdict.error(f"the judge gave no grade: {judgement[-80:]!r}")
         last = grades[-1] if isinstance(grades[-1], str) else grades[-1][0]
@@ -108,7 +108,7 @@ class JudgeReward:
     def _asked(self, sample: Sample) -> str:
         """The filled template. What is filled in is not searched for more places: a response may say `{label}`."""
         prompt = "\n\n".join(str(message.get("content", "")) for message in sample.prompt.messages)
-        response = sample.response.rpartition(_THINKING)[2].strip()
+        response = said(sample).strip()
         values = {"prompt": prompt, "label": str(sample.prompt.label), "response": response}
         return re.sub(r"\{(prompt|label|response)\}", lambda found: values[found[1]], self.template)
 

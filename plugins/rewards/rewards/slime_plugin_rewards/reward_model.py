@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
+from slime.thinking import said
 from slime.types import Message, Sample, Verdict
 from slime_plugin_rewards.http import ServerError, post
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 TEMPLATE, END_TOKEN = "template", "end_token"
 SCORED_AT = "slime_scored_at"
 """Key of config.json: which of the two a model was trained with, where it says so. `algo=reward_model` writes it."""
-_THINKING = "</think>"
 
 
 @dataclass
@@ -38,7 +38,7 @@ class ModelReward:
     """template: the last token of what the template writes, as published models have it. end_token: the end token of
     the response, added where the template writes none. Empty: as the model's config.json says, else template."""
     thinking: bool = False
-    """Whether what a response has before its last `</think>` is read, too."""
+    """Whether a response's thinking is read, too."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keywords of the reward model's chat template."""
     mean: float = 0.0
@@ -93,11 +93,9 @@ def fault_of(scored_at: Any, std: Any, where: str = "reward.options") -> SlimeEr
 
 def conversation(sample: Sample, *, thinking: bool) -> list[Message]:
     """What was said, the response last; of an attempt in conversations with the turns between."""
-    response = sample.response
-    if not thinking and _THINKING in response:
-        response = response.rpartition(_THINKING)[2].lstrip()
-    said = list(sample.turns[:-1] if sample.turns and sample.turns[-1]["role"] == "assistant" else sample.turns)
-    return [*sample.prompt.messages, *said, {"role": "assistant", "content": response}]
+    response = sample.response if thinking else said(sample)
+    turns = list(sample.turns[:-1] if sample.turns and sample.turns[-1]["role"] == "assistant" else sample.turns)
+    return [*sample.prompt.messages, *turns, {"role": "assistant", "content": response}]
 
 
 class Reader:

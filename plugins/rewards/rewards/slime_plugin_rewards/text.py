@@ -7,17 +7,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from slime.thinking import said
 from slime.types import Sample, Verdict
 
 _WORD = re.compile(r"\w+")
 _ARTICLES = {"a", "an", "the"}
-_THINKING = "</think>"
 
 
 @dataclass
 class F1Reward:
     """The harmonic mean of precision and recall over words, as for SQuAD: small letters, no articles, no punctuation.
-    Of several labels the best counts. What stands before the last `</think>` is left out.
+    Of several labels the best counts. Thinking is left out.
 
     Parts: `exact` (1 if the words are the same in the same order).
     """
@@ -26,7 +26,7 @@ class F1Reward:
         labels = texts(sample.prompt.label)
         if not labels:
             return Verdict.invalid(f"row {sample.prompt.id}: label {sample.prompt.label!r:.80} is no text, nor several")
-        words = _words(sample.response.rpartition(_THINKING)[2])
+        words = _words(said(sample))
         wanted = [_words(label) for label in labels]
         return Verdict.of(max(f1(words, label) for label in wanted), exact=float(words in wanted))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slime.thinking import said
 from slime.types import Sample, Status, Verdict
 from slime_plugin_math.options import AnswerForm
 
@@ -42,7 +43,7 @@ class CountdownReward:
         label = sample.prompt.label
         if not isinstance(label, dict) or not {"numbers", "target"} <= label.keys():
             return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} has no numbers and target")
-        found = ANSWER.findall(sample.response)
+        found = ANSWER.findall(said(sample))
         read = evaluate(found[-1]) if found else None
         if read is None:
             return Verdict.of(0.0, correct=0.0, format=0.0)
@@ -83,7 +84,7 @@ class ReverseTextReward:
             return Verdict.invalid(f"row {sample.prompt.id}: label {label!r:.80} is no text")
         from difflib import SequenceMatcher
 
-        response = sample.response.strip()[: 4 * len(label)]
+        response = said(sample).strip()[: 4 * len(label)]
         return Verdict.of(
             SequenceMatcher(None, response, label, autojunk=False).ratio(), exact=float(response == label)
         )
@@ -101,6 +102,6 @@ class Gsm8kReward:
         from slime_plugin_math.compare import same
 
         is_cut = sample.status is Status.TRUNCATED
-        answer, _ = find_answer(sample.response, AnswerForm.auto, is_cut=is_cut)
+        answer, _ = find_answer(said(sample), AnswerForm.auto, is_cut=is_cut)
         correct = answer is not None and same(answer, label.rpartition("####")[2].strip())
         return Verdict.of(float(correct))

@@ -42,11 +42,19 @@ HOSTILE = (
     "any number",
 )
 """Texts that hang, crash or fool graders. None is right for any label."""
+THOUGHTS = ("<think>{answer}</think>", "<think>{answer}", "{answer}</think>")
+"""A right answer that is only thought; as hostile as the texts above."""
 _NUMBER = re.compile(r"\d+")
 
 
 def stated(template: str, label: str) -> str:
     return template.replace("{label}", label)
+
+
+def thought(template: str, label: str) -> list[str]:
+    """`THOUGHTS` of an answer, of which a template may say that it stands behind thinking."""
+    answer = stated(template.rpartition("</think>")[2], label)
+    return [each.replace("{answer}", answer) for each in THOUGHTS]
 
 
 def wrong(label: str, others: Sequence[str], draw: random.Random) -> Iterator[str]:

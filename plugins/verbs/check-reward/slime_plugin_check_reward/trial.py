@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from slime.config.schema import RewardConfig
 from slime.reward.service import RewardService
 from slime.types import Prompt, Sample, Status, Verdict, VerdictKind
-from slime_plugin_check_reward.responses import HOSTILE, TEMPLATES, stated, wrong
+from slime_plugin_check_reward.responses import HOSTILE, TEMPLATES, stated, thought, wrong
 
 TRIED = 16
-"""Rows by which the template is chosen."""
+"""Rows by which the template is chosen, and whose right answers are thought and not said."""
 _FIRST = 4
 """Rows that are tried before all others: a worker that hangs or ends takes seconds to be replaced."""
 _FAILED = {VerdictKind.TIMEOUT.value, VerdictKind.ERROR.value}
@@ -116,6 +116,7 @@ async def _tried(service: RewardService, prompts: Sequence[Prompt], template: st
     attacks = [
         Case(prompts[0], text) for each in HOSTILE for text in dict.fromkeys((each, template.replace("{label}", each)))
     ]
+    attacks += [Case(prompt, text) for prompt in prompts[:TRIED] for text in thought(template, label_text(prompt))]
     rights = _right(prompts, template)
     return Trial(
         template,

@@ -23,6 +23,9 @@ def lenient(response, label):
 def strict(response, label):
     return response.strip() == label and label != "85"
 
+def reads_thoughts(response, label):
+    return response.split(">")[-1].strip() == label or response == f"<think>{label}</think>"
+
 def hangs(response, label):
     while len(response) > 100000:
         time.sleep(1)
@@ -69,6 +72,7 @@ def test_rewards_that_are_fit(data: str, reward: str, capsys: pytest.CaptureFixt
         ("lenient", "wrong answers are paid"),
         ("equal", "wrong answers are paid"),
         ("strict", "87.5% of right answers are paid, at least 98.0% should be"),
+        ("reads_thoughts", "16 hostile responses are paid"),
         ("hangs", "hostile responses end in timeout"),
         ("breaks", "hostile responses end in error"),
     ],
