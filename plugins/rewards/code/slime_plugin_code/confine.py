@@ -7,6 +7,8 @@ sockets, signals to others, its capabilities, and every system call that `calls.
 nothing that the program does can look as if it had not been run.
 """
 
+from __future__ import annotations
+
 import _thread
 import builtins
 import ctypes
@@ -16,6 +18,10 @@ import os
 import resource
 import struct
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes longer than all else here
+    from typing import Any
 
 BEGUN, BEFORE = b"begun", "before the program: "
 LEAST_LANDLOCK, MOST_LANDLOCK = 3, 6
@@ -154,7 +160,7 @@ def _limits(memory_mb: int, cpu_s: int, output_bytes: int) -> dict[int, int]:
 def _be_usual(most_stack: int) -> None:
     """What programs find elsewhere: `exit`, which -S leaves out; integers of any length as text; threads with a stack
     of any size, which is no larger than there is memory for; and standard streams by their paths, without /proc."""
-    builtins.exit = builtins.quit = sys.exit
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
     sys.set_int_max_str_digits(0)
     sys.argv = ["answer.py"]
     own_size, own_open, own_descriptor = _thread.stack_size, io.open, os.open
@@ -162,11 +168,11 @@ def _be_usual(most_stack: int) -> None:
     def stack_size(size: int = 0) -> int:
         return own_size(min(size, most_stack))
 
-    def opened(file, *args, **keywords):  # type: ignore[no-untyped-def]
+    def opened(file: Any, *args: Any, **keywords: Any) -> Any:
         place = file if isinstance(file, int) else os.fspath(file)
         return own_open(os.dup(_STREAMS[place]) if place in _STREAMS else file, *args, **keywords)
 
-    def descriptor(path, *args, **keywords):  # type: ignore[no-untyped-def]
+    def descriptor(path: Any, *args: Any, **keywords: Any) -> int:
         return os.dup(_STREAMS[path]) if path in _STREAMS else own_descriptor(path, *args, **keywords)
 
     _thread.stack_size = stack_size
@@ -199,17 +205,17 @@ def main() -> None:
     names = vars(program)
     _be_usual(spec["memory_mb"] * 2**20 // 2)
     try:
-        exec(compile(spec["before"], "before.py", "exec"), names)
+        exec(compile(spec["before"], "before.py", "exec", dont_inherit=True), names)
     except BaseException as why:  # noqa: BLE001 because it may end in any way, and is told
         os.write(told, f"{BEFORE}{type(why).__name__}: {why}".encode(errors="replace"))
         os._exit(1)
     os.write(told, BEGUN)
     os.close(told)
     if spec["call"] is None:
-        exec(compile(spec["code"], "answer.py", "exec"), names)
+        exec(compile(spec["code"], "answer.py", "exec", dont_inherit=True), names)
         return
     said, sys.stdout = sys.stdout, sys.stderr  # what it prints is not its value
-    called = {"__name__": "called"}
+    called: dict[str, Any] = {"__name__": "called"}
     exec(compile(spec["called"], "called.py", "exec"), called)
     said.write(called["run"](names, spec["code"], spec["call"], spec["names"], spec["prefers_methods"]))
     said.flush()
