@@ -16,7 +16,7 @@ _OPENS = re.compile(
     r"(?P<info>[^\n`]*)(?:\n|\Z)", re.M)  # fmt: skip
 _ONE_LINE = re.compile(r"^[ \t>]*```(?:python3?|py)?[ \t]+(?P<code>[^\n`]+?)[ \t]*```[ \t]*$", re.M | re.I)
 _TAG = re.compile(
-    r"<(?P<tag>answer|code|python|solution|program)>(?P<code>.*?)(?P<end></(?P=tag)>|\Z)"
+    r"<(?P<tag>answer|code|python|solution|program)(?:\s[^<>]{0,80})?>(?P<code>.*?)(?P<end></(?P=tag)>|\Z)"
     r"|\[PYTHON\](?P<code2>.*?)(?P<end2>\[/PYTHON\]|\Z)", re.S | re.I)  # fmt: skip
 _LANGUAGE = re.compile(r"[\w+#-]+")
 _PYTHON = {"python", "py", "python3", "py3", "python2", "pypy", "pypy3", "sage", "ipython"}

@@ -1,4 +1,4 @@
-"""What calls a program's function in the sandbox. Its source is sent there: it imports nothing of slime, nothing slow."""
+"""What calls a program's function in the sandbox. Its source is sent there: it imports nothing of slime, or slow."""
 
 from __future__ import annotations
 

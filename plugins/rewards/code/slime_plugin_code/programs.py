@@ -15,10 +15,10 @@ from slime_plugin_code.blocks import Block, blocks_of, parsed
 _READERS = {"input", "stdin", "fileinput", "open", "read", "readline", "readlines", "raw_input"}
 _PASSIVE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
             ast.AugAssign, ast.Pass)  # fmt: skip
-_MODULES = ("collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "string", "operator", "copy",
+_MODULES = ("collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "string", "copy",
             "random", "datetime", "re", "statistics")  # fmt: skip
 """Whose names need no import, as where problems with functions come from."""
-_WHOLE = ("sys", "os", "io", "json", "time", "queue", "decimal", "fractions", "array", "threading")
+_WHOLE = ("operator", "sys", "os", "io", "json", "time", "queue", "decimal", "fractions", "array", "threading")
 _BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__", "exit", "quit"}
 _FUTURE = re.compile(r"^from __future__ import .*$", re.M)
 
@@ -52,18 +52,20 @@ def program_of(said: str, names: Sequence[str] = (), *, is_cut: bool = False) ->
 
 
 class _Piece:
-    """A block: the names that it binds and takes, and what it does."""
+    """A block: the names that it binds and takes, those that it cannot run without, and what it does."""
 
     def __init__(self, block: Block) -> None:
         self.code, self.tree = block.code, block.tree
         body = block.tree.body if block.tree else []
         self.defines, self.takes = _defined(body), _taken(block.tree) if block.tree else set()
+        own = [each for each in body if not isinstance(each, ast.FunctionDef | ast.ClassDef)]
+        self.runs_with = _taken(ast.Module(own, [])) & self.takes
         self.is_broken = block.tree is None
         self.acts = self.is_broken or any(not isinstance(each, _PASSIVE) and not _is_text(each) for each in body)
         self.reads = block.tree is not None and any(
             getattr(node, "id", getattr(node, "attr", "")) in _READERS
             for node in ast.walk(block.tree)
-            if isinstance(node, ast.Name | ast.Attribute)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
         )
         self.methods = {
             each.name
@@ -101,7 +103,8 @@ def _that_reads(pieces: Sequence[_Piece]) -> int | None:
         piece, earlier = pieces[number], pieces[:number]
         if not piece.acts:
             continue
-        shows = piece.takes & set().union(*(each.defines for each in earlier))
+        known = set().union(*(each.defines for each in earlier))
+        shows = piece.takes & known or piece.runs_with - known - _homes().keys() - {*_MODULES, *_WHOLE, "np"}
         if shows and not piece.reads and any(each.acts and each.reads for each in earlier):
             continue
         return number
