@@ -23,10 +23,15 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str]:
-    """Nothing is run where the machine lacks what confines it."""
-    from slime_plugin_code.uses import sandbox_problems
+    """Nothing is run where the machine lacks what confines it, nor without tests."""
+    from slime_plugin_code.uses import rewards, sandbox_problems
 
-    return [*sandbox_problems(cfg)]
+    found = [*sandbox_problems(cfg)]
+    if any(rewards(cfg)):
+        from slime_plugin_code.checks import label_problems
+
+        found += label_problems(cfg)
+    return found
 
 
 @hookimpl

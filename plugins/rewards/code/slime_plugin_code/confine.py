@@ -7,14 +7,23 @@ sockets, signals to others, its capabilities, and every system call that `calls.
 nothing that the program does can look as if it had not been run.
 """
 
+from __future__ import annotations
+
+import _thread
+import builtins
 import ctypes
+import io
 import marshal
 import os
 import resource
 import struct
 import sys
 
-BEGUN = b"begun"
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes longer than all else here
+    from typing import Any
+
+BEGUN, BEFORE = b"begun", "before the program: "
 LEAST_LANDLOCK, MOST_LANDLOCK = 3, 6
 """Versions of Landlock: from the first on it stops truncation (Linux 6.2), the last is the newest whose rights are
 known here."""
@@ -30,6 +39,14 @@ _NO_CORE = 1  # core(5): with 0 a program that collects cores is still started
 _SIGNALS_THAT_WAIT = 11  # RLIMIT_SIGPENDING, which counts those of all of the user's processes
 _OWN_PID = b"\xff\xff\xff\xff"  # as in `calls.py`
 
+_STREAMS = {
+    f"{folder}/{name}": number
+    for folder, names in (
+        ("/dev", ("stdin", "stdout", "stderr")),
+        *(((f"{at}/fd"), "012") for at in ("/dev", "/proc/self")),
+    )
+    for number, name in enumerate(names)
+}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -140,6 +157,29 @@ def _limits(memory_mb: int, cpu_s: int, output_bytes: int) -> dict[int, int]:
             _SIGNALS_THAT_WAIT: 64}  # fmt: skip
 
 
+def _be_usual(most_stack: int) -> None:
+    """What programs find elsewhere: `exit`, which -S leaves out; integers of any length as text; threads with a stack
+    of any size, which is no larger than there is memory for; and standard streams by their paths, without /proc."""
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    sys.set_int_max_str_digits(0)
+    sys.argv = ["answer.py"]
+    own_size, own_open, own_descriptor = _thread.stack_size, io.open, os.open
+
+    def stack_size(size: int = 0) -> int:
+        return own_size(min(size, most_stack))
+
+    def opened(file: Any, *args: Any, **keywords: Any) -> Any:
+        place = file if isinstance(file, int) else os.fspath(file)
+        return own_open(os.dup(_STREAMS[place]) if place in _STREAMS else file, *args, **keywords)
+
+    def descriptor(path: Any, *args: Any, **keywords: Any) -> int:
+        return os.dup(_STREAMS[path]) if path in _STREAMS else own_descriptor(path, *args, **keywords)
+
+    _thread.stack_size = stack_size
+    builtins.open = io.open = opened
+    os.open = descriptor
+
+
 def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         spec = marshal.load(file)  # of the same interpreter; to import json takes longer than all else here
@@ -159,18 +199,25 @@ def main() -> None:
     except _RefusedError as why:
         os.write(told, str(why).encode())
         os._exit(1)
+    # What it pickles or imports is its own, not this file's. Called, it is a module that somebody imports.
+    name = "__main__" if spec["call"] is None else "answer"
+    sys.modules["__main__"] = sys.modules[name] = program = type(sys)(name)
+    names = vars(program)
+    _be_usual(spec["memory_mb"] * 2**20 // 2)
+    try:
+        exec(compile(spec["before"], "before.py", "exec", dont_inherit=True), names)
+    except BaseException as why:  # noqa: BLE001 because it may end in any way, and is told
+        os.write(told, f"{BEFORE}{type(why).__name__}: {why}".encode(errors="replace"))
+        os._exit(1)
     os.write(told, BEGUN)
     os.close(told)
-    sys.modules["__main__"] = program = type(sys)("__main__")  # what it pickles or imports is its own, not this file's
-    names = vars(program)
-    names.update(exit=sys.exit, quit=sys.exit)  # which -S leaves out
     if spec["call"] is None:
-        exec(compile(spec["code"], "answer.py", "exec"), names)
+        exec(compile(spec["code"], "answer.py", "exec", dont_inherit=True), names)
         return
     said, sys.stdout = sys.stdout, sys.stderr  # what it prints is not its value
-    exec(compile(spec["code"], "answer.py", "exec"), names)
-    value = eval(compile(spec["call"], "test.py", "eval"), names)
-    said.write(repr(value))
+    called: dict[str, Any] = {"__name__": "called"}
+    exec(compile(spec["called"], "called.py", "exec"), called)
+    said.write(called["run"](names, spec["code"], spec["call"], spec["names"], spec["prefers_methods"]))
     said.flush()
 
 

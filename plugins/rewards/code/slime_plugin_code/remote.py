@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_plugin_code.sandbox import Ended, NotRunError, Spec
+from slime_plugin_code.sandbox import Ended, NotRunError, Spec, called_source
 from slime_plugin_rewards.http import ServerError, post
 
 _SLACK_S = 30.0
@@ -12,10 +12,15 @@ _SLACK_S = 30.0
 _TRIES = 3
 _WITH_CALL = """import sys
 said, sys.stdout = sys.stdout, sys.stderr  # what it prints is not its value
-names = {{"__name__": "__main__"}}
-exec(compile({code!r}, "answer.py", "exec"), names)
-said.write(repr(eval(compile({call!r}, "test.py", "eval"), names)))
+sys.modules["answer"] = program = type(sys)("answer")
+exec({before!r}, vars(program))
+called = {{"__name__": "called"}}
+exec({called!r}, called)
+said.write(called["run"](vars(program), {code!r}, {call!r}, {names!r}, {prefers_methods!r}))
 said.flush()
+"""
+_WITHOUT = """{before}
+exec(compile({code!r}, "answer.py", "exec"))
 """
 
 
@@ -29,8 +34,9 @@ def run(url: str, spec: Spec, given: str = "") -> Ended:
     Raises:
         NotRunError: the server gave no answer, or says that its sandbox failed.
     """
-    code = spec.code if spec.call is None else _WITH_CALL.format(code=spec.code, call=spec.call)
-    body = {"code": code, "language": "python", "stdin": given, "run_timeout": spec.wall_s}
+    told = {"called": called_source() if spec.call is not None else "", **vars(spec)}
+    form = _WITH_CALL if spec.call is not None else _WITHOUT if spec.before else "{code}"
+    body = {"code": form.format(**told), "language": "python", "stdin": given, "run_timeout": spec.wall_s}
     try:
         answer = post(f"{url.rstrip('/')}/run_code", body, {}, timeout_s=spec.wall_s + _SLACK_S, tries=_TRIES)
     except ServerError as error:

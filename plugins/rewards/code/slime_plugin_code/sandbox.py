@@ -43,6 +43,12 @@ def _readable() -> list[str]:
     return [*{paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]}, *_SYSTEM]
 
 
+@cache
+def called_source() -> str:
+    """What calls a program's function, as text."""
+    return Path(__file__).with_name("called.py").read_text(encoding="utf-8")
+
+
 class Features(NamedTuple):
     """What confines a program beside the filter of system calls.
 
@@ -61,8 +67,10 @@ class Spec:
 
     Attributes:
         code: Python.
-        call: an expression that is evaluated behind the code, whose repr is the output; None: the output is what it
-            prints.
+        call: an expression that is evaluated behind the code, whose value as text is the output; None: the output is
+            what it prints.
+        before: code that comes before it. Where that fails, the program is not run.
+        names, prefers_methods: of `slime_plugin_code.called.run`.
         cpu_s: seconds of processor time.
         memory_mb: MiB by which it may grow.
         output_bytes: more output ends it.
@@ -73,6 +81,9 @@ class Spec:
 
     code: str
     call: str | None = None
+    before: str = ""
+    names: tuple[str, ...] = ()
+    prefers_methods: bool = False
     cpu_s: int = 5
     memory_mb: int = 512
     output_bytes: int = 1 << 20
@@ -90,6 +101,8 @@ class Spec:
     def document(self) -> dict[str, Any]:
         """What `confine.py` reads."""
         told: dict[str, Any] = {"code": self.code, "call": self.call, "path": self.path, "confined": None}
+        told |= {"before": self.before, "names": self.names, "prefers_methods": self.prefers_methods}
+        told["called"] = called_source() if self.call is not None else ""
         limits = {"cpu_s": self.cpu_s, "memory_mb": self.memory_mb, "output_bytes": self.output_bytes}
         if not self.unconfined:
             machine, used = platform.machine(), self.features or features()
@@ -202,7 +215,10 @@ def _ended(process: subprocess.Popen[bytes], spec: Spec, begins: IO[bytes], outp
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if (said := begins.read()) != confine.BEGUN:
-        why = said.decode(errors="replace") or f"it ended with {process.returncode} before the program's first line"
+        why = said.decode(errors="replace")
+        if why.startswith(confine.BEFORE):
+            raise NotRunError(f"what the label puts before it fails: {why.removeprefix(confine.BEFORE)}")
+        why = why or f"it ended with {process.returncode} before the program's first line"
         raise UnconfinedError(f"the program could not be confined: {why}")
     if end.is_starved:
         raise NotRunError(f"the machine is too busy: {end.fault}")

@@ -6,6 +6,7 @@ import json
 import threading
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -127,7 +128,8 @@ def test_a_server_that_cannot_confine_runs_nothing(monkeypatch):
 
 def test_a_run_with_a_server_needs_no_sandbox_here(monkeypatch):
     monkeypatch.setattr(sandbox, "missing", lambda: "the kernel has no Landlock")
-    words = ["+model=glm4-tiny", "+cluster=local", "reward.name=code"]
+    data = Path(__file__).with_name("data") / "problems.jsonl"
+    words = ["+model=glm4-tiny", "+cluster=local", "reward.name=code", f"data.path={data}", "eval.path=null"]
     with pytest.raises(SlimeError, match=r"reward\.options\.sandbox=http://HOST:8080 runs programs at a server"):
         compose(words)
     assert compose([*words, "reward.options.sandbox=https://there"]).reward.options["sandbox"] == "https://there"

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from plugins.rewards.code.tests.escapes import ESCAPES, NO_CONTROL, THREADS, TRY_ALL, as_nobody, victim
-from slime.types import Verdict
 from slime_plugin_code import confine, sandbox
 from slime_plugin_code.sandbox import Features, NotRunError, Spec, UnconfinedError, run
 from slime_testing.patience import Patience
@@ -117,16 +116,14 @@ def test_every_escape_is_refused_below_a_run_s_reward():
     with victim() as (codes, harm):
         code = TRY_ALL.format(codes=codes).replace("print(json.dumps(outcomes))", "")
         count = 'print(sum(each.startswith("refused") for each in outcomes.values()))'
-        right = Verdict.of(1.0, tests_passed=1.0, out_of_time=0.0)
-        check_reward("code", [RewardCase(f"```python\n{code}\n{count}\n```", label, right)])
+        check_reward("code", [RewardCase(f"```python\n{code}\n{count}\n```", label, 1.0)])
         assert harm() == []
 
 
 def test_what_a_plan_promises_holds_below_a_run_s_reward():
     """A process in a PID namespace of its own is its first."""
     label = {"inputs": [""], "outputs": ["True" if sandbox.features().namespaces else "False"]}
-    right = Verdict.of(1.0, tests_passed=1.0, out_of_time=0.0)
-    check_reward("code", [RewardCase("```python\nimport os\nprint(os.getpid() == 1)\n```", label, right)])
+    check_reward("code", [RewardCase("```python\nimport os\nprint(os.getpid() == 1)\n```", label, 1.0)])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slime import plugins
@@ -14,6 +16,9 @@ from slime_plugin_code.tool import python
 from slime_plugin_code.uses import TOOL, SandboxPart
 
 WORDS = ["+model=glm4-tiny", "+cluster=local"]
+DATA = Path(__file__).with_name("data") / "problems.jsonl"
+CODE = [*WORDS, "reward.name=code", f"data.path={DATA}", "eval.path=null"]
+SET = f"{{path: {DATA}, reward: code}}"
 TOOLS = ["rollout.program.name=tools", f"rollout.program.options.functions=[{TOOL}]"]
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"this machine has no sandbox: {sandbox.missing()}")
@@ -67,11 +72,11 @@ def test_a_plan_says_what_confines_programs() -> None:
     landlock, namespaces = sandbox.features()
     scopes = "with" if landlock >= 6 else "without"
     confined = f"seccomp, Landlock {landlock} {scopes} scopes, {'' if namespaces else 'no '}namespaces"
-    assert line([*WORDS, "reward.name=code"]) == confined
-    assert line([*WORDS, "+data.sets.code={path: '${data.path}', reward: code}"]) == confined
-    assert line([*WORDS, "reward.name=code", "reward.options.sandbox=http://host:8080"]) == ""
+    assert line([*CODE]) == confined
+    assert line([*WORDS, f"+data.sets.code={SET}"]) == confined
+    assert line([*CODE, "reward.options.sandbox=http://host:8080"]) == ""
     assert line(WORDS) == ""
-    unconfined = line([*WORDS, "reward.name=code", "reward.options.unconfined=true"])
+    unconfined = line([*CODE, "reward.options.unconfined=true"])
     assert unconfined == f"{confined}; the reward runs unconfined (unconfined=true)"
 
 
@@ -84,8 +89,8 @@ def test_a_plan_says_what_confines_the_tool() -> None:
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (["+data.sets.code={path: '${data.path}', reward: code}"], "data.sets.code.reward=code"),
-        (["+eval.sets.code={path: '${eval.path}', reward: code}"], "eval.sets.code.reward=code"),
+        ([f"+data.sets.code={SET}"], "data.sets.code.reward=code"),
+        ([f"+eval.sets.code={SET}"], "eval.sets.code.reward=code"),
         (TOOLS, f"rollout.program.options.functions: the sandbox of {TOOL}"),
     ],
 )

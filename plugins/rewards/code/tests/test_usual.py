@@ -78,3 +78,11 @@ def test_what_usual_programs_do_works():
     assert ended == run(Spec(USUAL, memory_mb=2048, cpu_s=30, unconfined=True), given)
     assert ended.fault == ""
     assert "'alarm', 'alarm', 'alarm', 3, 100, '(x - 1)*(x + 1)', b'over', 7200, 3, True" in ended.output
+
+
+def test_annotations_are_what_they_are_in_python():
+    """Not texts, as they would be if the program were compiled as its sandbox is."""
+    code = "def f(a: int): pass\nprint(f.__annotations__)"
+    assert run(Spec(code)).output == "{'a': <class 'int'>}\n"
+    called = run(Spec("def f(a: int): pass\ndef g(): return str(f.__annotations__)", "g()", names=("g",)))
+    assert called.output == repr("{'a': <class 'int'>}")

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from slime import plugins
 from slime.arguments import ArgumentParser
-from slime.errors import SlimeError
+from slime.errors import SlimeError, did_you_mean
 from slime.printable import printable
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_keys("options of the reward and columns of the data", _KEYS)
     parser.add_argument("--rows", type=int, default=200, help="rows from the start of the set (default: 200)")
     parser.add_argument("--template", help="how a response states its answer, with {label} (default: what pays most)")
+    parser.add_argument("--answers", help="column of right responses, where they cannot be made of labels")
     parser.add_argument(
         "--pays", type=float, default=0.5, help="value from which an answer counts as paid (default: 0.5)"
     )
@@ -43,14 +44,24 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Raises SlimeError: the reward, the data or a key is wrong."""
-    from slime_plugin_check_reward.trial import try_reward
+    from slime_plugin_check_reward.trial import refused_labels, try_reward
 
     reward, data = read_keys(args.reward, args.keys)
     if group := reward.options.get("engines"):
         what = f"reward '{reward.name}' asks the engine group '{group}', which only a run starts"
         todo = "Start a run with run.num_steps=1, and read its scores: slime samples runs/<name>."
         raise SlimeError(what, where="reward.options.engines", todo=todo)
-    trial = try_reward(reward, prompts_of(args.data, data, args.rows), args.template, args.pays)
+    prompts = prompts_of(args.data, data, args.rows)
+    answers = answers_of(prompts, args.answers, args.data) if args.answers else None
+    factory = plugins.load().rewards.get(reward.name).factory
+    if not (answers or args.template or getattr(factory, "label_is_answer", True)):
+        if refused := refused_labels(reward, prompts):
+            what = f"reward '{reward.name}' refuses {len(refused)} of {len(prompts)} labels. {refused[0]}"
+            raise SlimeError(what, where=args.data, todo="Name another column (data.label_key), or mend the rows.")
+        what = f"reward '{reward.name}' reads all {len(prompts)} labels, but a label is no answer to be tried"
+        todo = "Name a column of right responses: --answers solution."
+        raise SlimeError(what, where="slime check-reward", todo=todo)
+    trial = try_reward(reward, prompts, args.template, args.pays, answers)
     faults = trial.faults(args.least)
     if args.json:
         print(json.dumps({**asdict(trial), "faults": faults}, indent=1))
@@ -119,10 +130,25 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
     ]
 
 
+def answers_of(prompts: Sequence[Prompt], column: str, path: str) -> list[str]:
+    """The right responses that the rows give.
+
+    Raises:
+        SlimeError: a row has no such column, or no text in it.
+    """
+    found = [prompt.metadata.get(column) for prompt in prompts]
+    for prompt, answer in zip(prompts, found, strict=True):
+        if not isinstance(answer, str) or not answer.strip():
+            what = f"row {prompt.id.rpartition('/')[2]} has no text in the column '{column}'"
+            raise SlimeError(what, where=path, todo=did_you_mean(column, prompt.metadata))
+    return [str(answer) for answer in found]
+
+
 def shown(name: str, trial: Trial, faults: Sequence[str]) -> str:
     """The result as text."""
     answers, seconds = trial.right.num + trial.wrong.num, trial.right.seconds + trial.wrong.seconds
-    lines = [f"{name}, answers stated as {trial.template!r}", ""]
+    stated = f"answers stated as {trial.template!r}" if trial.template else "answers as the rows give them"
+    lines = [f"{name}, {stated}", ""]
     lines += [
         _row("right answers", trial.right, "paid"),
         _row("wrong answers", trial.wrong, "paid, should be 0"),

@@ -9,9 +9,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from slime.config.schema import RewardConfig
 from slime.reward.service import RewardService
+from slime.thinking import divided
 from slime.types import Prompt, Sample, Status, Verdict, VerdictKind
 from slime_plugin_check_reward.responses import HOSTILE, TEMPLATES, stated, thought, wrong
 
@@ -79,19 +81,58 @@ class Trial:
 MAX_EXAMPLES = 3
 
 
-def try_reward(cfg: RewardConfig, prompts: Sequence[Prompt], template: str | None, pays: float) -> Trial:
+def refused_labels(cfg: RewardConfig, prompts: Sequence[Prompt]) -> list[str]:
+    """Why the reward cannot judge these rows, whatever is answered."""
+
+    async def asked(service: RewardService) -> list[Verdict]:
+        return await asyncio.gather(*(service.score(_sample(Case(prompt, ""))) for prompt in prompts))
+
+    with RewardService(cfg) as service:
+        return [said.reason for said in asyncio.run(asked(service)) if said.kind is VerdictKind.INVALID]
+
+
+def try_reward(
+    cfg: RewardConfig,
+    prompts: Sequence[Prompt],
+    template: str | None,
+    pays: float,
+    answers: Sequence[str] | None = None,
+) -> Trial:
     """Try a reward.
 
     Args:
         prompts: at least one.
         template: of a response, with `{label}`; None takes the one of `TEMPLATES` by which most labels are paid.
         pays: the value of a right answer, at least.
+        answers: right responses to the prompts, in the place of those made of labels.
 
     Raises:
         SlimeError: the reward cannot be created.
     """
     with RewardService(cfg) as service:
+        if answers is not None:
+            return asyncio.run(_tried_with(service, prompts, answers, pays))
         return asyncio.run(_tried(service, prompts, template, pays))
+
+
+async def _tried_with(service: RewardService, prompts: Sequence[Prompt], answers: Sequence[str], pays: float) -> Trial:
+    """The answers are right, each other's are wrong, and so are they where they are thought alone."""
+    rights = [Case(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    slips = [
+        Case(one.prompt, other.response)
+        for one, other in pairwise(rights)
+        if one.response != other.response and one.prompt.label != other.prompt.label
+    ]
+    attacks = [Case(prompts[0], text) for text in HOSTILE]
+    attacks += [
+        Case(case.prompt, text) for case in rights[:TRIED] for text in thought("{label}", divided(case.response)[1])
+    ]
+    return Trial(
+        "",
+        await _scored(service, rights, pays, is_right=True, beside=slips),
+        await _scored(service, slips, pays, is_right=False, beside=rights),
+        await _scored(service, attacks, pays, is_right=False, beside=rights),
+    )
 
 
 async def _tried(service: RewardService, prompts: Sequence[Prompt], template: str | None, pays: float) -> Trial:
