@@ -101,6 +101,11 @@ class PolicyGradient(ABC):
         return any(bound is not None for bound in (self.sequence_bound, self.sequence_veto, self.opsm_bound))
 
     @property
+    def entropy_gradient(self) -> bool:
+        """Also of a subclass with a loss of its own, which may read them."""
+        return self.entropy_coef != 0 or type(self).loss is not PolicyGradient.loss
+
+    @property
     def trains_on(self) -> TrainsOn:
         return TrainsOn.rollouts
 
