@@ -54,6 +54,17 @@ def test_tokens_of_older_weights_are_told_apart() -> None:
     assert bad.columns["is_current"].tolist() == [1]
 
 
+def test_tokens_on_keys_of_older_weights_are_not_of_the_current_ones() -> None:
+    """What samples them has the version that is trained, and with other keys and values other log-probs: also of what
+    is left of a span that is cut."""
+    mixed = [WeightSpan(4, 1), WeightSpan(4, 3, is_mixed=True), WeightSpan(4, 1)]
+    whole, cut = (sample(index, Verdict.of(float(index)), [1, 2, 3, 4, 5], [*mixed]) for index in range(2))
+    cut.segments[0].cut(3)
+    found = to_train_samples([Group(PROMPT, [whole, cut])], GRPO, 4, None)
+    assert [each.columns["is_current"].tolist() for each in found] == [[1, 0, 0, 0, 1], [1, 0, 0]]
+    assert [each.loss_mask.tolist() for each in found] == [[1] * 5, [1] * 3], "they are trained on all the same"
+
+
 @pytest.mark.parametrize(
     ("now", "limit", "masks"),
     [(4, 1, [[1, 1, 1], [1]]), (4, 0, [[0, 1, 1], [1]]), (5, 1, [[0, 1, 1], [1]]), (9, None, [[1, 1, 1], [1]])],
