@@ -61,7 +61,7 @@ def start(
     from slime.config.schema import AlgoConfig, Device, SlimeConfig
     from slime_plugin_megatron.trainer import Trainer
 
-    options = {"gamma": 0.99, "value_clip": 0.05}
+    options = {"gamma": 0.99, "gae_lambda": 0.95, "critic_lambda": 0.9, "value_clip": 0.05}
     cfg = SlimeConfig(algo=AlgoConfig(**{"advantage": "gae", "advantage_options": options, **(algo or {})}))
     hf = json.loads((model / "config.json").read_text())
     cfg.model.family, cfg.model.path, cfg.train.megatron = hf["model_type"], str(model), dict(megatron or {})
