@@ -175,6 +175,6 @@ class Objective(Protocol):
         """Of one micro-batch, in sums: nothing is divided here.
 
         Args:
-            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient (`SaysOfEntropy`);
-                both at the temperature that samples are drawn with. Of a critic [1, t]: values.
+            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient
+                (`SaysOfEntropy`); both at the temperature that samples are drawn with. Of a critic [1, t]: values.
         """

@@ -85,8 +85,8 @@ def check_objective(name: str, model: str, **algo: Any) -> None:
     """Assert that objective `name` is well installed, and that its loss is one of tokens, not of micro-batches.
 
     A rollout of two optimizer steps gives the same metrics and gradients, but for the order of sums, in every `WAYS`:
-    any packing, data, context, tensor and pipeline parallelism, and whatever masked tokens hold. An objective whose loss
-    depends on the entropies does not say otherwise.
+    any packing, data, context, tensor and pipeline parallelism, and whatever masked tokens hold. An objective whose
+    loss depends on the entropies does not say otherwise.
 
     Args:
         model: folder with the config.json of a small model of an installed family, or `pkg://package/folder`; at least

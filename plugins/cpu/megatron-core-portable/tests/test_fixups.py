@@ -81,20 +81,26 @@ kinds = {"cpu_optimizer_cls": torch.optim.AdamW, "gpu_optimizer_cls": torch.opti
 with cpu_stands_in_for_cuda():
     adam = HybridDeviceOptimizer([head], 1.0, **kinds, param_update_in_fp32=True)
 """
-FP32_MASTERS = CPU_ADAM + """
+FP32_MASTERS = (
+    CPU_ADAM
+    + """
 adam.state[head] = {"master_param": torch.ones(2)}
 try:
     adam._update_fp32_params_by_new_state()
 except KeyError as error:
     print("defect:", type(error).__name__)
 """
-COPIES_ON_CPU = CPU_ADAM + """
+)
+COPIES_ON_CPU = (
+    CPU_ADAM
+    + """
 try:
     with cpu_stands_in_for_cuda():
         adam.step()
 except KeyError as error:
     print("defect:", type(error).__name__)
 """
+)
 SPLIT_SIZES = """
 import numpy, torch
 from megatron.core.transformer.moe.token_dispatcher import maybe_move_tensor_to_cpu

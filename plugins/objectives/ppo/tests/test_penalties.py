@@ -82,7 +82,9 @@ def test_advantages_and_returns_are_the_papers_of_penalised_rewards() -> None:
     micro = micro_batch(lengths, mask, rewards)
     columns = {"old_logprobs": torch.from_numpy(old), "ref_logprobs": torch.from_numpy(ref)}
     penalties = objective(**IN_REWARD).penalties(columns).numpy()
-    advantages, returns = advantages_of(Gae(gamma=GAMMA, gae_lambda=LAMBDA, critic_lambda=LAMBDA), micro, values, penalties)
+    advantages, returns = advantages_of(
+        Gae(gamma=GAMMA, gae_lambda=LAMBDA, critic_lambda=LAMBDA), micro, values, penalties
+    )
     assert not advantages[~mask].any()
     assert not returns[~mask].any()
     for start_of, end in pairwise(micro.cu_seqlens.tolist()):
