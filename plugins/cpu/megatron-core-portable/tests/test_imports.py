@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 SAYS = "print('imported')"
-KEEPS_OUT = "import megatron_core_portable as portable\nportable.keep_flashinfer_out()\nportable.keep_flashinfer_out()\n"
+KEEPS_OUT = (
+    "import megatron_core_portable as portable\nportable.keep_flashinfer_out()\nportable.keep_flashinfer_out()\n"
+)
 DEFECT = "import megatron.core"
 SEEN = "import sys\nprint('flashinfer' in sys.modules)"
 
