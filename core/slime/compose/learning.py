@@ -8,7 +8,6 @@ from slime import plugins
 from slime.algo.stages import estimator_of, policy_steps, run_stages
 from slime.config.paths import resolve
 from slime.config.schema import (
-    OPTIMIZER_DEFAULTS,
     AlgoConfig,
     CheckpointConfig,
     EvalConfig,
@@ -89,11 +88,8 @@ def rate_warnings(cfg: SlimeConfig, overrides: Sequence[str]) -> Iterator[SlimeE
     if not adapters_of(cfg.train) or not any(key.startswith(home) for key in typed for home in homes):
         return
     rates = {"sft.lr": cfg.sft.lr} if cfg.sft.num_steps else {}
-    rates |= (
-        {"train.optimizer.lr": cfg.train.optimizer.get("lr") or OPTIMIZER_DEFAULTS["lr"]}
-        if run_stages(cfg).reinforces
-        else {}
-    )
+    lr = cfg.train.optimizer.get("lr")
+    rates |= {"train.optimizer.lr": lr} if lr and run_stages(cfg).reinforces else {}
     for key, rate in rates.items():
         if key not in typed:
             what = f"is {rate:g}, as for training the whole model; adapters take about ten times that"

@@ -146,8 +146,7 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
     stage = run_stages(cfg).all[-1]
     trainer = Trainer(cfg, *rank)
     if way.of_entropies:
-        enter = trainer._enter
-        trainer._enter = lambda stage: (enter(stage), _give_entropies_gradients(trainer.model.modules))
+        _give_entropies_gradients(trainer)
     trainer.init_weights()
     trainer.snapshot_reference()
     if stage.needs(Source.teacher):
@@ -169,9 +168,16 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
     return Trained({}, [history], gradients)
 
 
-def _give_entropies_gradients(modules: Sequence[Any]) -> None:
-    for module in modules:
-        module.entropy_gradient = True
+def _give_entropies_gradients(trainer: Any) -> None:
+    """Whatever stage begins."""
+    enter = trainer._enter
+
+    def enter_and_give(stage: Any) -> None:
+        enter(stage)
+        for module in trainer.model.modules:
+            module.entropy_gradient = True
+
+    trainer._enter = enter_and_give
 
 
 def samples_for(objective: Any, vocab_size: int, *, spoils: bool = False) -> Sequence[TrainSample]:

@@ -72,7 +72,9 @@ def copy_parameters_on_cpu() -> None:
     from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
 
     def copied(self: Any, offload_fraction: float) -> tuple[Any, ...]:
-        groups, copies, masters = [], {}, {}
+        groups: list[dict[str, Any]] = []
+        copies: dict[torch.Tensor, torch.Tensor] = {}
+        masters: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups:
             own = {parameter: parameter.detach().clone().float() for parameter in group["params"]}
             copies |= own

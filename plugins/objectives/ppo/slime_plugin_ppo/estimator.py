@@ -50,7 +50,8 @@ class ValueEstimator(ABC):
     def targets(self, rewards: np.ndarray, values: np.ndarray, advantages: np.ndarray) -> np.ndarray:
         """[n] returns, which the critic learns, of the same tokens: unless an estimator has others, the advantage of
         each plus its value."""
-        return advantages + values
+        returns: np.ndarray = advantages + values
+        return returns
 
     def make_critic(self, trainer: Any) -> Any:
         """See `slime.estimator.CriticEstimator`."""

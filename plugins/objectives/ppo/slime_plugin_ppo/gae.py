@@ -92,7 +92,8 @@ class Gae(ValueEstimator):
 
     def targets(self, rewards: np.ndarray, values: np.ndarray, advantages: np.ndarray) -> np.ndarray:
         is_same = self.critic_lambda == self.gae_lambda
-        return values + (advantages if is_same else self._sums(rewards, values, self.critic_lambda))
+        returns: np.ndarray = values + (advantages if is_same else self._sums(rewards, values, self.critic_lambda))
+        return returns
 
     def _sums(self, rewards: np.ndarray, values: np.ndarray, lam: float) -> np.ndarray:
         import numpy as np
