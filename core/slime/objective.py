@@ -140,6 +140,20 @@ class LossTerms:
 
 
 @runtime_checkable
+class SaysOfEntropy(Protocol):
+    """An objective that says whether its loss depends on the entropies, whose gradient costs time at the output head.
+    Of one that does not say it, they have their gradient."""
+
+    @property
+    def entropy_gradient(self) -> bool: ...
+
+
+def takes_entropy_gradient(objective: Objective) -> bool:
+    """Whether the model computes the gradient of the entropies."""
+    return objective.entropy_gradient if isinstance(objective, SaysOfEntropy) else True
+
+
+@runtime_checkable
 class Objective(Protocol):
     """What a model learns from a batch; knows nothing of packing, ranks and optimizer steps.
 
@@ -161,6 +175,6 @@ class Objective(Protocol):
         """Of one micro-batch, in sums: nothing is divided here.
 
         Args:
-            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient; both
-                at the temperature that samples are drawn with. Of a critic [1, t]: values.
+            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient
+                (`SaysOfEntropy`); both at the temperature that samples are drawn with. Of a critic [1, t]: values.
         """

@@ -14,6 +14,7 @@ from slime.observe.stopwatch import Stopwatch
 from slime.opening import Run, open_run
 from slime.sampling.samples import missing_shares, spread, to_train_samples
 from slime.topology.recordings import recordings_of
+from slime.train.packing import skipped_steps
 
 
 def train(composed: Composed) -> None:
@@ -106,15 +107,17 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     watch.add_all(collected.stats)
     with watch("pack"):
         groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
-        samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained)
+        masked = {"mask_truncated": cfg.algo.mask_truncated}
+        samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained, **masked)
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
     if made_by(stage.objective):
         with watch("columns"):
             samples = generation.asking(partial(with_columns, stage.objective, samples))
     with watch("pack"):
         batches = learner.pack(samples, cfg.train.steps_per_rollout)
+        skipped = skipped_steps(len(batches), cfg.train.steps_per_rollout, step)
     run.events.phase("train")
-    values = recorded | generation.beside(partial(learner.train, batches, step, stage))
+    values = recorded | skipped | generation.beside(partial(learner.train, batches, step, stage))
     watch.add_all(values)
     if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
         run.log.incomplete(stage.name, step, collected.stats | values)

@@ -82,7 +82,7 @@ class Segment:
         spans, self.spans = self.spans, []
         for span in spans:
             if (kept := min(span.num_tokens, count)) > 0:
-                self.spans.append(WeightSpan(span.version, kept))
+                self.spans.append(replace(span, num_tokens=kept))
             count -= kept
         self.cut_rows()
 

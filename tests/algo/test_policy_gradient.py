@@ -251,6 +251,32 @@ def test_a_mean_over_what_is_left_is_that_of_a_step_without_the_rejected(
     assert not keeping.step_sums(batches[0])
 
 
+def test_a_token_without_an_importance_weight_is_never_rejected_by_one() -> None:
+    """w of all but the last token lies outside [0.5, 2], and only the second and third are stale: of a mean over four
+    tokens two are left, each of them with half of it."""
+    mask = torch.ones(4).double()
+    old, engine = torch.full((4,), -1.0).double(), torch.tensor([-4.0, -4.0, 2.0, -1.0]).double()
+    columns = {ADVANTAGES: torch.tensor([1.0, 10.0, 100.0, 1000.0]).double(), ROLLOUT_LOGPROBS: engine}
+    columns |= {"old_logprobs": old, "is_current": torch.tensor([1.0, 0.0, 0.0, 1.0]).double()}
+    inputs = LossInputs(mask, mask / 4, columns, lambda x: x.sum().expand(4))
+    bounds = {"importance_low": 0.5, "importance_high": 2.0, "importance_tokens": ImportanceTokens.stale}
+    chosen = objective(kl_coef=None, importance=Importance.mask, rejected_in_mean=False, **bounds)
+    sums = chosen.step_sums(inputs)
+    assert {name: float(value) for name, value in sums.items()} == {"weight": 1.0, "kept_weight": 0.5}
+    scores = torch.stack([old, torch.zeros(4).double()]).requires_grad_()
+    (gradient,) = torch.autograd.grad(chosen.loss(scores, dataclasses.replace(inputs, step_sums=sums)).loss, scores)
+    assert gradient[0].tolist() == [-0.5, 0.0, 0.0, -500.0]
+
+
+def test_an_entropy_bonus_raises_the_entropy() -> None:
+    """d(-c H)/dH is -c, of each token with its weight."""
+    columns = {ADVANTAGES: torch.zeros(2), ROLLOUT_LOGPROBS: torch.zeros(2), "old_logprobs": torch.zeros(2)}
+    inputs = LossInputs(torch.ones(2), torch.tensor([0.25, 0.75]), columns, lambda x: x)
+    scores = torch.zeros(2, 2).requires_grad_()
+    terms = objective(kl_coef=None, entropy_coef=0.5).loss(scores, inputs)
+    assert torch.autograd.grad(terms.loss, scores)[0][1].tolist() == [-0.125, -0.375]
+
+
 def test_masked_tokens_take_no_part_in_what_is_rejected() -> None:
     """A mean over all tokens, or over none, would be another number."""
     columns = {

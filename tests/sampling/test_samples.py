@@ -54,6 +54,17 @@ def test_tokens_of_older_weights_are_told_apart() -> None:
     assert bad.columns["is_current"].tolist() == [1]
 
 
+def test_tokens_on_keys_of_older_weights_are_not_of_the_current_ones() -> None:
+    """What samples them has the version that is trained, and with other keys and values other log-probs: also of what
+    is left of a span that is cut."""
+    mixed = [WeightSpan(4, 1), WeightSpan(4, 3, is_mixed=True), WeightSpan(4, 1)]
+    whole, cut = (sample(index, Verdict.of(float(index)), [1, 2, 3, 4, 5], [*mixed]) for index in range(2))
+    cut.segments[0].cut(3)
+    found = to_train_samples([Group(PROMPT, [whole, cut])], GRPO, 4, None)
+    assert [each.columns["is_current"].tolist() for each in found] == [[1, 0, 0, 0, 1], [1, 0, 0]]
+    assert [each.loss_mask.tolist() for each in found] == [[1] * 5, [1] * 3], "they are trained on all the same"
+
+
 @pytest.mark.parametrize(
     ("now", "limit", "masks"),
     [(4, 1, [[1, 1, 1], [1]]), (4, 0, [[0, 1, 1], [1]]), (5, 1, [[0, 1, 1], [1]]), (9, None, [[1, 1, 1], [1]])],
@@ -89,9 +100,72 @@ def test_a_group_left_with_one_sample_teaches_nothing_and_is_counted() -> None:
     assert lag_stats([lone, both], 4, None)["rollout/weight_lag_masked_groups"] == 0
 
 
-def test_a_step_without_a_token_to_learn_from_says_why() -> None:
-    with pytest.raises(SlimeError, match=r"weight version 9: no token to learn from.*rollout\.max_weight_lag"):
-        to_train_samples([GROUP], GRPO, 9, 4)
+def ended(rewards: list[float], statuses: list[Status], spans: list[WeightSpan] | None = None) -> Group:
+    made = [
+        sample(index, Verdict.of(reward), [2, 3], spans or [WeightSpan(4, 2)]) for index, reward in enumerate(rewards)
+    ]
+    for each, status in zip(made, statuses, strict=True):
+        each.status = status
+    return Group(PROMPT, made)
+
+
+@pytest.mark.parametrize(
+    ("groups", "now", "told"),
+    [
+        ([GROUP], 9, "of 3 samples 2 over 4 versions old, 1 without a value. Raise rollout.max_weight_lag"),
+        (
+            [Group(PROMPT, [sample(0, Verdict.of(1.0), [1], [WeightSpan(4, 1)])])],
+            4,
+            "of 1 samples 1 in groups with fewer than 2 that could be compared. Raise rollout.samples_per_prompt",
+        ),
+        (
+            [Group(PROMPT, [sample(0, Verdict.of(0.0), [], []), sample(1, Verdict.of(0.0), [], [])])],
+            4,
+            "of 2 samples 2 empty. See in the run's samples what the model answers",
+        ),
+        (
+            [Group(PROMPT, [sample(0, Verdict.timeout("slow"), [1], [WeightSpan(4, 1)])] * 2)],
+            4,
+            "of 2 samples 2 without a value. See in the run's samples why rewards give none",
+        ),
+        (
+            [ended([1.0, 0.0], [Status.TRUNCATED, Status.TRUNCATED])],
+            4,
+            r"of 2 samples 2 cut off \(algo.mask_truncated\). Raise rollout.sampling.max_response_tokens",
+        ),
+        (
+            [
+                Group(PROMPT, [sample(0, Verdict.of(1.0), [1], [WeightSpan(4, 1)])]),
+                ended([1.0, 0.0, 0.5], [Status.TRUNCATED] * 3),
+            ],
+            4,
+            r"of 4 samples 1 in groups with fewer than 2 that could be compared, 3 cut off",
+        ),
+    ],
+    ids=["old", "alone", "empty", "without a value", "cut off", "two causes"],
+)
+def test_a_step_without_a_token_to_learn_from_says_why(groups: list[Group], now: int, told: str) -> None:
+    with pytest.raises(SlimeError, match=f"weight version {now}: no token to learn from: {told}"):
+        to_train_samples(groups, GRPO, now, 4, mask_truncated=True)
+
+
+def test_truncated_samples_are_compared_with_and_teach_nothing() -> None:
+    """Of rewards 1, 0 and 0.5 the mean is 0.5, whoever was cut off; a group that was cut off whole is no part of it."""
+    cut, done = Status.TRUNCATED, Status.COMPLETED
+    groups = [ended([1.0, 0.0, 0.5], [done, cut, done]), ended([1.0, 0.0], [cut, cut])]
+    plain = GroupMean(normalize_std=False)
+    left = to_train_samples(groups, plain, 4, None, mask_truncated=True)
+    assert [each.columns["advantages"].tolist() for each in left] == [[0.5, 0.5], [0.0, 0.0]]
+    assert [each.attempt for each in left] == [0, 2]
+    assert all(each.loss_mask.all() for each in left)
+    assert len(to_train_samples(groups, plain, 4, None)) == 5
+
+
+def test_a_sample_that_only_truncated_ones_can_be_compared_with_is_trained_on() -> None:
+    [left] = to_train_samples(
+        [ended([1.0, 0.0], [Status.COMPLETED, Status.TRUNCATED])], GRPO, 4, None, mask_truncated=True
+    )
+    assert left.columns["advantages"].tolist() == pytest.approx([0.5 / (0.5**0.5 + EPSILON)] * 2)
 
 
 def test_an_empty_response_is_left_out() -> None:

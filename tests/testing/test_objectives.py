@@ -99,6 +99,51 @@ def test_a_wrong_one_is_found(site: Site, fault: str, told: str) -> None:
         check_objective("wrong", MODEL, options={fault: True})
 
 
+BOLD = """
+from dataclasses import dataclass
+from slime.objective import LossTerms, Metrics, TrainsOn
+
+@dataclass
+class Bold:
+    trains_on = TrainsOn.rollouts
+    needs = ()
+
+    def metrics(self, columns):
+        return Metrics(("loss",))
+
+    def loss(self, scores, inputs):
+        loss = -inputs.weighted(scores[1])
+        return LossTerms(loss, {"loss": loss})
+
+@hookimpl
+def slime_objectives():
+    return {"bold": Bold}
+"""
+"""Of entropies alone."""
+
+
+@pytest.mark.slow
+def test_the_entropy_of_an_objective_has_its_gradient(site: Site) -> None:
+    site.add("slime-bold", BOLD)
+    check_objective("bold", MODEL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        ("scores[1]", "with the gradient of entropies step 0 (loss|grad_norm)"),
+        ("scores.sum(0)", "with the gradient of entropies step 0 (loss|grad_norm)"),
+    ],
+    ids=["which is all of it", "which is a part of it"],
+)
+def test_one_that_says_that_it_needs_none_and_reads_them_is_found(site: Site, loss: str, told: str) -> None:
+    lies = BOLD.replace("    needs = ()", "    needs = ()\n    entropy_gradient = False")
+    site.add("slime-bold", lies.replace("scores[1]", loss))
+    with pytest.raises(AssertionError, match=told):
+        check_objective("bold", MODEL)
+
+
 @pytest.mark.slow
 def test_a_column_of_its_own_travels_through_packing_and_every_parallelism(site: Site) -> None:
     text = WRONG.replace('(Column("advantages"),)', '(Column("advantages"), Column("own", optional=True))')

@@ -3,7 +3,8 @@
 import os
 
 from slime.compose.compose import examine
-from slime.config.schema import Device, EngineGroupConfig, Role
+from slime.config.schema import ClusterConfig, Device, EngineGroupConfig, Role
+from slime.topology.environment import trainer_environment
 from slime.topology.topology import read_topology
 from slime_testing.engines import cpu_config
 
@@ -31,6 +32,19 @@ def test_the_user_has_the_last_word_group_over_cluster():
     assert of_trainers(cfg) == {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1", "NCCL_IB_TC": "160"}
     engine = of_first_engine(cfg)
     assert (engine["NCCL_NVLS_ENABLE"], engine["NCCL_IB_TC"]) == ("1", "96")
+
+
+def test_trainers_that_overlap_have_one_connection_to_the_device():
+    """Megatron-core's layers count on the order of launches under tensor and context parallelism."""
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    on_gpus, on_cpu = ClusterConfig(device=Device.cuda), ClusterConfig()
+    for size in ("tensor_model_parallel_size", "context_parallel_size"):
+        assert trainer_environment(on_gpus, {size: 2})[name] == "1"
+        assert name not in trainer_environment(on_gpus, {size: 1})
+        assert name not in trainer_environment(on_cpu, {size: 2})
+    assert name not in trainer_environment(on_gpus, {"pipeline_model_parallel_size": 2})
+    on_gpus.environment = {name: 32}
+    assert trainer_environment(on_gpus, {"tensor_model_parallel_size": 2})[name] == "32", "the user's own"
 
 
 def test_a_request_may_wait_for_its_other_side_as_long_as_it_takes():

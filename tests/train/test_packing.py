@@ -9,7 +9,7 @@ from slime.config.schema import LossMean
 from slime.errors import SlimeError
 from slime.models.blocks import Attention
 from slime.train.bins import Shape, Unit, share_out
-from slime.train.packing import pack
+from slime.train.packing import pack, skipped_steps
 from slime.types import TrainSample
 from slime_testing.recorded import recorded_samples
 from tests.packed import micro_batches, weighted_loss
@@ -150,14 +150,47 @@ def test_a_sequence_beyond_the_cap_is_named_with_the_key_to_change() -> None:
         pack([*SAMPLES[:2], long], num_dp=1, align=4, max_tokens=128, loss_mean=LossMean.token)
 
 
-def test_more_steps_than_samples() -> None:
-    with pytest.raises(SlimeError, match="steps_per_rollout: 2 samples cannot make 3 optimizer steps"):
-        pack(SAMPLES[:2], num_dp=1, align=1, max_tokens=99, loss_mean=LossMean.token, num_optimizer_steps=3)
+@pytest.mark.parametrize("loss_mean", LossMean)
+@pytest.mark.parametrize(
+    ("learnt", "num_steps", "parts"),
+    [
+        ([1, 1], 3, [[0], [1]]),
+        ([1], 4, [[0]]),
+        ([0, 0, 1, 1], 2, [[2, 3]]),
+        ([1, 1, 0, 0, 1, 1], 3, [[0, 1], [4, 5]]),
+        ([0, 1, 0, 0, 0, 0], 3, [[0, 1]]),
+        ([1, 1, 1, 1], 2, [[0, 1], [2, 3]]),
+    ],
+)
+def test_optimizer_steps_without_a_loss_token_are_none(
+    learnt: list[int], num_steps: int, parts: list[list[int]], loss_mean: LossMean
+) -> None:
+    """What is left is what a step of its own makes of these samples."""
+    samples = [
+        sample if learns else dataclasses.replace(sample, loss_mask=np.zeros_like(sample.loss_mask))
+        for sample, learns in zip(SAMPLES, learnt, strict=False)
+    ]
+    options: dict[str, Any] = {"num_dp": 2, "align": 1, "max_tokens": 500, "loss_mean": loss_mean}
+    options["max_response_tokens"] = 40
+    found = pack(samples, **options, num_optimizer_steps=num_steps)
+    wanted = [pack([samples[i] for i in part], **options)[0] for part in parts]
+    assert [batch.num_loss_tokens for batch in found] == [batch.num_loss_tokens for batch in wanted]
+    for batch, alone in zip(found, wanted, strict=True):
+        assert sum(float(micro.loss_weights.sum()) for micro in micro_batches(batch)) == pytest.approx(
+            sum(float(micro.loss_weights.sum()) for micro in micro_batches(alone)), rel=1e-6
+        )
+
+
+def test_skipped_optimizer_steps_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert skipped_steps(4, 4, 7) == {}
+    assert not caplog.records
+    assert skipped_steps(1, 4, 7) == {"train/skipped_steps": 3.0}
+    assert "step 7 takes 1 optimizer steps of 4" in caplog.text
 
 
 def test_nothing_to_learn_from() -> None:
     masked = [dataclasses.replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) for sample in SAMPLES[:3]]
-    with pytest.raises(SlimeError, match="no sample of this optimizer step has a token to learn from"):
+    with pytest.raises(SlimeError, match="no sample has a token to learn from"):
         pack(masked, num_dp=1, align=1, max_tokens=999, loss_mean=LossMean.token)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OLD_LOGPROBS, REF_LOGPROBS = "old_logprobs", "ref_logprobs"
 RATIO = ("ratio_mean", "approx_kl")
-ENGINE = ("logprob_diff_mean", "engine_kl", "current_share", "stale_share")
+ENGINE = ("logprob_diff_mean", "engine_kl", "current_share")
 WEIGHT, KEPT_WEIGHT = "weight", "kept_weight"
 """Sums over an optimizer step, where what is rejected leaves the mean."""
 OUTSIDE_SHARE = {Importance.truncate: "importance_truncated_share", Importance.mask: "importance_masked_share"}
@@ -60,8 +60,10 @@ class PolicyGradient(ABC):
     - loss, pg_loss: as `algo.loss_mean` weighs tokens;
     - entropy, kl (to the reference), approx_kl (from the old policy): nats a loss token;
     - ratio_mean (to the old policy) and what `surrogate` saw: over loss tokens;
+    - stale_share: the share of the loss tokens that others than the current weights generated;
     - logprob_diff_mean, logprob_diff_max, engine_kl (engine against trainer, nats): over the loss tokens that the
-      current weights generated; stale_share: the share of the others;
+      current weights generated; with `rollout_logprobs_as_old` over those of the first optimizer step of a rollout
+      alone, as nobody computes the trainer's log-probs of the others before the weights move;
     - importance_ratio_mean, importance_ratio_max: over the tokens that are corrected; importance_truncated_share or
       importance_masked_share: over loss tokens;
     - rejected_share: of the loss tokens, where sequences may be rejected.
@@ -101,6 +103,11 @@ class PolicyGradient(ABC):
         return any(bound is not None for bound in (self.sequence_bound, self.sequence_veto, self.opsm_bound))
 
     @property
+    def entropy_gradient(self) -> bool:
+        """Also of a subclass with a loss of its own, which may read them."""
+        return self.entropy_coef != 0 or type(self).loss is not PolicyGradient.loss
+
+    @property
     def trains_on(self) -> TrainsOn:
         return TrainsOn.rollouts
 
@@ -127,7 +134,7 @@ class PolicyGradient(ABC):
         return ROLLOUT_LOGPROBS if self.rollout_logprobs_as_old else OLD_LOGPROBS
 
     def metrics(self, columns: Collection[str]) -> Metrics:
-        others: tuple[str, ...] = ("kl",) if REF_LOGPROBS in columns else ()
+        others: tuple[str, ...] = ("stale_share", *(("kl",) if REF_LOGPROBS in columns else ()))
         others += ("rejected_share",) if self.rejects else ()
         if OLD_LOGPROBS not in columns:
             return Metrics(("loss", "pg_loss"), ("entropy", *self.sees, *RATIO, *others))
@@ -165,14 +172,15 @@ class PolicyGradient(ABC):
         pg_loss, seen = self.surrogate(logprobs, old, inputs)
         counted = {"entropy": entropy.detach(), **seen, **_ratio_to_old((logprobs - old).detach())}
         sums = {name: inputs.count(value) for name, value in counted.items()}
+        current = inputs.loss_mask * columns.get(IS_CURRENT, 1.0)
+        sums["stale_share"] = (inputs.loss_mask - current).sum()
         maxima: dict[str, Tensor] = {}
         if self.rejects:
             kept = self._kept(logprobs.detach(), inputs)
             pg_loss, sums["rejected_share"] = pg_loss * kept, inputs.count(1 - kept)
         if OLD_LOGPROBS in columns:
             log_weight = columns[OLD_LOGPROBS] - columns[ROLLOUT_LOGPROBS]
-            current = inputs.loss_mask * columns.get(IS_CURRENT, 1.0)
-            sums |= _engine_sums(log_weight * current, current, inputs)
+            sums |= _engine_sums(log_weight * current, current)
             maxima["logprob_diff_max"] = (log_weight * current).abs().max()
             if not self.rollout_logprobs_as_old:
                 pg_loss = pg_loss * self._correct(log_weight, self._corrected(inputs), sums, maxima)
@@ -257,7 +265,7 @@ def _ratio_to_old(log_ratio: Tensor) -> dict[str, Tensor]:
     return {"ratio_mean": bounded.exp(), "approx_kl": bounded.expm1() - bounded}
 
 
-def _engine_sums(log_weight: Tensor, current: Tensor, inputs: LossInputs) -> dict[str, Tensor]:
+def _engine_sums(log_weight: Tensor, current: Tensor) -> dict[str, Tensor]:
     """How far the trainer's log-probs lie from the engine's where both had the same weights.
 
     `engine_kl` estimates KL(engine || trainer) from the engine's samples (k3 of Schulman 2020). `current_share` is what
@@ -270,5 +278,4 @@ def _engine_sums(log_weight: Tensor, current: Tensor, inputs: LossInputs) -> dic
         "logprob_diff_mean": log_weight.abs().sum(),
         "engine_kl": (bounded.expm1() - bounded).sum(),
         "current_share": current.sum(),
-        "stale_share": (inputs.loss_mask - current).sum(),
     }

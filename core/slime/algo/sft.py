@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class Sft:
     """Mean negative log-likelihood of the response tokens (Ouyang et al. 2022, arXiv 2203.02155, section 3.5)."""
 
+    entropy_gradient = False
+
     @property
     def trains_on(self) -> TrainsOn:
         return TrainsOn.demonstrations

@@ -22,7 +22,7 @@ from slime.types import RL, SFT, TrainSample
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "critic", "teacher")
+SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "mask_truncated", "critic", "teacher")
 """Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
 them."""
 ONE_STEP = "without train.steps_per_rollout or train.epochs_per_rollout above 1"

@@ -27,6 +27,7 @@ from slime.compose.data_files import overlap_problems
 from slime.compose.derive import derive
 from slime.compose.groups import NO_RECIPE, Groups, bad_yaml
 from slime.compose.idle import Composition, idle_keys
+from slime.compose.learning import rate_warnings
 from slime.compose.needs import needs
 from slime.compose.objective import objective_problems
 from slime.compose.overrides import CommandLine, add_choices_of_model, read_command_line
@@ -145,6 +146,7 @@ def examine(argv: Sequence[str]) -> Composed:
         idle = idle_keys(Composition(given), run, below, preset)
         problems += [problem for problem in idle if problem.where not in named]
         problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
+        warnings += [] if problems else rate_warnings(composed.cfg, line.overrides)
     gap = _no_recipe(line, groups)
     if gap and problems and given.cluster.on_gpus:
         todo = "The layout is the default: add --fit to 'slime plan' to see which fit."

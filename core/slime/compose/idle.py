@@ -166,7 +166,7 @@ RULES: Sequence[Rule] = (
         "without algo=grpo",
         "algo.advantage algo.advantage_options algo.critic.* algo.normalize_std algo.clip_* algo.entropy_coef "
         "algo.kl_* algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.rejected_in_mean "
-        "algo.teacher.* "
+        "algo.mask_truncated algo.teacher.* "
         "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
         f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.*_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from slime import plugins
 from slime.algo.stages import estimator_of, policy_steps, run_stages
 from slime.config.paths import resolve
 from slime.config.schema import (
@@ -74,6 +75,25 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     if run_stages(cfg).have_critic:
         yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
     yield from _sampled_policy(cfg.rollout.sampling)
+
+
+def rate_warnings(cfg: SlimeConfig, overrides: Sequence[str]) -> Iterator[SlimeError]:
+    """Learning rates that are a task's for whole models, where the command line asks for adapters and names none.
+
+    Args:
+        overrides: words of the command line.
+    """
+    typed = {word.lstrip("+").partition("=")[0] for word in overrides}
+    homes = [f"train.{item.name}." for item in plugins.load().adapters]
+    if not adapters_of(cfg.train) or not any(key.startswith(home) for key in typed for home in homes):
+        return
+    rates = {"sft.lr": cfg.sft.lr} if cfg.sft.num_steps else {}
+    lr = cfg.train.optimizer.get("lr")
+    rates |= {"train.optimizer.lr": lr} if lr and run_stages(cfg).reinforces else {}
+    for key, rate in rates.items():
+        if key not in typed:
+            what = f"is {rate:g}, as for training the whole model; adapters take about ten times that"
+            yield SlimeError(what, where=key, todo=f"Set {key}={10 * rate:g}, or {key}={rate:g} to keep it.")
 
 
 def _own_model(name: str, evaluation: EvalConfig, train: TrainConfig) -> Iterator[SlimeError]:

@@ -96,6 +96,9 @@ class AlgoConfig:
     token's sample, times samples; constant: samples x `rollout.sampling.max_response_tokens`, whatever the lengths
     (Dr. GRPO; demonstrations are weighted as with token). Groups whose rewards are all equal have advantage 0 and
     still count, unless a filter drops them."""
+    mask_truncated: bool = key(False, known_as="mask_truncated_completions")
+    """Learn nothing of the tokens of samples that are `truncated`. They count in what the others are compared with, and
+    take no part in `loss_mean` (overlong filtering, DAPO, arXiv 2503.14476, section 3.4)."""
     importance: Importance = key(
         Importance.truncate, known_as="vllm_importance_sampling_correction vllm_importance_sampling_mode use_tis"
     )

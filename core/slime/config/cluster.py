@@ -34,7 +34,7 @@ class ClusterConfig:
     ib_devices: list[str] = field(default_factory=list)
     """InfiniBand or RoCE devices over which prefill engines send KV caches (`mlx5_0`, ...)."""
     environment: dict[str, Any] = field(default_factory=dict)
-    """Environment variables of every trainer and engine process."""
+    """Environment variables of every trainer and engine process; they win over those that slime sets (`slime plan`)."""
     ray_address: str | None = None
     """Address of a running Ray cluster to attach to; empty starts one for this run."""
     hostfile: str | None = None

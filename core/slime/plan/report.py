@@ -38,6 +38,7 @@ from slime.topology.topology import Topology
 
 MAX_ROWS = 16
 """Ranks, groups and engines shown in full; of more, the first ones and a count."""
+UNTRIED = "; nobody has trained one of a large model with Adam on the CPU yet"
 
 
 def report(composed: Composed, plugins: Plugins) -> str:
@@ -133,7 +134,7 @@ def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
         samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
         yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
         if run_stages(cfg).have_critic:
-            yield "critic", _critic(cfg.algo)
+            yield "critic", _critic(cfg.algo) + (UNTRIED if cfg.train.optimizer.get("optimizer_cpu_offload") else "")
         for name, train_set in cfg.data.sets.items():
             taken = f"share {train_set.share:g} to {cfg.data.share:g}, prompts from {train_set.path}"
             yield f"set {name}", f"{taken}{_own(train_set)}"

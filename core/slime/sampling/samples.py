@@ -11,7 +11,7 @@ from guarded_workers.worker import describe
 from slime.errors import SlimeError
 from slime.estimator import Attempt, Estimator
 from slime.segments import Rows, Segment, WeightSpan
-from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS, Group, Sample, TrainSample
+from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS, Group, Sample, Status, TrainSample
 
 MOST_MISSING = 0.01
 """Of the tokens that are trained on, those without what engines were to record of them."""
@@ -38,7 +38,12 @@ def spread(groups: Sequence[Group], num_steps: int, version: int) -> list[Group]
 
 
 def to_train_samples(
-    groups: Sequence[Group], estimator: Estimator, version: int, max_weight_lag: int | None
+    groups: Sequence[Group],
+    estimator: Estimator,
+    version: int,
+    max_weight_lag: int | None,
+    *,
+    mask_truncated: bool = False,
 ) -> list[TrainSample]:
     """The trainable segments of `groups`, in their order, for a trainer that holds weight `version`.
 
@@ -47,24 +52,61 @@ def to_train_samples(
 
     Args:
         max_weight_lag: tokens sampled by weights that are more versions older are masked; None masks none.
+        mask_truncated: samples that were cut off are compared with, and nothing is learnt of their own tokens.
 
     Raises:
         SlimeError: no token is left to learn from, or the estimator gave no advantage for each sample.
     """
     compared = [learning(group, version, max_weight_lag, estimator.min_samples) for group in groups]
     attempts = [_attempt(sample, version, max_weight_lag) for samples in compared for sample in samples]
-    if not attempts:
-        what = f"no token to learn from: every sample is empty, without a value or over {max_weight_lag} versions old"
-        todo = "If they are too old, raise rollout.max_weight_lag or lower rollout.over_sampling."
-        raise SlimeError(what, where=f"weight version {version}", todo=todo)
-    advantages = _advantages(estimator, [len(samples) for samples in compared if samples], attempts)
+    samples = [sample for of_group in compared for sample in of_group]
+    learnt = [not (mask_truncated and sample.status is Status.TRUNCATED) for sample in samples]
+    if not any(learnt):
+        raise _nothing_left(groups, compared, version, max_weight_lag, estimator.min_samples)
+    advantages = _advantages(estimator, [len(of_group) for of_group in compared if of_group], attempts)
     return [
         train_sample
-        for number, (sample, of_tokens) in enumerate(
-            zip([sample for samples in compared for sample in samples], advantages, strict=True)
-        )
+        for number, (sample, of_tokens) in enumerate(zip(samples, advantages, strict=True))
+        if learnt[number]
         for train_sample in _train_samples(sample, number, of_tokens, version, max_weight_lag)
     ]
+
+
+def _nothing_left(
+    groups: Sequence[Group],
+    compared: Sequence[Sequence[Sample]],
+    version: int,
+    max_weight_lag: int | None,
+    min_samples: int,
+) -> SlimeError:
+    """How many samples each cause leaves out, and what helps against the most frequent."""
+    samples = [sample for group in groups for sample in group.samples]
+    empty = [sample for sample in samples if not _is_sampled(sample)]
+    failed = [sample for sample in samples if sample.reward is None and _is_sampled(sample)]
+    usable = [sample for group in groups for sample in learning(group, version, max_weight_lag, 1)]
+    cut = [sample for of_group in compared for sample in of_group]
+    counts = {
+        f"over {max_weight_lag} versions old": len(samples) - len(empty) - len(failed) - len(usable),
+        "without a value": len(failed),
+        "empty": len(empty),
+        f"in groups with fewer than {min_samples} that could be compared": len(usable) - len(cut),
+        "cut off (algo.mask_truncated)": len(cut),
+    }
+    todos = (
+        "Raise rollout.max_weight_lag or lower rollout.over_sampling.",
+        "See in the run's samples why rewards give none.",
+        "See in the run's samples what the model answers.",
+        "Raise rollout.samples_per_prompt, or see in the run's samples what the others lack.",
+        "Raise rollout.sampling.max_response_tokens, or set algo.mask_truncated=false.",
+    )
+    told = [(count, why, todo) for (why, count), todo in zip(counts.items(), todos, strict=True) if count]
+    whys = ", ".join(f"{count} {why}" for count, why, _ in told)
+    what = f"no token to learn from: of {len(samples)} samples {whys}"
+    return SlimeError(what, where=f"weight version {version}", todo=max(told)[2] if told else "")
+
+
+def _is_sampled(sample: Sample) -> bool:
+    return any(any(segment.loss_mask) for segment in sample.segments)
 
 
 def learning(group: Group, version: int, max_weight_lag: int | None, min_samples: int) -> list[Sample]:

@@ -5,6 +5,7 @@ Nothing here depends on chance: the same samples give the same packs. No torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -17,6 +18,8 @@ from slime.errors import SlimeError
 from slime.models.blocks import Attention
 from slime.train.bins import Shape, Unit, attempts, padded, share_out
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, Batch, MicroBatch, TrainSample
+
+log = logging.getLogger(__name__)
 
 
 class RankLayout(NamedTuple):
@@ -50,7 +53,7 @@ def pack(
 
     Args:
         samples: of one rollout, groups next to one another; step i trains on the i-th of `num_optimizer_steps` parts.
-            Segments of an attempt stay in one step.
+            A part without a loss token makes none. Segments of an attempt stay in one step.
         num_dp: data-parallel ranks; each gets the same number of micro-batches and nearly the same work, and those that
             the ranks are at together are alike.
         align: every sequence is padded to a multiple of this many tokens.
@@ -67,18 +70,15 @@ def pack(
         lookahead: tokens behind the next one that blocks of the model predict (`slime.models.traits.ExtraLoss`).
 
     Raises:
-        SlimeError: a sequence, or a whole attempt, is longer than `max_tokens`, a log-prob is not finite, a step has no
-            sample, or nothing to learn from.
+        SlimeError: a sequence, or a whole attempt, is longer than `max_tokens`, a log-prob is not finite, or
+            no sample has a loss token.
     """
     lengths = padded(np.asarray([len(sample.tokens) for sample in samples]), align)
     found = attempts(samples, range(len(samples)))
     _check(samples, lengths, max_tokens)
-    if len(found) < num_optimizer_steps:
-        raise SlimeError(
-            f"{len(found)} samples cannot make {num_optimizer_steps} optimizer steps",
-            where="train.steps_per_rollout",
-            todo="Lower it, or train on more samples a step.",
-        )
+    if not any(sample.loss_mask.any() for sample in samples):
+        what, todo = "no sample has a token to learn from", "Check the data: every response is empty or masked."
+        raise SlimeError(what, where="loss masks", todo=todo)
     if whole_attempts:
         loss_mean = LossMean.sample
         for unit in found:
@@ -87,7 +87,16 @@ def pack(
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
     shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_below, attention, whole_attempts, lookahead)
     build = partial(_batch, samples, shape, weigh)
-    return [build([i for number in step for i in found[number]]) for step in steps]
+    members = [[i for number in step for i in found[number]] for step in steps]
+    return [build(step) for step in members if any(samples[i].loss_mask.any() for i in step)]
+
+
+def skipped_steps(num_batches: int, num_steps: int, step: int) -> dict[str, float]:
+    """The metric of optimizer steps that masks have left nothing to; nothing where there are none."""
+    if num_batches == num_steps:
+        return {}
+    log.warning("step %d takes %d optimizer steps of %d: no token is left for the others", step, num_batches, num_steps)
+    return {"train/skipped_steps": float(num_steps - num_batches)}
 
 
 def _check(samples: Sequence[TrainSample], lengths: np.ndarray, max_tokens: int) -> None:
@@ -162,12 +171,6 @@ def _token_weights(
 
     An attempt without loss tokens has no mean of its own and does not count, except in a constant.
     """
-    if not any(num_learnt):
-        raise SlimeError(
-            "no sample of this optimizer step has a token to learn from",
-            where="loss masks",
-            todo="Check the data and filters: every response is empty or masked.",
-        )
     demonstrates = ADVANTAGES not in samples[0].columns
     if loss_mean is LossMean.token or (loss_mean is LossMean.constant and demonstrates):
         return [1 / sum(num_learnt)] * len(samples)

@@ -141,3 +141,36 @@ def test_experts_that_cannot_have_adapters_are_refused() -> None:
     cut = of_experts(*(f"train.megatron.{size}" for size in sizes))
     assert "adapts whole experts, and 2 ranks share each" in cut
     assert "set expert_model_parallel_size in train.megatron to 2 or more" in cut
+
+
+LAPTOP = ("+model=glm4-tiny", "+cluster=local", "train.checkpoint.interval=null")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((RANK, "sft.num_steps=0"), {"train.optimizer.lr"}),
+        ((RANK,), {"sft.lr", "train.optimizer.lr"}),
+        ((RANK, "sft.lr=1e-2"), {"train.optimizer.lr"}),
+        ((RANK, "sft.lr=1e-2", "train.optimizer.lr=1e-3"), set()),
+        ((RANK, "algo=sft", "eval.path=null"), {"sft.lr"}),
+        (("train.optimizer.lr=1e-3",), set()),
+        ((), set()),
+    ],
+    ids=[
+        "no supervised steps",
+        "both stages",
+        "one is set",
+        "both are set",
+        "supervised alone",
+        "no adapters",
+        "nothing",
+    ],
+)
+def test_a_rate_for_whole_models_is_told(words: tuple[str, ...], told: set[str]) -> None:
+    composed = examine([*LAPTOP, *words])
+    assert not composed.problems
+    found = {warning.where: warning for warning in composed.warnings if "adapters take about ten times" in warning.what}
+    assert found.keys() == told
+    for key, warning in found.items():
+        assert warning.todo.startswith(f"Set {key}=")

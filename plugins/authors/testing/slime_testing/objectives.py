@@ -54,11 +54,13 @@ class Way:
         megatron: `train.megatron`.
         max_tokens: of a micro-batch.
         spoils: the columns hold what is not finite where the loss mask is 0.
+        of_entropies: these have their gradient, whatever the objective says (`slime.objective.SaysOfEntropy`).
     """
 
     megatron: Mapping[str, int]
     max_tokens: int = 512
     spoils: bool = False
+    of_entropies: bool = False
 
 
 ALONE = "one rank, one micro-batch"
@@ -67,6 +69,7 @@ WAYS: Mapping[int, Mapping[str, Way]] = {
         ALONE: Way({}),
         "many micro-batches": Way({}, max_tokens=48),
         "columns not finite at masked tokens": Way({}, spoils=True),
+        "with the gradient of entropies": Way({}, of_entropies=True),
     },
     2: {
         "data parallelism": Way({}),
@@ -82,7 +85,8 @@ def check_objective(name: str, model: str, **algo: Any) -> None:
     """Assert that objective `name` is well installed, and that its loss is one of tokens, not of micro-batches.
 
     A rollout of two optimizer steps gives the same metrics and gradients, but for the order of sums, in every `WAYS`:
-    any packing, data, context, tensor and pipeline parallelism, and whatever masked tokens hold.
+    any packing, data, context, tensor and pipeline parallelism, and whatever masked tokens hold. An objective whose
+    loss depends on the entropies does not say otherwise.
 
     Args:
         model: folder with the config.json of a small model of an installed family, or `pkg://package/folder`; at least
@@ -141,6 +145,8 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
     cfg.sft.lr = 1e-3
     stage = run_stages(cfg).all[-1]
     trainer = Trainer(cfg, *rank)
+    if way.of_entropies:
+        _give_entropies_gradients(trainer)
     trainer.init_weights()
     trainer.snapshot_reference()
     if stage.needs(Source.teacher):
@@ -160,6 +166,18 @@ def _train(rank: Rank, family: str, folder: Path, algo: AlgoConfig, way: Way) ->
     values = trainer.train([batch.share(trainer.data_parallel_rank) for batch in batches], 1, stage.name)
     history = {name: value for name, value in values.items() if not name.startswith(("seconds/", "num_tokens"))}
     return Trained({}, [history], gradients)
+
+
+def _give_entropies_gradients(trainer: Any) -> None:
+    """Whatever stage begins."""
+    enter = trainer._enter
+
+    def enter_and_give(stage: Any) -> None:
+        enter(stage)
+        for module in trainer.model.modules:
+            module.entropy_gradient = True
+
+    trainer._enter = enter_and_give
 
 
 def samples_for(objective: Any, vocab_size: int, *, spoils: bool = False) -> Sequence[TrainSample]:

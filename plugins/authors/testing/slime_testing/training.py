@@ -150,7 +150,7 @@ def _compare_histories(
     for step, (values, reference) in enumerate(zip(got, wanted, strict=True)):
         for name in reference:
             kind = _kind(name)
-            scale = {"norm": reference[name], "maximum": max(1.0, abs(reference[name])), "mean": 1.0}[kind]
+            scale = {"norm": reference[name] or 1.0, "maximum": max(1.0, abs(reference[name])), "mean": 1.0}[kind]
             difference = abs(values[name] - reference[name]) / scale
             off = f"{values[name]} not {reference[name]}, {difference:.1e} apart of {TOLERANCES[kind]:.0e} allowed"
             assert difference <= TOLERANCES[kind], f"{layout} step {step} {name}: {off}"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
+from megatron_core_portable import cpu_adam
 from megatron_core_portable.accumulate import add_product
 from megatron_core_portable.adam import FusedAdam
 from megatron_core_portable.rng import use_cpu_rng
@@ -28,6 +29,7 @@ def apply_fixups() -> None:
     provide_multi_tensor_functions()
     give_absent_te_a_version()
     order_groups_of_two_precisions()
+    cpu_adam.apply_fixups()
     if not torch.cuda.is_available():
         convert_split_sizes_on_cpu()
         use_cpu_rng()

@@ -58,6 +58,49 @@ buffer = {"dtype": [{"param_map": dict.fromkeys(parameters)}]}
 places, _ = DistributedOptimizer._build_optimizer_group_ranges([{"params": parameters}], [buffer])
 print("defect:", places[parameters[0]] == (0, 0))
 """
+FP32_SHARDS = """
+from types import SimpleNamespace
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer, Range
+from megatron_core_portable import cpu_stands_in_for_cuda
+head = torch.nn.Parameter(torch.ones(2))
+buffers = [{"fp32": [{"param_map": {head: {"param": Range(0, 2)}}}]}]
+groups = [{"params": [head], "orig_group": {"params": [head]}}]
+config = SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=True)
+with cpu_stands_in_for_cuda():
+    DistributedOptimizer._build_model_and_main_param_groups(buffers, {head: (0, "fp32", 0)}, groups, config)
+print("defect:", not groups[0]["orig_group"]["params"][0].is_leaf)
+"""
+CPU_ADAM = """
+import torch
+from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+from megatron_core_portable import cpu_stands_in_for_cuda
+head = torch.nn.Parameter(torch.ones(2))
+head.grad = torch.ones(2)
+kinds = {"cpu_optimizer_cls": torch.optim.AdamW, "gpu_optimizer_cls": torch.optim.AdamW}
+with cpu_stands_in_for_cuda():
+    adam = HybridDeviceOptimizer([head], 1.0, **kinds, param_update_in_fp32=True)
+"""
+FP32_MASTERS = (
+    CPU_ADAM
+    + """
+adam.state[head] = {"master_param": torch.ones(2)}
+try:
+    adam._update_fp32_params_by_new_state()
+except KeyError as error:
+    print("defect:", type(error).__name__)
+"""
+)
+COPIES_ON_CPU = (
+    CPU_ADAM
+    + """
+try:
+    with cpu_stands_in_for_cuda():
+        adam.step()
+except KeyError as error:
+    print("defect:", type(error).__name__)
+"""
+)
 SPLIT_SIZES = """
 import numpy, torch
 from megatron.core.transformer.moe.token_dispatcher import maybe_move_tensor_to_cpu
@@ -87,11 +130,14 @@ DEFECTS = {
     "weight_gradients": (WEIGHT_GRADIENTS, "True"),
     "te_version": (TE_VERSION, "NoneType"),
     "two_precisions": (TWO_PRECISIONS, "True"),
+    "fp32_shards": (FP32_SHARDS, "True"),
+    "fp32_masters": (FP32_MASTERS, "KeyError"),
 }
 DEFECTS_ON_CPU = {
     "split_sizes": (SPLIT_SIZES, "True"),
     "rng": (RNG, "CUDA"),
     "current_device": (CURRENT_DEVICE, "CUDA"),
+    "copies": (COPIES_ON_CPU, "KeyError"),
 }
 
 

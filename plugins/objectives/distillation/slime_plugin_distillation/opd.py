@@ -72,6 +72,11 @@ class Opd(Grpo):
         return bool(self.teacher_url or self.teacher_engines)
 
     @property
+    def entropy_gradient(self) -> bool:
+        """Nothing beside the bonus reads them."""
+        return self.entropy_coef != 0
+
+    @property
     def needs(self) -> Sequence[Column]:
         source = Source.rollout if self.is_served else Source.teacher
         if (k := self.teacher_top_k) is None:

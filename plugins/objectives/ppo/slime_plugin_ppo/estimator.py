@@ -41,11 +41,17 @@ class ValueEstimator(ABC):
 
     @abstractmethod
     def from_values(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """[n] advantages of the n loss tokens of one sequence; the return of a token is its advantage plus its value.
+        """[n] advantages of the n loss tokens of one sequence.
 
         Args:
             rewards, values: [n] float64.
         """
+
+    def targets(self, rewards: np.ndarray, values: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+        """[n] returns, which the critic learns, of the same tokens: unless an estimator has others, the advantage of
+        each plus its value."""
+        returns: np.ndarray = advantages + values
+        return returns
 
     def make_critic(self, trainer: Any) -> Any:
         """See `slime.estimator.CriticEstimator`."""

@@ -48,7 +48,7 @@ def with_advantages(
         Also explained_variance: 1 - Var(return - value) / Var(return) over the loss tokens of the step; left out where
         all returns are equal.
     """
-    num_ranks, moments = parallel_state.get_context_parallel_world_size(), np.zeros(5)
+    num_ranks, moments = parallel_state.get_context_parallel_world_size(), np.zeros(7)
     found: list[list[tuple[np.ndarray, np.ndarray]]] = []
     for packs, own_packs, of_batch in zip(whole, local, values, strict=True):
         found.append([])
@@ -57,17 +57,20 @@ def with_advantages(
             indices = [row_index(runs_of_rank(micro.cu_seqlens, num_ranks, rank, contiguous=contiguous))
                        for rank in range(num_ranks)]  # fmt: skip
             penalties = None if taken is None else _gathered(taken, indices)
-            advantages, returns = advantages_of(estimator, micro, _gathered(mine[0], indices), penalties)
+            expected = _gathered(mine[0], indices)
+            advantages, returns = advantages_of(estimator, micro, expected, penalties)
             learnt = micro.loss_mask != 0
-            moments += _moments(advantages[learnt], returns[learnt])
+            moments += _moments(advantages[learnt], returns[learnt], returns[learnt] - expected[learnt])
             own = indices[parallel_state.get_context_parallel_rank()]
             found[-1].append((advantages[own], returns[own]))
     # Each loss token is counted by every tensor- and context-parallel rank of the last stage: in all sums alike.
     sums = torch.from_numpy(moments).to(device)
     dist.all_reduce(sums)
-    count, mean, square, mean_return, square_return = sums.tolist()
-    mean, square, mean_return, square_return = (x / count for x in (mean, square, mean_return, square_return))
-    deviation, spread = math.sqrt(max(square - mean**2, 0.0)), square_return - mean_return**2
+    count, *totals = sums.tolist()
+    means = [total / count for total in totals]
+    spreads = [square - mean**2 for mean, square in zip(means[::2], means[1::2], strict=True)]
+    (mean, *_), (variance, spread, missed) = means, spreads
+    deviation = math.sqrt(max(variance, 0.0))
     shift, scale = (mean, deviation + EPSILON) if estimator.whitens else (0.0, 1.0)
 
     def completed(own: LocalMicroBatch, number: int, batch: int) -> LocalMicroBatch:
@@ -83,7 +86,7 @@ def with_advantages(
     valued = [
         [completed(own, number, batch) for number, own in enumerate(of_batch)] for batch, of_batch in enumerate(local)
     ]
-    return valued, {"explained_variance": 1 - deviation**2 / spread} if spread > 0 else {}
+    return valued, {"explained_variance": 1 - max(missed, 0.0) / spread} if spread > 0 else {}
 
 
 def advantages_of(
@@ -104,7 +107,7 @@ def advantages_of(
         if len(rows):
             own = values[rows].astype(np.float64)
             advantages[rows] = estimator.from_values(rewards[rows], own)
-            returns[rows] = advantages[rows] + own
+            returns[rows] = estimator.targets(rewards[rows], own, advantages[rows])
     return advantages, returns
 
 
@@ -120,7 +123,6 @@ def _gathered(mine: Tensor, indices: Sequence[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def _moments(advantages: np.ndarray, returns: np.ndarray) -> np.ndarray:
-    """Count, and sums of both and of their squares."""
-    both = (advantages.sum(), np.square(advantages).sum(), returns.sum(), np.square(returns).sum())
-    return np.array([len(advantages), *both])
+def _moments(*numbers: np.ndarray) -> np.ndarray:
+    """Count, and of each the sum and that of the squares."""
+    return np.array([len(numbers[0]), *(total for each in numbers for total in (each.sum(), np.square(each).sum()))])

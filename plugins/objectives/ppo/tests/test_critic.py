@@ -53,19 +53,22 @@ def start(
     model: Path,
     megatron: Mapping[str, Any] | None = None,
     algo: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    optimizer: Mapping[str, Any] | None = None,
     **critic: Any,
 ) -> Any:
     """The reference, if there is one, has other weights than the policy: `OF_REFERENCE` times these."""
-    from slime.config.schema import AlgoConfig, SlimeConfig
+    from slime.config.schema import AlgoConfig, Device, SlimeConfig
     from slime_plugin_megatron.trainer import Trainer
 
-    options = {"gamma": 0.99, "value_clip": 0.05}
+    options = {"gamma": 0.99, "gae_lambda": 0.95, "critic_lambda": 0.9, "value_clip": 0.05}
     cfg = SlimeConfig(algo=AlgoConfig(**{"advantage": "gae", "advantage_options": options, **(algo or {})}))
     hf = json.loads((model / "config.json").read_text())
     cfg.model.family, cfg.model.path, cfg.train.megatron = hf["model_type"], str(model), dict(megatron or {})
     cfg.train.mtp_loss_scale = 0.2 if hf.get("num_nextn_predict_layers") else None
     cfg.run.num_steps, cfg.train.steps_per_rollout = 10, OPTIMIZER_STEPS
-    cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6}
+    cfg.cluster.device = Device(device)
+    cfg.train.optimizer = {"lr": 1e-3, "adam_eps": 1e-6} | dict(optimizer or {})
     cfg.algo.critic.lr = 2e-3
     for name, value in critic.items():
         setattr(cfg.algo.critic, name, value)

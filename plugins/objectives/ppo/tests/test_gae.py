@@ -39,6 +39,29 @@ def test_advantages_are_the_papers_sums(count: int, gamma: float, lam: float) ->
     assert (values == before[1]).all()
 
 
+@pytest.mark.parametrize("lambdas", [(1.0, 1.0), (0.95, 1.0), (0.95, 0.95), (1.0, 0.9), (0.0, 0.5)])
+def test_policy_and_critic_have_each_its_lambda(lambdas: tuple[float, float]) -> None:
+    """Both are the paper's sums; a critic's target is its value plus the sum of its own lambda."""
+    (policy, critic), generator = lambdas, np.random.default_rng(3)
+    rewards, values = generator.normal(size=300), generator.normal(size=300)
+    gae = Gae(gamma=0.99, gae_lambda=policy, critic_lambda=critic)
+    advantages = gae.from_values(rewards, values)
+    assert advantages.tolist() == pytest.approx(paper(rewards.tolist(), values.tolist(), 0.99, policy), **EXACT)
+    wanted = np.array(paper(rewards.tolist(), values.tolist(), 0.99, critic)) + values
+    assert gae.targets(rewards, values, advantages).tolist() == pytest.approx(wanted.tolist(), **EXACT)
+
+
+def test_unless_told_otherwise_each_token_of_a_long_answer_has_the_whole_reward() -> None:
+    """With the critic's head at 0, as it starts."""
+    rewards, values = np.zeros(1000), np.zeros(1000)
+    rewards[-1] = 1.0
+    gae = Gae()
+    advantages = gae.from_values(rewards, values)
+    assert (advantages == 1.0).all()
+    assert (gae.targets(rewards, values, advantages) == 1.0).all()
+    assert Gae(gae_lambda=0.95).from_values(rewards, values)[-101] == pytest.approx(0.95**100, rel=1e-12)
+
+
 def test_with_lambda_of_one_the_return_is_the_discounted_reward_whatever_the_values() -> None:
     rewards, values = np.array([0.0, 0.0, 0.0, 2.0]), np.array([5.0, -1.0, 0.3, 7.0])
     returns = Gae(gamma=0.5, gae_lambda=1.0).from_values(rewards, values) + values
@@ -77,7 +100,7 @@ def test_the_contract_of_an_estimator() -> None:
     assert isinstance(estimator_of(AlgoConfig(advantage="gae")), CriticEstimator)
 
 
-@pytest.mark.parametrize("options", [{"gamma": 1.1}, {"gae_lambda": -0.1}, {"value_clip": 0.0}])
+@pytest.mark.parametrize("options", [{"gamma": 1.1}, {"gae_lambda": -0.1}, {"critic_lambda": 1.5}, {"value_clip": 0.0}])
 def test_an_option_out_of_bounds_is_refused(options: dict[str, float]) -> None:
     [(name, value)] = options.items()
     with pytest.raises(SlimeError, match=rf"{name} must be .* got {value:g}"):

@@ -82,7 +82,9 @@ def test_advantages_and_returns_are_the_papers_of_penalised_rewards() -> None:
     micro = micro_batch(lengths, mask, rewards)
     columns = {"old_logprobs": torch.from_numpy(old), "ref_logprobs": torch.from_numpy(ref)}
     penalties = objective(**IN_REWARD).penalties(columns).numpy()
-    advantages, returns = advantages_of(Gae(gamma=GAMMA, gae_lambda=LAMBDA), micro, values, penalties)
+    advantages, returns = advantages_of(
+        Gae(gamma=GAMMA, gae_lambda=LAMBDA, critic_lambda=LAMBDA), micro, values, penalties
+    )
     assert not advantages[~mask].any()
     assert not returns[~mask].any()
     for start_of, end in pairwise(micro.cu_seqlens.tolist()):
@@ -158,7 +160,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory)
 
 
-PLAIN = {"advantage_options": {"gamma": GAMMA, "gae_lambda": LAMBDA, "whiten": False}}
+PLAIN = {"advantage_options": {"gamma": GAMMA, "gae_lambda": LAMBDA, "critic_lambda": LAMBDA, "whiten": False}}
 STEPS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "one optimizer step": (1, IN_REWARD),
     "two": (2, IN_REWARD),

@@ -65,6 +65,9 @@ def test_the_plan_shows_the_critic_and_what_it_takes() -> None:
     assert "critic's gradients" not in by_turns
     assert "critic's way out" in by_turns
     assert "a second model" not in without
+    on_cpu = "nobody has trained one of a large model with Adam on the CPU yet"
+    assert on_cpu in planned("algo=ppo", "train.optimizer.optimizer_cpu_offload=true")
+    assert on_cpu not in planned("algo=ppo", "train.optimizer.optimizer_cpu_offload=false")
 
 
 def test_a_device_that_is_too_small_for_both_is_told_of_turns() -> None:

@@ -16,7 +16,7 @@ from slime_testing.ranks import Rank, run_ranks
 from .test_critic import batches_of, start
 from .tiny import write_model
 
-GAMMA, LAMBDA = 0.99, 0.95
+GAMMA, LAMBDA, CRITICS = 0.99, 0.95, 0.9
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,11 @@ def made(rank: Rank, model: Path, spoil: float) -> list[dict[str, np.ndarray]]:
     return given
 
 
-def paper(rewards: list[float], values: list[float]) -> list[float]:
+def paper(rewards: list[float], values: list[float], lam: float = LAMBDA) -> list[float]:
     """Equation 16 of arXiv 1506.02438."""
     count, following = len(rewards), [*values[1:], 0.0]
     deltas = [rewards[t] + GAMMA * following[t] - values[t] for t in range(count)]
-    return [math.fsum((GAMMA * LAMBDA) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)]
+    return [math.fsum((GAMMA * lam) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)]
 
 
 def test_the_step_is_the_papers_over_loss_tokens_whitened(model: Path) -> None:
@@ -64,12 +64,13 @@ def test_the_step_is_the_papers_over_loss_tokens_whitened(model: Path) -> None:
         assert all((pack[name][masked] == 0).all() for name in ("advantages", "values", "returns"))
         for start_of, end in zip(pack["borders"][:-1], pack["borders"][1:], strict=True):
             rows = [row for row in range(start_of, end) if not masked[row]]
-            of_sequence = paper(pack["rewards"][rows].tolist(), pack["values"][rows].tolist())
+            given = pack["rewards"][rows].tolist(), pack["values"][rows].tolist()
+            of_sequence, targets = paper(*given), paper(*given, CRITICS)
             wanted += of_sequence
             advantages += pack["advantages"][rows].tolist()
             returns += pack["returns"][rows].tolist()
             # fp32 keeps seven digits of numbers of order 1.
-            expected = [a + v for a, v in zip(of_sequence, pack["values"][rows].tolist(), strict=True)]
+            expected = [a + v for a, v in zip(targets, given[1], strict=True)]
             assert pack["returns"][rows].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
     mean, deviation = np.mean(wanted), np.std(wanted)
     assert advantages == pytest.approx([(a - mean) / deviation for a in wanted], rel=2e-6, abs=2e-6)

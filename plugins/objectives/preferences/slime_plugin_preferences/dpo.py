@@ -54,6 +54,10 @@ class Dpo:
             raise ValueError("label_smoothing does nothing with form=identity")
 
     @property
+    def entropy_gradient(self) -> bool:
+        return False
+
+    @property
     def trains_on(self) -> TrainsOn:
         return TrainsOn.pairs
 

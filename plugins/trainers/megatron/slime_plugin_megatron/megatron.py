@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
 from slime.config.changes import changed
 from slime.config.paths import resolve
-from slime.config.schema import AlgoConfig, ModelConfig, SlimeConfig, TrainConfig
+from slime.config.schema import ModelConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HasModel, HfConfig, ModelBridge, traits_of
@@ -142,7 +142,7 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[Pol
     adapters = adapters_of(cfg.train) if is_policy else None
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
-        modules = _modules(kind, _head(cfg.train, cfg.algo), bridge, hf, config, traits if is_policy else ())
+        modules = _modules(kind, _head(cfg.train), bridge, hf, config, traits if is_policy else ())
         if adapters:
             adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
         if cfg.cluster.on_gpus:
@@ -210,12 +210,12 @@ def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(PolicyModel, _head(cfg.train, cfg.algo), bridge, hf, config, traits), config, traits)
+        return Model([], _modules(PolicyModel, _head(cfg.train), bridge, hf, config, traits), config, traits)
 
 
-def _head(train: TrainConfig, algo: AlgoConfig) -> dict[str, Any]:
+def _head(train: TrainConfig) -> dict[str, Any]:
     """Keywords of `PolicyModel` that say how its last stage computes log-probs."""
-    return {"chunk_tokens": train.logprob_chunk_tokens, "entropy_gradient": algo.entropy_coef != 0}
+    return {"chunk_tokens": train.logprob_chunk_tokens}
 
 
 def _modules(

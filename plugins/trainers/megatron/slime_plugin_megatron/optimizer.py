@@ -126,11 +126,18 @@ def forget(adam: torch.optim.Optimizer) -> None:
     if isinstance(adam, FusedAdam):
         adam.forget()
         return
-    adam.state.clear()
     for part in adam.sub_optimizers:  # type: ignore[attr-defined]
-        part.state.clear()
         for group in part.param_groups:
             group.pop("step", None)
+            # There from now on: a checkpoint may come before the first step, as where a critic learns alone.
+            part.state.update({x: _nothing(x) for x in group["params"]})
+    adam._sync_sub_optimizers_state_to_hdo()  # type: ignore[attr-defined]
+
+
+def _nothing(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """torch's AdamW before its first step."""
+    moments = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
 
 
 def _drop_classes(adam: torch.optim.Optimizer) -> None:

@@ -20,7 +20,7 @@ from slime.config.hf import read_hf_config
 from slime.config.schema import Init, SlimeConfig
 from slime.estimator import CriticEstimator
 from slime.models.traits import extra_losses
-from slime.objective import Source
+from slime.objective import Source, takes_entropy_gradient
 from slime.plan.flops import attention
 from slime.train.packing import RankLayout
 from slime.train.rank import Usage
@@ -226,6 +226,7 @@ class Trainer(Exports):
         temperature = self.cfg.rollout.sampling.temperature if stage.reinforces else 1.0
         for module in self.model.modules:
             module.temperature = temperature
+            module.entropy_gradient = takes_entropy_gradient(stage.objective)
 
     def _local(self, batch: Batch) -> list[LocalMicroBatch]:
         """This rank's part of a batch, cut as the model's blocks want it."""

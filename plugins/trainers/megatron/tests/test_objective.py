@@ -105,3 +105,5 @@ def test_tokens_of_older_weights_are_corrected(results: dict[str, list[dict[str,
     assert two_steps["pg_loss"] == pytest.approx(np.mean(halves), abs=1e-6)
     stale = [1 - x.columns["is_current"][x.loss_mask == 1] for x in samples]
     assert one_step["stale_share"] == pytest.approx(np.concatenate(stale).mean(), rel=1e-12)
+    of_halves = [np.concatenate(half).mean() for half in (stale[:8], stale[8:])]
+    assert two_steps["stale_share"] == pytest.approx(np.mean(of_halves), rel=1e-12), "of both optimizer steps"

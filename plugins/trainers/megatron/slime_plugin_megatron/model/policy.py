@@ -66,10 +66,10 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     Args:
         chunk_tokens: tokens whose logits are alive at once.
-        entropy_gradient: whether the entropy is part of the loss.
         heads: what blocks of the model add behind the last layer (`slime.models.traits.Traits.head`).
 
     Attributes:
+        entropy_gradient: whether the entropies have one; True until the trainer sets it.
         temperature: the scored distribution is softmax(logits / temperature); 1 until the trainer sets it.
         top: k, where not the labels are asked for, but the most probable tokens of each place: then the last stage
             returns [2, tokens, k], their ids and log-probs. Ids are exact up to 2^24 in fp32.
@@ -81,7 +81,6 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         layer_spec: ModuleSpec,
         *,
         chunk_tokens: int,
-        entropy_gradient: bool,
         heads: Sequence[ExtraHead] = (),
         **kwargs: Any,
     ) -> None:
@@ -92,7 +91,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         self.heads = last_heads
         for head in self.heads:
             head.attach(self)
-        self.chunk_tokens, self.entropy_gradient = chunk_tokens, entropy_gradient
+        self.chunk_tokens, self.entropy_gradient = chunk_tokens, True
         self.temperature = 1.0
         self.top: int | None = None
         self.vocabulary_kernels = vocabulary_kernels(device_of(config))
