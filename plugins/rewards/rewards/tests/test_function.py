@@ -90,7 +90,7 @@ def test_the_page_s_functions_are_rewards(tmp_path: Path, monkeypatch: pytest.Mo
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "my_file.py").write_text("\n".join(blocks))
     monkeypatch.chdir(tmp_path)
-    check_reward("function", [RewardCase(" 5\n", "5", 1.0), RewardCase("55", "5", 0.0)], {"path": "my_file.py:score"})
+    check_reward("function", [RewardCase("2+3=5\n", "5", 1.0), RewardCase("6", "5", 0.0)], {"path": "my_file.py:score"})
     group = GroupCase(["it is 5", "5", "6"], "5", [1 / 7, 1.0, 0.0])
     check_reward("function", [group, GroupCase(["6"], "5", [0.0])], {"path": "my_file.py:score_group"})
     lines = re.findall(r"^    slime (\+model.*my_file.*)$", PAGE.read_text(), re.M)
