@@ -89,8 +89,8 @@ def test_both_spellings_of_rotary_embeddings_are_one() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"scoring_func": "softmax"}, "scoring_func: 'softmax'"),
-        ({"topk_method": "greedy"}, "topk_method: 'greedy'"),
+        ({"scoring_func": "softmax"}, "scoring_func: softmax"),
+        ({"topk_method": "greedy"}, "topk_method: greedy"),
         ({"moe_layer_freq": 2}, "moe_layer_freq: 2"),
         ({"rope_interleave": False}, "rope_interleave: False"),
         ({"num_key_value_heads": 8}, "num_key_value_heads: 8"),
