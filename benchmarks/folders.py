@@ -188,14 +188,8 @@ def base(family: str) -> dict[str, Any]:
 
 def ours(folder: Path) -> Tensor:
     """slime's logits, [2, tokens, vocabulary]."""
-    from slime_plugin_megatron import megatron
-
     hf = read_hf_config(str(folder))
-    bridge = plugins.load().models.create(hf["model_type"])
-    bridge.transformer_config(hf), bridge.model_kwargs(hf)
-    cfg = models.run_config(hf["model_type"], folder, {})
-    megatron.make_groups(cfg)
-    return models.logits_of(cfg, hf)
+    return models.logits_of(models.run_config(hf["model_type"], folder, {}), hf)
 
 
 def theirs(folder: Path) -> Tensor:

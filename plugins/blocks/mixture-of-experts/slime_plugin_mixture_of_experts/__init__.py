@@ -78,8 +78,8 @@ def _expert_groups(reader: ConfigReader, num_experts: int, topk: int) -> dict[st
     num_groups, kept_groups = reader.get("n_group", 1), reader.get("topk_group", 1)
     if num_groups == 1:
         return {}
-    if num_experts % num_groups:
-        reader.refuse("n_group", num_groups, f"It does not divide the {num_experts} experts.")
+    if num_experts % num_groups or num_experts < 2 * num_groups:
+        reader.refuse("n_group", num_groups, f"Groups of the {num_experts} experts are alike, of two or more.")
     if topk // kept_groups != 2 or kept_groups > num_groups:
         why = "Megatron ranks a group of experts by its best num_experts_per_tok // topk_group, the models by two."
         reader.refuse("topk_group", kept_groups, f"With 'num_experts_per_tok: {topk}', 'n_group: {num_groups}': {why}")

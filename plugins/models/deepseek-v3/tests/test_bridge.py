@@ -96,7 +96,7 @@ def test_both_spellings_of_rotary_embeddings_are_one() -> None:
         ({"num_key_value_heads": 8}, "num_key_value_heads: 8"),
         ({"attention_bias": True}, "attention_bias: True"),
         ({"topk_group": 2}, "topk_group: 2"),
-        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_type: linear"),
+        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_scaling.type: linear"),
         ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0}}, "mscale: 0.7"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.*slime convert fp8-to-bf16"),
         ({"mlp_layer_types": ["dense"] * 61}, "mlp_layer_types"),

@@ -88,7 +88,7 @@ def test_latent_model_of_the_hub() -> None:
     [
         ({"mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types"),
         ({"topk_method": "greedy"}, "topk_method: greedy"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_type: linear"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.type: linear"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
     ],
 )
