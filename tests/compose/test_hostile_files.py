@@ -128,7 +128,7 @@ FOLDERS = {
     "a billion layers": (fields(num_hidden_layers=10**9), "{folder}/config.json: 'num_hidden_layers' must be a number"),
     "a list as rotary": (fields(rope_parameters=[1]), "{folder}/config.json: 'rope_parameters' must be an object"),
     "a strange field": (fields(strange={"a": [1] * 100}), "{folder}/config.json: 'strange: {{'a': [1, 1, 1, "),
-    "a strange rotary": (fields(rope_parameters={"rope_type": "x"}), "{folder}/config.json: 'rope_parameters.rope_type:"),
+    "a strange rotary": (fields(rope_parameters={"rope_type": "x"}), "{folder}/config.json: 'rope_parameters.rope_t"),
     "a rotary of two": (
         fields(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
         "{folder}/config.json: 'rope_scaling.rope_type: yarn' is not supported for this model family. Supported: def",

@@ -21,19 +21,22 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from slime.config.hf import scores
 from slime.config.hf_fields import wrong_fields
 from slime.errors import SlimeError
 
-Size, Count = int, int
-"""From 1, and from 0."""
-Positive, Number = float, float
-"""Above 0, and from 0."""
-Flag, Text, Texts, Counts = bool, str, list[str], list[int]
-Tokens = int | list[int] | None
-Object = dict[str, Any]
+Size: TypeAlias = int  # from 1
+Count: TypeAlias = int  # from 0
+Positive: TypeAlias = float  # above 0
+Number: TypeAlias = float  # from 0
+Flag: TypeAlias = bool
+Text: TypeAlias = str
+Texts: TypeAlias = list[str]
+Counts: TypeAlias = list[int]
+Tokens: TypeAlias = int | list[int] | None
+Object: TypeAlias = dict[str, Any]
 
 
 class OfAnyModel:
@@ -91,8 +94,5 @@ class Published:
 
 def annotations_of(table: type) -> Mapping[str, str]:
     """The kinds of a class's own fields and of those of its bases, as text."""
-    return {name: str(kind) for each in reversed(table.__mro__) for name, kind in _own(each).items()}
-
-
-def _own(table: type) -> Mapping[str, Any]:
-    return vars(table).get("__annotations__", {})
+    owns = (vars(each).get("__annotations__", {}) for each in reversed(table.__mro__))
+    return {name: str(kind) for own in owns for name, kind in own.items()}
