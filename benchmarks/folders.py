@@ -50,6 +50,8 @@ TOLERANCE = 1e-4
 NEEDED = ("model_type", "num_hidden_layers", "vocab_size", "use_cache")
 """Fields that this program needs as they are, and one that says nothing of a model."""
 SAME, REFUSED, ALONE, DIFFERENT = "same", "refused", "alone", "different"
+ENGINE = {"glm_moe_dsa": ("indexer_rope_interleave",)}
+"""Fields that are read as engines do, which transformers' class does not heed (plugins/models/glm5/README.md)."""
 Change = tuple[str, str, Mapping[str, Any]]
 """Its kind, its field, and what it sets; `_ABSENT` takes a field away."""
 _ABSENT = object()
@@ -148,7 +150,7 @@ def changes(family: str, hf: Mapping[str, Any]) -> Iterator[Change]:
     """All, of a folder with this config.json."""
     published = plugins.load().models.create(family).published
     for name in published.kinds:
-        if name in NEEDED or name.endswith("_token_id"):
+        if name in NEEDED or name in ENGINE.get(family, ()) or name.endswith("_token_id"):
             continue
         yield "absent", name, {name: _ABSENT}
         yield "null", name, {name: None}
@@ -163,6 +165,8 @@ def changes(family: str, hf: Mapping[str, Any]) -> Iterator[Change]:
         elif isinstance(value, int | float):
             yield "another", name, {name: value * 2 or 1}
     for name, value in SURPLUS.items():
+        if name in ENGINE.get(family, ()):
+            continue
         yield "set", name, {name: value}
     for label, parameters in ROTARY.items():
         for name, other in (("rope_scaling", "rope_parameters"), ("rope_parameters", "rope_scaling")):

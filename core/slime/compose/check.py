@@ -159,7 +159,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
         problems += missing
         return
     try:
-        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+        hf: HfConfig = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
         bridge = plugins.models.create(_family(cfg.model.family, hf, plugins))
         where = str(resolve(config_folder(cfg.model)) / "config.json")
         hf, architecture, mapping = _architecture(bridge, hf, where, for_engines=topology.generates)

@@ -101,6 +101,10 @@ def _read(hf: HfConfig, *, sparse: bool = False) -> tuple[dict[str, Any], dict[s
         reader.only("head_dim", reader.get("qk_rope_head_dim"), None)
     if sparse:
         reader.only("layer_types", None, ["deepseek_sparse_attention"] * config["num_layers"])
+        reader.only("index_topk_freq", None, 1)
+        for choosing_layers in ("index_topk_pattern", "indexer_types"):
+            reader.only(choosing_layers, None)
+        reader.only("indexer_rope_interleave", False)  # transformers' class does not heed it, SGLang's does
         config |= dsa.keywords(reader)
     kwargs = embeddings.keywords(reader)
     reader.finish()
