@@ -38,8 +38,8 @@ def index_layers(reader: ConfigReader) -> list[bool]:
     """For every layer: does it choose keys (True) or reuse the latest choice?
 
     config.json says so by layer (`index_topk_pattern`), or by `index_topk_freq` f and `index_skip_topk_offset` o:
-    counted from 1, layers 1 to o choose, then every f-th. Without any of them all do. `indexer_types`, which transformers reads
-    first and engines do not read, must say the same.
+    counted from 1, layers 1 to o choose, then every f-th. Without any of them all do. `indexer_types`, which
+    transformers reads first and engines do not read, must say the same.
     """
     num_layers = reader.get("num_hidden_layers")
     frequency, offset = reader.get("index_topk_freq", None) or 1, reader.get("index_skip_topk_offset", None) or 2
