@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 
 from slime import plugins
@@ -36,6 +36,13 @@ def test_tables_are_what_transformers_knows(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tables_have_what_the_engine_reads(family: str) -> None:
     assert unknown_reads(published_of(family)) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_class_is_the_one_that_transformers_saves(family: str) -> None:
+    """SGLang has it by the same name: `unknown_reads` looks it up there."""
+    model = AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model(family))]
+    assert model.__name__ == published_of(family).architecture
 
 
 def test_a_field_more_in_a_class_is_noticed() -> None:
