@@ -55,8 +55,8 @@ def index_layers(reader: ConfigReader) -> list[bool]:
         )
     if len(layers) < num_layers or not layers[0]:
         raise SlimeError(
-            f"by 'index_topk_pattern' or 'index_topk_freq' {len(layers)} of {num_layers} layers are said to choose keys "
-            "or reuse them, the first must choose",
+            f"by 'index_topk_pattern' or 'index_topk_freq' {len(layers)} of {num_layers} layers choose keys or reuse them, "
+            "the first must choose",
             where="config.json",
             todo="Take the config.json of the checkpoint.",
         )
