@@ -55,7 +55,7 @@ def index_layers(reader: ConfigReader) -> list[bool]:
         )
     if len(layers) < num_layers or not layers[0]:
         raise SlimeError(
-            f"by 'index_topk_pattern' or 'index_topk_freq' {len(layers)} of {num_layers} layers choose keys or reuse them, "
+            f"by 'index_topk_pattern' or 'index_topk_freq' {len(layers)} of {num_layers} layers choose or reuse keys, "
             "the first must choose",
             where="config.json",
             todo="Take the config.json of the checkpoint.",
