@@ -128,7 +128,28 @@ FOLDERS = {
     "a billion layers": (fields(num_hidden_layers=10**9), "{folder}/config.json: 'num_hidden_layers' must be a number"),
     "a list as rotary": (fields(rope_parameters=[1]), "{folder}/config.json: 'rope_parameters' must be an object"),
     "a strange field": (fields(strange={"a": [1] * 100}), "{folder}/config.json: 'strange: {{'a': [1, 1, 1, "),
-    "a strange rotary": (fields(rope_parameters={"rope_type": "x"}), "{folder}/config.json: 'rope_type: x' is not sup"),
+    "a strange rotary": (fields(rope_parameters={"rope_type": "x"}), "{folder}/config.json: 'rope_parameters.rope_t"),
+    "a rotary of two": (
+        fields(rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+        "{folder}/config.json: 'rope_scaling.rope_type: yarn' is not supported for this model family. Supported: def",
+    ),
+    "a rotary's surplus": (
+        fields(rope_parameters={"rope_type": "default", "factor": 4.0}),
+        "{folder}/config.json: 'rope_parameters.factor: 4.0' is not supported for this model family",
+    ),
+    "two strange fields": (
+        fields(attention_bias=True, use_sliding_window=True, logit_scale=2.0),
+        "{folder}/config.json: 'use_sliding_window: True' is not supported for this model family; 'attention_bias:",
+    ),
+    "no heads": (fields(num_attention_heads=0, head_dim=True), "{folder}/config.json: 'num_attention_heads' must be a"),
+    "a text as epsilon": (fields(rms_norm_eps="1e-05"), "{folder}/config.json: 'rms_norm_eps' must be a positive num"),
+    "a text as rotary": (fields(rope_scaling="dynamic"), "{folder}/config.json: 'rope_scaling' must be an object, or"),
+    "a base class": (
+        fields(architectures=["Qwen3Model"]),
+        "{folder}/config.json: 'architectures: [\"Qwen3Model\"]' is not the class of this model family that writes "
+        'text. Write ["Qwen3ForCausalLM"]',
+    ),
+    "no class": (fields(architectures=None), "{folder}/config.json: 'architectures: []' is not the class of"),
     "a pipe as rows": (in_place_of("rows.jsonl", os.mkfifo), "data.path, {folder}/rows.jsonl: there are no f"),
     "endless rows": (in_place_of("rows.jsonl", no_end), "data.path, {folder}/rows.jsonl: there are no files"),
     "a circle of links": (

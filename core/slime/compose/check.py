@@ -29,7 +29,7 @@ from slime.config.paths import resolve
 from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
 from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.errors import SlimeError
-from slime.models.bridge import EngineBridge, ModelBridge, traits_of
+from slime.models.bridge import EngineBridge, HfConfig, ModelBridge, completed, traits_of
 from slime.models.mapping import WeightMapping
 from slime.models.traits import obstacle_to_sharing, sharing_problem
 from slime.plugins import Plugins
@@ -159,9 +159,10 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
         problems += missing
         return
     try:
-        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+        hf: HfConfig = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
         bridge = plugins.models.create(_family(cfg.model.family, hf, plugins))
-        architecture, mapping = _architecture(bridge, hf, str(resolve(config_folder(cfg.model)) / "config.json"))
+        where = str(resolve(config_folder(cfg.model)) / "config.json")
+        hf, architecture, mapping = _architecture(bridge, hf, where, for_engines=topology.generates)
         if adapters := adapters_of(cfg.train):
             adapters.mapping(mapping)  # raises where they name no layer
     except SlimeError as problem:
@@ -203,10 +204,13 @@ def _folders(model: ModelConfig) -> Iterator[SlimeError]:
             yield problem.under(key)
 
 
-def _architecture(bridge: ModelBridge, hf: Mapping[str, Any], where: str) -> tuple[dict[str, Any], WeightMapping]:
+def _architecture(
+    bridge: ModelBridge, hf: HfConfig, where: str, *, for_engines: bool
+) -> tuple[HfConfig, dict[str, Any], WeightMapping]:
     todo = f"Use one that a model of family {bridge.family} comes with."
     try:
         architecture, mapping = bridge.transformer_config(hf), bridge.weight_mapping(hf)
+        hf = completed(bridge, hf, for_engines=for_engines)
     except KeyError as missing:
         raise SlimeError(f"{missing} is missing", where=where, todo=todo) from missing
     except SlimeError as problem:  # of a bridge, which has the content alone
@@ -217,7 +221,7 @@ def _architecture(bridge: ModelBridge, hf: Mapping[str, Any], where: str) -> tup
     for key, size in {**sizes, "experts": hf[NUM_LAYERS] * (sizes.get("num_moe_experts") or 0)}.items():
         if abs(size) > (MAX_EXPERTS if key == "experts" else MAX_SIZE):
             raise SlimeError(f"gives {size:.6g} as {key}", where=where, todo=todo)
-    return architecture, mapping
+    return hf, architecture, mapping
 
 
 def _family(family: str, hf: Mapping[str, Any], plugins: Plugins) -> str:
@@ -299,7 +303,6 @@ def _context(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
     """Whether the longest sequence fits the model's context and the engines' token pools, as far as they are known."""
     longest, key = longest_sequence(topology.config)
     for group in topology.groups:
-        drafted = num_drafted(group.sglang)
         limits = {
             "the model's context": (hf.get("max_position_embeddings"), 1),
             group.home_of("context_length"): (group.sglang.get("context_length"), 1),
@@ -309,7 +312,7 @@ def _context(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
             ),
         }
         rooms = {
-            name: room(limit, page_size=page_size, num_drafted=drafted)
+            name: room(limit, page_size=page_size, num_drafted=num_drafted(group.sglang))
             for name, (limit, page_size) in limits.items()
             if limit is not None
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config.declare import MAX_LAYERS
-from slime.config.hf_fields import wrong_fields
+from slime.config.hf_fields import WrongField, wrong_fields
 from slime.config.paths import exists, resolve
 from slime.errors import SlimeError
 
@@ -49,10 +49,10 @@ def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
             )
     layers = hf[NUM_LAYERS]
     if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
-        what = f"'{NUM_LAYERS}' must be a number from 1 to {MAX_LAYERS:,}, got {_shown(layers)}"
-        raise SlimeError(what, where=str(file), todo=_OWN)
-    for name, wanted, value in wrong_fields(hf):
-        raise SlimeError(f"'{name}' must be {wanted}, got {_shown(value)}", where=str(file), todo=_OWN)
+        wrong_layers = WrongField(NUM_LAYERS, f"a number from 1 to {MAX_LAYERS:,}", layers)
+        raise SlimeError(str(wrong_layers), where=str(file), todo=_OWN)
+    if wrong := [str(each) for each in wrong_fields(hf)]:
+        raise SlimeError("; ".join(wrong), where=str(file), todo=_OWN)
     return hf if num_layers is None else _cut(hf, num_layers, file)
 
 
@@ -92,11 +92,6 @@ def _parse(file: Path) -> dict[str, Any]:
     if not isinstance(hf, dict):
         raise SlimeError("not a JSON object", where=str(file), todo="Fetch the file again.")
     return hf
-
-
-def _shown(value: object) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 40 else f"{shown[:40]}..."
 
 
 def _cut(hf: dict[str, Any], num_layers: int, file: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from slime.models.mapping import WeightMapping
+    from slime.models.published import Published
     from slime.models.traits import Traits
 
 HfConfig = Mapping[str, Any]
@@ -40,6 +41,13 @@ class ModelBridge(Protocol):
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
         """The declarative HF <-> Megatron table."""
+
+
+@runtime_checkable
+class PublishedBridge(ModelBridge, Protocol):
+    """A family that says what its published class reads of config.json, as all of slime's do."""
+
+    published: Published
 
 
 @runtime_checkable
@@ -79,6 +87,11 @@ class HasModel(Protocol):
 
     def exported(self, hf: HfConfig) -> HfConfig:
         """config.json of the export, of that of the family's model."""
+
+
+def completed(bridge: ModelBridge, hf: HfConfig, *, for_engines: bool = False) -> HfConfig:
+    """config.json with the published class's defaults, where the family states them; engines need its class."""
+    return bridge.published.complete(hf, for_engines=for_engines) if isinstance(bridge, PublishedBridge) else hf
 
 
 def traits_of(bridge: ModelBridge, hf: HfConfig) -> tuple[Traits, ...]:

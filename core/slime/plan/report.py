@@ -81,14 +81,14 @@ def _no_estimate(model: PlannedModel, device: str) -> str:
 
 def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[str, str]:
     """Label -> sentence: what runs, where its checkpoints go, what it learns from, and how that is weighed."""
-    cfg, choices, hf = composed.cfg, composed.choices, model.hf
+    cfg, choices, keys = composed.cfg, composed.choices, model.architecture
     used = {
         label: name
         for label, name in composed.chosen.items()
         if (kind := label.partition(".")[0]) in ("reward", "filter", "buffer") and name in plugins.registries[kind]
     }
     weights = cfg.model.weights or (cfg.model.path if cfg.model.init is Init.checkpoint else cfg.model.init.name)
-    sizes = f"{hf['num_hidden_layers']} layers, hidden {hf['hidden_size']}, {hf['num_attention_heads']} heads"
+    sizes = f"{keys['num_layers']} layers, hidden {keys['hidden_size']}, {keys['num_attention_heads']} heads"
     provenance = plugins.provenance(used)["used"]
     return {
         "run": f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}",

@@ -124,5 +124,5 @@ def _without_output(weights: Sequence[Weight]) -> list[Weight]:
 
 def keywords_of(megatron: Mapping[str, Any], bridge: ModelBridge, hf: HfConfig) -> dict[str, Any]:
     """Megatron's keywords of the model and of its layout (`train.megatron`), with `vocab_size`."""
-    model = {**bridge.transformer_config(hf), **bridge.model_kwargs(hf), **megatron}
-    return {**model, "vocab_size": hf["vocab_size"]}
+    found = {**bridge.transformer_config(hf), **bridge.model_kwargs(hf)}
+    return {"vocab_size": hf.get("vocab_size"), **found, **megatron}

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from slime import plugins
-from slime.models.bridge import HfConfig, traits_of
+from slime.models.bridge import HfConfig, PublishedBridge, traits_of
 from slime.models.traits import Reference
-from slime_testing import models
+from slime_testing import models, published
 from slime_testing.models import Parallel
 from slime_testing.ranks import run_ranks
 from slime_testing.recorded import recorded_samples
@@ -210,7 +210,20 @@ def _check_bytes(contract: Contract, layout: str, trained: Trained) -> None:
     assert list(trained.exported) == list(contract.one_rank.exported), f"{layout}: another order of export"
 
 
+def check_fields(contract: Contract) -> str:
+    """The table of config.json is what transformers' class and SGLang's say."""
+    bridge = plugins.load().models.create(contract.family)
+    if not isinstance(bridge, PublishedBridge):
+        return "no table"
+    found = published.differences(bridge.published, type(models.transformers_config(contract.hf)))
+    assert not found, f"config.json, field by field: {'; '.join(found)}"
+    unknown = published.unknown_reads(bridge.published)
+    assert not unknown, f"SGLang reads these as well, with a default of its own: {', '.join(unknown)}"
+    return f"{len(bridge.published.kinds)}, as transformers and SGLang read them"
+
+
 CHECKS: Mapping[str, Callable[[Contract], str]] = {
+    "fields": check_fields,
     "logits": check_logits,
     "bad checkpoints": check_refusals,
     "one rank": check_one_rank,

@@ -209,11 +209,17 @@ def logits(rank: Rank, family: str, folder: Path, num_layers: int | None) -> Ten
 
     Runs in a rank of its own.
     """
-    from megatron_core_portable import cpu_stands_in_for_cuda
     from slime_plugin_megatron import megatron
 
     cfg, hf = run_config(family, folder, {}), read_hf_config(str(folder), num_layers)
     megatron.initialize(cfg, *rank)
+    return logits_of(cfg, hf)
+
+
+def logits_of(cfg: SlimeConfig, hf: Mapping[str, Any]) -> Tensor:
+    """`logits`, where Megatron-core has been initialised."""
+    from megatron_core_portable import cpu_stands_in_for_cuda
+
     [module] = _load(cfg, hf)
     tokens = sequences(hf["vocab_size"])
     with cpu_stands_in_for_cuda(), torch.no_grad():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime.errors import SlimeError
 from slime.models.blocks import BF16, Attention, BuildingBlock, Cache, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import Block, Cut, Model, Shape
-from slime_plugin_transformer.rotary import rope_parameters
+from slime_plugin_transformer.rotary import rope_parameters, trained_for
 
 
 def keywords(reader: ConfigReader) -> dict[str, Any]:
@@ -18,18 +17,19 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
     Every norm uses `rms_norm_eps`, as the engine's do.
     """
     num_heads = reader.get("num_attention_heads")
-    reader.only("num_key_value_heads", num_heads)
+    reader.only("num_key_value_heads", num_heads, None)
     reader.only("attention_bias", False)
     reader.only("rope_interleave", True)
-    for derived in ("head_dim", "qk_head_dim"):
-        reader.get(derived, None)
+    plain, rotated = reader.get("qk_nope_head_dim"), reader.get("qk_rope_head_dim")
+    reader.only("qk_head_dim", plain + rotated, None)
+    reader.skip("head_dim")
     return {
         "multi_latent_attention": True,
         "num_attention_heads": num_heads,
         "q_lora_rank": reader.get("q_lora_rank", None),
         "kv_lora_rank": reader.get("kv_lora_rank"),
-        "qk_head_dim": reader.get("qk_nope_head_dim"),
-        "qk_pos_emb_head_dim": reader.get("qk_rope_head_dim"),
+        "qk_head_dim": plain,
+        "qk_pos_emb_head_dim": rotated,
         "v_head_dim": reader.get("v_head_dim"),
         "qk_layernorm": True,
         **_latent_rotary(reader),
@@ -39,23 +39,22 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
 def _latent_rotary(reader: ConfigReader) -> dict[str, Any]:
     parameters, kind, base = rope_parameters(reader, "default", "yarn")
     reader.only("partial_rotary_factor", 1.0)
+    parameters.only("partial_rotary_factor", 1.0)
     if kind == "default":
         return {"rope_type": "rope", "rotary_base": base}
-    mscale, mscale_all_dim = parameters.get("mscale", 1.0), parameters.get("mscale_all_dim", 0.0)
-    if not mscale_all_dim and mscale != 1.0:
-        raise SlimeError(
-            f"'mscale: {mscale}' without 'mscale_all_dim' is not supported",
-            where="config.json",
-            todo="Engines and trainer read it differently.",
-        )
+    parameters.only("truncate", True)
+    mscale, mscale_all_dim = parameters.get("mscale", None), parameters.get("mscale_all_dim", 0.0)
+    if not (mscale and mscale_all_dim) and (mscale_all_dim or mscale not in (None, 1.0)):
+        why = f"Beside 'mscale_all_dim: {mscale_all_dim}' engines and trainer read it differently."
+        parameters.refuse("mscale", mscale, why)
     return {
         "rope_type": "yarn",
         "rotary_base": base,
-        "rotary_scaling_factor": parameters["factor"],
-        "original_max_position_embeddings": parameters["original_max_position_embeddings"],
+        "rotary_scaling_factor": parameters.get("factor"),
+        "original_max_position_embeddings": trained_for(reader, parameters),
         "beta_fast": parameters.get("beta_fast", 32),
         "beta_slow": parameters.get("beta_slow", 1),
-        "mscale": mscale,
+        "mscale": 1.0 if mscale is None else mscale,
         "mscale_all_dim": mscale_all_dim,
     }
 

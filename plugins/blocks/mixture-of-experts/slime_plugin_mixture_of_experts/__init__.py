@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime.errors import SlimeError
 from slime.models.blocks import BF16, UNEVEN_EXPERTS, BuildingBlock, RankTokens, Saved
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
@@ -49,6 +48,8 @@ def sigmoid_keywords(reader: ConfigReader) -> dict[str, Any]:
     again must agree.
     """
     topk, num_dense = reader.get("num_experts_per_tok"), reader.get("first_k_dense_replace")
+    num_experts = reader.get("n_routed_experts")
+    reader.only("num_local_experts", num_experts, None)
     has_experts = [layer >= num_dense for layer in range(reader.get("num_hidden_layers"))]
     reader.only("scoring_func", "sigmoid")
     reader.only("topk_method", "noaux_tc")
@@ -57,7 +58,7 @@ def sigmoid_keywords(reader: ConfigReader) -> dict[str, Any]:
     reader.only("norm_topk_prob", topk > 1)  # Megatron normalises sigmoid scores exactly when there are several
     expert_size = reader.get("moe_intermediate_size")
     return {
-        "num_moe_experts": reader.get("n_routed_experts"),
+        "num_moe_experts": num_experts,
         "moe_layer_freq": [int(of_layer) for of_layer in has_experts],
         "moe_ffn_hidden_size": expert_size,
         "moe_shared_expert_intermediate_size": expert_size * reader.get("n_shared_experts") or None,
@@ -69,20 +70,19 @@ def sigmoid_keywords(reader: ConfigReader) -> dict[str, Any]:
         "moe_router_topk_scaling_factor": reader.get("routed_scaling_factor"),
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
-        **_expert_groups(reader, topk),
+        **_expert_groups(reader, num_experts, topk),
     }
 
 
-def _expert_groups(reader: ConfigReader, topk: int) -> dict[str, Any]:
+def _expert_groups(reader: ConfigReader, num_experts: int, topk: int) -> dict[str, Any]:
     num_groups, kept_groups = reader.get("n_group", 1), reader.get("topk_group", 1)
     if num_groups == 1:
         return {}
-    if topk // kept_groups != 2:
-        raise SlimeError(
-            f"'num_experts_per_tok: {topk}' with 'topk_group: {kept_groups}' is not supported",
-            where="config.json",
-            todo="Megatron ranks a group of experts by its best num_experts_per_tok // topk_group, the models by two.",
-        )
+    if num_experts % num_groups or num_experts < 2 * num_groups:
+        reader.refuse("n_group", num_groups, f"Groups of the {num_experts} experts are alike, of two or more.")
+    if topk // kept_groups != 2 or kept_groups > num_groups:
+        why = "Megatron ranks a group of experts by its best num_experts_per_tok // topk_group, the models by two."
+        reader.refuse("topk_group", kept_groups, f"With 'num_experts_per_tok: {topk}', 'n_group: {num_groups}': {why}")
     return {"moe_router_num_groups": num_groups, "moe_router_group_topk": kept_groups}
 
 

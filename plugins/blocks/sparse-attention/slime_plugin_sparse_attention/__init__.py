@@ -37,19 +37,26 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
 def index_layers(reader: ConfigReader) -> list[bool]:
     """For every layer: does it choose keys (True) or reuse the latest choice?
 
-    config.json says so by layer (`indexer_types`, `index_topk_pattern`), or by `index_topk_freq` f and
-    `index_skip_topk_offset` o: counted from 1, layers 1 to o choose, then every f-th. Without any of them all do.
+    config.json says so by layer (`index_topk_pattern`), or by `index_topk_freq` f and `index_skip_topk_offset` o:
+    counted from 1, layers 1 to o choose, then every f-th. Without any of them all do. `indexer_types`, which
+    transformers reads first and engines do not read, must say the same.
     """
     num_layers = reader.get("num_hidden_layers")
     frequency, offset = reader.get("index_topk_freq", None) or 1, reader.get("index_skip_topk_offset", None) or 2
-    named = reader.get("indexer_types", None) or reader.get("index_topk_pattern", None)
-    if named:
-        layers = [kind in ("full", "F") for kind in named[:num_layers]]
+    if pattern := reader.get("index_topk_pattern", None):
+        layers = [kind in ("full", "F") for kind in pattern[:num_layers]]
     else:
         layers = [max(layer - offset + 1, 0) % frequency == 0 for layer in range(num_layers)]
+    if (kinds := reader.get("indexer_types", None)) and [kind == "full" for kind in kinds] != layers:
+        raise SlimeError(
+            "'indexer_types' are other layers than those of 'index_topk_pattern' or 'index_topk_freq'",
+            where="config.json",
+            todo="Make them agree: transformers reads the former, engines the latter.",
+        )
     if len(layers) < num_layers or not layers[0]:
         raise SlimeError(
-            f"{len(layers)} of {num_layers} layers are said to choose keys or reuse them, the first must choose",
+            f"by 'index_topk_pattern' or 'index_topk_freq' {len(layers)} of {num_layers} layers choose or reuse keys, "
+            "the first must choose",
             where="config.json",
             todo="Take the config.json of the checkpoint.",
         )

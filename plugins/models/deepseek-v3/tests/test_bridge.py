@@ -89,14 +89,14 @@ def test_both_spellings_of_rotary_embeddings_are_one() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"scoring_func": "softmax"}, "scoring_func: 'softmax'"),
-        ({"topk_method": "greedy"}, "topk_method: 'greedy'"),
+        ({"scoring_func": "softmax"}, "scoring_func: softmax"),
+        ({"topk_method": "greedy"}, "topk_method: greedy"),
         ({"moe_layer_freq": 2}, "moe_layer_freq: 2"),
         ({"rope_interleave": False}, "rope_interleave: False"),
         ({"num_key_value_heads": 8}, "num_key_value_heads: 8"),
         ({"attention_bias": True}, "attention_bias: True"),
         ({"topk_group": 2}, "topk_group: 2"),
-        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_type: linear"),
+        ({"rope_scaling": {**YARN, "type": "linear"}}, "rope_scaling.type: linear"),
         ({"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0}}, "mscale: 0.7"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config.*slime convert fp8-to-bf16"),
         ({"mlp_layer_types": ["dense"] * 61}, "mlp_layer_types"),

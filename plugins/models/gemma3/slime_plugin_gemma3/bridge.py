@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
-from slime_plugin_gemma3.rotary import GLOBAL_BASE, LOCAL_BASE
+from slime_plugin_gemma3.published import GEMMA3
+from slime_plugin_gemma3.rotary import LOCAL_BASE
 from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Gemma3:
     window to one without, each kind with a rotary base of its own, embeddings times the root of the hidden size."""
 
     family = "gemma3_text"
+    published = GEMMA3
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read(hf)[0]
@@ -37,25 +39,26 @@ class Gemma3:
         return spec.block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = GEMMA3.complete(hf)
         rules = (
             *embeddings.rules(hf["vocab_size"]),
             *decoder.norm_rules(mlp="pre_feedforward_layernorm"),
             *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], qk_norm=True),
             *mlp.rules(),
             *decoder.post_norm_rules("post_attention_layernorm", "post_feedforward_layernorm"),
-            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", True)),
+            *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
         )
         return WeightMapping(rules, hf["num_hidden_layers"])
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
+    reader = ConfigReader(hf, GEMMA3)
     for not_supported in ("attention_bias", "use_bidirectional_attention"):
         reader.only(not_supported, False, None)
     for softcapping in ("attn_logit_softcapping", "final_logit_softcapping"):
         reader.only(softcapping, None)
     reader.only("hidden_activation", "gelu_pytorch_tanh")
-    reader.get("cache_implementation", None)
+    reader.skip("cache_implementation")
     config = {
         **decoder.keywords(reader),
         **gqa.keywords(reader, bias=False, qk_norm=True, rotary_interleaved=False),
@@ -63,13 +66,15 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         "use_te_activation_func": True,  # the tanh form is a module of the spec
         "layernorm_zero_centered_gamma": True,
         "softmax_scale": reader.get("query_pre_attn_scalar") ** -0.5,
-        "window_size": (reader.get("sliding_window") - 1, 0),
+        "window_size": ((reader.get("sliding_window") or 1) - 1, 0),
         "window_attn_skip_freq": [int(kind == LOCAL) for kind in _layer_types(reader)],
     }
+    if any(config["window_attn_skip_freq"]) and not reader.get("sliding_window"):
+        reader.refuse("sliding_window", None, "Layers with a window need its size.")
     kwargs = {
         **_rotary(reader),
         **embeddings.keywords(reader),
-        "share_embeddings_and_output_weights": reader.get("tie_word_embeddings", True),
+        "share_embeddings_and_output_weights": reader.get("tie_word_embeddings"),
     }
     reader.finish()
     return config, kwargs
@@ -78,7 +83,7 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 def _layer_types(reader: ConfigReader) -> Sequence[str]:
     """Of each layer; without a list every sixth is global, or every `sliding_window_pattern`-th."""
     num_layers = reader.get("num_hidden_layers")
-    every = reader.get("sliding_window_pattern", None) or reader.get("_sliding_window_pattern", 6)
+    every = reader.get("sliding_window_pattern") or num_layers
     counted = [LOCAL if (layer + 1) % every else GLOBAL for layer in range(num_layers)]
     kinds: Sequence[str] = reader.get("layer_types", None) or counted
     if len(kinds) != num_layers or not set(kinds) <= {GLOBAL, LOCAL}:
@@ -93,27 +98,38 @@ def _layer_types(reader: ConfigReader) -> Sequence[str]:
 def _rotary(reader: ConfigReader) -> dict[str, Any]:
     """The global layers' rotary embeddings, plain or of positions divided by a factor, as `GPTModel` keywords.
 
-    transformers 5 writes `rope_parameters` by the kind of layer; before, the fields stood alone.
+    transformers 5 writes `rope_parameters` by the kind of layer; before, the fields stood alone. Where a file has both,
+    `rope_scaling` changes what is said of global layers.
     """
-    by_kind = reader.get("rope_parameters", None) or {}
-    scaling = {**(reader.get("rope_scaling", None) or {}), **by_kind.get(GLOBAL, {})}
-    base = reader.get("rope_theta", GLOBAL_BASE)
-    local = {"rope_theta": reader.get("rope_local_base_freq", LOCAL_BASE), **by_kind.get(LOCAL, {})}
-    if local["rope_theta"] != LOCAL_BASE or _kind(local) != "default":
-        _refuse(f"rotary embeddings of local layers: {local}", f"Supported: base {LOCAL_BASE:g}, unscaled.")
-    if _kind(scaling) not in ("default", "linear"):
-        _refuse(f"'rope_type: {_kind(scaling)}'", "Supported: default, linear.")
+    by_kind, scaling = reader.inside("rope_parameters"), reader.inside("rope_scaling")
+    local, found = by_kind.inside(LOCAL), by_kind.inside(GLOBAL)
+    base = local.get("rope_theta", reader.get("rope_local_base_freq"))
+    if base != LOCAL_BASE:
+        todo = f"Supported for local layers: {LOCAL_BASE:g}."
+        said = (local, "rope_theta") if local.says("rope_theta") else (reader, "rope_local_base_freq")
+        said[0].refuse(said[1], base, todo)
+    if _kind(local) != "default":
+        local.refuse("rope_type", _kind(local), "Local layers are not scaled.")
+    kind, old, otherwise = scaling.get("rope_type", None), scaling.get("type", None), _kind(found)
+    if kind is None and old not in (None, otherwise):
+        scaling.refuse("type", old, "Write 'rope_type': transformers 5 and engines miss the old name here.")
+    kind = kind or otherwise
+    if kind not in ("default", "linear"):
+        scaling.refuse("rope_type", kind, "Supported: default, linear.")
+        scaling.skip()
+        found.skip()
     return {
         "position_embedding_type": "rope",
         "rotary_percent": 1.0,
-        "rotary_base": scaling.get("rope_theta", base),
-        **({"seq_len_interpolation_factor": scaling["factor"]} if _kind(scaling) == "linear" else {}),
+        "rotary_base": scaling.get("rope_theta", found.get("rope_theta", reader.get("rope_theta"))),
+        **({"seq_len_interpolation_factor": _factor(scaling, found)} if kind == "linear" else {}),
     }
 
 
-def _kind(parameters: Mapping[str, Any]) -> str:
-    return str(parameters.get("rope_type", parameters.get("type", "default")))
+def _kind(parameters: ConfigReader) -> str:
+    old = parameters.get("type", "default")
+    return str(parameters.get("rope_type", old))
 
 
-def _refuse(what: str, todo: str) -> None:
-    raise SlimeError(f"{what} is not supported for this model family", where="config.json", todo=todo)
+def _factor(scaling: ConfigReader, found: ConfigReader) -> float:
+    return float(scaling.get("factor", None) or found.get("factor"))

@@ -12,6 +12,7 @@ from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_plugin_glm4.published import GLM4, GLM4_MOE, GLM4_MOE_LITE
 from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Glm4:
     """Dense GLM-4: sandwich norms, fused gate and up, biases on q/k/v, interleaved rotary on half of each head."""
 
     family = "glm4"
+    published = GLM4
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read_dense(hf)[0]
@@ -37,13 +39,14 @@ class Glm4:
         return spec.dense_block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = GLM4.complete(hf)
         rules = (
             *embeddings.rules(hf["vocab_size"]),
             *decoder.norm_rules(),
             *decoder.post_norm_rules(),
-            *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=hf.get("attention_bias", True)),
+            *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=hf["attention_bias"]),
             *mlp.fused_rules(),
-            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+            *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
         )
         return WeightMapping(rules, hf["num_hidden_layers"])
 
@@ -52,6 +55,7 @@ class Glm4Moe:
     """GLM-4.5 and later: dense layers, then experts with sigmoid routing, a correction bias and a shared expert."""
 
     family = "glm4_moe"
+    published = GLM4_MOE
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read_moe(hf)[0]
@@ -73,11 +77,12 @@ class Glm4Moe:
         return (*mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = GLM4_MOE.complete(hf)
         attention = gqa.rules(
             hf["num_attention_heads"],
             hf["num_key_value_heads"],
-            bias=hf.get("attention_bias", False),
-            qk_norm=hf.get("use_qk_norm", False),
+            bias=hf["attention_bias"],
+            qk_norm=hf["use_qk_norm"],
         )
         return mtp.moe_mapping(hf, attention)
 
@@ -95,6 +100,7 @@ class Glm4MoeLite:
     """
 
     family = "glm4_moe_lite"
+    published = GLM4_MOE_LITE
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read_latent_moe(hf)[0]
@@ -116,12 +122,13 @@ class Glm4MoeLite:
         return (*mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        return mtp.moe_mapping(hf, mla.rules(q_lora=hf.get("q_lora_rank") is not None))
+        hf = GLM4_MOE_LITE.complete(hf)
+        return mtp.moe_mapping(hf, mla.rules(q_lora=hf["q_lora_rank"] is not None))
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
-    bias = reader.get("attention_bias", True)
+    reader = ConfigReader(hf, GLM4)
+    bias = reader.get("attention_bias")
     config = {
         **decoder.keywords(reader),
         **gqa.keywords(reader, bias=bias, qk_norm=False, rotary_interleaved=True),
@@ -130,8 +137,8 @@ def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
-    bias, qk_norm = reader.get("attention_bias", False), reader.get("use_qk_norm", False)
+    reader = ConfigReader(hf, GLM4_MOE)
+    bias, qk_norm = reader.get("attention_bias"), reader.get("use_qk_norm")
     config = {
         **decoder.keywords(reader),
         **gqa.keywords(reader, bias=bias, qk_norm=qk_norm, rotary_interleaved=False),
@@ -142,8 +149,11 @@ def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read_latent_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
-    reader.get("pretraining_tp", None)  # says how the checkpoint was trained
+    reader = ConfigReader(hf, GLM4_MOE_LITE)
+    reader.skip("pretraining_tp")  # says how the checkpoint was trained
+    reader.only("head_dim", reader.get("qk_rope_head_dim"), None)
+    if reader.get("mlp_layer_types") is None and (num_dense := reader.get("first_k_dense_replace")) != 1:
+        reader.refuse("first_k_dense_replace", num_dense, "Without 'mlp_layer_types' the published class has 1.")
     config = {
         **decoder.keywords(reader),
         **mla.keywords(reader),

@@ -87,8 +87,8 @@ def test_latent_model_of_the_hub() -> None:
     ("change", "named"),
     [
         ({"mlp_layer_types": ["sparse"] * 47}, "mlp_layer_types"),
-        ({"topk_method": "greedy"}, "topk_method: 'greedy'"),
-        ({"rope_scaling": {"type": "linear"}}, "rope_type: linear"),
+        ({"topk_method": "greedy"}, "topk_method: greedy"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.type: linear"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5"),
     ],
 )
@@ -109,7 +109,7 @@ def test_both_spellings_of_rotary_embeddings_are_one(bridge: ModelBridge, hf: di
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act: gelu"),
         ({"attention_dropout": 0.1}, "attention_dropout: 0.1"),
         ({"sliding_window": 4096}, "sliding_window: 4096"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
@@ -136,9 +136,9 @@ def test_routing_that_megatron_computes_otherwise_is_refused(change: dict[str, A
 
 
 @pytest.mark.parametrize(("bridge", "hf"), FAMILIES)
-def test_missing_size_is_named(bridge: ModelBridge, hf: dict[str, Any]) -> None:
-    with pytest.raises(SlimeError, match="'num_attention_heads' is missing"):
-        bridge.transformer_config({key: value for key, value in hf.items() if key != "num_attention_heads"})
+def test_missing_vocabulary_is_named(bridge: ModelBridge, hf: dict[str, Any]) -> None:
+    with pytest.raises(SlimeError, match="'vocab_size' is missing"):
+        bridge.transformer_config({key: value for key, value in hf.items() if key != "vocab_size"})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_plugin_glm5.published import GLM_MOE_DSA
 from slime_plugin_transformer import decoder, embeddings
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class GlmMoeDsa:
     """
 
     family = "glm_moe_dsa"
+    published = GLM_MOE_DSA
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read(hf)[0]
@@ -51,6 +53,7 @@ class GlmMoeDsa:
         return (dsa.TRAITS, *mtp.traits(hf, self.mtp_spec), *moe.traits(self.transformer_config(hf)))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = GLM_MOE_DSA.complete(hf)
         return mtp.moe_mapping(hf, dsa.attention_rules(dsa.choosing_layers(hf)))
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
@@ -58,7 +61,7 @@ class GlmMoeDsa:
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
+    reader = ConfigReader(hf, GLM_MOE_DSA)
     config = {
         **decoder.keywords(reader),
         **mla.keywords(reader),
@@ -69,7 +72,6 @@ def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     kwargs = embeddings.keywords(reader)
     reader.only("moe_router_dtype", "float32")
     reader.only("layer_types", None, ["deepseek_sparse_attention"] * reader.get("num_hidden_layers"))
-    for not_of_the_forward_pass in ("ep_size", "index_share_for_mtp_iteration", "num_experts", "pretraining_tp"):
-        reader.get(not_of_the_forward_pass, None)
+    reader.skip("ep_size", "index_share_for_mtp_iteration", "num_experts", "pretraining_tp")
     reader.finish()
     return config, kwargs

@@ -82,12 +82,20 @@ def test_a_checkpoint_without_a_prediction_layer() -> None:
         ({"index_topk_freq": 3}, "FFSSFSSF"),
         ({"index_topk_freq": 2, "index_skip_topk_offset": 3}, "FFFSFSFS"),
         ({"index_topk_freq": 2, "index_topk_pattern": "FSSSFSSS"}, "FSSSFSSS"),
-        ({"indexer_types": ["full", *["shared"] * 3] * 2, "index_topk_freq": 1}, "FSSSFSSS"),
+        ({"indexer_types": ["full", *["shared"] * 3] * 2, "index_topk_pattern": "FSSSFSSS"}, "FSSSFSSS"),
+        ({"indexer_types": ["full"] * 8, "index_topk_freq": 1}, "FFFFFFFF"),
     ],
 )
 def test_spellings_of_index_sharing(fields: dict[str, Any], choosing: str) -> None:
     layers = index_layers(ConfigReader({"num_hidden_layers": 8, **fields}))
     assert "".join("F" if chooses else "S" for chooses in layers) == choosing
+
+
+@pytest.mark.parametrize("fields", [{}, {"index_topk_freq": 1}, {"index_topk_pattern": "FFSSFSSF"}])
+def test_layers_that_engines_would_read_otherwise_are_refused(fields: dict[str, Any]) -> None:
+    kinds = ["full", *["shared"] * 3] * 2
+    with pytest.raises(SlimeError, match="'indexer_types' are other layers"):
+        index_layers(ConfigReader({"num_hidden_layers": 8, "indexer_types": kinds, **fields}))
 
 
 @pytest.mark.parametrize("pattern", ["SFFFFFFF", "FFF"])

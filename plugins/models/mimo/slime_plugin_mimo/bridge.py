@@ -9,6 +9,7 @@ from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_plugin_mimo.published import MIMO
 from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Mimo:
     """MiMo (arXiv 2505.07608): Qwen2's grouped-query attention with biases on q/k/v, rotate-half rotary."""
 
     family = "mimo"
+    published = MIMO
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read(hf)[0]
@@ -51,13 +53,15 @@ class Mimo:
         return mtp.traits(hf, self.mtp_spec)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        attention = gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=True)
+        hf = MIMO.complete(hf)
+        num_heads = hf["num_attention_heads"]
+        attention = gqa.rules(num_heads, hf["num_key_value_heads"] or num_heads, bias=True)
         layer = (*decoder.norm_rules(), *attention, *mlp.rules())
         prediction = mtp.rules(layer, _MTP, modules=_MTP_MODULES)
         rules = (
             *embeddings.rules(hf["vocab_size"]),
             *layer,
-            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+            *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
         )
         if hf.get("num_nextn_predict_layers"):
             return WeightMapping((*rules, *prediction), hf["num_hidden_layers"])
@@ -66,18 +70,17 @@ class Mimo:
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
+    reader = ConfigReader(hf, MIMO)
     reader.only("use_sliding_window", False)
     reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
     reader.only("attention_bias", True)
     reader.only("use_mrope", False)
-    for not_of_the_forward_pass in ("max_window_layers", "sliding_window"):
-        reader.get(not_of_the_forward_pass, None)
+    reader.skip("max_window_layers", "sliding_window")
     config = {
         **decoder.keywords(reader),
         **gqa.keywords(reader, bias=True, qk_norm=False, rotary_interleaved=False),
         **mtp.keywords(reader),
     }
-    kwargs = {**rotary.keywords(reader, default_percent=1.0), **embeddings.keywords(reader)}
+    kwargs = {**rotary.keywords(reader, default_percent=1.0, partial=False), **embeddings.keywords(reader)}
     reader.finish()
     return config, kwargs

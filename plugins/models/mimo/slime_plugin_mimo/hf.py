@@ -31,7 +31,7 @@ class MimoPredictionLayer(Qwen2DecoderLayer):  # type: ignore[misc]
         self.final_layernorm = Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class MimoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
     """Qwen2's; holds the prediction layers, which take no part in its logits."""
 
     config_class = MimoConfig
@@ -46,4 +46,4 @@ class MimoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
 def register() -> None:
     """Tell transformers; SGLang calls this in each of its processes."""
     AutoConfig.register(MimoConfig.model_type, MimoConfig, exist_ok=True)
-    AutoModelForCausalLM.register(MimoConfig, MimoForCausalLM, exist_ok=True)
+    AutoModelForCausalLM.register(MimoConfig, MiMoForCausalLM, exist_ok=True)

@@ -55,10 +55,10 @@ def test_what_would_change_the_model_is_refused(change: dict[str, Any], named: s
 
 def test_size_of_the_model_of_the_hub() -> None:
     """7.62 billion parameters and the prediction layer's; 435 tensors and the prediction layer's 16."""
-    from slime_plugin_mimo.hf import MimoConfig, MimoForCausalLM
+    from slime_plugin_mimo.hf import MimoConfig, MiMoForCausalLM
 
     with torch.device("meta"):
-        model = MimoForCausalLM(MimoConfig(**HUB))
+        model = MiMoForCausalLM(MimoConfig(**HUB))
     assert sum(parameter.numel() for parameter in model.parameters()) == 7_833_409_536
     assert sum(parameter.numel() for parameter in model.model.mtp_layers.parameters()) == 7_833_409_536 - 7_622_619_136
     assert Mimo().weight_mapping(HUB).hf_names == model.state_dict().keys()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_plugin_qwen2.published import QWEN2
 from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class Qwen2:
     rotary."""
 
     family = "qwen2"
+    published = QWEN2
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read(hf)[0]
@@ -32,27 +34,28 @@ class Qwen2:
         return spec.block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = QWEN2.complete(hf)
+        num_heads = hf["num_attention_heads"]
         rules = (
             *embeddings.rules(hf["vocab_size"]),
             *decoder.norm_rules(),
-            *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], bias=True),
+            *gqa.rules(num_heads, hf["num_key_value_heads"] or num_heads, bias=True),
             *mlp.rules(),
-            *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+            *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
         )
         return WeightMapping(rules, hf["num_hidden_layers"])
 
 
 def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
+    reader = ConfigReader(hf, QWEN2)
     reader.only("use_sliding_window", False)
     reader.only("use_mrope", False)
     reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
-    for of_the_window in ("max_window_layers", "sliding_window"):
-        reader.get(of_the_window, None)
+    reader.skip("max_window_layers", "sliding_window")
     config = {
         **decoder.keywords(reader),
         **gqa.keywords(reader, bias=True, qk_norm=False, rotary_interleaved=False),
     }
-    kwargs = {**rotary.keywords(reader, default_percent=1.0), **embeddings.keywords(reader)}
+    kwargs = {**rotary.keywords(reader, default_percent=1.0, partial=False), **embeddings.keywords(reader)}
     reader.finish()
     return config, kwargs

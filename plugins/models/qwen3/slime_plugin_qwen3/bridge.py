@@ -10,6 +10,7 @@ from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules
 from slime.models.traits import Traits
+from slime_plugin_qwen3.published import QWEN3, QWEN3_MOE
 from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Qwen3:
     """Dense Qwen3: grouped-query attention with a norm on each query and key head, rotate-half rotary."""
 
     family = "qwen3"
+    published = QWEN3
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read_dense(hf)[0]
@@ -34,6 +36,7 @@ class Qwen3:
         return spec.block(config, vp_stage)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = QWEN3.complete(hf)
         return WeightMapping(_rules(hf, mlp.rules()), hf["num_hidden_layers"])
 
 
@@ -41,6 +44,7 @@ class Qwen3Moe:
     """Qwen3 with softmax-routed experts in every layer, without a shared expert or a correction bias."""
 
     family = "qwen3_moe"
+    published = QWEN3_MOE
 
     def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
         return _read_moe(hf)[0]
@@ -57,46 +61,46 @@ class Qwen3Moe:
         return moe.traits(self.transformer_config(hf))
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
+        hf = QWEN3_MOE.complete(hf)
         experts = moe.rules(shared_expert=False, correction_bias=False)
         return WeightMapping(_rules(hf, experts), hf["num_hidden_layers"], hf[_experts_key(hf)])
 
 
 def _rules(hf: HfConfig, mlp: Rules) -> Rules:
     """The table around the MLP, which is what the two families differ in."""
+    num_heads = hf["num_attention_heads"]
     return (
         *embeddings.rules(hf["vocab_size"]),
         *decoder.norm_rules(),
-        *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], qk_norm=True),
+        *gqa.rules(num_heads, hf["num_key_value_heads"] or num_heads, qk_norm=True),
         *mlp,
-        *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+        *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
     )
 
 
 def _experts_key(hf: HfConfig) -> str:
     """transformers 5 renames the field when it saves a model."""
-    return "num_local_experts" if "num_local_experts" in hf else "num_experts"
+    return "num_local_experts" if hf.get("num_local_experts") else "num_experts"
 
 
 def _read_dense(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
+    reader = ConfigReader(hf, QWEN3)
     config = _decoder(reader)
     return config, _model_kwargs(reader)
 
 
 def _read_moe(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf)
+    reader = ConfigReader(hf, QWEN3_MOE)
     reader.only("decoder_sparse_step", 1)
     reader.only("mlp_only_layers", None, [])
-    for loss_of_transformers in ("output_router_logits", "router_aux_loss_coef"):
-        reader.get(loss_of_transformers, None)
+    reader.skip("num_experts", "output_router_logits", "router_aux_loss_coef")  # the latter two are of a loss
     config = {**_decoder(reader), **moe.softmax_keywords(reader, experts_key=_experts_key(hf))}
     return config, _model_kwargs(reader)
 
 
 def _decoder(reader: ConfigReader) -> dict[str, Any]:
     reader.only("use_sliding_window", False)
-    for window in ("max_window_layers", "sliding_window"):
-        reader.get(window, None)
+    reader.skip("max_window_layers", "sliding_window")
     reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
     reader.only("attention_bias", False)
     return {
@@ -107,6 +111,6 @@ def _decoder(reader: ConfigReader) -> dict[str, Any]:
 
 def _model_kwargs(reader: ConfigReader) -> dict[str, Any]:
     """The last part of a config.json; whatever is left unread now is refused."""
-    kwargs = {**rotary.keywords(reader, default_percent=1.0), **embeddings.keywords(reader)}
+    kwargs = {**rotary.keywords(reader, default_percent=1.0, partial=False), **embeddings.keywords(reader)}
     reader.finish()
     return kwargs

@@ -233,7 +233,7 @@ def _modules(
 
 
 def _model_kwargs(bridge: ModelBridge, hf: HfConfig, config: TransformerConfig) -> dict[str, Any]:
-    kwargs = {"vocab_size": hf["vocab_size"], "max_sequence_length": hf["max_position_embeddings"]}
+    kwargs = {"vocab_size": hf.get("vocab_size"), "max_sequence_length": hf.get("max_position_embeddings")}
     kwargs |= {"position_embedding_type": "rope", **bridge.model_kwargs(hf)}
     if kwargs["vocab_size"] % config.tensor_model_parallel_size:
         raise SlimeError(

@@ -22,7 +22,7 @@ def keywords(reader: ConfigReader, *, bias: bool, qk_norm: bool, rotary_interlea
     num_heads = reader.get("num_attention_heads")
     return {
         "num_attention_heads": num_heads,
-        "num_query_groups": reader.get("num_key_value_heads", num_heads),
+        "num_query_groups": reader.get("num_key_value_heads", None) or num_heads,
         "kv_channels": reader.get("head_dim", None) or reader.get("hidden_size") // num_heads,
         "add_qkv_bias": bias,
         "qk_layernorm": qk_norm,

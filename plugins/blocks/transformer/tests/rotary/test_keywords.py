@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -25,7 +27,11 @@ HEAD_DIM = 128
 
 
 def keywords(**fields: Any) -> dict[str, Any]:
-    return rotary.keywords(ConfigReader(fields), default_percent=1.0)
+    reader = ConfigReader(fields)
+    reader.skip("max_position_embeddings")
+    found = rotary.keywords(reader, default_percent=1.0)
+    reader.finish()
+    return found
 
 
 def expected(factor: float, base: float) -> torch.Tensor:
@@ -61,5 +67,52 @@ def test_plain_ones_have_no_scaling() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("low_freq_factor", 2.0), ("original_max_position_embeddings", 4096)])
 def test_what_megatron_core_cannot_is_refused(name: str, value: float) -> None:
-    with pytest.raises(SlimeError, match=f"'rope_type: llama3' with {name}={value} is not supported"):
+    with pytest.raises(SlimeError, match=rf"'rope_scaling\.{name}: {value}' is not supported"):
         keywords(rope_scaling=LLAMA_3_1 | {name: value}, rope_theta=500000.0)
+
+
+BESIDE: dict[str, Any] = {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}, "rope_scaling": LLAMA_3_1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 30000.0},
+        {"rope_parameters": {"rope_theta": 40000.0}, "rope_theta": 30000.0},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 30000.0},
+        {"rope_parameters": {"rope_type": "default", "type": "linear"}, "rope_scaling": {}},
+        BESIDE,
+        BESIDE | {"rope_theta": 30000.0},
+        {},
+    ],
+)
+def test_two_places_are_read_as_transformers_does(fields: dict[str, Any]) -> None:
+    """A base inside the object wins; all of `rope_scaling` does; 10,000 is the base where none is said."""
+    theirs = LlamaConfig(**deepcopy(fields), max_position_embeddings=16384).rope_parameters
+    given = keywords(**fields, max_position_embeddings=16384)
+    assert given["rotary_base"] == theirs["rope_theta"]
+    assert given.get("rope_scaling", False) is (theirs["rope_type"] == "llama3")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, "rope_scaling.rope_type: yarn"),
+        ({"type": "dynamic", "factor": 4.0}, "rope_scaling.type: dynamic"),
+        ({"rope_type": "default", "factor": 4.0}, "rope_scaling.factor: 4.0"),
+        (LLAMA_3_1 | {"beta_fast": 32}, "rope_scaling.beta_fast: 32"),
+        ({**LLAMA_3_1, "type": "yarn", "mystery": 0}, "rope_scaling.mystery: 0"),
+    ],
+)
+def test_what_nobody_reads_inside_is_refused(parameters: dict[str, Any], named: str) -> None:
+    with pytest.raises(SlimeError, match=re.escape(f"'{named}' is not supported")):
+        keywords(rope_scaling=parameters, rope_theta=500000.0)
+
+
+def test_a_share_of_the_head_is_refused_where_the_class_has_none() -> None:
+    for fields in ({"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.5}}):
+        assert keywords(**fields)["rotary_percent"] == 0.5
+        reader = ConfigReader(fields)
+        rotary.keywords(reader, default_percent=1.0, partial=False)
+        with pytest.raises(SlimeError, match=r"partial_rotary_factor: 0\.5' is not supported"):
+            reader.finish()
