@@ -28,7 +28,7 @@ RUN = ["+model=glm4-tiny", "+cluster=local"]
         ("tokenizer_config.json", "[]", "{folder}/tokenizer_config.json: cannot be read (it holds no JSON object). "),
         ("generation_config.json", "{", "{folder}/generation_config.json: cannot be read (Expecting property name "),
         ("chat_template.jinja", None, "{folder}: the tokenizer has no chat template. Put the model's chat_template"),
-        ("model.safetensors", "broken off", "{folder}: 'model.safetensors' is torn or no safetensors file (Error wh"),
+        ("model.safetensors", "broken off", "{folder}: 'model.safetensors' is torn or no safetensors file (it has no"),
     ],
 )
 def test_a_download_that_broke_off_is_refused_before_ray_starts(
@@ -106,7 +106,10 @@ TORN = {
     "empty": (_written(""), NO_FILE),
     "text": (_written("<html>404</html>"), NO_FILE),
     "a pointer": (_written(POINTER), "model.safetensors: it is a pointer of Git LFS, not the file itself. Run 'git"),
-    "a missing shard": (_moved, "'model-00002-of-00002.safetensors' is missing. Download the checkpoint again."),
+    "a missing shard": (
+        _moved,
+        "'model-00002-of-00002.safetensors' is missing, which model.safetensors.index.json names. 'model-00001-of-",
+    ),
     "a pointer as index": (_index(POINTER), "index.json: it is a pointer of Git LFS, not the file itself"),
     "a torn index": (_index('{"weight_map": {"a'), f"{NO_INDEX}JSONDecodeError"),
     "a list as index": (_index("[]"), f"{NO_INDEX}TypeError"),

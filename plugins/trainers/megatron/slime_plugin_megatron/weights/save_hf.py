@@ -19,7 +19,9 @@ from slime.checkpoints import CONVERTED
 from slime.errors import SlimeError
 from slime.files import folder_aside
 from slime.models.bridge import HfConfig
-from slime.weights.hf_files import INDEX, MEGATRONS, SINGLE, HfFiles
+from slime.weights.file_tensors import INDEX, SINGLE
+from slime.weights.hf_files import HfFiles
+from slime.weights.other_forms import MEGATRONS
 
 SHARD_BYTES = 5 * 10**9
 """Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 import slime_plugin_multi_token_prediction as mtp
 from slime.errors import SlimeError
 from slime.models.mapping import WeightMapping
-from slime.weights.hf_files import INDEX, SINGLE, HfFiles
+from slime.weights.file_tensors import INDEX, SINGLE
+from slime.weights.hf_files import HfFiles
 from slime_plugin_megatron.weights.load import load_hf
 from slime_plugin_transformer import decoder, embeddings, output
 
@@ -106,7 +107,7 @@ def test_truncated_file(tmp_path: Path) -> None:
 
 
 def test_index_promises_a_file_that_is_not_there(tmp_path: Path) -> None:
-    write(tmp_path, tensors())
+    (write(tmp_path, tensors()) / SINGLE).unlink()
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
     assert f"{tmp_path}: 'model-00001-of-00002.safetensors' is missing" in refusal(tmp_path)

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.errors import SlimeError
-from slime.weights.hf_files import INDEX, HfFiles
+from slime.weights.file_tensors import INDEX
+from slime.weights.hf_files import HfFiles
 from slime_plugin_megatron.weights.save_hf import save_hf
 
 TENSORS = [(f"t{number}", torch.full((10,), number, dtype=torch.bfloat16)) for number in range(5)]  # 20 bytes each
