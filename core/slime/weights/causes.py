@@ -44,7 +44,7 @@ def trainable_config(path: str, num_layers: int | None) -> dict[str, Any]:
         SlimeError: as that; they are quantised, or another form of weights lies in the place of config.json.
     """
     folder = resolve(path)
-    if not (folder / "config.json").is_file() and (problem := recognised(folder)):
+    if not (folder / "config.json").is_file() and not has_weights(folder) and (problem := recognised(folder)):
         raise problem
     hf = read_hf_config(path, num_layers)
     if problem := quantization(folder, hf):
@@ -66,24 +66,24 @@ def quantization(
             return None
         if has_weights(folder):
             tensors = {name: each for file in checkpoint_of(folder) for name, each in header(folder, file).items()}
-    where = str(folder / ("config.json" if hf.get(QUANTIZATION) or not said else MODELOPT))
+    field = QUANTIZATION if hf.get(QUANTIZATION) else MODELOPT
+    where = str(folder / ("config.json" if hf.get(QUANTIZATION) else MODELOPT if said else ""))
     found, method = _of_tensors(tensors) if tensors else None, _method(said) if said else None
     if said and tensors and found is None:
-        return _left_over(where, method, tensors)
+        return _left_over(where, field, method, tensors)
     if found is None and method is None:
         return None
     kind = method if found in (None, "integers", "fp8") and method else found
     assert kind, "one of both says it"
     if (found or kind) == "fp8" and kind in ("fp8", "compressed-tensors"):
         return _fp8(folder, where, said, tensors)
-    shown = _NAMES.get(kind, kind) + (f" ({QUANTIZATION}: '{method}')" if method and method != _NAMES.get(kind) else "")
+    shown = _NAMES.get(kind, kind) + (f" ({field}: '{method}')" if method else "")
     also = f", or {_DEQUANTIZED[kind]}" if kind in _DEQUANTIZED else ""
     todo = f"slime trains weights in BF16, F16 or F32: name the checkpoint that it was made from{also}."
     return SlimeError(f"the weights are quantised: {shown}", where=where, todo=todo)
 
 
-def _left_over(where: str, method: str | None, tensors: Mapping[str, FileTensor]) -> SlimeError:
-    field = QUANTIZATION if where.endswith("config.json") and not where.endswith(MODELOPT) else MODELOPT
+def _left_over(where: str, field: str, method: str | None, tensors: Mapping[str, FileTensor]) -> SlimeError:
     dtypes = ", ".join(sorted({each.dtype for each in tensors.values() if each.dtype in _FLOATS}))
     what = f"'{field}' says that the weights are quantised ('{method}'), but they are {dtypes}"
     todo = f"Remove {field}, a rest of what the model was made from or trained with."
@@ -98,16 +98,17 @@ def _fp8(
     if not said:
         todo = f"config.json has no '{QUANTIZATION}': take the published one, and run 'slime convert fp8-to-bf16'."
         return SlimeError(what, where=where, todo=todo)
-    if tensors and (other := {each.dtype for each in tensors.values() if each.dtype.startswith("F8_")} - _CONVERTED):
-        return SlimeError(f"{what} ({min(other)})", where=where, todo=_FROM_BF16)
+    held = {each.dtype for name, each in (tensors or {}).items() if name.endswith("weight")}
+    if other := sorted(dtype for dtype in held if dtype.startswith("F8_") and dtype != "F8_E4M3"):
+        return SlimeError(f"{what} ({other[0]})", where=where, todo=_FROM_BF16)
     block = said.get("weight_block_size")
     if block not in (None, _BLOCK):
         return SlimeError(f"{what} in blocks of {block}", where=where, todo=_FROM_BF16)
-    todo = f"Run 'slime convert fp8-to-bf16 {folder} {folder}-BF16' and train from that folder; rollout.fp8={folder} "
-    return SlimeError(what, where=f"{where}: {QUANTIZATION}", todo=f"{todo}generates in FP8.")
+    todo = f"Run 'slime convert fp8-to-bf16 {folder} {folder}-BF16' and train from that folder"
+    also = f"; rollout.fp8={folder} generates in FP8." if block else "."
+    return SlimeError(what, where=f"{where}: {QUANTIZATION}", todo=todo + also)
 
 
-_CONVERTED = {"F8_E4M3"}
 _FROM_BF16 = "slime converts E4M3 in blocks of 128 x 128: name the checkpoint in BF16 that it was made from."
 
 
@@ -127,7 +128,7 @@ def _method(said: Mapping[str, Any]) -> str:
     name, algorithm = str(said.get("quant_method") or ""), str(said.get("quant_algo") or "")
     if said.keys() & {"load_in_4bit", "load_in_8bit"}:
         name = name or "bitsandbytes"
-    return algorithm.lower() if name in ("modelopt", "") and algorithm else name or "?"
+    return f"{name} {algorithm.lower()}".strip() or "?"
 
 
 def _modelopt(folder: Path) -> Mapping[str, Any] | None:

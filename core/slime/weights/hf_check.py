@@ -11,7 +11,7 @@ from slime.config.hf import NUM_LAYERS, NUM_NEXTN_LAYERS, read_hf_config
 from slime.errors import SlimeError, nearest
 from slime.models.mapping import WeightMapping
 from slime.weights.causes import changed_names, quantization
-from slime.weights.file_tensors import FileTensor, same_bytes
+from slime.weights.file_tensors import SINGLE, FileTensor, same_bytes
 from slime.weights.hf_files import HfFiles
 
 LOADED = {"F32": 4, "BF16": 2, "F16": 2}
@@ -33,6 +33,10 @@ def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
     stand_in(files, mapping)
     _check_dtypes(files, mapping.hf_names & files.tensors.keys())
     _check_names(files, mapping)
+    used = {files.tensors[name].file for name in (mapping.hf_names - mapping.draft_names) & files.tensors.keys()}
+    if SINGLE in used and len(used) > 1:
+        what = f"'{SINGLE}' is one of {len(used)} files of the index, and transformers would read it alone"
+        raise SlimeError(what, where=str(files.folder), todo="Give it another name, there and in the index.")
     for copy, name in sorted(mapping.tied.items()):
         one, other = (files.tensors.get(each) for each in (copy, name))
         if one and other and one.dtype == other.dtype and not same_bytes(files.folder, one, other):

@@ -110,6 +110,11 @@ def _saved(how: str = "", of_tokens: str = "") -> str:
 
 _FORMS: tuple[Form, ...] = (
     (
+        ("pytorch_model_fsdp.bin",),
+        "the weights are there as FSDP's whole state dict ({names}), not as safetensors",
+        f"Rename it to pytorch_model.bin. {_saved()}",
+    ),
+    (
         (
             "pytorch_model*.bin",
             "pytorch_model.bin.index.json",
