@@ -122,7 +122,7 @@ def _copy(source: Any, read: _Read) -> None:
 def _is_finite(read: _Read) -> bool:
     """Whether what was read is numbers: a sum is fast to find, and finite where all are, unless they are huge."""
     values = read.target.tensor.narrow(read.target.shard.dim, read.piece.target, read.piece.length)
-    return bool(values.sum(dtype=torch.float32).isfinite()) or bool(values.isfinite().all())
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def _not_finite(files: HfFiles, name: str, read: _Read) -> SlimeError:

@@ -19,9 +19,10 @@ from slime.checkpoints import CONVERTED
 from slime.errors import SlimeError
 from slime.files import folder_aside
 from slime.models.bridge import HfConfig
+from slime.weights.causes import MODELOPT
 from slime.weights.file_tensors import INDEX, SINGLE
 from slime.weights.hf_files import HfFiles
-from slime.weights.other_forms import MEGATRONS
+from slime.weights.other_forms import ADAPTERS, MEGATRONS
 
 SHARD_BYTES = 5 * 10**9
 """Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
@@ -139,7 +140,7 @@ def _os_error(error: SafetensorError) -> OSError:
 def copy_companions(source: Path, destination: Path) -> None:
     """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
     for file in sorted(source.iterdir()):
-        is_of_weights = file.name.endswith(".index.json") or file.name in (CONVERTED, MEGATRONS)
+        is_of_weights = file.name.endswith(".index.json") or file.name in (CONVERTED, MEGATRONS, MODELOPT, *ADAPTERS)
         if file.is_file() and file.suffix in _COMPANIONS and not is_of_weights:
             shutil.copyfile(file, destination / file.name)
 

@@ -28,7 +28,8 @@ def source(tmp_path: Path) -> Path:
     (folder / "config.json").write_text('{"num_hidden_layers": 4, "torch_dtype": "float32"}')
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    (folder / INDEX).write_text("{}")
+    for of_other_weights in (INDEX, "adapter_config.json", "hf_quant_config.json"):
+        (folder / of_other_weights).write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights of before")
     return folder
 
