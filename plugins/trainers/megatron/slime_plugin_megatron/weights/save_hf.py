@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -71,8 +72,9 @@ def save_hf(
 def _with_copies(
     tensors: Iterable[tuple[str, torch.Tensor]], source: Path, copies: Mapping[str, str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    has_weights = copies and any(source.glob("*.safetensors"))
-    wanted = copies.keys() & HfFiles(source).tensors.keys() if has_weights else set()
+    wanted = set[str]()
+    with suppress(SlimeError):  # what has become of the source during a run costs no export
+        wanted |= copies.keys() & HfFiles(source).tensors.keys() if copies else set()
     for name, tensor in tensors:
         yield name, tensor
         yield from ((copy, tensor.clone()) for copy in sorted(wanted) if copies[copy] == name)
