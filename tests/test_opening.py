@@ -88,6 +88,10 @@ def _index(text: str) -> Callable[[Path], object]:
     return lambda file: file.with_name("model.safetensors.index.json").write_text(text)
 
 
+def _adapter(file: Path) -> None:
+    file.with_name("adapter_config.json").write_text("{}")
+
+
 def _moved(file: Path) -> None:
     file.rename(file.with_name("model-00001-of-00002.safetensors"))
     _index('{"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}')(file)
@@ -115,6 +119,11 @@ TORN = {
     "a list as index": (_index("[]"), f"{NO_INDEX}TypeError"),
     "an index of lists": (_index('{"weight_map": {"a": [1]}}'), f"{NO_INDEX}it names [1] as a file). Download"),
     "an index of others": (_index('{"weight_map": {"a": "../b"}}'), f'{NO_INDEX}it names "../b" as a file). Download'),
+    "a second checkpoint": (
+        lambda file: shutil.copy(file, file.with_name("model-00001-of-00001.safetensors")),
+        ": there are two checkpoints: 'model.safetensors', which transformers reads, and 'model-00001-of-00001.safe",
+    ),
+    "an adapter": (_adapter, ": 'adapter_config.json' lies beside the model: transformers loads that adapter with it"),
     "an index in vain": (_index('{"weight_map": {"a": "model.safetensors"}}'), "'model.safetensors' lacks 'a', which"),
 }
 

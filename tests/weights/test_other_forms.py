@@ -70,6 +70,11 @@ def test_a_download_that_has_not_ended(tmp_path: Path) -> None:
     assert "its download is not complete. Run the same 'hf download' again." in refusal(tmp_path)
 
 
+def test_a_link_into_a_cache_that_was_emptied(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).symlink_to(tmp_path / "blobs/0")
+    assert f"'{SINGLE}' is a link to a file that is not there. Download the checkpoint again." in refusal(tmp_path)
+
+
 def test_nothing(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
         f"{tmp_path}: there is neither {INDEX} nor {SINGLE}. Fetch the weights, or set model.init=random."

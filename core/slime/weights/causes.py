@@ -165,9 +165,10 @@ def changed_names(missing: Collection[str], tied: Collection[str], unexpected: I
         tied: others that it may have.
         unexpected: names of the checkpoint that the model has not.
     """
-    found = sorted(unexpected)
+    there = set(unexpected)
+    found = sorted(there, key=lambda name: ("embed_tokens" not in name, name))
     wanted = {*missing, *tied} if missing else set[str]()
-    sample = sorted(found, key=lambda name: "embed_tokens" not in name)[:_SAMPLE]
+    sample = found[:_SAMPLE]
     matches = {name: match for name in sample for match in [_without(name, wanted)] if match}
     if len(matches) * 2 >= min(len(sample), len(wanted)) and matches:
         name, (run, meant) = next(iter(matches.items()))
@@ -177,7 +178,7 @@ def changed_names(missing: Collection[str], tied: Collection[str], unexpected: I
         return f"names of tensors have '{run}.' too many ('{name}' for '{meant}'){known}", todo
     for meant in sorted(wanted, key=lambda name: "embed_tokens" not in name):
         _, _, rest = meant.partition(".")
-        if rest and rest in found:
+        if rest and rest in there:
             return _base_class(meant, rest, missing)
     return next(_surplus(found), None)
 

@@ -8,7 +8,7 @@ from glob import escape
 from pathlib import Path
 
 from slime.errors import SlimeError
-from slime.weights.file_tensors import INDEX, SINGLE, shards
+from slime.weights.file_tensors import INDEX, SINGLE, damaged, shards
 
 ADAPTER = "adapter_config.json"
 ADAPTERS = (ADAPTER, "adapter_model.safetensors", "adapter_model.bin")
@@ -32,6 +32,8 @@ def lacking(folder: Path) -> SlimeError:
     """Why a folder has no checkpoint to begin from: by what else lies there."""
     if not folder.is_dir():
         return SlimeError("there is no such folder", where=str(folder), todo="Check the path.")
+    if gone := next((name for name in (SINGLE, INDEX) if (folder / name).is_symlink()), None):
+        return damaged(f"'{gone}' is a link to a file that is not there", folder)
     if told := recognised(folder):
         return told
     inside = sorted(path.parent.name for name in (SINGLE, INDEX) for path in folder.glob(f"*/{name}"))
