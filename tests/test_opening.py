@@ -28,7 +28,7 @@ RUN = ["+model=glm4-tiny", "+cluster=local"]
         ("tokenizer_config.json", "[]", "{folder}/tokenizer_config.json: cannot be read (it holds no JSON object). "),
         ("generation_config.json", "{", "{folder}/generation_config.json: cannot be read (Expecting property name "),
         ("chat_template.jinja", None, "{folder}: the tokenizer has no chat template. Put the model's chat_template"),
-        ("model.safetensors", "broken off", "{folder}: 'model.safetensors' is torn or no safetensors file (Error wh"),
+        ("model.safetensors", "broken off", "{folder}: 'model.safetensors' is torn or no safetensors file (it has no"),
     ],
 )
 def test_a_download_that_broke_off_is_refused_before_ray_starts(
@@ -88,6 +88,10 @@ def _index(text: str) -> Callable[[Path], object]:
     return lambda file: file.with_name("model.safetensors.index.json").write_text(text)
 
 
+def _adapter(file: Path) -> None:
+    file.with_name("adapter_config.json").write_text("{}")
+
+
 def _moved(file: Path) -> None:
     file.rename(file.with_name("model-00001-of-00002.safetensors"))
     _index('{"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}')(file)
@@ -106,12 +110,20 @@ TORN = {
     "empty": (_written(""), NO_FILE),
     "text": (_written("<html>404</html>"), NO_FILE),
     "a pointer": (_written(POINTER), "model.safetensors: it is a pointer of Git LFS, not the file itself. Run 'git"),
-    "a missing shard": (_moved, "'model-00002-of-00002.safetensors' is missing. Download the checkpoint again."),
+    "a missing shard": (
+        _moved,
+        "'model-00002-of-00002.safetensors' is missing, which model.safetensors.index.json names. 'model-00001-of-",
+    ),
     "a pointer as index": (_index(POINTER), "index.json: it is a pointer of Git LFS, not the file itself"),
     "a torn index": (_index('{"weight_map": {"a'), f"{NO_INDEX}JSONDecodeError"),
     "a list as index": (_index("[]"), f"{NO_INDEX}TypeError"),
     "an index of lists": (_index('{"weight_map": {"a": [1]}}'), f"{NO_INDEX}it names [1] as a file). Download"),
     "an index of others": (_index('{"weight_map": {"a": "../b"}}'), f'{NO_INDEX}it names "../b" as a file). Download'),
+    "a second checkpoint": (
+        lambda file: shutil.copy(file, file.with_name("model-00001-of-00001.safetensors")),
+        ": there are two checkpoints: 'model.safetensors', which transformers reads, and 'model-00001-of-00001.safe",
+    ),
+    "an adapter": (_adapter, ": 'adapter_config.json' lies beside the model: transformers loads that adapter with it"),
     "an index in vain": (_index('{"weight_map": {"a": "model.safetensors"}}'), "'model.safetensors' lacks 'a', which"),
 }
 

@@ -200,7 +200,7 @@ def test_every_numeric_key_is_bounded() -> None:
         ({"model.family": "glm5"}, "no model named 'glm5' is installed. Choose one of: deepseek_v3"),
         (
             {"model.init": Init.checkpoint},
-            "there are no *.safetensors files. Fetch the weights, or set model.init=random",
+            "nor model.safetensors. Fetch the weights, or set model.init=random",
         ),
         ({"model.weights": "dist"}, "model.weights: contradicts model.init=random"),
         ({"model.init": Init.checkpoint, "model.weights": "."}, "there is no metadata.json of Megatron-core"),

@@ -22,7 +22,7 @@ from slime.compose.rules import batch_problems, family_problems, layout_problems
 from slime.compose.sets import set_problems
 from slime.config import passthrough
 from slime.config.declare import MAX_DEVICES
-from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
+from slime.config.hf import NUM_LAYERS, config_folder
 from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
 from slime.config.megatron_fields import ACCEPTED
 from slime.config.paths import resolve
@@ -39,7 +39,9 @@ from slime.topology.engine_checks import unchecked
 from slime.topology.engines import generates, role_problems
 from slime.topology.placement import idle_devices, placement_problems, size_problems, span_problems, turn_problems
 from slime.topology.topology import Topology, read_topology
-from slime.weights.hf_files import MEGATRONS
+from slime.weights.causes import trainable_config
+from slime.weights.elsewhere import has_weights
+from slime.weights.other_forms import MEGATRONS, lacking
 from slime.weights.transports import transport_problems
 
 SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
@@ -159,7 +161,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
         problems += missing
         return
     try:
-        hf: HfConfig = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+        hf: HfConfig = trainable_config(config_folder(cfg.model), cfg.model.num_layers)
         bridge = plugins.models.create(_family(cfg.model.family, hf, plugins))
         where = str(resolve(config_folder(cfg.model)) / "config.json")
         hf, architecture, mapping = _architecture(bridge, hf, where, for_engines=topology.generates)
@@ -241,9 +243,8 @@ def _weights(model: ModelConfig) -> Iterator[SlimeError]:
         yield from _megatron_weights(model.weights, model.init)
         return
     folder = resolve(model.path)
-    if model.init is Init.checkpoint and not any(folder.glob("*.safetensors")):
-        todo = "Fetch the weights, or set model.init=random."
-        yield SlimeError("there are no *.safetensors files", where=str(folder), todo=todo)
+    if model.init is Init.checkpoint and not has_weights(folder):
+        yield lacking(folder)
 
 
 def _megatron_weights(weights: str, init: Init) -> Iterator[SlimeError]:

@@ -22,8 +22,9 @@ from slime.extras import absent, how_to_get, install
 from slime.topology.launcher import launcher_name
 from slime.topology.quantization import folders
 from slime.topology.topology import Topology
+from slime.weights.elsewhere import has_weights
 from slime.weights.hf_check import check_tensors
-from slime.weights.hf_files import HfFiles, has_weights
+from slime.weights.hf_files import HfFiles
 
 MAX_NAMED = 3
 """Of the packages that are missing."""

@@ -106,6 +106,7 @@ class Rule:
         drafts: it belongs to a part that drafts: an engine has it only when it speculates by it.
         learns_by: keys of the config that all must be set for it to learn (`slime.models.traits.Traits.learns_by`).
         optional: a checkpoint may lack it, and then it stays as it was made.
+        untied: of a tied parameter, the HF tensor that it would be if it were not: a checkpoint may hold that, too.
         block: the building block it belongs to; None: one that states nothing, and then `slime plan` knows no sizes.
         part: the parameter's name as the block states it, from inside its layer.
     """
@@ -118,6 +119,7 @@ class Rule:
     drafts: bool = False
     learns_by: tuple[str, ...] = ()
     optional: bool = False
+    untied: str = ""
     block: BuildingBlock | None = None
     part: str = ""
 
@@ -188,6 +190,11 @@ class WeightMapping:
     def optional_names(self) -> frozenset[str]:
         """Those of them that a checkpoint may lack."""
         return frozenset(name for entry in self.entries if entry.rule.optional for name in entry.hf)
+
+    @cached_property
+    def tied(self) -> Mapping[str, str]:
+        """HF tensors that a checkpoint may hold beside those that they are tied to, or in their place, by name."""
+        return {rule.untied: rule.hf[0] for rule in self.rules if rule.untied}
 
     @cached_property
     def blocks(self) -> frozenset[BuildingBlock]:

@@ -10,7 +10,7 @@ from slime.checkpoints import Examine
 from slime.config.paths import resolve
 from slime.digest import FileFacts
 from slime.errors import SlimeError
-from slime.weights.hf_files import is_megatrons
+from slime.weights.elsewhere import is_megatrons
 
 
 class TeacherFiles:

@@ -29,7 +29,7 @@ from slime.errors import SlimeError
 from slime.models.bridge import traits_of
 from slime.models.traits import Reference
 from slime.topology.quantization import WeightFormat
-from slime.weights.hf_files import SINGLE
+from slime.weights.file_tensors import SINGLE
 from slime.weights.quantized import Quantizer, quantized, quantizer_of
 from slime_testing.ranks import Rank, run_ranks
 

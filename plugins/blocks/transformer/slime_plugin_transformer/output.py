@@ -13,10 +13,11 @@ def rules(vocab_size: int, *, tied: bool) -> Rules:
 
     With tied embeddings Megatron's last pipeline stage holds its own copy of the embeddings as output layer.
     """
-    hf = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    own, layout = "lm_head.weight", Layout(num_rows=vocab_size)
+    hf, untied = ("model.embed_tokens.weight", own) if tied else (own, "")
     return BLOCK.state(
         Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
-        Rule("output_layer.weight", (hf,), Layout(num_rows=vocab_size), exported=not tied),
+        Rule("output_layer.weight", (hf,), layout, exported=not tied, untied=untied),
     )
 
 

@@ -16,7 +16,7 @@ from slime.config.schema import ModelConfig, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.models.bridge import HfConfig, ModelBridge
 from slime.objective import Source
-from slime.weights.hf_files import is_megatrons
+from slime.weights.elsewhere import is_megatrons
 
 KEY, GROUP = "algo.teacher.path", "algo.options.teacher_engines"
 TOKENIZER = "tokenizer.json"

@@ -87,6 +87,7 @@ class RewardModel:
         whole = {name for rule in kept for name in rule.hf}
         ignored = {name for name in mapping.draft_names if name not in whole}
         ignored |= {name for rule in left_out if rule.megatron == OUTPUT for name in rule.hf if name not in whole}
+        ignored |= mapping.tied.keys()
         head = Rule(OUTPUT, (SCORE,), optional=True)
         return replace(mapping, rules=(*kept, head), ignored=mapping.ignored | ignored, copies={})
 

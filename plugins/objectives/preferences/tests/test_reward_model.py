@@ -97,6 +97,15 @@ def test_the_head_stands_for_the_output_layer(folder: str) -> None:
     assert "num_nextn_predict_layers" not in hf or not RewardModel().exported(hf)["num_nextn_predict_layers"]
 
 
+def test_a_copy_of_tied_embeddings_is_left_out_with_the_output_layer() -> None:
+    hf = json.loads((resolve(MODEL) / "config.json").read_text()) | {"tie_word_embeddings": True}
+    before: WeightMapping = load().models.create(hf["model_type"]).weight_mapping(hf)
+    after = RewardModel().mapping(before)
+    assert before.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert not after.tied
+    assert after.ignored == {"lm_head.weight"}
+
+
 @pytest.mark.parametrize(("pad", "ends", "kept"), [(0, 0, None), (0, [3, 0], None), (0, [3, 4], 0), (None, 0, None)])
 def test_the_end_token_is_never_taken_for_padding(pad: int | None, ends: int | list[int], kept: int | None) -> None:
     config = {"architectures": ["Glm4ForCausalLM"], "pad_token_id": pad, "eos_token_id": ends}

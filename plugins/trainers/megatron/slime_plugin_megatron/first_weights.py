@@ -8,7 +8,7 @@ from megatron_core_portable import cpu_stands_in_for_cuda
 from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.models.mapping import WeightMapping
-from slime.weights.hf_files import is_megatrons
+from slime.weights.elsewhere import is_megatrons
 from slime_plugin_megatron import checkpoint, reference
 from slime_plugin_megatron.megatron import Model
 from slime_plugin_megatron.weights.load import load_hf

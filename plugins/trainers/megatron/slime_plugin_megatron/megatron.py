@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
 from slime.config.changes import changed
+from slime.config.hf import QUANTIZATION
 from slime.config.paths import resolve
 from slime.config.schema import ModelConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
@@ -28,6 +29,7 @@ from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits, obstacle_to_sharing, share_below, sharing_problem
 from slime.net import file_store, join_store, serve_store
 from slime.topology.adapters import Adapters, adapters_of
+from slime.weights.causes import quantization
 from slime_plugin_megatron import settings
 from slime_plugin_megatron.model.packed.sequences import TakesPrefixes
 from slime_plugin_megatron.model.policy import KeepsFp32, PolicyModel
@@ -138,6 +140,8 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[Pol
     For logits, call a module of the last stage without labels, packed as everywhere (`position_ids` play no part):
     `module(input_ids[None], position_ids[None], None, packed_seq_params=PackedSequences.of([0, n], 1, 0, device))`.
     """
+    if hf.get(QUANTIZATION) and (problem := quantization(resolve(cfg.model.path), hf)):
+        raise problem
     is_policy, traits = kind is PolicyModel, traits_of(bridge, hf)
     adapters = adapters_of(cfg.train) if is_policy else None
     config = settings.transformer_config(cfg, bridge, hf, traits)

@@ -20,7 +20,8 @@ from slime.errors import SlimeError
 from slime.imports import absent, importing
 from slime.printable import printable
 from slime.run_config import read_config
-from slime.weights.hf_files import MEGATRONS, HfFiles
+from slime.weights.hf_files import HfFiles
+from slime.weights.other_forms import MEGATRONS
 
 if TYPE_CHECKING:
     from slime.models.mapping import WeightMapping

@@ -12,7 +12,9 @@ from slime.models.bridge import HfConfig, ModelBridge
 from slime.models.mapping import Shard
 from slime.sizes.model import keywords_of
 from slime.sizes.parameters import shape_of, unknown_parameter
-from slime.weights.hf_files import FileTensor, HfFiles, HfTensors, has_weights
+from slime.weights.elsewhere import has_weights
+from slime.weights.file_tensors import FileTensor
+from slime.weights.hf_files import HfFiles, HfTensors
 from slime_plugin_convert.fp8 import chosen_matrices, narrow_outputs
 from slime_plugin_convert.schemes import Scheme, scheme_of
 from slime_plugin_fp8_block.config import Fp8Format

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from slime.config.hf import QUANTIZATION
 from slime.errors import SlimeError
-from slime.weights.hf_files import FileTensor, HfFiles, HfTensors
+from slime.weights.file_tensors import FileTensor
+from slime.weights.hf_files import HfFiles, HfTensors
 from slime_plugin_convert.identity import identity_of
 from slime_plugin_convert.job import Job
 from slime_plugin_convert.schemes import (

@@ -78,7 +78,8 @@ def to_hf(folder: Path, destination: Path, cfg: SlimeConfig, identity: Mapping[s
     model = megatron.skeleton(cfg, bridge, hf)
     parameters = _parameters(model, mapping, index, folder)
     source = resolve(cfg.model.path)
-    copies = {name: mapping.copies[name] for name in _copies(facts, mapping, source)}
+    originals = {**mapping.copies, **mapping.tied}
+    copies = {name: originals[name] for name in _copies(facts, mapping, source)}
     outputs = [
         output
         for parameter in parameters

@@ -22,7 +22,7 @@ from slime import files
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.lifetime import end_with_parent
-from slime.weights.hf_files import INDEX
+from slime.weights.file_tensors import INDEX
 from slime_plugin_convert.ranks import torchruns_store
 from slime_plugin_convert.staging import Staging
 from slime_plugin_convert.tensors import Output, OutputFile, into_files, write_file

@@ -15,7 +15,8 @@ from typing import Any
 
 from slime.config.hf import QUANTIZATION
 from slime.errors import SlimeError
-from slime.weights.hf_files import FileTensor, HfTensors
+from slime.weights.file_tensors import FileTensor
+from slime.weights.hf_files import HfTensors
 from slime_plugin_fp8_block.config import BLOCK, SCALE, Fp8Format
 
 FP8 = "F8_E4M3"

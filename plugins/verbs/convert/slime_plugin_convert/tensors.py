@@ -22,7 +22,8 @@ from torch import Tensor
 
 from slime.digest import DigestingFile, FileFacts
 from slime.files import sync
-from slime.weights.hf_files import SINGLE, FileTensor, HfFiles
+from slime.weights.file_tensors import SINGLE, FileTensor
+from slime.weights.hf_files import HfFiles
 
 DTYPES = {
     "F64": torch.float64,

@@ -30,7 +30,7 @@ from slime.config.schema import ModelConfig, SlimeConfig
 from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.models.mapping import Piece
-from slime.weights.hf_check import check_tensors
+from slime.weights.hf_check import check_tensors, stand_in
 from slime.weights.hf_files import HfFiles
 from slime_plugin_convert.identity import identity_of
 from slime_plugin_convert.job import check_room, progress_of
@@ -84,6 +84,7 @@ def _convert(
     cfg.cluster.hang_timeout_s = PATIENCE.total_seconds()
     bridge = plugins.load().models.create(model_type)
     mapping = bridge.weight_mapping(hf)
+    stand_in(files, mapping)
     torch.set_num_threads(1)
     megatron.join(cfg, rank, world_size, PrefixStore("slime", store))
     model = megatron.skeleton(cfg, bridge, hf)
@@ -99,7 +100,7 @@ def _convert(
     staging = Staging(destination, {**identity, **identity_of(source, files)})
     staging.join() if rank else staging.open()
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.ERROR)  # it warns of what it goes on from
-    copies = sorted(mapping.copies.keys() & files.tensors.keys())
+    copies = sorted((mapping.copies.keys() | mapping.tied.keys()) & files.tensors.keys())
     checkpoint.save_weights(staging.files, model, _Writer(staging, weights, file_bytes), {"copies": copies})
     if rank == 0:
         copy_companions(source, staging.files)

@@ -8,7 +8,7 @@ from slime.__main__ import main
 from slime.checkpoints import CheckpointStore
 from slime.compose.compose import compose
 from slime.run_dir import RunDir
-from slime.weights.hf_files import MEGATRONS
+from slime.weights.other_forms import MEGATRONS
 from slime_plugin_eval.command import shown
 from tests.site import Site, site
 

@@ -10,7 +10,7 @@ from slime.config.paths import resolve
 from slime.config.schema import Init
 from slime.errors import SlimeError
 from slime.run_dir import RunDir
-from slime.weights.hf_files import MEGATRONS
+from slime.weights.other_forms import MEGATRONS
 from slime_plugin_eval.saved import of_folder, of_run
 from tests.headers import write_headers
 

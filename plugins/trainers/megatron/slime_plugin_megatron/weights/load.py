@@ -13,8 +13,9 @@ import torch
 
 from slime.errors import SlimeError
 from slime.models.mapping import Piece, WeightMapping
-from slime.weights.hf_check import LOADED, check_tensors
-from slime.weights.hf_files import FileTensor, HfFiles
+from slime.weights.file_tensors import FileTensor
+from slime.weights.hf_check import LOADED, check_tensors, untied
+from slime.weights.hf_files import HfFiles
 from slime_plugin_megatron.weights.local import LocalTensor, local_tensors
 
 
@@ -39,11 +40,12 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
         folder: HF folder with config.json and safetensors.
 
     Raises:
-        SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype.
+        SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype, or no number.
     """
     files = HfFiles(folder)
     check_tensors(files, mapping)
     present = mapping.hf_names & files.tensors.keys()
+    _check_tied(files, mapping, modules)
     targets = [target for target in local_tensors(modules, mapping).values() if present.issuperset(target.entry.hf)]
     by_file = _plan(files, targets)
     num_bytes = {name: _num_bytes(files.tensors[name]) for name in present}
@@ -54,7 +56,9 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
             with files.open(file) as opened, torch.no_grad():
                 for name in names:
                     for read in tensors[name]:
-                        _copy(opened.get_slice(name), read)
+                        _copy(opened.get_slice(files.tensors[name].stored_as or name), read)
+                        if not _is_finite(read):
+                            raise _not_finite(files, name, read)
 
 
 def reads(files: HfFiles, target: LocalTensor) -> list[tuple[str, Piece]]:
@@ -113,6 +117,30 @@ def _copy(source: Any, read: _Read) -> None:
     rows = slice(piece.source, piece.source + piece.length)
     block = source[rows] if dim == 0 else source[:, rows]
     read.target.tensor.narrow(dim, piece.target, piece.length).copy_(block)
+
+
+def _is_finite(read: _Read) -> bool:
+    """Whether what was read is numbers: a sum is fast to find, and finite where all are, unless they are huge."""
+    values = read.target.tensor.narrow(read.target.shard.dim, read.piece.target, read.piece.length)
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
+def _not_finite(files: HfFiles, name: str, read: _Read) -> SlimeError:
+    what = f"'{name}' has values that are NaN or infinite, in the file or in {read.target.tensor.dtype}"
+    todo = "Download the checkpoint again; if it was trained, take an earlier one: what is broken does not heal."
+    return SlimeError(what, where=str(files.folder / files.tensors[name].file), todo=todo)
+
+
+def _check_tied(files: HfFiles, mapping: WeightMapping, modules: Sequence[torch.nn.Module]) -> None:
+    """Whether copies of tied tensors that are stored in another dtype are equal as the model holds them."""
+    for copy, name in mapping.tied.items():
+        one, other = (files.tensors.get(each) for each in (copy, name))
+        if one and other and one.dtype != other.dtype:
+            dtype = next((parameter.dtype for module in modules for parameter in module.parameters()), torch.float32)
+            with files.open(one.file) as first, files.open(other.file) as second:
+                values = first.get_tensor(copy), second.get_tensor(name)
+                if one.shape != other.shape or not torch.equal(*(each.to(dtype) for each in values)):
+                    raise untied(files, copy, name)
 
 
 def _check_shape(files: HfFiles, name: str, shape: tuple[int, ...]) -> None:

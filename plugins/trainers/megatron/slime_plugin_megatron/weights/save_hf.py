@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,10 @@ from slime.checkpoints import CONVERTED
 from slime.errors import SlimeError
 from slime.files import folder_aside
 from slime.models.bridge import HfConfig
-from slime.weights.hf_files import INDEX, MEGATRONS, SINGLE, HfFiles
+from slime.weights.causes import MODELOPT
+from slime.weights.file_tensors import INDEX, SINGLE
+from slime.weights.hf_files import HfFiles
+from slime.weights.other_forms import ADAPTERS, MEGATRONS
 
 SHARD_BYTES = 5 * 10**9
 """Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
@@ -68,8 +72,9 @@ def save_hf(
 def _with_copies(
     tensors: Iterable[tuple[str, torch.Tensor]], source: Path, copies: Mapping[str, str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    has_weights = copies and any(source.glob("*.safetensors"))
-    wanted = copies.keys() & HfFiles(source).tensors.keys() if has_weights else set()
+    wanted = set[str]()
+    with suppress(SlimeError):  # what has become of the source during a run costs no export
+        wanted |= copies.keys() & HfFiles(source).tensors.keys() if copies else set()
     for name, tensor in tensors:
         yield name, tensor
         yield from ((copy, tensor.clone()) for copy in sorted(wanted) if copies[copy] == name)
@@ -137,7 +142,7 @@ def _os_error(error: SafetensorError) -> OSError:
 def copy_companions(source: Path, destination: Path) -> None:
     """Tokenizer, chat template, generation settings, model code: every file beside weights and config.json."""
     for file in sorted(source.iterdir()):
-        is_of_weights = file.name.endswith(".index.json") or file.name in (CONVERTED, MEGATRONS)
+        is_of_weights = file.name.endswith(".index.json") or file.name in (CONVERTED, MEGATRONS, MODELOPT, *ADAPTERS)
         if file.is_file() and file.suffix in _COMPANIONS and not is_of_weights:
             shutil.copyfile(file, destination / file.name)
 

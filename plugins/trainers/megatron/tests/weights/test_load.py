@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from safetensors.torch import save_file
 import slime_plugin_multi_token_prediction as mtp
 from slime.errors import SlimeError
 from slime.models.mapping import WeightMapping
-from slime.weights.hf_files import INDEX, SINGLE, HfFiles
+from slime.weights.file_tensors import INDEX, SINGLE
+from slime.weights.hf_files import HfFiles
 from slime_plugin_megatron.weights.load import load_hf
 from slime_plugin_transformer import decoder, embeddings, output
 
@@ -41,9 +43,9 @@ def write(folder: Path, content: dict[str, torch.Tensor], num_layers: int = 2, *
     return folder
 
 
-def refusal(folder: Path, wanted: WeightMapping | None = None) -> str:
+def refusal(folder: Path, wanted: WeightMapping | None = None, modules: Sequence[torch.nn.Module] = ()) -> str:
     with pytest.raises(SlimeError) as caught:
-        load_hf([], wanted or mapping(), folder)
+        load_hf(modules, wanted or mapping(), folder)
     return str(caught.value)
 
 
@@ -99,6 +101,97 @@ def test_checkpoint_saved_without_its_prediction_layer(tmp_path: Path) -> None:
     )
 
 
+def tied() -> WeightMapping:
+    """The model with its embeddings as output layer."""
+    rules = embeddings.rules(VOCAB) + decoder.norm_rules() + output.rules(VOCAB, tied=True)
+    return WeightMapping(rules, 2)
+
+
+def test_a_copy_of_tied_embeddings_is_taken_if_it_is_equal(tmp_path: Path) -> None:
+    content = tensors()
+    load_hf([], tied(), write(tmp_path, content))
+    del content["lm_head.weight"]
+    load_hf([], tied(), write(tmp_path, content))
+    for copy in (
+        torch.full((HIDDEN,), 2.0),
+        torch.ones(HIDDEN + 1),
+        torch.full((HIDDEN,), 1.0625, dtype=torch.float16),
+    ):
+        message = refusal(write(tmp_path, {**content, "lm_head.weight": copy}), tied())
+        assert "config.json ties 'lm_head.weight' to 'model.embed_tokens.weight' (tie_word_embeddings)" in message
+        assert "set tie_word_embeddings to false" in message
+    load_hf([], tied(), write(tmp_path, {**content, "lm_head.weight": torch.ones(HIDDEN, dtype=torch.bfloat16)}))
+
+
+def test_the_copy_alone_stands_for_tied_embeddings(tmp_path: Path) -> None:
+    content = tensors()
+    del content["model.embed_tokens.weight"]
+    load_hf([], tied(), write(tmp_path, content))
+    assert "'model.embed_tokens.weight' is missing" in refusal(tmp_path)
+
+
+def test_what_older_code_stored_and_every_reader_computes(tmp_path: Path) -> None:
+    layer = "model.layers.1.self_attn."
+    buffers = {
+        f"{layer}rotary_emb.inv_freq": torch.ones(2),
+        f"{layer}rotary_emb.cos_cached": torch.ones(1, 1, 3, 2),
+        "model.rotary_emb.inv_freq": torch.ones(2),
+        f"{layer}bias": torch.ones(1, 1, 3, 3, dtype=torch.bool),
+        f"{layer}masked_bias": torch.tensor(-1e4),
+        "model.position_ids": torch.arange(3),
+    }
+    load_hf([], mapping(), write(tmp_path, tensors() | buffers))
+    for name, tensor in {
+        f"{layer}bias": torch.ones(3),
+        f"{layer}q_proj.bias": torch.ones(1, 1, 3, 3),
+        "model.rotary_emb.weight": torch.ones(2),
+    }.items():
+        message = refusal(write(tmp_path, tensors() | {name: tensor}))
+        assert f"the tensor '{name}' belongs to no part of the model" in message
+
+
+def test_a_file_that_transformers_would_read_alone(tmp_path: Path) -> None:
+    write(tmp_path, content := tensors())
+    norm = {"model.norm.weight": content.pop("model.norm.weight")}
+    save_file(content, tmp_path / SINGLE)
+    save_file(norm, tmp_path / "rest.safetensors")
+    where = dict.fromkeys(content, SINGLE) | dict.fromkeys(norm, "rest.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": where}))
+    assert "'model.safetensors' is one of 2 files of the index" in refusal(tmp_path)
+    (tmp_path / SINGLE).rename(tmp_path / "first.safetensors")
+    where |= dict.fromkeys(content, "first.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": where}))
+    load_hf([], mapping(), tmp_path)
+
+
+def test_a_type_that_is_not_loaded(tmp_path: Path) -> None:
+    content = {name: tensor.double() for name, tensor in tensors().items()}
+    message = refusal(write(tmp_path, content))
+    assert "has dtype F64, not one of BF16, F16, F32. Write them in BF16 by transformers" in message
+
+
+class Embedding(torch.nn.Module):
+    """As much of a model as holds the embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Module()
+        self.embedding.word_embeddings = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_no_number(tmp_path: Path, value: float) -> None:
+    content = tensors() | {"model.embed_tokens.weight": torch.full((VOCAB, HIDDEN), 3e38)}
+    module = Embedding()
+    load_hf([module], mapping(), write(tmp_path, content))
+    assert torch.equal(module.embedding.word_embeddings.weight, content["model.embed_tokens.weight"])
+    content["model.embed_tokens.weight"][3, 1] = value
+    message = refusal(write(tmp_path, content), modules=[module])
+    assert message.startswith(
+        f"{tmp_path}/model.safetensors: 'model.embed_tokens.weight' has values that are NaN or inf"
+    )
+
+
 def test_truncated_file(tmp_path: Path) -> None:
     file = write(tmp_path, tensors()) / SINGLE
     file.write_bytes(file.read_bytes()[:-3])
@@ -106,7 +199,7 @@ def test_truncated_file(tmp_path: Path) -> None:
 
 
 def test_index_promises_a_file_that_is_not_there(tmp_path: Path) -> None:
-    write(tmp_path, tensors())
+    (write(tmp_path, tensors()) / SINGLE).unlink()
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))
     assert f"{tmp_path}: 'model-00001-of-00002.safetensors' is missing" in refusal(tmp_path)

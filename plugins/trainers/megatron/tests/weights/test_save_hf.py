@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slime.errors import SlimeError
-from slime.weights.hf_files import INDEX, HfFiles
+from slime.weights.file_tensors import INDEX
+from slime.weights.hf_files import HfFiles
 from slime_plugin_megatron.weights.save_hf import save_hf
 
 TENSORS = [(f"t{number}", torch.full((10,), number, dtype=torch.bfloat16)) for number in range(5)]  # 20 bytes each
@@ -27,7 +28,8 @@ def source(tmp_path: Path) -> Path:
     (folder / "config.json").write_text('{"num_hidden_layers": 4, "torch_dtype": "float32"}')
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    (folder / INDEX).write_text("{}")
+    for of_other_weights in (INDEX, "adapter_config.json", "hf_quant_config.json"):
+        (folder / of_other_weights).write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights of before")
     return folder
 
@@ -70,13 +72,19 @@ def test_config_of_a_cut_model_is_the_one_written(source: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("has_copy", [True, False])
 def test_copies_are_written_where_the_source_has_them(source: Path, tmp_path: Path, has_copy: bool) -> None:
-    (source / INDEX).unlink()
+    for name in (INDEX, "adapter_config.json"):
+        (source / name).unlink()
     before = {"t1": torch.zeros(10), **({"t1.again": torch.zeros(10)} if has_copy else {})}
     save_file(before, source / "model.safetensors")
     save_hf(TENSORS, source, tmp_path / "out", copies={"t1.again": "t1", "t2.again": "t2"})
     written = load_file(tmp_path / "out/model.safetensors")
     assert written.keys() == {*dict(TENSORS), *(["t1.again"] if has_copy else [])}
     assert all(torch.equal(written[name], dict(TENSORS)[name[:2]]) for name in written)
+
+
+def test_a_source_whose_weights_are_gone_costs_no_export(source: Path, tmp_path: Path) -> None:
+    save_hf(TENSORS, source, tmp_path / "out", copies={"t1.again": "t1"})
+    assert load_file(tmp_path / "out/model.safetensors").keys() == dict(TENSORS).keys()
 
 
 def test_existing_folder_is_refused(source: Path, tmp_path: Path) -> None:
