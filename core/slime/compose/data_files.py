@@ -12,10 +12,12 @@ from pathlib import Path
 from slime.algo.stages import run_stages
 from slime.aside import step
 from slime.compose.needs import is_awaited
+from slime.config.hf import config_folder, read_hf_config
+from slime.config.hf_fields import MAX_COUNT
 from slime.config.keys import value_of
 from slime.config.paths import exists, resolve, resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
-from slime.data.first_look import keyword_problems, look_at_demonstrations, look_at_prompts
+from slime.data.first_look import id_problems, keyword_problems, look_at_demonstrations, look_at_prompts
 from slime.data.named import data_of
 from slime.data.prompt_rows import check_prompts, conversations
 from slime.data.rows import Row, first_rows
@@ -46,6 +48,15 @@ def data_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
+    num_rows = _num_rows(config_folder(cfg.model))
+    if folder := _tokenizer(cfg.model):
+        found = _of_ids(folder, num_rows)
+        yield from (("", problem) for problem in found)
+        num_rows = MAX_COUNT if found else num_rows  # what is said of the tokenizer is not said of each file
+    for name, group in cfg.rollout.engines.items():
+        if group.model and exists(group.model):
+            of_group = _of_ids(resolve(group.model), _num_rows(group.model))
+            yield from ((f"rollout.engines.{name}.model", problem) for problem in of_group)
     if cfg.data.chat_template_kwargs and (tokenizer := _tokenizer(cfg.model)):
         try:
             yield from (("", problem) for problem in keyword_problems(cfg.data, tokenizer))
@@ -59,7 +70,7 @@ def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
             fault = SlimeError("its rows cannot be read", where=f"{key}={path}", todo="Name another file.")
             step(READ_S, fault)
             try:
-                _check_rows(cfg, key, read_as.get(key, cfg.data), first_rows(_place(path), FIRST_ROWS))
+                _check_rows(cfg, key, read_as.get(key, cfg.data), first_rows(_place(path), FIRST_ROWS), num_rows)
             except SlimeError as problem:
                 yield key, problem
 
@@ -95,15 +106,31 @@ def _tokenizer(model: ModelConfig) -> Path | None:
     return resolve(folder) if exists(folder) else None
 
 
-def _check_rows(cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row]) -> None:
+def _of_ids(tokenizer: Path, num_rows: int) -> list[SlimeError]:
+    try:
+        return list(id_problems(tokenizer, num_rows))
+    except SlimeError as problem:
+        return [problem]
+
+
+def _num_rows(folder: str) -> int:
+    """Of the embeddings; of a config.json that does not say it, of which others tell, enough."""
+    try:
+        return int(read_hf_config(folder).get("vocab_size", MAX_COUNT))
+    except SlimeError:
+        return MAX_COUNT
+
+
+def _check_rows(cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row], num_rows: int) -> None:
     tokenizer = _tokenizer(cfg.model)
     if key in SUPERVISED:
         pairs = run_stages(cfg).all[0].trains_on_pairs
         for row in rows if cfg.sft.num_steps else ():
             conversations(row, cfg.data.prompt_key, pairs=pairs)
         if tokenizer and cfg.sft.num_steps:
-            look_at_demonstrations(rows, cfg.data, tokenizer, cfg.train.max_tokens_per_micro_batch, pairs=pairs)
+            limit = cfg.train.max_tokens_per_micro_batch
+            look_at_demonstrations(rows, cfg.data, tokenizer, limit, num_rows, pairs=pairs)
     elif rows and (key.startswith("eval.") or run_stages(cfg).reinforces):
         check_prompts(rows, data)
         if tokenizer:
-            look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens)
+            look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens, num_rows)

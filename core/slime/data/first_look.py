@@ -16,7 +16,8 @@ from slime.data.chat import Chat
 from slime.data.encoded import encode_prompts
 from slime.data.prompt_rows import conversations
 from slime.data.rows import Row
-from slime.data.tokenize import bounded_template, is_generic
+from slime.data.token_ids import Vocabulary, behind, reachable_problem, require_rows, special_problems
+from slime.data.tokenize import bounded_template, encode, is_generic, read_object
 from slime.data.tokenizer_files import AGAIN, GENERIC, TEMPLATE, tokenizer_problems
 from slime.errors import SlimeError, did_you_mean
 
@@ -34,22 +35,39 @@ def keyword_problems(data: DataConfig, folder: Path) -> Iterator[SlimeError]:
         yield from tokenizer.unused(data.chat_template_kwargs)
 
 
-def look_at_prompts(rows: Sequence[Row], data: DataConfig, folder: Path, max_prompt_tokens: int) -> None:
+def id_problems(folder: Path, num_rows: int) -> Iterator[SlimeError]:
+    """Tokens of the folder that have no row in the model's embeddings, whatever is said with them."""
+    for name in ("config.json", "generation_config.json"):
+        yield from special_problems(read_object(folder / name), num_rows, str(folder / name))
+    if (folder / GENERIC).is_file():
+        step(LOAD_S, SlimeError("the tokenizer cannot be used", where=str(folder), todo=AGAIN))
+        vocabulary = _tokenizer(folder) or Vocabulary.of(read_object(folder / GENERIC))
+        if problem := reachable_problem(vocabulary, num_rows, str(folder / GENERIC)):
+            yield problem
+
+
+def look_at_prompts(rows: Sequence[Row], data: DataConfig, folder: Path, max_prompt_tokens: int, num_rows: int) -> None:
     """SlimeError of the first prompt that the run would refuse; nothing where the tokenizer is not at hand."""
     if (tokenizer := _tokenizer(folder)) is not None:
-        encode_prompts(rows, data, tokenizer, max_prompt_tokens)
+        found = encode_prompts(rows, data, tokenizer, max_prompt_tokens)
+        places = (row.where for row in found.rows)
+        require_rows(zip(places, found.tokens, strict=True), behind(tokenizer, num_rows), num_rows)
 
 
 def look_at_demonstrations(
-    rows: Sequence[Row], data: DataConfig, folder: Path, max_tokens: int, *, pairs: bool
+    rows: Sequence[Row], data: DataConfig, folder: Path, max_tokens: int, num_rows: int, *, pairs: bool
 ) -> None:
     """As `look_at_prompts`, less what the length of an answer is."""
     if (tokenizer := _tokenizer(folder)) is not None:
-        chat = Chat(tokenizer, data, max_tokens)
+        chat, places, texts = Chat(tokenizer, data, max_tokens), list[str](), list[str]()
         for row in rows:
             for messages in conversations(row, data.prompt_key, pairs=pairs):
-                chat.render(messages, row.where, prompt=False)
-                chat.admits(messages, row.where)
+                text = chat.render(messages, row.where, prompt=False)
+                if chat.admits(messages, row.where) and len(text) <= chat.max_chars:
+                    places.append(row.where)
+                    texts.append(text)
+        if tokens_behind := behind(tokenizer, num_rows):
+            require_rows(zip(places, encode(tokenizer, texts), strict=True), tokens_behind, num_rows)
 
 
 def _tokenizer(folder: Path) -> _FirstLook | None:
@@ -65,7 +83,7 @@ def _tokenizer(folder: Path) -> _FirstLook | None:
     return _load(folder, template.stat().st_mtime_ns, file.stat().st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def _load(folder: Path, *changed: int) -> _FirstLook | None:
     from jinja2 import TemplateError
 

@@ -80,8 +80,8 @@ def _gguf_on_demand() -> Iterator[None]:
 
 def is_generic(folder: Path) -> bool:
     """Whether tokenizer.json alone says how the folder's tokenizer works. False also where transformers is missing."""
-    config = _read_json(folder / "tokenizer_config.json")
-    model_type = _read_json(folder / "config.json").get("model_type")
+    config = read_object(folder / "tokenizer_config.json")
+    model_type = read_object(folder / "config.json").get("model_type")
     return config.get("tokenizer_class") in GENERIC and "auto_map" not in config and not _has_its_own(model_type)
 
 
@@ -94,7 +94,7 @@ def _has_its_own(model_type: object) -> bool:
     return Path(library.origin).with_name("models").joinpath(f"{model_type}/tokenization_{model_type}.py").exists()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Empty where there is no such file, or none that can be read: whoever loads the tokenizer tells."""
     try:
         found = json.loads(read_small(path))
