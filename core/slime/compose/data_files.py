@@ -5,17 +5,16 @@ A run reads all of them before it starts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime.algo.stages import run_stages
 from slime.aside import step
-from slime.compose.needs import is_awaited
+from slime.compose.needs import absent_set, is_awaited
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.hf_fields import MAX_COUNT
 from slime.config.keys import value_of
-from slime.config.paths import exists, resolve, resolve_rows
+from slime.config.paths import exists, is_hub_id, resolve, resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
 from slime.data.first_look import id_problems, keyword_problems, look_at_demonstrations, look_at_prompts
 from slime.data.named import data_of
@@ -27,8 +26,6 @@ from slime.errors import SlimeError
 
 SUPERVISED = ("sft.path", "sft.eval_path")
 KEYS = ("data.path", "eval.path", *SUPERVISED)
-HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
-"""What looks like a data set's name on the Hugging Face hub, and like no file of rows."""
 READ_S = 60.0
 """What the first rows of a file may take of a processor: one row may have some hundred megabytes."""
 FIRST_ROWS = 100
@@ -94,10 +91,8 @@ def _files(path: str) -> set[Path]:
 
 
 def _place(path: str) -> Path:
-    if HUB_NAME.fullmatch(path) and not exists(path):
-        fetch = f"hf download --repo-type dataset {path} --local-dir {path}"
-        todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch}', and name its file or folder."
-        raise SlimeError(f"there is no '{path}'", todo=todo)
+    if is_hub_id(path) and not exists(path):
+        raise absent_set(path)
     return resolve_rows(path)
 
 
