@@ -34,7 +34,7 @@ BUDGETS = {
     "cluster": 1909,
     "train": 1076,
     "compose": 2595,
-    "config": 2125,
+    "config": 2131,
     "observe": 522,
     "topology": 1558,
     "sizes": 436,
