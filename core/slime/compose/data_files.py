@@ -16,7 +16,13 @@ from slime.config.hf_fields import MAX_COUNT
 from slime.config.keys import value_of
 from slime.config.paths import exists, is_hub_id, resolve, resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
-from slime.data.first_look import id_problems, keyword_problems, look_at_demonstrations, look_at_prompts
+from slime.data.first_look import (
+    id_problems,
+    keyword_problems,
+    look_at_demonstrations,
+    look_at_prompts,
+    template_problems,
+)
 from slime.data.named import data_of
 from slime.data.prompt_rows import check_prompts, conversations
 from slime.data.rows import Row, first_rows
@@ -47,18 +53,17 @@ def data_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
 def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
     num_rows = _num_rows(config_folder(cfg.model))
     if folder := _tokenizer(cfg.model):
-        found = _of_ids(folder, num_rows)
+        broken = _all(template_problems(folder, cfg.data.chat_template_kwargs))
+        found = broken or _all(id_problems(folder, num_rows))
         yield from (("", problem) for problem in found)
-        num_rows = MAX_COUNT if found else num_rows  # what is said of the tokenizer is not said of each file
+        folder = None if broken else folder  # what is said of the tokenizer is not said of each file
+        num_rows = MAX_COUNT if found else num_rows
     for name, group in cfg.rollout.engines.items():
         if group.model and exists(group.model):
-            of_group = _of_ids(resolve(group.model), _num_rows(group.model))
+            of_group = _all(id_problems(resolve(group.model), _num_rows(group.model)))
             yield from ((f"rollout.engines.{name}.model", problem) for problem in of_group)
-    if cfg.data.chat_template_kwargs and (tokenizer := _tokenizer(cfg.model)):
-        try:
-            yield from (("", problem) for problem in keyword_problems(cfg.data, tokenizer))
-        except SlimeError as problem:
-            yield "", problem
+    if cfg.data.chat_template_kwargs and folder:
+        yield from (("", problem) for problem in _all(keyword_problems(cfg.data, folder)))
     sets = {**cfg.data.named(), **cfg.eval.named()}
     read_as = {f"{home}.path": data_of(cfg.data, own) for home, own in sets.items()}
     for key in (*KEYS, *read_as):
@@ -67,7 +72,8 @@ def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
             fault = SlimeError("its rows cannot be read", where=f"{key}={path}", todo="Name another file.")
             step(READ_S, fault)
             try:
-                _check_rows(cfg, key, read_as.get(key, cfg.data), first_rows(_place(path), FIRST_ROWS), num_rows)
+                rows = first_rows(_place(path), FIRST_ROWS)
+                _check_rows(cfg, key, read_as.get(key, cfg.data), rows, folder, num_rows)
             except SlimeError as problem:
                 yield key, problem
 
@@ -101,9 +107,9 @@ def _tokenizer(model: ModelConfig) -> Path | None:
     return resolve(folder) if exists(folder) else None
 
 
-def _of_ids(tokenizer: Path, num_rows: int) -> list[SlimeError]:
+def _all(problems: Iterator[SlimeError]) -> list[SlimeError]:
     try:
-        return list(id_problems(tokenizer, num_rows))
+        return list(problems)
     except SlimeError as problem:
         return [problem]
 
@@ -116,8 +122,9 @@ def _num_rows(folder: str) -> int:
         return MAX_COUNT
 
 
-def _check_rows(cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row], num_rows: int) -> None:
-    tokenizer = _tokenizer(cfg.model)
+def _check_rows(
+    cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row], tokenizer: Path | None, num_rows: int
+) -> None:
     if key in SUPERVISED:
         pairs = run_stages(cfg).all[0].trains_on_pairs
         for row in rows if cfg.sft.num_steps else ():

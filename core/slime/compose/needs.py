@@ -5,25 +5,20 @@ from __future__ import annotations
 import socket
 from collections.abc import Container, Iterator, Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import PurePosixPath
 
 from slime import plugins
-from slime.algo.stages import run_stages
-from slime.config.hf import config_folder, read_hf_config
+from slime.compose.model_files import weight_needs
 from slime.config.passthrough import made_for
 from slime.config.paths import exists, fetch, is_hub_id, resolve, resolve_rows
 from slime.config.rollout import ProgramConfig
-from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, Init, ModelConfig, SetConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
 from slime.data.tokenizer_files import tokenizer_problems
 from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import absent, how_to_get, install
 from slime.topology.launcher import launcher_name
-from slime.topology.quantization import folders
 from slime.topology.topology import Topology
-from slime.weights.hf_check import check_tensors
-from slime.weights.hf_files import HfFiles, has_weights
 
 MAX_NAMED = 3
 """Of the packages that are missing."""
@@ -42,7 +37,7 @@ def needs(topology: Topology, stated: Container[str] = ()) -> list[SlimeError]:
     sections |= {"eval": cfg.eval, **cfg.eval.named()}
     rows = [need for home, section in sections.items() for need in _rows(home, section, stated)]
     hosts = [*_hosts(cfg.cluster), *_interface(cfg.cluster)]
-    return [*_model(cfg.model, stated), *_weights(topology), *rows, *hosts, *_packages(topology), *_apart(cfg)]
+    return [*_model(cfg.model, stated), *weight_needs(topology), *rows, *hosts, *_packages(topology), *_apart(cfg)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -83,28 +78,6 @@ def _model(model: ModelConfig, stated: Container[str]) -> Iterator[SlimeError]:
         yield absent_model(model, stated)
     elif exists(folder := model.tokenizer or model.path):
         yield from tokenizer_problems(resolve(folder))
-
-
-def _weights(topology: Topology) -> Iterator[SlimeError]:
-    """Downloads that broke off, and tensors that are not the model's, as those of FP8: of safetensors the headers are
-    read, 0.4 s for 60,000 tensors in 60 files. Where a plan alone is installed there is no numpy to read them with."""
-    cfg = topology.config
-    if find_spec("numpy") is None:
-        return
-    if cfg.model.init is Init.checkpoint and cfg.model.weights is None and exists(cfg.model.path):
-        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-        mapping, own = plugins.load().models.create(hf["model_type"]).weight_mapping(hf), run_stages(cfg).own_model
-        try:
-            check_tensors(HfFiles(resolve(cfg.model.path)), own.mapping(mapping) if own else mapping)
-        except SlimeError as need:
-            yield need
-    others = {f"rollout.engines.{group.name}.model": group.model for group in topology.frozen if group.model}
-    for key, folder in (folders(cfg.rollout) | others).items():
-        if exists(folder) and has_weights(resolve(folder)):
-            try:
-                HfFiles(resolve(folder))
-            except SlimeError as need:
-                yield need.under(key)
 
 
 def _rows(home: str, section: DataConfig | EvalConfig | SetConfig, stated: Container[str]) -> Iterator[SlimeError]:
