@@ -39,7 +39,7 @@ BUDGETS = {
     "topology": 1558,
     "sizes": 436,
     "reward": 410,
-    "data": 1905,
+    "data": 1908,
     "sampling": 2385,
     "plan": 860,
     "engine_client": 367,
