@@ -1,6 +1,10 @@
 """Whether exports load in versions of transformers that people have: the logits of each against the installed one's.
 
-usage: python benchmarks/exports.py VERSION=FOLDER ...    (pip install --no-deps --target FOLDER transformers==VERSION)
+usage: python benchmarks/exports.py [MODEL ...] VERSION=FOLDER ...
+
+Each FOLDER is one of `pip install --no-deps --target FOLDER transformers==VERSION huggingface_hub==0.36.0`. Weights and
+config.json alone are read: a tokenizer_config.json is copied as it is, and one that transformers 5 wrote, with a list
+as `extra_special_tokens`, is refused by 4.57.
 """
 
 from __future__ import annotations
@@ -35,8 +39,6 @@ import sys, torch, transformers
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 folder, logits = sys.argv[1:]
-tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-assert tokenizer.apply_chat_template([{"role": "user", "content": "1+2="}], tokenize=False)
 load = transformers.AutoModelForCausalLM.from_pretrained
 model, told = load(folder, torch_dtype="auto", output_loading_info=True)
 assert not told["missing_keys"], told["missing_keys"]
@@ -66,12 +68,13 @@ def read(export: Path, library: str | None) -> torch.Tensor | str:
 
 
 def main(arguments: list[str]) -> None:
-    versions = dict(argument.split("=", 1) for argument in arguments)
+    versions = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    chosen = [argument for argument in arguments if "=" not in argument] or list(MODELS)
     print("| model |", " | ".join(versions), "|")
     print("|---|", "---|" * len(versions), sep="")
-    for name, asset in MODELS.items():
+    for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            export = exported(asset, Path(folder))
+            export = exported(MODELS[name], Path(folder))
             ours = read(export, None)
             cells = []
             for library in versions.values():
