@@ -17,6 +17,7 @@ from slime.cluster.engine_return import EngineReturn, Publishes, Returning
 from slime.cluster.engines import STARTING, Engines
 from slime.cluster.group import Cluster
 from slime.cluster.ray_starter import token_file
+from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import SlimeConfig
 from slime.contracts import BufferPolicy
 from slime.data.named import HeldOut
@@ -209,6 +210,7 @@ def open_generation(
         chat,
         gate,
         recordings_of(cfg),
+        read_hf_config(config_folder(cfg.model))["vocab_size"],
     )
     rollout: Rollout | AheadRollout | None = None
     if data.prompts:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from slime import plugins
@@ -258,4 +259,15 @@ class Learner:
         self._folder.require_intact()
         if self._cfg.train.checkpoint.export_hf:
             self._sharing.for_saving()
-            self._trainers.export_hf(resolve(self._cfg.model.path), self._folder.export)
+            source = resolve(self._cfg.model.path)
+            self._trainers.export_hf(source, self._folder.export)
+            if left := left_out(source, self._folder.export):
+                log.warning("the export leaves out %s of %s", ", ".join(left), source)
+
+
+def left_out(source: Path, export: Path) -> list[str]:
+    """Files of the model's folder that its export has not, but for the weights and hidden files."""
+    of_weights = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+    names = {entry.name for entry in source.iterdir() if not entry.name.startswith((".", "__"))}
+    there = {entry.name for entry in export.iterdir()} if export.is_dir() else names  # a host of another disk wrote it
+    return sorted(name for name in names - there if not name.endswith(of_weights))

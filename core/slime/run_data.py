@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from slime.algo.stages import run_stages
+from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import resolve_rows
-from slime.config.schema import DataConfig, EvalConfig, SlimeConfig
+from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
 from slime.data.demonstrations import DemonstrationSource
 from slime.data.mix import PromptMix
 from slime.data.named import HeldOut, data_of
 from slime.data.prompts import PromptSet
+from slime.data.token_ids import behind, reachable_problem, require_rows
 from slime.data.tokenize import Tokenizer
 from slime.layout import read_grid
 
@@ -35,6 +39,17 @@ class Data:
             self.prompts = PromptMix(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         if cfg.eval.path:
             self.held_out = _held_out(cfg.eval, cfg.data, tokenizer, cfg.rollout.max_prompt_tokens)
+        self._require_rows(cfg.model, tokenizer)
+
+    def _require_rows(self, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        """That the embeddings have a row for every token."""
+        num_rows = read_hf_config(config_folder(model))["vocab_size"]
+        if problem := reachable_problem(tokenizer, num_rows, tokenizer.name_or_path):
+            raise problem
+        sources = [source for source in (self.prompts, self.demonstrations, self.measured) if source]
+        held_out = ((f"held-out prompt {each.id}", each.tokens) for own in self.held_out for each in own.prompts)
+        encoded = (found for source in sources for found in source.encoded())
+        require_rows(chain(encoded, held_out), behind(tokenizer, num_rows), num_rows)
 
     def __str__(self) -> str:
         counts = {

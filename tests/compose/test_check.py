@@ -8,7 +8,7 @@ import pytest
 
 from slime import plugins
 from slime.compose.check import check
-from slime.compose.compose import compose
+from slime.compose.compose import compose, examine
 from slime.compose.derive import derive
 from slime.config.keys import own_keys, value_of
 from slime.config.schema import Device, EngineGroupConfig, Init, LrDecay, Placement, SlimeConfig
@@ -181,10 +181,6 @@ def test_every_numeric_key_is_bounded() -> None:
             "moe_runner_backend: reorders experts at start-up only",
         ),
         (
-            DRAFTING,
-            "speculative_algorithm: needs a multi-token prediction layer, which this model does not",
-        ),
-        (
             {"rollout.sglang.speculative_draft_model_path": "."},
             "names another model, but publishing renews the trained",
         ),
@@ -271,7 +267,7 @@ def test_dense_run(composed: dict[str, SlimeConfig], changes: dict[str, Any], sa
         (PARTS | {"train.megatron.recompute_modules": ["mla_up_proj"]}, "names mla_up_proj, which this model does not"),
         (PARTS | {"train.megatron.recompute_modules": ["moe_act"]}, "mlp or moe or shared_experts, got moe_act"),
         ({"train.megatron.num_moe_experts": 4}, "train.megatron.num_moe_experts: is not yours to set"),
-        (DRAFTING, ""),
+        (DRAFTING, "is NEXTN, and SGLang drafts on GPUs alone"),
         ({"train.share_prompts": True}, ""),
         (ranks(2, pipeline=2) | {LAYOUT: "Ett|ttmL"}, ""),
         (
@@ -344,3 +340,11 @@ def test_training_of_a_checkpoint_keeps_something(composed: dict[str, SlimeConfi
     assert any(says in problem for problem in problems(composed["dense"], nothing | checkpoint))
     for kept in ({"train.checkpoint.interval": 0}, {"train.checkpoint.export_hf": True}):
         assert not any(says in problem for problem in problems(composed["dense"], nothing | checkpoint | kept))
+
+
+def test_a_model_without_a_layer_to_draft_with() -> None:
+    """On a cluster whose engines could draft."""
+    words = ["+model=qwen2.5-0.5b", "+cluster=h100x1", "+rollout.sglang.speculative_algorithm=NEXTN"]
+    found = [str(problem) for problem in examine(words).problems]
+    said = "rollout.sglang.speculative_algorithm: needs a multi-token prediction layer, which this model does not have"
+    assert any(each.startswith(said) for each in found), found

@@ -85,8 +85,8 @@ TEMPLATES = {
     "globals": template("{{ raise_exception.__globals__['__builtins__'] }}"),
 }
 FOLDERS = {
-    "no UTF-8 as template": (content("chat_template.jinja", b"\xff\xfe"), "{folder}: the tokenizer's files are no tex"),
-    "no template": (template("{% for %}"), "{folder}/chat_template.jinja: it is no chat template ("),
+    "no UTF-8 as template": (content("chat_template.jinja", b"\xff\xfe"), "{folder}/chat_template.jinja: the chat te"),
+    "no template": (template("{% for %}"), "{folder}/chat_template.jinja: the chat template cannot be compiled: "),
     "an empty template": (template(""), "{folder}: the tokenizer has no chat template"),
     "an endless template": (in_place_of("chat_template.jinja", no_end), "{folder}/chat_template.jinja: it is no file"),
     "a folder as template": (in_place_of("chat_template.jinja", Path.mkdir), "{folder}/chat_template.jinja: it is no "),

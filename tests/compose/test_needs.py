@@ -64,11 +64,92 @@ def test_a_model_that_is_published_in_fp8_is_cast_by_the_command_that_does_it(
     assert "'slime convert fp8-to-bf16 deepseek-ai/DeepSeek-R1 " in need.todo
 
 
-def test_a_model_is_fetched_into_the_folder_that_is_named() -> None:
-    words = ["+model=qwen2.5-coder-0.5b", "+cluster=h100x1", "model.path=models/Coder"]
-    [need] = [need for need in examine(words).needs if need.where == "model.path"]
-    source = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
-    assert need.todo.startswith(f"Run 'hf download {source} --local-dir models/Coder', or ")
+def of(key: str, *words: str) -> str:
+    composed = examine(words)
+    [found] = [each for each in (*composed.problems, *composed.needs) if each.where.partition(",")[0] == key]
+    return str(found)
+
+
+CODER = ("+model=qwen2.5-coder-0.5b", "+cluster=h100x1")
+SOURCE = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+
+
+def test_a_model_is_fetched_into_its_own_folder_or_one_that_is_stated_with_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"Run 'hf download {SOURCE} --local-dir {SOURCE}', or " in of("model.path", *CODER)
+    assert f"Run 'hf download {SOURCE} --local-dir {SOURCE}', or " in of("model.path", *CODER, f"model.path={SOURCE}")
+    stated = ("model.path=models/Coder", f"model.source={SOURCE}")
+    assert f"Run 'hf download {SOURCE} --local-dir models/Coder', or " in of("model.path", *CODER, *stated)
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "command"),
+    [
+        ("qwen2.5-coder-0.5b", "models/Coder.old", ""),
+        ("qwen2.5-coder-0.5b", "/nowhere/Qwen2.5-Coder-7B-Instruct", ""),
+        ("qwen2.5-coder-0.5b", f"/nowhere/{SOURCE}", ""),
+        ("qwen2.5-coder-0.5b", "./Coder", ""),
+        ("qwen2.5-coder-0.5b", f"{SOURCE}-bf16x", "hf download {0} --local-dir {0}"),
+        ("qwen2.5-coder-0.5b", "Qwen/Qwen2.5-Coder-1.5B-Instruct", "hf download {0} --local-dir {0}"),
+        ("qwen2.5-coder-0.5b", "somebody/Qwen2.5-Coder-0.5B-Instruct", "hf download {0} --local-dir {0}"),
+        ("deepseek-r1", "deepseek-ai/DeepSeek-R1-0528", "hf download {0} --local-dir {0}"),
+        ("deepseek-r1", "/data/DeepSeek-V3-0324-bf16", ""),
+        ("deepseek-r1", "deepseek-ai/DeepSeek-R1", "hf download {0} --local-dir {0}"),
+    ],
+)
+def test_no_other_model_is_fetched_into_a_folder_of_another_name(
+    model: str, path: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = of("model.path", f"+model={model}", "+cluster=h100x128", f"model.path={path}")
+    assert f"there is no '{path}'" in found
+    assert ("hf download" in found) == bool(command)
+    assert command.format(path) in found
+    assert "fp8-to-bf16" not in found
+
+
+def test_a_missing_path_tells_its_neighbours(tmp_path: Path) -> None:
+    for name in ("Coder-7B-Instruct", "Coder-14B", "data"):
+        (tmp_path / name).mkdir()
+    assert "Did you mean 'Coder-7B-Instruct'?" in of("model.path", *CODER, f"model.path={tmp_path}/Coder-7B-Instuct")
+    found = of("model.path", *CODER, f"model.path={tmp_path}/Coder-3B-Chat-of-mine")
+    assert "beside it are Coder-" in found
+    assert f"(this plan is of {SOURCE})" in found
+
+
+def test_a_model_without_a_config_in_the_package_has_its_command_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = of("model.path", "+model=glm4.6", "+cluster=h100x64", "task=arithmetic")
+    assert "Run 'hf download zai-org/GLM-4.6 --local-dir zai-org/GLM-4.6'" in found
+    found = of("rollout.fp8", "+model=glm4.5", "+cluster=h100x64", "rollout.fp8=zai-org/GLM-4.5-FP8")
+    assert "run 'hf download zai-org/GLM-4.5-FP8 --local-dir zai-org/GLM-4.5-FP8'" in found
+
+
+@pytest.mark.parametrize("key", ["data", "eval"])
+def test_no_other_data_set_is_fetched_for_a_file_of_ones_own(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-owm.jsonl").touch()
+    run = ("+model=glm4.5", "+cluster=h100x64")
+    assert "--local-dir zhuzilin/" in of(f"{key}.path", *run)
+    found = of(f"{key}.path", *run, f"{key}.path={tmp_path}/my-own.jsonl")
+    assert "Did you mean 'my-owm.jsonl'?" in found
+    assert "hf download" not in found
+    name = "somebody/problems-1.5"
+    found = of(f"{key}.path", *run, f"{key}.path={name}")
+    assert f"run 'hf download --repo-type dataset {name} --local-dir {name}'" in found
+    own = "zhuzilin/dapo-math-17k/dapo-math-17k.jsonl" if key == "data" else "zhuzilin/aime-2024/aime-2024.jsonl"
+    assert "--local-dir zhuzilin/" in of(f"{key}.path", *run, f"{key}.path={own}")
+    (tmp_path / own).parent.mkdir(parents=True)
+    (tmp_path / own).touch()
+    found = of(f"{key}.path", *run, f"{key}.path={own}x")
+    assert "hf download" not in found
+    assert f"Did you mean '{Path(own).name}'?" in found
 
 
 @pytest.mark.parametrize("path", ["someone/problems/main/train.jsonl", "someone/problems/train.jsonl"])

@@ -19,6 +19,7 @@ from slime.data.first_look import _FirstLook
 from slime.data.tokenize import encode, load_tokenizer, render
 
 ROW = {"prompt": [{"role": "user", "content": "1+2="}], "label": "3"}
+GLM = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 TINY = ["+model=glm4-tiny", "+cluster=local"]
 
 
@@ -133,3 +134,67 @@ def test_a_keyword_that_the_template_does_not_take_is_one_line(tmp_path: Path, t
         f"data.chat_template_kwargs.enable_thinkin: the model's chat template has no such variable. {todo}"
     )
     assert not template or not examine([*words, "+data.chat_template_kwargs.enable_thinking=false"]).problems
+
+
+def with_template(folder: Path, text: str, kind: str) -> list[str]:
+    """The model's own template with this behind it, of a folder that the plan reads whole or one of a class of its
+    own."""
+    shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), folder)
+    with (folder / "chat_template.jinja").open("a") as file:
+        file.write(f"\n{text}")
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": kind}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return [str(problem) for problem in examine([*TINY, f"model.path={folder}"]).problems]
+
+
+KINDS = ("PreTrainedTokenizerFast", "LlamaTokenizerFast")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{% if x %}", "cannot be compiled: Unexpected end of template. "),
+        ("{{ foo( }}", "cannot be compiled: unexpected '}', expected ')' (line "),
+        ("{{ messages | nosuchfilter }}", "cannot be compiled: No filter named 'nosuchfilter' (line "),
+        ("{{ nosuch() }}", "fails at one message of a user: 'nosuch' is undefined (line "),
+        ("{{ messages[0].content.nosuch.deeper }}", "fails at one message of a user: 'str object' has no attr"),
+        ("{{ messages[0].content + 1 }}", "fails at one message of a user: "),
+    ],
+)
+def test_a_broken_template_is_one_line_with_its_line(tmp_path: Path, text: str, fault: str, kind: str) -> None:
+    folder = tmp_path / "model"
+    [problem] = with_template(folder, text, kind)
+    lines = (folder / "chat_template.jinja").read_text().count("\n") + 1
+    assert problem.startswith(f"{folder}/chat_template.jinja: the chat template {fault}")
+    assert f"(line {lines})" in problem
+    assert "messages, or" not in problem, "the rows are not what is wrong"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ strftime_now('%Y')[:0] }}",
+        "{{ bos_token + eos_token + pad_token if False else '' }}",
+        "{% if tools %}{{ nosuch() }}{% endif %}",
+        "{% if messages | length > 99 %}{{ raise_exception('too many') }}{% endif %}",
+    ],
+)
+def test_what_transformers_gives_a_template_it_may_use(tmp_path: Path, text: str, kind: str) -> None:
+    assert with_template(tmp_path / "model", text, kind) == []
+    rendered = render(load_tokenizer(tmp_path / "model"), ROW["prompt"], "", {}, prompt=True)
+    assert rendered.startswith(render(load_tokenizer(resolve(GLM)), ROW["prompt"], "", {}, prompt=True)[:5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_template_that_writes_nothing(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "model"
+    with_template(folder, "", kind)
+    for text, fault in (
+        ("{# nothing #}", "the chat template writes nothing"),
+        ("", "the tokenizer has no chat templa"),
+    ):
+        (folder / "chat_template.jinja").write_text(text)
+        [problem] = [str(each) for each in examine([*TINY, f"model.path={folder}"]).problems]
+        assert fault in problem

@@ -120,3 +120,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS)
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert [row.values for row in read_rows(file).rows] == ROWS
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_a_pointer_in_the_place_of_a_file_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    for path in (tmp_path / name, tmp_path):
+        with pytest.raises(SlimeError, match=rf"{name}: it is a pointer of Git LFS, not the file itself"):
+            row_files(path)

@@ -15,7 +15,7 @@ from slime.compose.frozen import frozen_problems, frozen_warnings
 from slime.compose.hosts import launcher_problems
 from slime.compose.learning import learning_problems
 from slime.compose.names import address_problems, environment_problems, name_problems
-from slime.compose.needs import is_awaited
+from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.recordings import recording_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
@@ -203,7 +203,7 @@ def _folders(model: ModelConfig) -> Iterator[SlimeError]:
             if folder is not None:
                 resolve(folder)
         except SlimeError as problem:
-            yield problem.under(key)
+            yield absent_model(model) if folder == model.path and key == "model.path" else problem.under(key)
 
 
 def _architecture(

@@ -194,7 +194,7 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
             cfg.rollout.sglang[SAVER] = False
             found.topology = read_topology(cfg)
             found.memory = found.memory.under(found.topology)
-        missing = needs(found.topology)
+        missing = needs(found.topology, {override.lstrip("+~").partition("=")[0] for override in line.overrides})
     return Composed(cfg, problems, missing, line.choices, found.topology, found.memory, found.warnings)
 
 

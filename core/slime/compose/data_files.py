@@ -5,17 +5,24 @@ A run reads all of them before it starts.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime.algo.stages import run_stages
 from slime.aside import step
-from slime.compose.needs import is_awaited
+from slime.compose.needs import absent_set, is_awaited
+from slime.config.hf import config_folder, read_hf_config
+from slime.config.hf_fields import MAX_COUNT
 from slime.config.keys import value_of
-from slime.config.paths import exists, resolve, resolve_rows
+from slime.config.paths import exists, is_hub_id, resolve, resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
-from slime.data.first_look import keyword_problems, look_at_demonstrations, look_at_prompts
+from slime.data.first_look import (
+    id_problems,
+    keyword_problems,
+    look_at_demonstrations,
+    look_at_prompts,
+    template_problems,
+)
 from slime.data.named import data_of
 from slime.data.prompt_rows import check_prompts, conversations
 from slime.data.rows import Row, first_rows
@@ -25,8 +32,6 @@ from slime.errors import SlimeError
 
 SUPERVISED = ("sft.path", "sft.eval_path")
 KEYS = ("data.path", "eval.path", *SUPERVISED)
-HUB_NAME = re.compile(r"[\w-]+/[\w-]+")
-"""What looks like a data set's name on the Hugging Face hub, and like no file of rows."""
 READ_S = 60.0
 """What the first rows of a file may take of a processor: one row may have some hundred megabytes."""
 FIRST_ROWS = 100
@@ -46,11 +51,19 @@ def data_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
-    if cfg.data.chat_template_kwargs and (tokenizer := _tokenizer(cfg.model)):
-        try:
-            yield from (("", problem) for problem in keyword_problems(cfg.data, tokenizer))
-        except SlimeError as problem:
-            yield "", problem
+    num_rows = _num_rows(config_folder(cfg.model))
+    if folder := _tokenizer(cfg.model):
+        broken = _all(template_problems(folder, cfg.data.chat_template_kwargs))
+        found = broken or _all(id_problems(folder, num_rows))
+        yield from (("", problem) for problem in found)
+        folder = None if broken else folder  # what is said of the tokenizer is not said of each file
+        num_rows = MAX_COUNT if found else num_rows
+    for name, group in cfg.rollout.engines.items():
+        if group.model and exists(group.model):
+            of_group = _all(id_problems(resolve(group.model), _num_rows(group.model)))
+            yield from ((f"rollout.engines.{name}.model", problem) for problem in of_group)
+    if cfg.data.chat_template_kwargs and folder:
+        yield from (("", problem) for problem in _all(keyword_problems(cfg.data, folder)))
     sets = {**cfg.data.named(), **cfg.eval.named()}
     read_as = {f"{home}.path": data_of(cfg.data, own) for home, own in sets.items()}
     for key in (*KEYS, *read_as):
@@ -59,7 +72,8 @@ def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
             fault = SlimeError("its rows cannot be read", where=f"{key}={path}", todo="Name another file.")
             step(READ_S, fault)
             try:
-                _check_rows(cfg, key, read_as.get(key, cfg.data), first_rows(_place(path), FIRST_ROWS))
+                rows = first_rows(_place(path), FIRST_ROWS)
+                _check_rows(cfg, key, read_as.get(key, cfg.data), rows, folder, num_rows)
             except SlimeError as problem:
                 yield key, problem
 
@@ -83,10 +97,8 @@ def _files(path: str) -> set[Path]:
 
 
 def _place(path: str) -> Path:
-    if HUB_NAME.fullmatch(path) and not exists(path):
-        fetch = f"hf download --repo-type dataset {path} --local-dir {path}"
-        todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch}', and name its file or folder."
-        raise SlimeError(f"there is no '{path}'", todo=todo)
+    if is_hub_id(path) and not exists(path):
+        raise absent_set(path)
     return resolve_rows(path)
 
 
@@ -95,15 +107,32 @@ def _tokenizer(model: ModelConfig) -> Path | None:
     return resolve(folder) if exists(folder) else None
 
 
-def _check_rows(cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row]) -> None:
-    tokenizer = _tokenizer(cfg.model)
+def _all(problems: Iterator[SlimeError]) -> list[SlimeError]:
+    try:
+        return list(problems)
+    except SlimeError as problem:
+        return [problem]
+
+
+def _num_rows(folder: str) -> int:
+    """Of the embeddings; of a config.json that does not say it, of which others tell, enough."""
+    try:
+        return int(read_hf_config(folder).get("vocab_size", MAX_COUNT))
+    except SlimeError:
+        return MAX_COUNT
+
+
+def _check_rows(
+    cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row], tokenizer: Path | None, num_rows: int
+) -> None:
     if key in SUPERVISED:
         pairs = run_stages(cfg).all[0].trains_on_pairs
         for row in rows if cfg.sft.num_steps else ():
             conversations(row, cfg.data.prompt_key, pairs=pairs)
         if tokenizer and cfg.sft.num_steps:
-            look_at_demonstrations(rows, cfg.data, tokenizer, cfg.train.max_tokens_per_micro_batch, pairs=pairs)
+            limit = cfg.train.max_tokens_per_micro_batch
+            look_at_demonstrations(rows, cfg.data, tokenizer, limit, num_rows, pairs=pairs)
     elif rows and (key.startswith("eval.") or run_stages(cfg).reinforces):
         check_prompts(rows, data)
         if tokenizer:
-            look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens)
+            look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens, num_rows)

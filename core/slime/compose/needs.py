@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import PurePosixPath
 
 from slime import plugins
-from slime.algo.stages import run_stages
-from slime.config.hf import config_folder, read_hf_config
+from slime.compose.model_files import weight_needs
 from slime.config.passthrough import made_for
-from slime.config.paths import exists, resolve
+from slime.config.paths import exists, fetch, is_hub_id, resolve, resolve_rows
 from slime.config.rollout import ProgramConfig
-from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, Init, ModelConfig, SetConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
 from slime.data.tokenizer_files import tokenizer_problems
 from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import absent, how_to_get, install
 from slime.topology.launcher import launcher_name
-from slime.topology.quantization import folders
 from slime.topology.topology import Topology
-from slime.weights.elsewhere import has_weights
-from slime.weights.hf_check import check_tensors
-from slime.weights.hf_files import HfFiles
 
 MAX_NAMED = 3
 """Of the packages that are missing."""
+_CAST = "-bf16"
+"""Ends the folder that the config of a model published in FP8 names, behind the name of its source."""
 
 
-def needs(topology: Topology) -> list[SlimeError]:
-    """What must be fetched, installed or started, in the order in which it stands in the config."""
+def needs(topology: Topology, stated: Container[str] = ()) -> list[SlimeError]:
+    """What must be fetched, installed or started, in the order in which it stands in the config.
+
+    Args:
+        stated: the keys of the command line.
+    """
     cfg = topology.config
     sections: dict[str, DataConfig | EvalConfig | SetConfig] = {"data": cfg.data, **cfg.data.named()}
     sections |= {"eval": cfg.eval, **cfg.eval.named()}
-    rows = [need for home, section in sections.items() for need in _rows(home, section)]
+    rows = [need for home, section in sections.items() for need in _rows(home, section, stated)]
     hosts = [*_hosts(cfg.cluster), *_interface(cfg.cluster)]
-    return [*_model(cfg.model), *_weights(topology), *rows, *hosts, *_packages(topology), *_apart(cfg)]
+    return [*_model(cfg.model, stated), *weight_needs(topology), *rows, *hosts, *_packages(topology), *_apart(cfg)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -45,47 +45,62 @@ def is_awaited(path: str | None, source: str | None) -> bool:
     return path is not None and source is not None and not exists(path)
 
 
-def _model(model: ModelConfig) -> Iterator[SlimeError]:
+def absent_model(model: ModelConfig, stated: Container[str] = ()) -> SlimeError:
+    """What to do where `model.path` is missing. Its source is fetched into a folder of its own name alone, or into one
+    that is stated beside it: in any other it would pass for the model that was meant."""
+    source, path, where = model.source, model.path, "model.path"
+    if source and path == f"{source}{_CAST}":
+        cast = f"slime convert fp8-to-bf16 {source} {path}"
+        todo = f"Run '{fetch(source, source)}' and '{cast}', or set model.path=<folder>."
+        return SlimeError(f"there is no '{path}'", where=where, todo=todo)
+    if source and (path == source or _are_stated("model", stated)):
+        todo = f"Run '{fetch(source, path)}', or name its folder with model.path=<folder>."
+        return SlimeError(f"there is no '{path}'", where=where, todo=todo)
+    found = _absent(path, where)
+    plan = f" (this plan is of {source})" if source and model.config and model.config != path else ""
+    return SlimeError(found.what + plan, where=found.where, todo=found.todo)
+
+
+def _absent(path: str, key: str) -> SlimeError:
+    try:
+        resolve_rows(path)
+    except SlimeError as problem:
+        return problem.under(key)
+    raise AssertionError("it is missing")
+
+
+def _are_stated(home: str, stated: Container[str]) -> bool:
+    return f"{home}.path" in stated and f"{home}.source" in stated
+
+
+def _model(model: ModelConfig, stated: Container[str]) -> Iterator[SlimeError]:
     if is_awaited(model.path, model.source):
-        fetch = f"hf download {model.source} --local-dir"
-        todo = f"Run '{fetch} {model.path}', or name its folder with model.path=<folder>."
-        if model.path.startswith(f"{model.source}-"):  # as configs of models that are published in FP8 name it
-            cast = f"slime convert fp8-to-bf16 {model.source} {model.path}"
-            todo = f"Run '{fetch} {model.source}' and '{cast}', or set model.path=<folder>."
-        yield SlimeError(f"there is no '{model.path}'", where="model.path", todo=todo)
+        yield absent_model(model, stated)
     elif exists(folder := model.tokenizer or model.path):
         yield from tokenizer_problems(resolve(folder))
 
 
-def _weights(topology: Topology) -> Iterator[SlimeError]:
-    """Downloads that broke off, and tensors that are not the model's, as those of FP8: of safetensors the headers are
-    read, 0.4 s for 60,000 tensors in 60 files. Where a plan alone is installed there is no numpy to read them with."""
-    cfg = topology.config
-    if find_spec("numpy") is None:
+def _rows(home: str, section: DataConfig | EvalConfig | SetConfig, stated: Container[str]) -> Iterator[SlimeError]:
+    path, source, key = section.path, section.source, f"{home}.path"
+    if path is None or source is None or not is_awaited(path, source):
         return
-    if cfg.model.init is Init.checkpoint and cfg.model.weights is None and exists(cfg.model.path):
-        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-        mapping, own = plugins.load().models.create(hf["model_type"]).weight_mapping(hf), run_stages(cfg).own_model
-        try:
-            check_tensors(HfFiles(resolve(cfg.model.path)), own.mapping(mapping) if own else mapping)
-        except SlimeError as need:
-            yield need
-    others = {f"rollout.engines.{group.name}.model": group.model for group in topology.frozen if group.model}
-    for key, folder in (folders(cfg.rollout) | others).items():
-        if exists(folder) and has_weights(resolve(folder)):
-            try:
-                HfFiles(resolve(folder))
-            except SlimeError as need:
-                yield need.under(key)
+    inside = PurePosixPath(path).is_relative_to(source)  # a data set may keep its files in subfolders
+    is_there = inside and exists(source) and key in stated  # then it lacks this file, and a download brings no other
+    if (inside and not is_there) or _are_stated(home, stated):
+        todo = (
+            f"Run '{fetch(source, source if inside else PurePosixPath(path).parent, 'dataset')}', or set {key}=<file>."
+        )
+        yield SlimeError(f"there is no '{path}'", where=key, todo=todo)
+    elif is_hub_id(path):
+        yield absent_set(path).under(key)
+    else:
+        yield _absent(path, key)
 
 
-def _rows(key: str, section: DataConfig | EvalConfig | SetConfig) -> Iterator[SlimeError]:
-    path, source = section.path, section.source
-    if path is not None and source is not None and is_awaited(path, source):
-        inside = PurePosixPath(path).is_relative_to(source)  # a data set may keep its files in subfolders
-        folder = source if inside else PurePosixPath(path).parent
-        todo = f"Run 'hf download --repo-type dataset {source} --local-dir {folder}', or set {key}.path=<file>."
-        yield SlimeError(f"there is no '{path}'", where=f"{key}.path", todo=todo)
+def absent_set(name: str) -> SlimeError:
+    """Of a path that reads as a data set's name on the Hugging Face hub."""
+    todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch(name, name, 'dataset')}', and name its"
+    return SlimeError(f"there is no '{name}'", todo=f"{todo} file or folder.")
 
 
 def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:

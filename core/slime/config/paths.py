@@ -3,9 +3,11 @@ prompt sets that plugins make (hook `slime_prompt_sets`)."""
 
 from __future__ import annotations
 
+import difflib
 import glob
 import importlib.util
-from pathlib import Path
+import re
+from pathlib import Path, PurePosixPath
 
 from slime.config.extended import PROMPT_SETS
 from slime.errors import SlimeError, did_you_mean, nearest
@@ -13,14 +15,29 @@ from slime.errors import SlimeError, did_you_mean, nearest
 SCHEME = "pkg://"
 MAX_SHOWN = 200
 """Characters of a path in an error."""
+MAX_BESIDE = 3
+"""Names that are told, of those beside a missing one."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve(path: str) -> Path:
     """The existing file or folder that `path` names, absolute; SlimeError with the nearest name if there is none."""
     found = _place(path)
     if not _is_there(found):
-        raise SlimeError(f"there is no '{path}'", where=_missing_part(found), todo=_neighbours(found))
+        hub = f" If it is an id of the Hugging Face hub, run '{fetch(path, path)}'." if is_hub_id(path) else ""
+        raise SlimeError(f"there is no '{path}'", where=_missing_part(found), todo=_neighbours(found) + hub)
     return found
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether it reads as the name of a model or data set on the Hugging Face hub, and not as that of a file."""
+    return bool(_HUB_ID.fullmatch(path)) and not PurePosixPath(path).suffix[1:2].isalpha()
+
+
+def fetch(hub_id: str, folder: object, kind: str = "model") -> str:
+    """The command that fetches a model, or another kind of repository, from the hub into a folder."""
+    repository = "" if kind == "model" else f"--repo-type {kind} "
+    return f"hf download {repository}{hub_id} --local-dir {folder}"
 
 
 def _is_there(path: Path) -> bool:
@@ -97,5 +114,8 @@ def _missing_part(path: Path) -> str:
 
 def _neighbours(path: Path) -> str:
     missing = _first_missing(path)
-    match = nearest(missing.name, (entry.name for entry in missing.parent.iterdir()))
-    return f"Did you mean '{match}'?" if match else "Check the path."
+    names = sorted(entry.name for entry in missing.parent.iterdir() if not entry.name.startswith("."))
+    if match := nearest(missing.name, names):
+        return f"Did you mean '{match}'?"
+    beside = difflib.get_close_matches(missing.name, names, MAX_BESIDE, 0) if missing == path else ()
+    return f"Check the path: beside it are {', '.join(beside)}." if beside else "Check the path."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class DemonstrationSource:
             raise SlimeError("every row is left out", where=str(path), todo="Give rows without control tokens.")
         self._rows = _paired(rows[::2], samples, max_tokens) if pairs else [[sample] for sample in samples]
         self._order = EpochOrder(len(self._rows), seed, shuffle=True)
+        self._places = [row.where for row in rows]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -90,6 +91,10 @@ class DemonstrationSource:
     def all(self) -> list[TrainSample]:
         """Those of every row, in the order of the file."""
         return _attempts(self._rows)
+
+    def encoded(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Where each sequence comes from, and its ids."""
+        return zip(self._places, (sample.tokens.tolist() for row in self._rows for sample in row), strict=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Position and the file's content hash, as plain values."""

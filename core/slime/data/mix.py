@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from slime.config.schema import DataConfig, TrainSetConfig
@@ -30,6 +31,10 @@ class PromptMix:
 
     def __len__(self) -> int:
         return sum(len(source) for source, _ in self._shares)
+
+    def encoded(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Where each prompt comes from, and its ids."""
+        return chain.from_iterable(source.prompts.encoded() for source, _ in self._shares)
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts."""

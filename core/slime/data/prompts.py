@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,10 @@ class PromptSet:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def encoded(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """Where each prompt comes from, and its ids."""
+        return zip((row.where for row in self._rows), self._tokens, strict=True)
 
     def prompt(self, index: int, epoch: int | str) -> Prompt:
         """The prompt of the `index`-th row that fits, with id `<epoch>/<line or row number>`, behind the name of the

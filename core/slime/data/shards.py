@@ -11,6 +11,7 @@ from pathlib import Path
 from slime import plugins
 from slime.errors import SlimeError
 from slime.extras import apart
+from slime.files import is_pointer, pointer
 
 JSONL, FORMAT = ".jsonl", "row_format"
 _SHARD = re.compile(r"[-_.]?\d+(?:-of-(?P<count>\d+))?$")
@@ -50,6 +51,8 @@ def row_files(path: Path) -> list[Path]:
             raise SlimeError(f"not a {names} file", where=str(file), todo=todo + _how_to_convert(file))
         if not file.stat().st_size:
             raise SlimeError("is empty", where=str(file), todo="Copy the file again, or name one with rows.")
+        if is_pointer(file):
+            raise pointer(file)
     return found
 
 

@@ -10,11 +10,12 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from slime.aside import limit_growth, step
@@ -32,6 +33,8 @@ RENDER_S, RENDER_BYTES = 5.0, 2**31
 """What one conversation may take of a chat template, which is a program of the checkpoint's."""
 ENCODE_S = 5.0
 """What a batch of texts may take of a tokenizer, in a plan. A usual one takes some tenths."""
+FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+"""Of a chat template's filter that met a value which it cannot take."""
 BATCH, OF_A_TEXT = 300_000, 300
 """Characters that are encoded at once, and how many each text counts beside its own: while a batch lasts, each token
 takes some hundred bytes."""
@@ -80,8 +83,8 @@ def _gguf_on_demand() -> Iterator[None]:
 
 def is_generic(folder: Path) -> bool:
     """Whether tokenizer.json alone says how the folder's tokenizer works. False also where transformers is missing."""
-    config = _read_json(folder / "tokenizer_config.json")
-    model_type = _read_json(folder / "config.json").get("model_type")
+    config = read_object(folder / "tokenizer_config.json")
+    model_type = read_object(folder / "config.json").get("model_type")
     return config.get("tokenizer_class") in GENERIC and "auto_map" not in config and not _has_its_own(model_type)
 
 
@@ -94,7 +97,7 @@ def _has_its_own(model_type: object) -> bool:
     return Path(library.origin).with_name("models").joinpath(f"{model_type}/tokenization_{model_type}.py").exists()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Empty where there is no such file, or none that can be read: whoever loads the tokenizer tells."""
     try:
         found = json.loads(read_small(path))
@@ -158,20 +161,35 @@ def render(
         UnusableTemplate: the chat template takes too much, or reaches for what is not its own.
         SlimeError: it refuses these messages.
     """
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.exceptions import SecurityError
 
     try:
         with bounded_template(tokenizer.name_or_path, where):
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **kwargs)
     except SecurityError as error:
-        raise _untrusted(tokenizer.name_or_path, where, str(error).rstrip(".")) from None
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        # All but the first: a filter met a value that it cannot take.
+        raise untrusted(tokenizer.name_or_path, where, str(error).rstrip(".")) from None
+    except TemplateSyntaxError as error:
+        what = f"the chat template cannot be compiled: {str(error.message).rstrip('.')} (line {error.lineno})"
+        raise UnusableTemplate(what, where=tokenizer.name_or_path, todo="Mend its chat_template.jinja.") from None
+    except (TemplateError, *FAULTS) as error:
         todo = "Mend the row's messages, or data.chat_template_kwargs."
-        raise SlimeError(f"the chat template refuses the messages: {error}", where=where, todo=todo) from None
+        if type(error) is not TemplateError:  # which a template raises itself
+            todo = f"Mend the row's messages, data.chat_template_kwargs, or the template in {tokenizer.name_or_path}."
+        what = f"the chat template refuses the messages: {error}{line_of(error)}"
+        raise SlimeError(what, where=where, todo=todo) from None
     assert isinstance(text, str), "tokenize=False gives text"
     return text
+
+
+def line_of(error: BaseException) -> str:
+    """Where in its text a template failed, in brackets."""
+    frames = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is_template(frame)]
+    return f" (line {frames[-1]})" if frames else ""
+
+
+def _is_template(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == "<template>"  # as Jinja calls one that has no file
 
 
 class UnusableTemplate(SlimeError):
@@ -199,16 +217,16 @@ def bounded_template(folder: str, where: str) -> Iterator[None]:
     Raises:
         UnusableTemplate: it takes more.
     """
-    step(RENDER_S + 1, _untrusted(folder, where))
+    step(RENDER_S + 1, untrusted(folder, where))
     try:
         with _bounded():
             yield
     except (_TooLong, MemoryError, RecursionError, OverflowError) as error:
-        reason = str(error) or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
-        raise _untrusted(folder, where, reason) from None
+        reason = str(error).rstrip(".") or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
+        raise untrusted(folder, where, reason) from None
 
 
-def _untrusted(folder: str, where: str, reason: str = "") -> UnusableTemplate:
+def untrusted(folder: str, where: str, reason: str = "") -> UnusableTemplate:
     todo = f"Use a checkpoint whose template you trust: see chat_template.jinja in {folder}."
     what = f"the chat template cannot be used{f': {reason}' if reason else ''}"
     return UnusableTemplate(what, where=where or folder, todo=todo)

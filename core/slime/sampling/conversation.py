@@ -117,12 +117,14 @@ class Model:
             begun, limit, seed, stop: see `Generator.continue_response`.
 
         Raises:
+            RefusedError: the segment has a token that the model has not.
             SlimeError: an engine failed.
             Suspended: the engines were told to abort.
         """
         if self.has_ended:
             raise RuntimeError("a response was asked for after the program had returned")
         attempts = self.attempts
+        attempts.generator.require_known([*segment.context, *segment.tokens])
         self._ask()
         try:
             async with attempts.slots:

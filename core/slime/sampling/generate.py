@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.config.schema import SamplingConfig
-from slime.conversation import Stop
+from slime.conversation import RefusedError, Stop
+from slime.data.token_ids import strange
 from slime.data.tokenize import Tokenizer, decode, end_tokens
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
@@ -35,6 +36,7 @@ class Generator:
         tokenizer: turns responses into text.
         gate: stands in front of engines whose weights change while requests are inside; None: nothing is inside then.
         recordings: what the engines are to note of every token.
+        vocab_size: ids from there on have no embedding; None: it is not known.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Generator:
         tokenizer: Tokenizer,
         gate: Gate | None = None,
         recordings: Sequence[Recording] = (),
+        vocab_size: int | None = None,
     ) -> None:
         self._engines, self._tokenizer, self._gate, self._recordings = engines, tokenizer, gate, recordings
+        self._vocab_size = vocab_size
         self._fields = {name: value for each in recordings for name, value in each.request_fields.items()}
         self._sampling, self._stop = sampling, list(sampling.stop)
         self._end_tokens = end_tokens(tokenizer)
@@ -106,6 +110,12 @@ class Generator:
             version = self._gate.version
         self._check_versions(passed.completion, range(passed.version, version + 1))
         return passed
+
+    def require_known(self, ids: Sequence[int]) -> None:
+        """RefusedError if one of them is none of the model's: an engine would die of it."""
+        if self._vocab_size is not None and (number := strange(ids, self._vocab_size)) is not None:
+            what, todo = f"the model has no token {number}: its ids end at {self._vocab_size - 1}", "Say other tokens."
+            raise RefusedError(what, todo=todo)
 
     def limit(self, context: Sequence[int]) -> int:
         """Tokens that may stand behind a context."""

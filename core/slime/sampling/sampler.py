@@ -33,6 +33,7 @@ class Sampler:
         chat: turns conversations into tokens; None: no program has any.
         gate: in front of the engines, where their weights change while requests are inside.
         recordings: what engines note of the tokens that are trained on.
+        vocab_size: of the model; None: it is not known.
     """
 
     cfg: RolloutConfig
@@ -45,6 +46,7 @@ class Sampler:
     chat: Chat | None = None
     gate: Gate | None = None
     recordings: Sequence[Recording] = ()
+    vocab_size: int | None = None
 
     def begin(
         self, sampling: SamplingConfig, version: int, num_expected: int, *, is_evaluation: bool = False
@@ -58,7 +60,7 @@ class Sampler:
             is_evaluation: whether the prompts are held-out ones.
         """
         recordings = () if is_evaluation else self.recordings
-        generator = Generator(self.engines, sampling, self.tokenizer, self.gate, recordings)
+        generator = Generator(self.engines, sampling, self.tokenizer, self.gate, recordings, self.vocab_size)
         max_requests = self.cfg.max_requests_per_engine * self.engines.num_generating
         attempts = Attempts(
             self.program,

@@ -73,6 +73,9 @@ def _drafts(asked: Asked) -> Iterator[SlimeError]:
     algorithm = asked.get("speculative_algorithm")
     if algorithm is None:
         return
+    if not asked.cluster.on_gpus:
+        yield asked.problem("speculative_algorithm", f"is {algorithm}, and SGLang drafts on GPUs alone", "Remove it.")
+        return
     if asked.group.dp > 1 and algorithm not in ("EAGLE", "EAGLE3", "NEXTN"):
         what = f"is {algorithm}, which SGLang does not do with data-parallel attention"
         yield asked.problem("speculative_algorithm", what, "Use EAGLE.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slime.compose.compose import examine
 from slime.config.schema import Role, SlimeConfig
 
 from .real_server_args import server_args
@@ -109,3 +110,15 @@ def test_sglang_itself_does_so() -> None:
         after("tp_size", tp_size=2, dp_size=2, enable_dp_attention=True, speculative_algorithm="STANDALONE")
     with pytest.raises(AssertionError, match="only supported with ep_size == 1"):
         after("tp_size", tp_size=2, ep_size=2, moe_runner_backend="cutlass", quantization="fp8")
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN", "NGRAM", "STANDALONE"])
+def test_on_a_cpu_nothing_drafts(algorithm: str) -> None:
+    words = ["+model=glm4-moe-tiny", "+rollout.sglang.enable_deterministic_inference=false"]
+    drafts = [*words, f"rollout.sglang.speculative_algorithm={algorithm}"]
+    found = [str(problem) for problem in examine([*drafts, "+cluster=local"]).problems]
+    said = f"rollout.sglang.speculative_algorithm: is {algorithm}, and SGLang drafts on GPUs alone. Remove it."
+    assert said in found
+    assert [str(problem) for problem in examine([*words, "+cluster=local"]).problems] == []
+    on_gpus = examine([*drafts, "+cluster=h100x1"]).problems
+    assert not any("on GPUs alone" in str(problem) for problem in on_gpus)

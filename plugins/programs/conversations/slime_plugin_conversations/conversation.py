@@ -58,6 +58,7 @@ class Conversation:
             if self._chat.exceeds(new, room):
                 return self._without_room()
             written = await self._chat.behind_aside(self._tokens, new, self._tools, room)
+            model.attempts.generator.require_known(written)
         if self._segment is None:
             context, self._limit = self._branched or await self._begin(new)
             if len(written) >= self._limit:
@@ -127,4 +128,5 @@ class Conversation:
         if self._messages is not None or self._tools or new:
             own = prompt.messages if self._messages is None else self._chat.escaped(self._messages)
             context = tuple(await self._chat.first_aside([*own, *self._chat.escaped(new)], self._tools))
+            model.attempts.generator.require_known(context)
         return context, model.attempts.generator.limit(context)

@@ -11,6 +11,7 @@ import ast
 import importlib
 import inspect
 import numbers
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from slime.errors import SlimeError, did_you_mean
 from slime.imports import import_file
 from slime.time_limit import FAILURES, failure
 from slime.types import Sample, Verdict
+from slime_plugin_rewards.imported import import_problem, module_file
 
 GIVEN: Mapping[str, Callable[[Sample], Any]] = {
     "sample": lambda sample: sample,
@@ -142,21 +144,42 @@ def examine(path: str, arguments: Mapping[str, Any], sha256: str | None) -> None
     if file is None:
         if where.endswith(".py") or "/" in where:
             raise SlimeError(f"there is no file {Path(where).absolute()}", where=KEY, todo="Correct the path.")
-        return  # an installed module, which cannot be read without importing it
-    try:
-        functions = _functions(file)
-    except (SyntaxError, ValueError) as error:
-        raise SlimeError(f"{file} is not Python: {error}", where=KEY, todo="Correct that file.") from error
+        _examine_module(where, name, path, arguments)
+        return
+    tree = _tree(file)
+    functions = _functions(tree)
     if name not in functions:
         names = [known for known in functions if not known.startswith("_")]
         todo = did_you_mean(name, names) if names else "Define one there."
         raise SlimeError(f"there is no function '{name}' in {file}", where=KEY, todo=todo)
+    if problem := import_problem(file, tree, KEY):
+        raise problem
     node = functions[name]
     if node is not None:
         _check_parameters(node, path, arguments)
     if sha256 is not None and sha256 != _digest(file):
         todo = "Put it back, or take it as it is with reward.options.sha256=null."
         raise SlimeError(f"{file} was changed: it is not the file of the recorded sha256", where=KEY, todo=todo)
+
+
+def _examine_module(module: str, name: str, path: str, arguments: Mapping[str, Any]) -> None:
+    """The same of an installed module, whose names may also be made while it is imported."""
+    if (file := module_file(module, KEY)) is None:
+        return
+    functions, source = _functions(_tree(file)), file.read_text(encoding="utf-8")
+    if (node := functions.get(name)) is not None:
+        _check_parameters(node, path, arguments)
+    elif not re.search(rf"\b({name}|__getattr__|sys\.modules)\b|import \*", source):
+        names = [known for known in functions if not known.startswith("_")]
+        todo = did_you_mean(name, names) if names else "Define one there."
+        raise SlimeError(f"there is no function '{name}' in {module}", where=KEY, todo=todo)
+
+
+def _tree(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise SlimeError(f"{file} is not Python: {error}", where=KEY, todo="Correct that file.") from error
 
 
 def _parts(path: str) -> tuple[str, str]:
@@ -178,10 +201,10 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _functions(file: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
-    """Names that the file defines or imports at its top; None for what is not a function to be seen."""
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None]:
+    """Names that a file defines or imports at its top; None for what is not a function to be seen."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
-    for node in ast.parse(file.read_bytes()).body:
+    for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found[node.name] = node
         elif isinstance(node, ast.Import | ast.ImportFrom):

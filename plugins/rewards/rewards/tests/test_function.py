@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,59 @@ def test_the_file_is_recorded_so_that_another_one_does_not_go_on(file: Path) -> 
     assert "my_file.py was changed" in problem.what
     with pytest.raises(SlimeError, match="was changed"):
         FunctionReward(f"{file}:score", sha256=recorded)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("import no_such_library", "line 2: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import json, no_such_library.part as other", "No module named 'no_such_library'"),
+        ("from no_such_library import *", "No module named 'no_such_library'"),
+        ("from . import beside", "line 2: 'from . import' needs a package around it. Write 'from its_name import"),
+        ("from .beside import x", "'from .beside import' needs a package around it. Write 'from beside import ...'"),
+        ("from ..up.beside import x", "'from ..up.beside import' needs a package around it"),
+        ("import json, os.path, numpy", ""),
+        ("import beside, package.part", ""),
+        ("from beside import x", ""),
+        ("try:\n    import no_such_library\nexcept ImportError:\n    pass", ""),
+        ("if False:\n    import no_such_library", ""),
+        ("def late(response):\n    import no_such_library", ""),
+    ],
+)
+def test_a_plan_looks_at_what_a_file_imports(
+    line: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package").mkdir()
+    for name in ("beside.py", "package/part.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    (tmp_path / "my_own.py").write_text(f"import re\n{line}\ndef score(response):\n    return 1.0\n")
+    run = [*RUN, "reward.path=my_own.py:score"]
+    if not fault:
+        compose(run)
+        return
+    with pytest.raises(SlimeError, match=re.escape(fault)):
+        compose(run)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("nosuchmodule:score", "there is no module 'nosuchmodule'. Write FILE.py:FUNCTION, or install the module."),
+        ("my_own:score", "there is no module 'my_own'. Write my_own.py:FUNCTION for the file in this folder"),
+        ("json.decode:score", "there is no module 'json.decode': 'decode' is not there. Did you mean 'decoder'?"),
+        ("json.decoder:scanstrin", "there is no function 'scanstrin' in json.decoder"),
+        ("json:load", "takes 'fp', which nobody gives it"),
+        ("math:sqrt", ""),
+        ("transformers:AutoTokenizer", ""),
+    ],
+)
+def test_a_plan_looks_for_a_module(path: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [each for each in sys.path if each and Path(each) != tmp_path])
+    (tmp_path / "my_own.py").write_text("def score(response):\n    return 1.0\n")
+    if not fault:
+        compose([*RUN, f"reward.path={path}"])
+        return
+    with pytest.raises(SlimeError, match=re.escape(fault)):
+        compose([*RUN, f"reward.path={path}"])

@@ -48,11 +48,19 @@ class LocalMicroBatch:
 
 
 def require_tokens(micro_batches: Sequence[MicroBatch], columns: Sequence[Column], vocab_size: int) -> None:
-    """That ids which came with the samples are of the model's tokens.
+    """That all ids are of the model's tokens: of one that is not, embeddings on several ranks would make zeros.
 
     Raises:
         SlimeError: one is not.
     """
+    for micro in micro_batches:
+        for ids in (micro.tokens, micro.labels):
+            if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:
+                place = int(np.argmax((ids < 0) | (ids >= vocab_size)))
+                sequence = int(np.searchsorted(micro.cu_seqlens, place, side="right")) - 1
+                what = f"there is a token {ids[place]}, and the model has {vocab_size}"
+                todo = "Mend what makes such ids: the tokenizer, or a program that gives its own."
+                raise SlimeError(what, where=f"sample {micro.sample_ids[sequence]} of the step", todo=todo)
     for name in (column.name for column in columns if column.ids):
         for ids in (micro.columns[name] for micro in micro_batches if name in micro.columns):
             unknown = ids[(ids < 0) | (ids >= vocab_size)]

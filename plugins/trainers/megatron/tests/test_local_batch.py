@@ -1,4 +1,4 @@
-"""Ids of tokens that came with the samples."""
+"""Ids of tokens, of the sequences and of what came with them."""
 
 from __future__ import annotations
 
@@ -29,3 +29,18 @@ def test_a_token_that_the_model_has_not_is_named(odd: int, is_masked: bool) -> N
         return
     with pytest.raises(SlimeError, match=f"column 'ids' of the samples: there is a token {odd}, and the model has 96"):
         require_tokens(batch.micro_batches[0], columns, 96)
+
+
+@pytest.mark.parametrize("odd", [95, 96, 2**31, -1])
+@pytest.mark.parametrize(("name", "place"), [("first", 0), ("last", -1)])
+def test_a_sequence_with_a_token_that_the_model_has_not_is_named(odd: int, name: str, place: int) -> None:
+    from slime_plugin_megatron.local_batch import require_tokens
+
+    samples = recorded_samples(5, 96)
+    samples[3].tokens[place] = odd
+    [batch] = pack(samples, num_dp=1, align=8, max_tokens=128, loss_mean=LossMean.token)
+    if odd == 95:
+        require_tokens(batch.micro_batches[0], (), 96)
+        return
+    with pytest.raises(SlimeError, match=f"sample 3 of the step: there is a token {odd}, and the model has 96"):
+        require_tokens(batch.micro_batches[0], (), 96)

@@ -8,15 +8,18 @@ import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from slime.errors import SlimeError
+from slime.learner import left_out
 from slime.weights.file_tensors import INDEX
 from slime.weights.hf_files import HfFiles
-from slime_plugin_megatron.weights.save_hf import save_hf
+from slime_plugin_megatron.weights.save_hf import older_rotary, save_hf
 
 TENSORS = [(f"t{number}", torch.full((10,), number, dtype=torch.bfloat16)) for number in range(5)]  # 20 bytes each
 
@@ -42,7 +45,11 @@ def test_one_small_file_has_no_index(source: Path, tmp_path: Path) -> None:
         "model.safetensors",
         "tokenizer.json",
     ]
-    assert json.loads((tmp_path / "out/config.json").read_text()) == {"num_hidden_layers": 4, "dtype": "bfloat16"}
+    assert json.loads((tmp_path / "out/config.json").read_text()) == {
+        "num_hidden_layers": 4,
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+    }
 
 
 def test_weights_may_be_read_by_whom_the_rest_may(source: Path, tmp_path: Path) -> None:
@@ -114,3 +121,61 @@ def test_full_disk_is_named(source: Path, tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "out").exists()
+
+
+COPIED = (
+    "generation_config.json",
+    "preprocessor_config.json",
+    "modeling_mine.py",
+    "vocab.bpe",
+    "tokenizer.model",
+    "merges.txt",
+    "LICENSE",
+    "additional_chat_templates/tools.jinja",
+)
+LEFT_OUT = ("adapter_config.json", "hf_quant_config.json", "quantize_config.json", "README.md", "figure.png")
+
+
+def test_what_goes_along_and_what_is_left_out(source: Path, tmp_path: Path) -> None:
+    """Files that would have a reader take other weights, or these for packed ones, stay behind, and are told."""
+    (source / "additional_chat_templates").mkdir()
+    for name in (*COPIED, *LEFT_OUT, "pytorch_model.bin", "pytorch_model.bin.index.json", ".gitattributes"):
+        (source / name).write_text("{}")
+    config = {"num_hidden_layers": 4, "quantization_config": {"quant_method": "fp8"}, "auto_map": {"AutoModel": "m.M"}}
+    (source / "config.json").write_text(json.dumps(config))
+    save_hf(TENSORS, source, tmp_path / "out")
+    assert all((tmp_path / "out" / name).is_file() for name in COPIED)
+    assert left_out(source, tmp_path / "out") == sorted(LEFT_OUT)
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert "quantization_config" not in written
+    assert written["auto_map"] == config["auto_map"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "expected"),
+    [
+        ("LlamaConfig", {"rope_theta": 5e5}, {"rope_theta": 5e5}),
+        ("Qwen3Config", {"rope_theta": 1e6}, {"rope_theta": 1e6}),
+        ("Glm4Config", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, {"rope_theta": 1e4}),
+        ("Gemma3TextConfig", {"rope_theta": 1e6, "rope_local_base_freq": 1e4}, {"rope_local_base_freq": 1e4}),
+        ("LlamaConfig", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {}),
+    ],
+)  # fmt: skip
+def test_the_rotary_base_is_told_to_older_readers_too(
+    kind: str, fields: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """transformers 5 reads its own spelling from the file with both, as it reads the one that it wrote."""
+    config = getattr(transformers, kind)(**fields)
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    added = older_rotary(written)
+    assert expected.items() <= added.items()
+    assert bool(added) == bool(expected)
+    (tmp_path / "config.json").write_text(json.dumps(written | added))
+    again = type(config).from_pretrained(tmp_path)
+    assert again.rope_parameters == config.rope_parameters
+
+
+@pytest.mark.parametrize("config", [{}, {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": {"factor": 2}}])
+def test_an_older_spelling_is_left_alone(config: dict[str, Any]) -> None:
+    assert older_rotary(config) == {}

@@ -1,0 +1,108 @@
+"""Token ids behind the model's embeddings. Such an id has no row there: a trainer that splits the embeddings would take
+zeros for it, and an engine dies of it. It is refused by whoever meets it first: the plan, a run that reads its rows, a
+program that asks an engine, a trainer before its step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from slime.errors import SlimeError
+
+if TYPE_CHECKING:
+    from slime.data.tokenize import Tokenizer
+
+SPECIAL_IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
+"""Fields of config.json and generation_config.json."""
+_TODO = "Take the tokenizer and the weights of one model, or resize its embeddings (resize_token_embeddings)."
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What this module asks of a tokenizer, as a tokenizer.json says it."""
+
+    ids: Mapping[str, int]
+    added_tokens_decoder: Mapping[int, Any]
+
+    @classmethod
+    def of(cls, file: Mapping[str, Any]) -> Vocabulary:
+        model, added = file.get("model"), file.get("added_tokens")
+        found = model.get("vocab") if isinstance(model, dict) else None
+        if isinstance(found, list):  # pieces with their scores, in the order of their ids
+            found = {repr(piece): number for number, piece in enumerate(found)}
+        told = [each for each in (added if isinstance(added, list) else ()) if isinstance(each, dict)]
+        tokens = {each["id"]: SimpleNamespace(**each) for each in told if isinstance(each.get("id"), int)}
+        ids = {str(getattr(token, "content", number)): number for number, token in tokens.items()}
+        words = found.items() if isinstance(found, dict) else ()
+        return cls({text: number for text, number in words if isinstance(number, int)} | ids, tokens)
+
+    def get_vocab(self) -> Mapping[str, int]:
+        return self.ids
+
+
+def behind(tokenizer: Tokenizer, num_rows: int) -> dict[int, str]:
+    """Tokens of a tokenizer without a row in the embeddings, by id. Empty for nearly every model: then no id of a text
+    needs a look."""
+    return {number: text for text, number in tokenizer.get_vocab().items() if number >= num_rows}
+
+
+def reachable_problem(tokenizer: Tokenizer, num_rows: int, where: str) -> SlimeError | None:
+    """Of tokens that any text may become: those of the vocabulary itself, and those added for the words of users.
+
+    Special ones may lie behind the embeddings: published models have them (of images, in models of text alone). No text
+    becomes one unless a template writes it or `data.control_tokens` allows it, and then the row is refused.
+    """
+    added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+    found = {number: text for number, text in behind(tokenizer, num_rows).items() if not _is_special(added.get(number))}
+    if not found:
+        return None
+    count = f"{len(found)} tokens" if len(found) > 1 else "a token"
+    last = max(found)
+    what = f"it has {count} behind the model's embeddings, which have {num_rows} rows: the last, {_shown(last, found)}"
+    return SlimeError(what, where=where, todo=_TODO)
+
+
+def special_problems(fields: Mapping[str, Any], num_rows: int, where: str) -> Iterator[SlimeError]:
+    """Of the ids that a config.json or generation_config.json names."""
+    for name in SPECIAL_IDS:
+        value = fields.get(name)
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and number >= num_rows:
+                what = f"'{name}' is {number}, and the model's embeddings have {num_rows} rows"
+                yield SlimeError(what, where=where, todo=_TODO)
+                break
+
+
+def require_rows(encoded: Iterable[tuple[str, Sequence[int]]], tokens_behind: Mapping[int, str], num_rows: int) -> None:
+    """That no sequence has a token of those.
+
+    Args:
+        encoded: where each sequence comes from, and its ids.
+        tokens_behind: see `behind`.
+
+    Raises:
+        SlimeError: one has.
+    """
+    if not tokens_behind:
+        return
+    for where, ids in encoded:
+        if found := tokens_behind.keys() & set(map(int, ids)):
+            what = f"token {_shown(min(found), tokens_behind)} has no row in the model's embeddings, which have"
+            raise SlimeError(f"{what} {num_rows}", where=where, todo=_TODO)
+
+
+def strange(ids: Sequence[int], num_rows: int) -> int | None:
+    """The first id that is none of the model's: negative, or behind its embeddings."""
+    if not ids or (min(ids) >= 0 and max(ids) < num_rows):
+        return None
+    return next(number for number in ids if not 0 <= number < num_rows)
+
+
+def _shown(number: int, texts: Mapping[int, str]) -> str:
+    return f"{number} ({texts[number]!r:.60})"
+
+
+def _is_special(token: Any) -> bool:
+    return bool(getattr(token, "special", False))
