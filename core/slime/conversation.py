@@ -32,6 +32,9 @@ class Conversation(Protocol):
             RefusedError: the chat template refuses the messages; nothing was said then.
         """
 
+    async def count(self, *new: Message) -> int:
+        """Tokens that would stand before the response, if these messages were said. Raises as `turn` does."""
+
     def branch(self, num_turns: int) -> Conversation:
         """Another conversation, which goes on behind the first turns of this one, as many as `num_turns`. It has their
         very tokens; they are trained on here, and have no loss there."""
@@ -45,12 +48,7 @@ class Chat(Protocol):
     """A tokenizer's chat template, for conversations of several turns."""
 
     def conversation(self, model: Any, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
-        """A new conversation.
-
-        Args:
-            model: of the attempt, a `slime.sampling.conversation.Model`.
-            messages, tools: see `slime.contracts.Responder.conversation`.
-        """
+        """A new conversation of an attempt's `slime.sampling.conversation.Model`: see `Responder.conversation`."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], *, prompt: bool = False) -> str:
         """What the template writes for these messages; `prompt` opens the model's turn behind them."""

@@ -48,6 +48,29 @@ def test_a_branch_has_the_tokens_of_the_turns_before_it_and_trains_on_its_own_al
     assert turns[4].num_before + turns[4].num_sampled == len(later.context) + len(later.tokens)
 
 
+def test_tokens_are_counted_as_the_next_turn_has_them_before_it(parts):
+    """At the start, behind a turn, in a branch before its first turn and behind it."""
+    counted = []
+
+    async def counts(model):
+        async def both(conversation, *new):
+            before = [await conversation.count(*new) for _ in range(2)]
+            counted.append((*before, (await conversation.turn(*new)).num_before))
+
+        main = model.conversation()
+        await both(main)
+        await both(main, USER)
+        branch = main.branch(1)
+        await both(branch, {**USER, "content": "or else"})
+        await both(branch, USER)
+        await both(main)
+
+    sample, _ = played(parts, Scripted(counts), seed=4)
+    assert sample.status is not Status.FAILED, sample.verdict
+    assert len(counted) == 5
+    assert all(len(set(each)) == 1 for each in counted), counted
+
+
 def test_a_branch_has_the_room_that_is_left(parts):
     async def long(model):
         main = model.conversation()

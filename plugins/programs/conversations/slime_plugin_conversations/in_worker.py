@@ -136,6 +136,10 @@ class RemoteConversation:
         turn: Turn = await self._model.ask(self._number, "turn", *new, max_tokens=max_tokens, stop=list(stop))
         return turn
 
+    async def count(self, *new: Message) -> int:
+        count: int = await self._model.ask(self._number, "count", *new)
+        return count
+
     def branch(self, num_turns: int) -> RemoteConversation:
         return RemoteConversation(self._model, self._model.ask_now(self._number, "branch", num_turns))
 

@@ -21,7 +21,7 @@ from slime.types import Task, Verdict
 from slime.workers import WorkerPool, pool_of
 
 _OF_MODEL = ("respond", "conversation", "rendered", "note")
-_OF_CONVERSATION = ("turn", "branch", "take_back")
+_OF_CONVERSATION = ("turn", "count", "branch", "take_back")
 
 
 @contextmanager

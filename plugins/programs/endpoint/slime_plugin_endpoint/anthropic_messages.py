@@ -25,8 +25,8 @@ _STOP_REASON = {
     "stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "stop_string": "stop_sequence",
 }  # fmt: skip
 _TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "invalid_request_error",
-    410: "not_found_error", 413: "request_too_large", 415: "invalid_request_error",
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "invalid_request_error",
+    408: "invalid_request_error", 410: "not_found_error", 413: "request_too_large", 415: "invalid_request_error",
 }  # fmt: skip
 _THINKING = ("thinking", "redacted_thinking")
 SIGNATURE = "slime"

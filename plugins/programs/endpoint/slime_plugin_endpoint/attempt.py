@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
-from slime.types import Turn, Verdict
+from slime.types import Message, Turn, Verdict
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, messages_of
 from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
@@ -55,11 +55,7 @@ class Attempt:
         Raises:
             RefusedRequestError: it cannot be answered.
         """
-        if not request.said:
-            raise RefusedRequestError("there is no message", "messages")
-        place = self._tree.place(request)
-        if request.said[-1].role == "assistant" and not place.node.spoken:
-            raise RefusedRequestError("the last message is the assistant's, and not what the model said", "messages")
+        place = self._placed(request)
         for asked in reversed(place.node.asked):
             is_unheard = not asked.is_heard and not asked.num_waiting
             if asked.request.terms == request.terms and (is_repeated is not False or is_unheard):
@@ -70,6 +66,23 @@ class Attempt:
         self._running.add(work)
         work.add_done_callback(lambda done: self._end(place, asked))
         return asked
+
+    async def count(self, request: Request) -> int:
+        """Tokens that the model would read. Nothing is kept of the request.
+
+        Raises:
+            RefusedRequestError: it could not be answered.
+        """
+        await self._prepare(request)
+        place = self._placed(request)
+        self._tree.forget(place)
+        new, spoken = self._new(place, request), place.spoken
+        try:
+            if spoken is None:
+                return await self._model.conversation(new, request.tools).count()
+            return await spoken.thread.conversation.branch(spoken.number).count(*new)
+        except RefusedError as error:
+            raise _refused(error) from None
 
     def close(self) -> None:
         """Answer no more. What nobody has heard is forgotten."""
@@ -95,17 +108,27 @@ class Attempt:
             if not isinstance(fault, RefusedRequestError) and not self.broken.done():
                 self.broken.set_exception(fault)
 
-    async def _answer(self, place: Place, request: Request) -> Answer:
+    async def _prepare(self, request: Request) -> None:
         await self._hearing.prepare(self._model, bool(request.tools) or any(said.calls for said in request.said))
+
+    def _placed(self, request: Request) -> Place:
+        """Raises RefusedRequestError: no answer can follow these messages."""
+        if not request.said:
+            raise RefusedRequestError("there is no message", "messages")
+        place = self._tree.place(request)
+        if request.said[-1].role == "assistant" and not place.node.spoken:
+            self._tree.forget(place)
+            raise RefusedRequestError("the last message is the assistant's, and not what the model said", "messages")
+        return place
+
+    async def _answer(self, place: Place, request: Request) -> Answer:
+        await self._prepare(request)
         thread, number, new = self._thread(place, request)
         try:
             turn = await thread.conversation.turn(*new, max_tokens=request.max_tokens, stop=request.stop)
-        except TooLongError as error:
-            thread.num_turns -= 1
-            raise RefusedRequestError(str(error), "messages", FULL) from None
         except RefusedError as error:
             thread.num_turns -= 1
-            raise RefusedRequestError(str(error), "messages") from None
+            raise _refused(error) from None
         if not turn.num_sampled:
             thread.num_turns -= 1
             room = "rollout.sampling.max_response_tokens and max_sequence_tokens"
@@ -118,22 +141,25 @@ class Attempt:
         self._num_turns += 1
         return answer
 
-    def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[dict[str, object]]]:
+    def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[Message]]:
         """What is to be continued, the number of the turn, and what is said before it. Nothing awaits in here, so that
         no two requests take one place."""
-        as_text = not self._hearing.writes_calls
+        new = self._new(place, request)
         if place.spoken is None:
-            said = messages_of(request.said, as_text=as_text)
-            thread, new = Thread(self._model.conversation(said, request.tools)), []
+            thread = Thread(self._model.conversation(new, request.tools))
+            new = []
             self._begin(place, request)
         else:
-            before = request.said[: len(request.said) - len(place.new)]
-            new = [dict(message) for message in messages_of(place.new, before, as_text=as_text)]
             thread = place.spoken.thread
             if thread.num_turns > place.spoken.number:  # somebody else went on from there
                 thread = Thread(thread.conversation.branch(place.spoken.number))
         thread.num_turns += 1
         return thread, thread.num_turns, new
+
+    def _new(self, place: Place, request: Request) -> Sequence[Message]:
+        """What is said behind the last turn of the model, for the chat template."""
+        before = request.said[: len(request.said) - len(place.new)]
+        return messages_of(place.new, before, as_text=not self._hearing.writes_calls)
 
     def _begin(self, place: Place, request: Request) -> None:
         self._num_conversations += 1
@@ -160,3 +186,7 @@ class Attempt:
 
     def _call_id(self) -> str:
         return f"call_{next(self._numbers):05d}"
+
+
+def _refused(error: RefusedError) -> RefusedRequestError:
+    return RefusedRequestError(str(error), "messages", FULL if isinstance(error, TooLongError) else None)

@@ -34,11 +34,12 @@ class TurnedAwayError(Exception):
 
     Args:
         message: for the people who wrote the client.
+        allow: the method that its path is asked by.
     """
 
-    def __init__(self, message: str, status: HTTPStatus) -> None:
+    def __init__(self, message: str, status: HTTPStatus, allow: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.status = message, status
+        self.message, self.status, self.allow = message, status, allow
 
 
 class Bodies:

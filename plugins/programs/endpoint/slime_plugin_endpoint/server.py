@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -13,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from slime.contracts import Responder
-from slime_plugin_endpoint import anthropic_messages, chat_completions
+from slime_plugin_endpoint import paths
 from slime_plugin_endpoint.attempt import Attempt
 from slime_plugin_endpoint.bodies import MAX_VERDICT, Bodies, TurnedAwayError, read
 from slime_plugin_endpoint.door import Connection, Door
@@ -28,9 +27,6 @@ there before can still be an error with its status."""
 MODEL = "policy"
 """The model's name in the list of models. Every name is accepted."""
 _JSON = "application/json"
-_PATH = re.compile(r"(?:/(?P<key>[^/]+))??(?:/v1)?/(?P<what>chat/completions|messages|models|verdict)")
-_METHODS = {"models": "GET"}
-"""Of what is not asked by POST."""
 
 
 class Server:
@@ -87,24 +83,25 @@ class Server:
 
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
         """A request: the key first, and not one byte of the body before it."""
-        asked = _PATH.fullmatch(http.path)
-        dialect = anthropic_messages if asked and asked["what"] == "messages" else chat_completions
-        connection = http.protocol
+        asked = paths.asked(http)
+        dialect, connection = asked.dialect, http.protocol
         assert isinstance(connection, Connection), "the door makes them"
         try:
-            attempt = self._find(http, asked["key"] if asked else None, connection)
-            if asked is None or http.method != _METHODS.get(asked["what"], "POST"):
-                where = f"{http.method} {http.path}"
-                raise TurnedAwayError(f"{where:.200} is not what this endpoint answers", HTTPStatus.NOT_FOUND)
-            if asked["what"] == "models":
-                return _models()
-            if asked["what"] == "verdict":
+            attempt = self._find(http, asked.key, connection)
+            paths.check(asked.what, http)
+            if asked.what in (paths.MODELS, paths.MODEL):
+                return _models(asked.name)
+            if asked.what == paths.VERDICT:
                 return await self._verdict(http, attempt)
+            if asked.what == paths.COUNT:
+                return await self._counted(http, dialect, attempt)
             return await self._answered(http, dialect, attempt)
         except RefusedRequestError as error:
             return _refusal(dialect, error)
         except TurnedAwayError as error:
             response = _fault(dialect, error.message, error.status)
+            if error.allow:
+                response.headers["Allow"] = error.allow
             response.force_close()
             return response
         except ConnectionError:  # the client is gone
@@ -128,6 +125,12 @@ class Server:
             attempt.verdict = judged(body)
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
+    async def _counted(self, http: web.BaseRequest, dialect: ModuleType, attempt: Attempt) -> web.Response:
+        """How many tokens the model would read, were it asked this."""
+        async with self._bodies.of(http) as body:
+            request = await read(body, dialect, attempt)
+        return _json(orjson.dumps({"input_tokens": await attempt.count(request)}))
+
     async def _answered(self, http: web.BaseRequest, dialect: ModuleType, attempt: Attempt) -> web.StreamResponse:
         async with self._bodies.of(http) as body:
             request = await read(body, dialect, attempt)
@@ -140,9 +143,12 @@ class Server:
             asked.num_waiting -= 1
 
 
-def _models() -> web.Response:
-    model = {"id": MODEL, "object": "model", "type": "model", "display_name": MODEL, "created": 0,
+def _models(name: str) -> web.Response:
+    """The one model by any name, as every name is accepted; or the list of models."""
+    model = {"id": name or MODEL, "object": "model", "type": "model", "display_name": name or MODEL, "created": 0,
              "created_at": "1970-01-01T00:00:00Z", "owned_by": "slime"}  # fmt: skip
+    if name:
+        return _json(orjson.dumps(model))
     listed = {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
     return _json(orjson.dumps(listed))
 
