@@ -136,6 +136,7 @@ class Attempt:
         answer = self._heard(turn, request)
         spoken = Spoken(thread, number)
         place.node.add(answer.said, spoken)
+        self.repeated.answered[answer.id] = request, answer
         asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
         asked.spoken = spoken
         self._num_turns += 1

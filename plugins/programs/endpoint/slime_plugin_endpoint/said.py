@@ -123,9 +123,14 @@ def without_thinking(text: str) -> str:
 
 
 class Repeated:
-    """What a client says again with each request. Of a history, only what is new in it is read."""
+    """What a client says again with each request. Of a history, only what is new in it is read.
+
+    Attributes:
+        answered: what was asked and said, by the answers' ids, which clients of some APIs say in place of a history.
+    """
 
     def __init__(self) -> None:
+        self.answered: dict[str, tuple[Request, Answer]] = {}
         self._read: Callable[[Any, int], Iterable[Said]] | None = None
         self._known: list[tuple[bytes, tuple[Said, ...]]] = []
 
