@@ -35,6 +35,10 @@ class AgentError(Exception):
     """The agent's process ended with a fault."""
 
 
+class KilledAgentError(AgentError):
+    """It ended by a signal, or because it took too much."""
+
+
 class Surroundings:
     """The variables of the environment that agents' processes get: all but those that may be somebody's keys.
 
@@ -97,13 +101,13 @@ async def run_command(command: str, memory_mb: int, surroundings: Surroundings, 
         # Because what lasts longer than the event loop complains when it ends. Killed processes end at once.
         await asyncio.wait({end}, timeout=GRACE_S)
     if code:
-        how = f"ended with exit code {code}"
+        how, kind = f"ended with exit code {code}", AgentError
         if code > 128 and (name := _SIGNALS.get(code - 128)):
-            how = f"was killed by {name}"
+            how, kind = f"was killed by {name}", KilledAgentError
         elif code == keeper.OUT_OF_BOUNDS:
-            how = "was killed"
+            how, kind = "was killed", KilledAgentError
         last = tail.strip().rpartition("\n")[2]
-        raise AgentError(surroundings.explained(f"the agent {how}: {last}" if last else f"the agent {how}"))
+        raise kind(surroundings.explained(f"the agent {how}: {last}" if last else f"the agent {how}"))
 
 
 async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, int]:

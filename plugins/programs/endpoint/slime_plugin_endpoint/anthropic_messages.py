@@ -7,9 +7,11 @@ from typing import Any
 
 import orjson
 
+from slime_plugin_endpoint.forms import form_in
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
+    Form,
     RefusedRequestError,
     Repeated,
     Request,
@@ -56,7 +58,19 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
+        form=_form(body),
     )
+
+
+def _form(body: Mapping[str, Any]) -> Form | None:
+    """In its two places, an older one and a newer one."""
+    for place, name, param in (
+        (of_kind(body, "output_config", dict, {}), "format", "output_config.format"),
+        (body, "output_format", "output_format"),
+    ):
+        if found := form_in(of_kind(place, name, dict, {}), param):
+            return found
+    return None
 
 
 def _said(message: Any, number: int) -> Iterator[Said]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
+from slime_plugin_endpoint.forms import WORDS, is_missed
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, messages_of
 from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
@@ -24,6 +25,7 @@ class Attempt:
     Args:
         model: asks the engines.
         hearing: reads what the model says.
+        structured: as `EndpointOptions.structured`.
 
     Attributes:
         broken: done when no turn can be made any more, with what ended the last one.
@@ -34,13 +36,15 @@ class Attempt:
 
     verdict: Verdict | None = None
 
-    def __init__(self, model: Responder, hearing: Hearing) -> None:
+    def __init__(self, model: Responder, hearing: Hearing, structured: str = WORDS) -> None:
         self.key = secrets.token_urlsafe(24)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.repeated, self.reading = Repeated(), asyncio.Lock()
+        self.repeated, self.reading, self.structured = Repeated(), asyncio.Lock(), structured
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
         self._last: Node | None = None
+        self._missed: list[tuple[Asked, Place, Node]] = []
+        self._asks_forms = False
         self._running: set[asyncio.Task[Answer]] = set()
         self._numbers = itertools.count()
 
@@ -84,6 +88,15 @@ class Attempt:
         except RefusedError as error:
             raise _refused(error) from None
 
+    @property
+    def has_missed(self) -> bool:
+        """Whether somebody heard an answer that is not of the form that was asked, and neither went on behind it nor
+        asked again."""
+        return any(
+            asked.is_heard and asked is place.node.asked[-1] and not any(said.children.values())
+            for asked, place, said in self._missed
+        )
+
     def close(self) -> None:
         """Answer no more. What nobody has heard is forgotten."""
         for work in self._running:
@@ -96,6 +109,8 @@ class Attempt:
         self._model.note("requests", self._num_turns)
         self._model.note("forks", max(0, self._num_conversations - 1))
         self._model.note("ill_formed_calls", self._num_ill_formed)
+        if self._asks_forms:
+            self._model.note("missed_forms", len(self._missed))
 
     def _end(self, place: Place, asked: Asked) -> None:
         self._running.discard(asked.work)
@@ -135,11 +150,14 @@ class Attempt:
             raise RefusedRequestError(f"the conversation has no room for another token ({room})", "messages", FULL)
         answer = self._heard(turn, request)
         spoken = Spoken(thread, number)
-        place.node.add(answer.said, spoken)
+        said = place.node.add(answer.said, spoken)
         self.repeated.answered[answer.id] = request, answer
         asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
         asked.spoken = spoken
         self._num_turns += 1
+        self._asks_forms |= request.form is not None
+        if is_missed(request, answer):
+            self._missed.append((asked, place, said))
         return answer
 
     def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[Message]]:

@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from slime_plugin_endpoint.attempt import Attempt
+from slime_plugin_endpoint.forms import as_the_run_wants
 from slime_plugin_endpoint.said import RefusedRequestError, Request
 
 MAX_BODY = 2**24
@@ -127,7 +128,7 @@ def _request(body: bytes, dialect: ModuleType, attempt: Attempt) -> Request:
     if not isinstance(found, Mapping):
         raise RefusedRequestError("the body is no object", "")
     try:
-        request: Request = dialect.read(found, attempt.repeated)
+        request = as_the_run_wants(dialect.read(found, attempt.repeated), attempt.structured)
         request.prepare()
     except (orjson.JSONEncodeError, RecursionError):
         raise RefusedRequestError("the body is nested more than 200 deep, or has a number beyond 64 bits", "") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugin_endpoint.forms import form_in
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
@@ -38,9 +39,6 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
             raise RefusedRequestError(f"'{name}' is not supported", name)
     if of_kind(body, "n", int, 1) != 1:
         raise RefusedRequestError("'n' is 1: ask again for another answer", "n")
-    form = of_kind(body, "response_format", dict, {})
-    if form.get("type", "text") != "text":
-        raise RefusedRequestError(f"'response_format' is '{form['type']}': only text is supported", "response_format")
     choice = body.get("tool_choice")
     return Request(
         said=tuple(repeated.said(messages_in(body), _said)),
@@ -51,6 +49,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         is_streamed=bool(body.get("stream")),
         wants_usage=bool(of_kind(body, "stream_options", dict, {}).get("include_usage")),
         model=str(body.get("model", "")),
+        form=form_in(of_kind(body, "response_format", dict, {}), "response_format"),
     )
 
 

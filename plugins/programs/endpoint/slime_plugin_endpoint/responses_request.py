@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_plugin_endpoint.forms import form_in
 from slime_plugin_endpoint.responses_items import items_of, response_id
 from slime_plugin_endpoint.said import (
     FULL,
@@ -77,6 +78,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> ResponsesRequest:
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
+        form=form_in(of_kind(of_kind(body, "text", dict, {}), "format", dict, {}), "text.format"),
         behind=behind,
         is_stored=body.get("store") is not False,
         body={name: value for name, value in body.items() if name != "input"},
@@ -100,9 +102,6 @@ def _check(body: Mapping[str, Any]) -> None:
             raise RefusedRequestError(_unknown(name), name)
     if "message.output_text.logprobs" in of_kind(body, "include", list, []):
         raise RefusedRequestError("'message.output_text.logprobs' is not supported", "include")
-    form = of_kind(of_kind(body, "text", dict, {}), "format", dict, {})
-    if form.get("type", "text") != "text":
-        raise RefusedRequestError(f"'text.format' is '{form['type']}': only text is supported", "text.format")
 
 
 def _unknown(name: str) -> str:

@@ -154,6 +154,20 @@ class Repeated:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What an answer is to be: JSON by a schema, or any JSON object.
+
+    Attributes:
+        about: its name and what it is for.
+        param: field of the request that asks for it.
+    """
+
+    schema: Mapping[str, Any] | None
+    about: str
+    param: str
+
+
+@dataclass(frozen=True)
 class Request:
     """What a client asks.
 
@@ -163,6 +177,7 @@ class Request:
         may_call: whether the model may call tools.
         is_streamed, wants_usage: how the answer is to be sent.
         model: the name that the client gave.
+        form: that the answer is asked to have.
     """
 
     said: tuple[Said, ...]
@@ -173,6 +188,7 @@ class Request:
     is_streamed: bool
     wants_usage: bool
     model: str
+    form: Form | None = None
 
     @cached_property
     def tools_key(self) -> bytes:
@@ -187,7 +203,7 @@ class Request:
     @property
     def terms(self) -> tuple[Any, ...]:
         """What a repeated request has in common with the first, beside the messages."""
-        return self.max_tokens, self.stop, self.may_call
+        return self.max_tokens, self.stop, self.may_call, self.form
 
 
 @dataclass(frozen=True)

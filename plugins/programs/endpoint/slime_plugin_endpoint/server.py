@@ -35,10 +35,11 @@ class Server:
     Args:
         host: address that it listens at.
         hearing: reads what the model says.
+        structured: as `EndpointOptions.structured`.
     """
 
-    def __init__(self, host: str, hearing: Hearing) -> None:
-        self._host, self._hearing = host, hearing
+    def __init__(self, host: str, hearing: Hearing, structured: str) -> None:
+        self._host, self._hearing, self._structured = host, hearing, structured
         self._attempts: dict[str, Attempt] = {}
         self._closed: set[str] = set()
         self._starting: asyncio.Task[tuple[Door, int]] | None = None
@@ -48,7 +49,7 @@ class Server:
     @asynccontextmanager
     async def attempt(self, model: Responder) -> AsyncIterator[tuple[Attempt, str]]:
         """An attempt that can be asked until the end of the block, and its URL, without the API's `/v1`."""
-        attempt = Attempt(model, self._hearing)
+        attempt = Attempt(model, self._hearing, self._structured)
         self._attempts[attempt.key] = attempt
         self._starting = self._starting or asyncio.create_task(self._start())
         door: Door | None = None
