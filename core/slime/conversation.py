@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slime.errors import SlimeError
 
 if TYPE_CHECKING:
     from slime.types import Message, Turn
+
+Stop = Sequence[str] | Callable[[str], bool]
 
 
 class RefusedError(SlimeError):
@@ -22,11 +24,11 @@ class TooLongError(RefusedError):
 class Conversation(Protocol):
     """Keeps its tokens: what was sampled is never rendered again, and what the program says has no loss."""
 
-    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
+    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
         """Say these messages, of a user or of tools, and sample the model's response to its end: an end token, one of
-        the strings `stop`, or `max_tokens`. No messages: the model goes on. The whole conversation is bounded by
-        `rollout.sampling.max_response_tokens`; where there is no room, the response is empty, and its `finish` is
-        `length`. Aborts are as in `Responder.respond`.
+        the strings `stop`, or where that function says so of the text and of every longer one; or `max_tokens`. No
+        messages: the model goes on. The whole conversation is bounded by `rollout.sampling.max_response_tokens`; where
+        there is no room, the response is empty, and its `finish` is `length`. Aborts are as in `Responder.respond`.
 
         Raises:
             RefusedError: the chat template refuses the messages; nothing was said then.

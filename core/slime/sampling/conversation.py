@@ -16,7 +16,7 @@ from slime.segments import Segment
 from slime.types import Finish, Message, Sample, Status, Turn
 
 if TYPE_CHECKING:
-    from slime.conversation import Chat, Conversation
+    from slime.conversation import Chat, Conversation, Stop
     from slime.sampling.held import TimeLimit
     from slime.sampling.requests import Requests
 
@@ -110,9 +110,7 @@ class Model:
             segments.append(Segment(context))
         return segments[-1], self.seed(number)
 
-    async def extend(
-        self, segment: Segment, begun: int, limit: int, seed: int, stop: Sequence[str] = ()
-    ) -> Sequence[int]:
+    async def extend(self, segment: Segment, begun: int, limit: int, seed: int, stop: Stop = ()) -> Sequence[int]:
         """The tokens of a response at the end of a segment, which has them by now.
 
         Args:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.config.schema import SamplingConfig
+from slime.conversation import Stop
 from slime.data.tokenize import Tokenizer, decode, end_tokens
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
@@ -56,7 +57,7 @@ class Generator:
         }
 
     async def continue_response(
-        self, segment: Segment, begun: int, limit: int, version: int, seed: int, stop: Sequence[str] = ()
+        self, segment: Segment, begun: int, limit: int, version: int, seed: int, stop: Stop = ()
     ) -> tuple[Completion, Status]:
         """Generate from all that the segment has until its last response ends or the request is aborted; one that the
         gate aborted goes on.
@@ -66,8 +67,8 @@ class Generator:
             limit: tokens that the segment may have behind its context.
             version: that every engine holds; with a gate, which knows, any.
             seed: of the segment (`sampling_seed`).
-            stop: strings that end this response, beside those of every response. The engines look for them only if
-                there are others, too: else they have no tokenizer, and what they sample behind them is cut off here.
+            stop: what ends this response, beside the strings that end every response. What engines sample behind it is
+                cut off here.
 
         Returns:
             What the engine answered, which the segment has by now, up to and with the first token that ends the
@@ -78,9 +79,7 @@ class Generator:
         """
         remaining = limit - len(segment.tokens)
         assert remaining > 0, "a response at the limit is truncated, not continued"
-        stop = [*self._stop, *stop]
-        sought = stop if self._stop else []
-        params = {**self._params, "stop": sought, "max_new_tokens": remaining, "sampling_seed": seed}
+        params = {**self._params, "stop": self._stop, "max_new_tokens": remaining, "sampling_seed": seed}
         asked = [*segment.context, *segment.tokens]
         passed = await self._ask(asked, params, version)
         completion = passed.completion
@@ -117,7 +116,7 @@ class Generator:
         """Tokens of a response as text, without special tokens."""
         return decode(self._tokenizer, tokens, special=False)
 
-    def _append(self, segment: Segment, begun: int, limit: int, passed: Passed, stop: Sequence[str]) -> bool:
+    def _append(self, segment: Segment, begun: int, limit: int, passed: Passed, stop: Stop) -> bool:
         """Add what was generated up to and with the first token that ends the response; whether there is one.
 
         SGLang notices an abort, and then the last token allowed, before it looks for an end. So a step that brought
@@ -142,7 +141,7 @@ class Generator:
         segment.check()
         return end is not None
 
-    def _first_end(self, tokens: list[int], begun: int, stop: Sequence[str]) -> int | None:
+    def _first_end(self, tokens: list[int], begun: int, stop: Stop) -> int | None:
         """Length of the response if it ends within `tokens[begun:]`: with its first end token or stop string."""
         ends = self._end_tokens.intersection(tokens[begun:])
         end = min((tokens.index(each, begun) + 1 for each in ends), default=None)
@@ -150,9 +149,11 @@ class Generator:
 
         def has_stop_string(length: int) -> bool:  # as SGLang looks for them: in the text of special tokens too
             text = decode(self._tokenizer, tokens[:length])
-            return any(each in text for each in stop)
+            if any(each in text for each in self._stop):
+                return True
+            return stop(text) if callable(stop) else any(each in text for each in stop)
 
-        if stop and has_stop_string(upto):
+        if (self._stop or stop) and has_stop_string(upto):
             lengths = range(begun + 1, upto + 1)
             return lengths[bisect.bisect_left(lengths, True, key=has_stop_string)]
         return end

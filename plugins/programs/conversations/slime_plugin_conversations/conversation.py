@@ -10,6 +10,7 @@ from slime.segments import Segment
 from slime.types import Message, Status, Turn
 
 if TYPE_CHECKING:
+    from slime.conversation import Stop
     from slime_plugin_conversations.chat_format import ChatFormat
 
 
@@ -38,7 +39,7 @@ class Conversation:
         self._is_asking = False
         self._said: list[tuple[int, Answer]] = []
 
-    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
+    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
         if self._is_asking:
             raise RuntimeError("turn() was called before it had returned")
         self._is_asking = True
@@ -47,7 +48,7 @@ class Conversation:
         finally:
             self._is_asking = False
 
-    async def _turn(self, new: Sequence[Message], max_tokens: int | None, stop: Sequence[str]) -> Turn:
+    async def _turn(self, new: Sequence[Message], max_tokens: int | None, stop: Stop) -> Turn:
         model, turns = self._model, self._model.sample.turns
         written: Sequence[int] = ()
         if new and (self._segment or self._branched):

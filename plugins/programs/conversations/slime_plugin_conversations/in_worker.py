@@ -11,6 +11,7 @@ from guarded_workers.wire import FaultError
 from guarded_workers.worker import Line, describe
 from slime import plugins
 from slime.contracts import Program
+from slime.conversation import Stop
 from slime.reward.verdicts import checked, fields
 from slime.sampling.suspended import Suspended
 from slime.time_limit import FAILURES
@@ -132,7 +133,9 @@ class RemoteConversation:
     def __init__(self, model: RemoteModel, number: int) -> None:
         self._model, self._number = model, number
 
-    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Turn:
+    async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
+        if callable(stop):
+            raise TypeError("a function cannot stop a response from here: name strings")
         turn: Turn = await self._model.ask(self._number, "turn", *new, max_tokens=max_tokens, stop=list(stop))
         return turn
 

@@ -12,13 +12,11 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import orjson
-
 from guarded_workers.environment import split
 from slime.errors import SlimeError
 from slime.sampling.held import GRACE_S
 from slime.types import Task
-from slime_plugin_endpoint import keeper
+from slime_plugin_endpoint import keeper, values
 from slime_plugin_endpoint.server import MODEL
 
 MAX_PROMPT_BYTES = 100_000
@@ -126,7 +124,7 @@ async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, i
 def told(task: Task) -> bytes:
     """A task as a line of JSON. It has no label: an agent could hand it to the model."""
     return (
-        orjson.dumps(
+        values.dumps(
             {
                 "messages": list(task.prompt.messages),
                 "metadata": dict(task.prompt.metadata),

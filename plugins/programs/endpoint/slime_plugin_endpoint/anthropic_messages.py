@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from slime_plugin_endpoint.forms import form_in
 from slime_plugin_endpoint.said import (
     Answer,
@@ -22,6 +20,7 @@ from slime_plugin_endpoint.said import (
     stops_in,
     text_of,
 )
+from slime_plugin_endpoint.values import dumps
 
 _STOP_REASON = {
     "stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "stop_string": "stop_sequence",
@@ -36,7 +35,7 @@ SIGNATURE = "slime"
 
 
 def _event(name: str, **fields: Any) -> bytes:
-    return f"event: {name}\ndata: ".encode() + orjson.dumps({"type": name, **fields}) + b"\n\n"
+    return f"event: {name}\ndata: ".encode() + dumps({"type": name, **fields}) + b"\n\n"
 
 
 KEEP_ALIVE = _event("ping")
@@ -112,7 +111,7 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
 def whole(request: Request, answer: Answer) -> bytes:
     """The answer as one object."""
     end = {"stop_reason": _STOP_REASON[answer.finish], "stop_sequence": answer.stop}
-    return orjson.dumps({**_head(request, answer), "content": _blocks(answer), **end, "usage": _usage(answer)})
+    return dumps({**_head(request, answer), "content": _blocks(answer), **end, "usage": _usage(answer)})
 
 
 def events(request: Request, answer: Answer) -> Iterator[bytes]:
@@ -130,7 +129,7 @@ def events(request: Request, answer: Answer) -> Iterator[bytes]:
             empty, deltas = {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
         else:
             empty = {**block, "input": {}}
-            deltas = [{"type": "input_json_delta", "partial_json": orjson.dumps(block["input"]).decode()}]
+            deltas = [{"type": "input_json_delta", "partial_json": dumps(block["input"]).decode()}]
         yield _event("content_block_start", index=number, content_block=empty)
         for delta in deltas:
             yield _event("content_block_delta", index=number, delta=delta)
@@ -144,7 +143,7 @@ def fault(message: str, status: int, param: str | None = None, code: str | None 
     """The body of an error."""
     kind = _TYPES.get(status, "api_error")
     said = f"prompt is too long: {message}" if code else f"{param}: {message}" if param else message
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": said}})
+    return dumps({"type": "error", "error": {"type": kind, "message": said}})
 
 
 def fault_event(message: str, status: int) -> bytes:

@@ -14,6 +14,7 @@ from slime.types import Message, Turn, Verdict
 from slime_plugin_endpoint.forms import WORDS, is_missed
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, messages_of
+from slime_plugin_endpoint.stops import Stops
 from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
 log = logging.getLogger(__name__)
@@ -139,8 +140,11 @@ class Attempt:
     async def _answer(self, place: Place, request: Request) -> Answer:
         await self._prepare(request)
         thread, number, new = self._thread(place, request)
+        stops = Stops(request.stop, self._hearing.opens_thinking)
         try:
-            turn = await thread.conversation.turn(*new, max_tokens=request.max_tokens, stop=request.stop)
+            turn = await thread.conversation.turn(
+                *new, max_tokens=request.max_tokens, stop=stops if stops.strings else ()
+            )
         except RefusedError as error:
             thread.num_turns -= 1
             raise _refused(error) from None
@@ -148,7 +152,7 @@ class Attempt:
             thread.num_turns -= 1
             room = "rollout.sampling.max_response_tokens and max_sequence_tokens"
             raise RefusedRequestError(f"the conversation has no room for another token ({room})", "messages", FULL)
-        answer = self._heard(turn, request)
+        answer = self._heard(turn, request, stops)
         spoken = Spoken(thread, number)
         said = place.node.add(answer.said, spoken)
         self.repeated.answered[answer.id] = request, answer
@@ -189,10 +193,10 @@ class Attempt:
                 self._num_conversations, place.num_known + 1, differing.role, differing.text,
             )  # fmt: skip
 
-    def _heard(self, turn: Turn, request: Request) -> Answer:
+    def _heard(self, turn: Turn, request: Request, stops: Stops) -> Answer:
         text, stop = turn.full_text, None
-        if found := [(place, each) for each in request.stop if (place := text.find(each)) >= 0]:
-            place, stop = min(found)
+        if found := stops.first(text):
+            place, stop = found
             text = text[:place]
         heard = self._hearing.read(text, request.tools if request.may_call else (), self._call_id)
         self._num_ill_formed += heard.is_ill_formed

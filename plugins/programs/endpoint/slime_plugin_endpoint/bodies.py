@@ -9,9 +9,9 @@ from http import HTTPStatus
 from types import ModuleType
 from typing import Any
 
-import orjson
 from aiohttp import web
 
+from slime_plugin_endpoint import values
 from slime_plugin_endpoint.attempt import Attempt
 from slime_plugin_endpoint.forms import as_the_run_wants
 from slime_plugin_endpoint.said import RefusedRequestError, Request
@@ -122,14 +122,16 @@ def _request(body: bytes, dialect: ModuleType, attempt: Attempt) -> Request:
         what = f"the body has more than {MAX_VALUES} braces, brackets and commas, the limit of this endpoint"
         raise TurnedAwayError(what, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        found: Any = values.loads(body)
+    except ValueError as error:
         raise RefusedRequestError(f"the body is not JSON: {error}", "") from None
+    except RecursionError:
+        raise RefusedRequestError("the body is nested too deep", "") from None
     if not isinstance(found, Mapping):
         raise RefusedRequestError("the body is no object", "")
     try:
         request = as_the_run_wants(dialect.read(found, attempt.repeated), attempt.structured)
         request.prepare()
-    except (orjson.JSONEncodeError, RecursionError):
-        raise RefusedRequestError("the body is nested more than 200 deep, or has a number beyond 64 bits", "") from None
+    except RecursionError:
+        raise RefusedRequestError("the body is nested too deep", "") from None
     return request

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from slime_plugin_endpoint.forms import form_in
 from slime_plugin_endpoint.said import (
     Answer,
@@ -22,6 +20,7 @@ from slime_plugin_endpoint.said import (
     stops_in,
     text_of,
 )
+from slime_plugin_endpoint.values import dumps
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
@@ -89,7 +88,7 @@ def whole(request: Request, answer: Answer) -> bytes:
         message["tool_calls"] = [_written(call) for call in said.calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(answer)}
     head = _head(request, answer, "chat.completion")
-    return orjson.dumps({**head, "choices": [choice], "usage": _usage(answer)})
+    return dumps({**head, "choices": [choice], "usage": _usage(answer)})
 
 
 def events(request: Request, answer: Answer) -> Iterator[bytes]:
@@ -116,7 +115,7 @@ def events(request: Request, answer: Answer) -> Iterator[bytes]:
 def fault(message: str, status: int, param: str | None = None, code: str | None = None) -> bytes:
     """The body of an error."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def fault_event(message: str, status: int) -> bytes:
@@ -141,4 +140,4 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _event(value: Any) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + dumps(value) + b"\n\n"

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from slime_plugin_tools.calls import IllFormedError, Reader, read_name_json, reader_for
 
 from slime.contracts import Responder
-from slime_plugin_endpoint.said import END_THINK, THINK, Call, Said, can_be_written
+from slime_plugin_endpoint import values
+from slime_plugin_endpoint.said import END_THINK, THINK, Call, Said
 
 _PROBE = [{"role": "user", "content": "probe."}]
 
@@ -35,6 +36,11 @@ class Hearing:
         self._reader: Reader | None = None
         self._opens_thinking: bool | None = None
         self._lock: asyncio.Lock | None = None
+
+    @property
+    def opens_thinking(self) -> bool:
+        """Whether the chat template opens the model's thinking. Known once there was an answer."""
+        return bool(self._opens_thinking)
 
     @property
     def writes_calls(self) -> bool:
@@ -66,10 +72,10 @@ class Hearing:
             assert self._reader, "it was prepared"
             try:
                 read = self._reader(words, tools)
-                if not can_be_written([call.arguments for call in read.calls]):
-                    raise IllFormedError("arguments that no client could be sent")
+                if not all(values.is_shallow(call.arguments) for call in read.calls):
+                    raise IllFormedError(f"arguments are nested more than {values.MAX_DEPTH} deep")
             except (IllFormedError, ValueError, RecursionError):
                 return Heard(Said("assistant", words.strip(), (), reasoning), is_ill_formed=True)
-            calls = tuple(Call(call_id(), call.name, call.arguments) for call in read.calls)
+            calls = tuple(Call(call_id(), call.name, values.mended(call.arguments)) for call in read.calls)
             return Heard(Said("assistant", read.text.strip(), calls, reasoning), is_ill_formed=False)
         return Heard(Said("assistant", words.strip(), (), reasoning), is_ill_formed=False)

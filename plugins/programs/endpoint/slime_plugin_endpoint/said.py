@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import orjson
-
 from slime.types import Message
+from slime_plugin_endpoint import values
 
 THINK, END_THINK = "<think>", "</think>"
 FULL = "context_length_exceeded"
@@ -46,11 +44,13 @@ class Call:
     def read(cls, number: str, name: str, arguments: Any) -> Call:
         if isinstance(arguments, str):
             try:
-                found = json.loads(arguments or "{}")
+                found = values.loads((arguments or "{}").encode())
             except (ValueError, RecursionError):
                 return cls(number, name, arguments)
-            return cls(number, name, found if isinstance(found, dict) and can_be_written(found) else arguments)
-        return cls(number, name, arguments if isinstance(arguments, Mapping) else {})
+            return cls(number, name, found if isinstance(found, dict) and values.is_shallow(found) else arguments)
+        if not isinstance(arguments, dict):
+            return cls(number, name, {})
+        return cls(number, name, arguments if values.is_shallow(arguments) else json.dumps(arguments))
 
     @property
     def json(self) -> str:
@@ -78,9 +78,9 @@ class Said:
     def key(self) -> bytes:
         """Equal for messages that are the same, however a client wrote them down: ids are its own, thinking may be
         missing, arguments are compared as values."""
-        calls = [[call.name, call.arguments] for call in self.calls]
+        calls = [[call.name, values.comparable(call.arguments)] for call in self.calls]
         text = without_thinking(self.text) if self.role == "assistant" else self.text
-        return _digest([self.role, text.strip(), calls])
+        return values.digest([self.role, text.strip(), calls])
 
     def likeness(self, other: Said) -> int:
         """How much speaks for this being the other one, of two with equal keys."""
@@ -142,7 +142,7 @@ class Repeated:
         """
         if read is not self._read:
             self._read, self._known = read, []
-        written = [_digest(message, option=0) for message in messages]
+        written = [values.as_written(message) for message in messages]
         pairs = zip(self._known, written, strict=False)
         num_known = next((n for n, (known, now) in enumerate(pairs) if known[0] != now), None)
         if num_known is None:
@@ -192,10 +192,16 @@ class Request:
 
     @cached_property
     def tools_key(self) -> bytes:
-        return _digest(self.tools)
+        return values.digest(self.tools)
 
     def prepare(self) -> None:
-        """Compute the keys by which its place is found: of a long history that takes a while."""
+        """Compute the keys by which its place is found: of a long history that takes a while.
+
+        Raises:
+            RefusedRequestError: a tool is nested too deep.
+        """
+        if not values.is_shallow(self.tools):
+            raise RefusedRequestError(f"the tools are nested more than {values.MAX_DEPTH} deep", "tools")
         _ = self.tools_key
         for one in self.said:
             _ = one.key
@@ -223,21 +229,6 @@ class Answer:
     stop: str | None
     num_before: int
     num_sampled: int
-
-
-def _digest(value: Any, option: int = orjson.OPT_SORT_KEYS) -> bytes:
-    """Equal for equal values: a key of which millions of characters may be kept thousands of times."""
-    return hashlib.blake2b(orjson.dumps(value, option=option), digest_size=16).digest()
-
-
-def can_be_written(value: Any) -> bool:
-    """Whether a value can be sent as JSON: some that Python reads are nested too deep, or have numbers of more than 64
-    bits or half of a character."""
-    try:
-        orjson.dumps(value)
-    except orjson.JSONEncodeError:
-        return False
-    return True
 
 
 def text_of(content: Any, param: str) -> str:

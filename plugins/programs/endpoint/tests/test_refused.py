@@ -20,27 +20,23 @@ def nested(depth):
 
 def test_what_is_nested_too_deep_is_the_client_s_fault(tmp_path):
     async def agent(endpoint, client):
-        for url, tools, message in (
+        for url, tools in (
             (f"{endpoint.url}/chat/completions",
-             lambda value: [{"type": "function", "function": {"name": "a", "parameters": {"x": value}}}],
-             lambda value: {"role": "user", "content": "hello", "more": value}),
+             lambda value: [{"type": "function", "function": {"name": "a", "parameters": {"x": value}}}]),
             (f"{endpoint.anthropic_url}/v1/messages",
-             lambda value: [{"name": "a", "input_schema": {"x": value}}],
-             lambda value: {"role": "user", "content": "hello", "more": value}),
+             lambda value: [{"name": "a", "input_schema": {"x": value}}]),
         ):  # fmt: skip
             for depth, status in ((50, 200), (500, 400), (900, 400)):
-                with_tools = {**HELLO, "tools": tools(nested(depth))}
-                for body in (with_tools, {"messages": [message(nested(depth))]}):
-                    answer = await client.post(url, json=body)
-                    assert answer.status_code == status
-                    assert status == 200 or "nested" in answer.json()["error"]["message"]
+                answer = await client.post(url, json={**HELLO, "tools": tools(nested(depth))})
+                assert answer.status_code == status
+                assert status == 200 or "nested" in answer.json()["error"]["message"]
             answer = await client.post(url, content=b'{"messages": ' + b"[" * 10**5 + b"]" * 10**5 + b"}")
             assert answer.status_code == 400
 
     play(tmp_path, agent)
 
 
-@pytest.mark.parametrize("arguments", ["[" * 5000, '{"a": %s}' % ("[" * 500 + "]" * 500), '{"a": 1%s}' % ("0" * 30)])
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"a": %s}' % ("[" * 500 + "]" * 500), '{"a": 1%s}' % ("0" * 5000)])
 def test_a_call_that_cannot_be_sent_as_json_is_text(tmp_path, arguments):
     """A client's, and the model's own."""
     call = '<tool_call>\n{"name": "add", "arguments": %s}\n</tool_call>'

@@ -109,7 +109,7 @@ def read_name_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
         return Read(said, [])
     try:
         arguments, _ = json.JSONDecoder().raw_decode(rest.lstrip())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise IllFormedError(f"the arguments are not JSON: {error}") from error
     return Read("", [_checked(name, arguments)])
 
@@ -128,10 +128,20 @@ class _SGLangReader:
         said = text.rpartition(END_OF_THINKING)[2]
         if not parser.has_tool_call(said):
             return Read(said.strip(), [])
-        words, found = parser.parse_non_stream(said)
+        try:
+            words, found = parser.parse_non_stream(said)
+        except Exception as error:  # because each fails in its own way at what it does not expect
+            raise IllFormedError(f"the call cannot be read ({type(error).__name__})") from error
         if not found:  # they leave out what they cannot read, and functions that they do not know
             raise IllFormedError("the call is not complete, or names a tool that there is not")
-        return Read(words.strip(), [_checked(call.name, json.loads(call.parameters)) for call in found])
+        return Read(words.strip(), [_checked(call.name, _loads(call.parameters)) for call in found])
+
+
+def _loads(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise IllFormedError(f"the arguments are not JSON: {error}") from error
 
 
 def _checked(name: str, arguments: Any) -> Call:
