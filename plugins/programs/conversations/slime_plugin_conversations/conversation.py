@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slime.sampling.conversation import Answer, Model
 from slime.segments import Segment
 from slime.types import Message, Status, Turn
+from slime_plugin_conversations.spelled import whole
 
 if TYPE_CHECKING:
     from slime.conversation import Stop
@@ -33,7 +34,8 @@ class Conversation:
         tools: Sequence[Any],
         begun: tuple[tuple[int, ...], int] | None = None,
     ) -> None:
-        self._model, self._chat, self._messages, self._tools, self._branched = model, chat, messages, tools, begun
+        self._model, self._chat, self._tools, self._branched = model, chat, tools, begun
+        self._messages = None if messages is None else whole(messages)
         self._segment: Segment | None = None
         self._seed = self._limit = 0
         self._is_asking = False
@@ -44,7 +46,7 @@ class Conversation:
             raise RuntimeError("turn() was called before it had returned")
         self._is_asking = True
         try:
-            return await self._turn(new, max_tokens, stop)
+            return await self._turn(whole(new), max_tokens, stop)
         finally:
             self._is_asking = False
 
@@ -75,7 +77,8 @@ class Conversation:
         model.go_away()
         return Turn(answer.text, model.finish, full_text, len(segment.context) + begun, len(response))
 
-    async def count(self, *new: Message) -> int:
+    async def count(self, *said: Message) -> int:
+        new = whole(said)
         if self._segment is None and self._branched is None:
             context, _ = await self._begin(new)
             return len(context)

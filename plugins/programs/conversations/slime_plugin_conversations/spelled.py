@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from slime.types import Message
 
 RESULT_ROLES = ("tool", "observation", "ipython")
 """What templates call a message with a tool's output. The first is every API's name for it."""
+
+
+def whole(value: Any) -> Any:
+    """Messages without halves of characters, which no tokenizer takes; tools return them, and clients send them."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {whole(name): whole(each) for name, each in value.items()}
+    return [whole(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def left_out(messages: Sequence[Message], text: str) -> int | None:
