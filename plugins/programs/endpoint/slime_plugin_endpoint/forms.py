@@ -14,6 +14,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
+from slime_plugin_endpoint import values
 from slime_plugin_endpoint.said import Answer, Form, RefusedRequestError, Request, Said, of_kind
 
 WORDS, UNSAID, REFUSE = "words", "unsaid", "refuse"
@@ -38,6 +39,8 @@ def form_in(value: Mapping[str, Any], param: str) -> Form | None:
     inner = of_kind(value, "json_schema", dict, value)
     if not isinstance(inner.get("schema"), dict):
         raise RefusedRequestError(f"'{param}' has no schema", param)
+    if not values.is_shallow(inner["schema"]):
+        raise RefusedRequestError(f"the schema of '{param}' is nested more than {values.MAX_DEPTH} deep", param)
     about = [str(inner[name]) for name in ("name", "description") if inner.get(name)]
     return Form(inner["schema"], ": ".join(about), param)
 

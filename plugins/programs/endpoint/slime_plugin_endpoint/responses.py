@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
-from slime_plugin_endpoint import chat_completions
+from slime_plugin_endpoint import chat_completions, values
 from slime_plugin_endpoint.bodies import TurnedAwayError
 from slime_plugin_endpoint.responses_items import Item, items_of, response_id
 from slime_plugin_endpoint.responses_request import ENCRYPTED, ResponsesRequest, read, stored
@@ -29,7 +27,7 @@ _AS_ASKED = {
 
 def whole(request: ResponsesRequest, answer: Answer) -> bytes:
     """The answer as one object."""
-    return orjson.dumps(_response(request, answer, _items(request, answer)))
+    return values.dumps(_response(request, answer, _items(request, answer)))
 
 
 def named(name: str, repeated: Repeated, *, is_deleted: bool) -> bytes:
@@ -45,7 +43,7 @@ def named(name: str, repeated: Repeated, *, is_deleted: bool) -> bytes:
     if not is_deleted:
         return whole(request, answer)
     del repeated.answered[answer.id]
-    return orjson.dumps({"id": name, "object": "response", "deleted": True})
+    return values.dumps({"id": name, "object": "response", "deleted": True})
 
 
 def events(request: ResponsesRequest, answer: Answer) -> Iterator[bytes]:
@@ -62,7 +60,7 @@ def events(request: ResponsesRequest, answer: Answer) -> Iterator[bytes]:
 
 
 def fault_event(message: str, status: int) -> bytes:
-    error = orjson.loads(fault(message, status))["error"]
+    error = values.loads(fault(message, status))["error"]
     flat = {name: error[name] for name in ("message", "code", "param")}  # clients look in one of two places
     return _event("error", {"type": "error", "sequence_number": 0, "error": error, **flat})
 
@@ -135,4 +133,4 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: ".encode() + orjson.dumps(fields) + b"\n\n"
+    return f"event: {name}\ndata: ".encode() + values.dumps(fields) + b"\n\n"
