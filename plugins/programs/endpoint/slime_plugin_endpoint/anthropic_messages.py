@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime_plugin_endpoint.forms import form_in
+from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
@@ -58,6 +58,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         wants_usage=True,
         model=str(body.get("model", "")),
         form=_form(body),
+        demanded=demanded(body.get("tool_choice")),
     )
 
 

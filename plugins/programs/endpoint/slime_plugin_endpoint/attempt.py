@@ -159,7 +159,7 @@ class Attempt:
         asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
         asked.spoken = spoken
         self._num_turns += 1
-        self._asks_forms |= request.form is not None
+        self._asks_forms |= request.form is not None or bool(request.demanded)
         if is_missed(request, answer):
             self._missed.append((asked, place, said))
         return answer

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime_plugin_endpoint.forms import form_in
+from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
@@ -49,6 +49,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         wants_usage=bool(of_kind(body, "stream_options", dict, {}).get("include_usage")),
         model=str(body.get("model", "")),
         form=form_in(of_kind(body, "response_format", dict, {}), "response_format"),
+        demanded=demanded(body.get("tool_choice")),
     )
 
 

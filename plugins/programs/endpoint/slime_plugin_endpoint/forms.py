@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry
 
 from slime_plugin_endpoint import values
-from slime_plugin_endpoint.said import Answer, Form, RefusedRequestError, Request, Said, of_kind
+from slime_plugin_endpoint.said import ANY_TOOL, Answer, Form, RefusedRequestError, Request, Said, of_kind
 
 WORDS, UNSAID, REFUSE = "words", "unsaid", "refuse"
 STRUCTURED = (WORDS, UNSAID, REFUSE)
@@ -43,6 +43,16 @@ def form_in(value: Mapping[str, Any], param: str) -> Form | None:
         raise RefusedRequestError(f"the schema of '{param}' is nested more than {values.MAX_DEPTH} deep", param)
     about = [str(inner[name]) for name in ("name", "description") if inner.get(name)]
     return Form(inner["schema"], ": ".join(about), param)
+
+
+def demanded(choice: Any) -> str:
+    """The tool that a `tool_choice` demands the call of, in any API; empty: it leaves the choice."""
+    if not isinstance(choice, dict):
+        return ANY_TOOL if choice == "required" else ""
+    kind, function = choice.get("type"), choice.get("function")
+    if kind in ("function", "tool"):
+        return str((function if isinstance(function, dict) else choice).get("name") or ANY_TOOL)
+    return ANY_TOOL if kind == "any" else ""
 
 
 def as_the_run_wants(request: Request, structured: str) -> Request:
@@ -76,8 +86,11 @@ def _words(form: Form, has_tools: bool) -> str:
 
 
 def is_missed(request: Request, answer: Answer) -> bool:
-    """Whether an answer is not of the form that was asked; or a call in it, not of its tool's schema."""
+    """Whether an answer is not of the form that was asked; a call that was demanded is not there; or one is not of its
+    tool's schema."""
     calls = answer.said.calls
+    if request.demanded and not any(request.demanded in (call.name, ANY_TOOL) for call in calls):
+        return True
     if request.form and not calls:
         return not _fits(answer.said.text, request.form)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.tools} if calls else {}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugin_endpoint.forms import form_in
+from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.responses_items import items_of, response_id
 from slime_plugin_endpoint.said import (
     FULL,
@@ -79,6 +79,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> ResponsesRequest:
         wants_usage=True,
         model=str(body.get("model", "")),
         form=form_in(of_kind(of_kind(body, "text", dict, {}), "format", dict, {}), "text.format"),
+        demanded=demanded(body.get("tool_choice")),
         behind=behind,
         is_stored=body.get("store") is not False,
         body={name: value for name, value in body.items() if name != "input"},

@@ -14,6 +14,7 @@ from slime_plugin_endpoint import values
 THINK, END_THINK = "<think>", "</think>"
 FULL = "context_length_exceeded"
 """The code by which agents know that they have to compact their history."""
+ANY_TOOL = "*"
 MAX_MESSAGES, MAX_STOPS = 4096, 64
 """Messages and stop strings of a request. Finding and rendering this many messages takes a tenth of a second."""
 
@@ -178,6 +179,7 @@ class Request:
         is_streamed, wants_usage: how the answer is to be sent.
         model: the name that the client gave.
         form: that the answer is asked to have.
+        demanded: name of the tool that is to be called; `ANY_TOOL`: one of them.
     """
 
     said: tuple[Said, ...]
@@ -189,6 +191,7 @@ class Request:
     wants_usage: bool
     model: str
     form: Form | None = None
+    demanded: str = ""
 
     @cached_property
     def tools_key(self) -> bytes:

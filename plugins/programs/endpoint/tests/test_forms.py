@@ -6,13 +6,14 @@ import asyncio
 import json
 import sys
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from pydantic import BaseModel, ValidationError
-from slime_plugin_endpoint.forms import as_the_run_wants, form_in, is_missed
+from slime_plugin_endpoint.forms import as_the_run_wants, demanded, form_in, is_missed
 from slime_plugin_endpoint.options import EndpointOptions, check
 from slime_plugin_endpoint.program import EndpointProgram
 from slime_plugin_endpoint.said import Answer, Call, Form, RefusedRequestError, Request, Said
@@ -152,6 +153,12 @@ async def calls(client, endpoint):
     json.loads(answer.choices[0].message.tool_calls[0].function.arguments)["a"] + 1
 
 
+async def demands(client, endpoint):
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        answer = await client.chat.completions.create(model="m", messages=[user()], tools=[TOOL], tool_choice=choice)
+        assert answer.choices[0].message.tool_calls
+
+
 async def judges_itself(client, endpoint):
     async with httpx.AsyncClient() as http:
         await http.post(f"{endpoint.anthropic_url}/verdict", json={"reward": -1})
@@ -176,6 +183,8 @@ async def judges_itself(client, endpoint):
         (calls, [CALL % '{"b": 1}'], 0.0),
         (calls, [CALL % '{"a": "x"}'], 0.0),
         (calls, ["no call"], "error"),
+        (demands, [CALL % '{"a": 1}'] * 2, None),
+        (demands, ["no call"], 0.0),
         (judges_itself, [WRONG], -1.0),
         (judges_itself, [RIGHT], -1.0),
     ],
@@ -242,6 +251,22 @@ ODD, AWAY, BROKEN = (Form(schema, "", "x") for schema in (
 )  # fmt: skip
 def test_what_fits_a_form(form, text, fits):
     assert is_missed(request_of(form, Said("user", "x")), answer_of(text)) is not fits
+
+
+@pytest.mark.parametrize(
+    ("choice", "tool"),
+    [
+        ("required", "*"), ({"type": "any"}, "*"), ({"type": "tool", "name": "add"}, "add"), ("auto", ""), (None, ""),
+        ({"type": "function", "name": "add"}, "add"), ({"type": "function", "function": {"name": "add"}}, "add"),
+        ("none", ""), ({"type": "auto"}, ""), ({"type": "none"}, ""),
+    ],
+)  # fmt: skip
+def test_a_call_may_be_demanded(choice, tool):
+    asked = replace(request_of(None, Said("user", "x"), [TOOL]), demanded=demanded(choice))
+    assert asked.demanded == tool
+    assert not is_missed(asked, answer_of("", Call("1", "add", {"a": 1})))
+    assert is_missed(asked, answer_of("words")) == bool(tool)
+    assert is_missed(asked, answer_of("", Call("1", "other", {}))) == (tool == "add")
 
 
 def test_an_answer_that_calls_a_tool_owes_no_form():
