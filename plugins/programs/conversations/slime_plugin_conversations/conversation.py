@@ -77,15 +77,15 @@ class Conversation:
         model.go_away()
         return Turn(answer.text, model.finish, full_text, len(segment.context) + begun, len(response))
 
-    async def count(self, *said: Message) -> int:
-        new = whole(said)
+    async def count(self, *new: Message) -> int:
+        new = tuple(whole(new))
         if self._segment is None and self._branched is None:
             context, _ = await self._begin(new)
             return len(context)
-        limit, said = self._limit, self._num_said + (len(self._segment.context) if self._segment else 0)
+        limit, before = self._limit, self._num_said + (len(self._segment.context) if self._segment else 0)
         if self._branched and not self._segment:
-            said, limit = len(self._branched[0]), self._branched[1]
-        return said + len(await self._chat.behind_aside(self._tokens, new, self._tools, limit) if new else ())
+            before, limit = len(self._branched[0]), self._branched[1]
+        return before + len(await self._chat.behind_aside(self._tokens, new, self._tools, limit) if new else ())
 
     def branch(self, num_turns: int) -> Conversation:
         assert self._segment is not None, "a conversation that has begun"

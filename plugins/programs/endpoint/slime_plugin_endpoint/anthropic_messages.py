@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slime_plugin_endpoint import fields
 from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.said import (
     Answer,
@@ -44,21 +45,27 @@ KEEP_ALIVE = _event("ping")
 
 def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     """Raises RefusedRequestError: a field cannot be honoured."""
+    fields.MESSAGES.check(body)
+    fields.OUTPUT.check(of_kind(body, "output_config", dict, {}), "output_config.")
+    tools = [_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))]
+    choice = of_kind(body, "tool_choice", dict, {})
+    fields.CHOICE.check(choice, "tool_choice.")
     said = []
     if system := text_of(body.get("system"), "system"):
         said.append(Said("system", system))
     said += repeated.said(messages_in(body), _said)
     return Request(
         said=tuple(said),
-        tools=[_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))],
+        tools=tools,
         max_tokens=positive(body, "max_tokens"),
         stop=stops_in(body, "stop_sequences"),
-        may_call=of_kind(body, "tool_choice", dict, {}).get("type") != "none",
+        may_call=fields.may_call(choice, [tool["function"]["name"] for tool in tools] or None),
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
+        previous=_previous(body),
         form=_form(body),
-        demanded=demanded(body.get("tool_choice")),
+        demanded=demanded(choice),
     )
 
 
@@ -73,20 +80,38 @@ def _form(body: Mapping[str, Any]) -> Form | None:
     return None
 
 
+def _previous(body: Mapping[str, Any]) -> str | None:
+    """The answer that a thread goes on behind."""
+    thread = of_kind(body, "thread", dict, {})
+    fields.THREAD.check(thread, "thread.")
+    if thread.get("type", "create") == "create":
+        return None
+    name = thread.get("previous_message_id")
+    if thread["type"] != "continue" or not isinstance(name, str):
+        what = 'a thread is {"type": "create"} or {"type": "continue", "previous_message_id": ID}'
+        raise RefusedRequestError(what, "thread")
+    return name.removeprefix("msg_")
+
+
 def _said(message: Any, number: int) -> Iterator[Said]:
     """A message of results of tools and words is several."""
     param = f"messages.{number}"
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise RefusedRequestError("not a message of the role user or assistant", param)
+    fields.MESSAGES_MESSAGE.check(message, f"{param}.")
     role, content = message["role"], message.get("content")
     if not isinstance(content, list):
         yield Said(role, text_of(content, f"{param}.content"))
         return
     parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
+    for place, part in enumerate(parts):
+        if known := fields.BLOCKS.get(part.get("type", "")):
+            known.check(part, f"{param}.content.{place}.")
     words = [part for part in parts if part.get("type") not in ("tool_use", "tool_result", *_THINKING)]
     for part in parts:
         if part.get("type") == "tool_result":
             text = text_of(part.get("content"), f"{param}.content")
+            text = text or ("error" if part.get("is_error") else "")
             yield Said("tool", text, call_id=str(part.get("tool_use_id", "")))
     calls = [
         Call.read(str(part.get("id", "")), str(part.get("name", "")), part.get("input"))
@@ -101,6 +126,7 @@ def _said(message: Any, number: int) -> Iterator[Said]:
 def _tool(tool: Any, param: str) -> Mapping[str, Any]:
     if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
         raise RefusedRequestError("not a tool with an input_schema: other tools are not supported", param)
+    fields.MESSAGES_TOOL.check(tool, f"{param}.")
     function = {
         "name": str(tool.get("name", "")),
         "description": str(tool.get("description") or ""),

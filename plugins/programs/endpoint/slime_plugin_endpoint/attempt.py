@@ -7,13 +7,22 @@ import itertools
 import logging
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
-from slime_plugin_endpoint.forms import WORDS, is_missed
+from slime_plugin_endpoint.forms import WORDS, as_the_run_wants, is_missed
 from slime_plugin_endpoint.hearing import Hearing
-from slime_plugin_endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, messages_of
+from slime_plugin_endpoint.said import (
+    FULL,
+    Answer,
+    RefusedRequestError,
+    Repeated,
+    Request,
+    check_results,
+    messages_of,
+)
 from slime_plugin_endpoint.stops import Stops
 from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
@@ -43,7 +52,6 @@ class Attempt:
         self.repeated, self.reading, self.structured = Repeated(), asyncio.Lock(), structured
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
-        self._last: Node | None = None
         self._missed: list[tuple[Asked, Place, Node]] = []
         self._asks_forms = False
         self._running: set[asyncio.Task[Answer]] = set()
@@ -60,12 +68,13 @@ class Attempt:
         Raises:
             RefusedRequestError: it cannot be answered.
         """
+        bare, request = self._worded(request)
         place = self._placed(request)
         for asked in reversed(place.node.asked):
             is_unheard = not asked.is_heard and not asked.num_waiting
             if asked.request.terms == request.terms and (is_repeated is not False or is_unheard):
                 return asked
-        work = asyncio.get_running_loop().create_task(self._answer(place, request))
+        work = asyncio.get_running_loop().create_task(self._answer(place, request, bare))
         asked = Asked(request, work)
         place.node.asked.append(asked)
         self._running.add(work)
@@ -78,6 +87,7 @@ class Attempt:
         Raises:
             RefusedRequestError: it could not be answered.
         """
+        _, request = self._worded(request)
         await self._prepare(request)
         place = self._placed(request)
         self._tree.forget(place)
@@ -127,6 +137,30 @@ class Attempt:
     async def _prepare(self, request: Request) -> None:
         await self._hearing.prepare(self._model, bool(request.tools) or any(said.calls for said in request.said))
 
+    def _worded(self, request: Request) -> tuple[Request, Request]:
+        """A request with all that it is about, and the same with the words by which the form of its answer is asked."""
+        bare = self._continued(request)
+        return bare, as_the_run_wants(bare, self.structured)
+
+    def _continued(self, request: Request) -> Request:
+        """All that a request is about, where it goes on behind an answer that it names.
+
+        Raises:
+            RefusedRequestError: there is no such answer, or a result without its question.
+        """
+        if request.previous is not None:
+            if request.previous not in self.repeated.answered:
+                what = f"this attempt has no answer of the id '{request.previous:.80}'"
+                raise RefusedRequestError(what, "previous_message_id")
+            earlier, answer = self.repeated.answered[request.previous]
+            new, before = request.said, earlier.said
+            if new and new[0].role == "system":
+                new, before = new[1:], (new[0], *(one for one in before if one.role != "system"))
+            said = (*before, answer.said, *new)
+            request = replace(request, said=said, tools=request.tools or earlier.tools, previous=None)
+        check_results(request.said)
+        return request
+
     def _placed(self, request: Request) -> Place:
         """Raises RefusedRequestError: no answer can follow these messages."""
         if not request.said:
@@ -137,13 +171,13 @@ class Attempt:
             raise RefusedRequestError("the last message is the assistant's, and not what the model said", "messages")
         return place
 
-    async def _answer(self, place: Place, request: Request) -> Answer:
+    async def _answer(self, place: Place, request: Request, bare: Request) -> Answer:
         await self._prepare(request)
         thread, number, new = self._thread(place, request)
         stops = Stops(request.stop, self._hearing.opens_thinking)
         try:
             turn = await thread.conversation.turn(
-                *new, max_tokens=request.max_tokens, stop=stops if stops.strings else ()
+                *new, max_tokens=request.max_tokens, stop=stops if request.stop else []
             )
         except RefusedError as error:
             thread.num_turns -= 1
@@ -154,8 +188,8 @@ class Attempt:
             raise RefusedRequestError(f"the conversation has no room for another token ({room})", "messages", FULL)
         answer = self._heard(turn, request, stops)
         spoken = Spoken(thread, number)
-        said = place.node.add(answer.said, spoken)
-        self.repeated.answered[answer.id] = request, answer
+        said = place.node.add(answer.said, spoken, request.stop)
+        self.repeated.answered[answer.id] = bare, answer
         asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
         asked.spoken = spoken
         self._num_turns += 1

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from slime_plugin_endpoint import values
 from slime_plugin_endpoint.attempt import Attempt
-from slime_plugin_endpoint.forms import as_the_run_wants
 from slime_plugin_endpoint.said import RefusedRequestError, Request
 
 MAX_BODY = 2**24
@@ -130,7 +129,7 @@ def _request(body: bytes, dialect: ModuleType, attempt: Attempt) -> Request:
     if not isinstance(found, Mapping):
         raise RefusedRequestError("the body is no object", "")
     try:
-        request = as_the_run_wants(dialect.read(found, attempt.repeated), attempt.structured)
+        request: Request = dialect.read(found, attempt.repeated)
         request.prepare()
     except RecursionError:
         raise RefusedRequestError("the body is nested too deep", "") from None

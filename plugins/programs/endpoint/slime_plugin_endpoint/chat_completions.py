@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slime_plugin_endpoint import fields
 from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.said import (
     Answer,
@@ -24,8 +25,7 @@ from slime_plugin_endpoint.values import dumps
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
-UNKNOWN = ("functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "audio", "web_search_options")
-"""Fields that ask for what there is not."""
+_OF_ROLE = {"assistant": fields.COMPLETIONS_ASSISTANT, "tool": fields.COMPLETIONS_RESULT}
 _FINISH = {"stop_string": "stop"}
 KEEP_ALIVE = b": the model thinks\n\n"
 """What a stream says while there is nothing else to say."""
@@ -33,20 +33,23 @@ KEEP_ALIVE = b": the model thinks\n\n"
 
 def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     """Raises RefusedRequestError: a field cannot be honoured."""
-    for name in UNKNOWN:
-        if body.get(name):
-            raise RefusedRequestError(f"'{name}' is not supported", name)
+    fields.COMPLETIONS.check(body)
     if of_kind(body, "n", int, 1) != 1:
         raise RefusedRequestError("'n' is 1: ask again for another answer", "n")
-    choice = body.get("tool_choice")
+    if (modalities := of_kind(body, "modalities", list, ["text"])) != ["text"]:
+        raise RefusedRequestError(f"'modalities' is {modalities!r:.60}: the model says text alone", "modalities")
+    tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))]
+    options = of_kind(body, "stream_options", dict, {})
+    fields.STREAM_OPTIONS.check(options, "stream_options.")
+    of_kind(body, "parallel_tool_calls", bool)
     return Request(
         said=tuple(repeated.said(messages_in(body), _said)),
-        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))],
+        tools=tools,
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=stops_in(body, "stop"),
-        may_call=choice != "none",
+        may_call=fields.may_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
         is_streamed=bool(body.get("stream")),
-        wants_usage=bool(of_kind(body, "stream_options", dict, {}).get("include_usage")),
+        wants_usage=bool(options.get("include_usage")),
         model=str(body.get("model", "")),
         form=form_in(of_kind(body, "response_format", dict, {}), "response_format"),
         demanded=demanded(body.get("tool_choice")),
@@ -57,17 +60,21 @@ def _said(message: Any, number: int) -> list[Said]:
     param = f"messages[{number}]"
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         raise RefusedRequestError("not a message with a known role", param)
+    role = ROLES[message["role"]]
+    _OF_ROLE.get(role, fields.COMPLETIONS_MESSAGE).check(message, f"{param}.")
     text = text_of(message.get("content"), f"{param}.content")
     calls = [_call(call, f"{param}.tool_calls") for call in of_kind(message, "tool_calls", list, [])]
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     thinking = reasoning if isinstance(reasoning, str) else ""
-    return [Said(ROLES[message["role"]], text, tuple(calls), thinking, str(message.get("tool_call_id") or ""))]
+    return [Said(role, text, tuple(calls), thinking, str(message.get("tool_call_id") or ""))]
 
 
 def _call(call: Any, param: str) -> Call:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RefusedRequestError("not the call of a function", param)
+    fields.COMPLETIONS_CALL.check(call, f"{param}.")
+    fields.CALLED.check(function, f"{param}.function.")
     return Call.read(str(call.get("id", "")), function["name"], function.get("arguments"))
 
 
@@ -75,6 +82,8 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RefusedRequestError("not a function: other tools are not supported", param)
+    fields.COMPLETIONS_TOOL.check(tool, f"{param}.")
+    fields.FUNCTION.check(function, f"{param}.function.")
     known = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
     return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **known}}
 

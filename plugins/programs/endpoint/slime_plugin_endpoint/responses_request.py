@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_plugin_endpoint.fields import Fields, may_call
 from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.responses_items import items_of, response_id
 from slime_plugin_endpoint.said import (
@@ -28,24 +28,46 @@ from slime_plugin_endpoint.said import (
 NOT_FOUND = "previous_response_not_found"
 ENCRYPTED = "reasoning.encrypted_content"
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_HARMLESS = {
-    "access_programs", "background_options", "client_metadata", "image", "max_tool_calls", "metadata", "model",
-    "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "stream", "stream_options", "temperature", "top_p", "truncation", "user",
+_AWAY = "no server but the agent's own keeps or runs anything"
+RESPONSES = Fields(
+    honoured=("include", "input", "instructions", "max_output_tokens", "model", "parallel_tool_calls",
+              "previous_response_id", "reasoning", "store", "stream", "stream_options", "text", "tool_choice", "tools"),
+    ignored=("access_programs", "background_options", "client_metadata", "image", "max_tool_calls", "metadata",
+             "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier",
+             "truncation", "user"),
+    of_the_run=("temperature", "top_p", "top_k", "seed"),
+    refused={
+        "background": "an answer is waited for",
+        "conversation": "take previous_response_id, or send the whole history",
+        "context_management": "nothing of a history is left out here: shorten it in the agent",
+        "logprobs": "agents are given text",
+        "moderation": _AWAY,
+        "prompt": "send the text itself",
+        "top_logprobs": "agents are given text",
+    },
+    meant={"messages": "input, which chat/completions calls messages", "max_tokens": "max_output_tokens",
+           "max_completion_tokens": "max_output_tokens", "response_format": "text", "system": "instructions",
+           "reasoning_effort": "reasoning"},
+)  # fmt: skip
+TEXT = Fields(honoured=("format",), of_the_run=("verbosity",))
+TOOL = Fields(
+    honoured=("type", "name", "description", "parameters"), ignored=("strict", "output_schema"),
+    refused=dict.fromkeys(("allowed_callers", "async", "defer_loading"), _AWAY),
+    neutral={"allowed_callers": (["direct"],)},
+)  # fmt: skip
+_DIRECT = {"caller": ({"type": "direct"},)}
+ITEMS: Mapping[str, Fields] = {
+    "message": Fields(honoured=("type", "role", "content"), ignored=("id", "status", "phase")),
+    "reasoning": Fields(honoured=("type", "id", "content", "summary", "encrypted_content"), ignored=("status",)),
+    "function_call": Fields(
+        honoured=("type", "id", "call_id", "name", "arguments"), ignored=("status", "parsed_arguments"),
+        refused=dict.fromkeys(("async", "caller", "namespace"), _AWAY), neutral=_DIRECT),
+    "function_call_output": Fields(
+        honoured=("type", "call_id", "output"), ignored=("id", "status"), refused={"caller": _AWAY}, neutral=_DIRECT),
 }  # fmt: skip
-"""Fields that change nothing here, or how the answer is sent alone. Sampling is the run's."""
-_READ = {"include", "input", "instructions", "max_output_tokens", "previous_response_id", "reasoning", "text",
-         "tool_choice", "tools"}  # fmt: skip
-_REFUSED = {
-    "background": "an answer is waited for. Leave it out",
-    "conversation": "conversations are not kept by name: take previous_response_id, or send the whole history",
-    "context_management": "nothing is left out of a conversation: compact it in the agent",
-    "moderation": "nothing is moderated: leave it out",
-    "prompt": "prompts are not kept by name: send the text",
-    "top_logprobs": "log-probabilities are not told",
-}
-_OF_TOOL = {"type", "name", "description", "parameters", "strict", "output_schema"}
-_KNOWN = _HARMLESS | _READ | _REFUSED.keys()
+PART = Fields(honoured=("type", "text", "refusal"),
+              ignored=("annotations", "logprobs", "parsed", "prompt_cache_breakpoint"))  # fmt: skip
+_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
 """Items of an answer, in their order."""
 _ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]+)(?:_\d+)?")
@@ -67,14 +89,15 @@ class ResponsesRequest(Request):
 def read(body: Mapping[str, Any], repeated: Repeated) -> ResponsesRequest:
     """Raises RefusedRequestError: a field cannot be honoured."""
     _check(body)
+    tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))]
     behind = (*_before(body, repeated), *repeated.said(_messages(body, repeated), _said))
     first = text_of(body.get("instructions"), "instructions")
     return ResponsesRequest(
         said=(*([Said("system", first)] if first else []), *behind),
-        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))],
+        tools=tools,
         max_tokens=positive(body, "max_output_tokens"),
         stop=(),
-        may_call=_may_call(body.get("tool_choice")),
+        may_call=may_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
@@ -95,21 +118,12 @@ def stored(repeated: Repeated, name: str) -> tuple[ResponsesRequest, Answer] | N
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    for name, todo in _REFUSED.items():
-        if body.get(name):
-            raise RefusedRequestError(f"'{name}' is not supported: {todo}", name)
-    for name in body:
-        if name not in _KNOWN and body[name] is not None:
-            raise RefusedRequestError(_unknown(name), name)
+    RESPONSES.check(body)
+    TEXT.check(of_kind(body, "text", dict, {}), "text.")
+    of_kind(body, "parallel_tool_calls", bool)
+    of_kind(body, "reasoning", dict)
     if "message.output_text.logprobs" in of_kind(body, "include", list, []):
-        raise RefusedRequestError("'message.output_text.logprobs' is not supported", "include")
-
-
-def _unknown(name: str) -> str:
-    if name == "messages":
-        return "'messages' is not known: it is 'input' here, and 'messages' of chat/completions"
-    near = difflib.get_close_matches(name, _HARMLESS | _READ, 1)
-    return f"'{name:.60}' is not known." + (f" Did you mean '{near[0]}'?" if near else "")
+        raise RefusedRequestError("'message.output_text.logprobs' is not supported: agents are given text", "include")
 
 
 def _before(body: Mapping[str, Any], repeated: Repeated) -> Sequence[Said]:
@@ -204,10 +218,12 @@ def _kind(item: Any, param: str) -> str:
     if kind == "message":
         if item.get("role") not in _ROLES:
             raise RefusedRequestError("not a message with a known role", param)
+        ITEMS[kind].check(item, f"{param}.")
         return "message" if item["role"] == "assistant" else "said"
     if kind not in ("reasoning", "function_call", "function_call_output"):
         known = "message, function_call, function_call_output and reasoning are"
         raise RefusedRequestError(f"an item of the type '{kind!s:.60}' is not supported: {known}", f"{param}.type")
+    ITEMS[kind].check(item, f"{param}.")
     return str(kind)
 
 
@@ -217,23 +233,29 @@ def _said(message: Any, number: int) -> Iterator[Said]:
     item = items[0]
     kind = _kind(item, param)
     if kind == "function_call_output":
-        yield Said("tool", text_of(item.get("output"), f"{param}.output"), call_id=str(item.get("call_id") or ""))
+        yield Said("tool", _text(item.get("output"), f"{param}.output"), call_id=str(item.get("call_id") or ""))
     elif kind == "said":
-        yield Said(_ROLES[item["role"]], text_of(item.get("content"), f"{param}.content"))
+        yield Said(_ROLES[item["role"]], _text(item.get("content"), f"{param}.content"))
     else:
         kinds = [(each, each.get("type") or "message") for each in items]
-        text = "\n".join(_words(each, param) for each, kind in kinds if kind == "message")
+        text = "\n".join(_text(each.get("content"), f"{param}.content") for each, kind in kinds if kind == "message")
         calls = tuple(_call(each, param) for each, kind in kinds if kind == "function_call")
         thinking = "\n".join(_thinking(each, param) for each, kind in kinds if kind == "reasoning")
         yield Said("assistant", text, calls, thinking)
 
 
-def _words(item: Mapping[str, Any], param: str) -> str:
-    content = item.get("content")
-    if isinstance(content, list):
-        content = [part["refusal"] if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part
-                   else part for part in content]  # fmt: skip
-    return text_of(content, f"{param}.content")
+def _text(content: Any, param: str) -> str:
+    """Of parts, which are named by who says them."""
+    if not isinstance(content, list):
+        return text_of(content, param)
+    parts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _PARTS:
+            PART.check(part, f"{param}[{number}].")
+            part = {"type": "text", "text": part.get("refusal" if kind == "refusal" else "text")}
+        parts.append(part)
+    return text_of(parts, param)
 
 
 def _call(item: Mapping[str, Any], param: str) -> Call:
@@ -245,7 +267,7 @@ def _call(item: Mapping[str, Any], param: str) -> Call:
 def _thinking(item: Mapping[str, Any], param: str) -> str:
     """The whole where the item has it, else what is left of it."""
     for name in ("content", "summary"):
-        if text := text_of(item.get(name), f"{param}.{name}"):
+        if text := _text(item.get(name), f"{param}.{name}"):
             return text
     try:
         return base64.b64decode(str(item.get("encrypted_content") or ""), validate=True).decode()
@@ -260,17 +282,6 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
         raise RefusedRequestError(f"a tool of the type '{kind!s:.60}' is not supported: {todo}", param)
     if not isinstance(tool.get("name"), str):
         raise RefusedRequestError("a function has no name", param)
-    for name in tool:
-        if name not in _OF_TOOL and tool[name] not in (None, False, ["direct"]):
-            raise RefusedRequestError(f"'{name}' of a function is not supported", f"{param}.{name}")
+    TOOL.check(tool, f"{param}.")
     known = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
     return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **known}}
-
-
-def _may_call(choice: Any) -> bool:
-    if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            raise RefusedRequestError(f"'tool_choice' is of the type '{choice.get('type')!s:.60}'", "tool_choice")
-    elif choice not in (None, "auto", "required", "none"):
-        raise RefusedRequestError(f"'tool_choice' is {choice!r:.60}", "tool_choice")
-    return bool(choice != "none")

@@ -178,6 +178,7 @@ class Request:
         may_call: whether the model may call tools.
         is_streamed, wants_usage: how the answer is to be sent.
         model: the name that the client gave.
+        previous: id of the answer that these messages stand behind; None: they are all that was said.
         form: that the answer is asked to have.
         demanded: name of the tool that is to be called; `ANY_TOOL`: one of them.
     """
@@ -190,6 +191,7 @@ class Request:
     is_streamed: bool
     wants_usage: bool
     model: str
+    previous: str | None = None
     form: Form | None = None
     demanded: str = ""
 
@@ -234,6 +236,23 @@ class Answer:
     num_sampled: int
 
 
+_TEXTS = ("text", "input_text", "output_text")
+"""Types of parts, as the APIs call them."""
+_OF_TEXTS = ("type", "text", "cache_control", "prompt_cache_breakpoint", "annotations", "citations", "parsed_output",
+             "logprobs")  # fmt: skip
+"""Fields of such parts: all but the first two are of no account."""
+
+
+def check_results(said: Sequence[Said]) -> None:
+    """Raises RefusedRequestError: what a tool gave has no call before it, so that nobody has asked for it."""
+    known = set[str]()
+    for one in said:
+        known |= {call.id for call in one.calls}
+        if one.role == "tool" and (one.call_id not in known if one.call_id else not known):
+            what = f"the result of the call '{one.call_id:.80}' stands behind no such call: send the question, too"
+            raise RefusedRequestError(what, "messages")
+
+
 def text_of(content: Any, param: str) -> str:
     """Of a message's content, which may be missing, a text, or parts.
 
@@ -250,7 +269,11 @@ def text_of(content: Any, param: str) -> str:
     for part in content:
         if isinstance(part, str):
             found.append(part)
-        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+        elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") in _TEXTS:
+            if other := next(
+                (name for name, value in part.items() if name not in _OF_TEXTS and value is not None), None
+            ):
+                raise RefusedRequestError(f"'{other:.80}' of a part with text is not known", param)
             found.append(part["text"])
         else:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__

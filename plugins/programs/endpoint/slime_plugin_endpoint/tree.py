@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slime.conversation import Conversation
 from slime_plugin_endpoint.said import Answer, Request, Said
@@ -54,18 +54,30 @@ class Node:
 
     Attributes:
         spoken: of a message that the model sampled.
+        stops: of its request, the stop strings.
         asked: requests that end here.
     """
 
-    def __init__(self, said: Said | None = None, spoken: Spoken | None = None) -> None:
-        self.said, self.spoken = said, spoken
+    def __init__(self, said: Said | None = None, spoken: Spoken | None = None, stops: Sequence[str] = ()) -> None:
+        self.said, self.spoken, self.stops = said, spoken, stops
         self.children = defaultdict[bytes, list[Node]](list)
         self.asked: list[Asked] = []
 
-    def add(self, said: Said, spoken: Spoken | None = None) -> Node:
-        node = Node(said, spoken)
+    def add(self, said: Said, spoken: Spoken | None = None, stops: Sequence[str] = ()) -> Node:
+        node = Node(said, spoken, stops)
         self.children[said.key].append(node)
         return node
+
+    def like(self, said: Said) -> Iterator[Node]:
+        """Children that are this message, be it that a client has put a stop string of its request back behind it."""
+        yield from self.children.get(said.key, ())
+        if said.role != "assistant":
+            return
+        text = said.text.rstrip()
+        for stop in {stop for of_key in self.children.values() for child in of_key for stop in child.stops}:
+            if stop.strip() and text.endswith(stop.strip()):
+                without = replace(said, text=text.removesuffix(stop.strip()))
+                yield from (child for child in self.children.get(without.key, ()) if stop in child.stops)
 
     def walk(self) -> Iterator[Node]:
         waiting = [self]
@@ -114,7 +126,7 @@ class Tree:
         paths = [_Path(self.roots.setdefault(request.tools_key, Node()))]
         known = 0
         for number, one in enumerate(said):
-            further = [_onto(path, child, one, number + 1) for path in paths for child in path.node.children[one.key]]
+            further = [_onto(path, child, one, number + 1) for path in paths for child in path.node.like(one)]
             if not further:
                 break
             paths, known = further, number + 1

@@ -178,7 +178,8 @@ def test_an_answer_that_is_cut_is_incomplete(tmp_path, text):
     assert sample.metadata["forks"] == 1, "who asks the same for the first time gets an answer of its own"
 
 
-REFUSED = {
+CALLED = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}", "status": "completed"}
+REFUSED: dict[str, dict[str, Any]] = {
     "background": {"background": True},
     "conversation": {"conversation": "conv_1"},
     "prompt": {"prompt": {"id": "p"}},
@@ -196,6 +197,12 @@ REFUSED = {
     "input[1].type": {"input": [{"role": "user", "content": "x"}, {"type": "web_search_call", "id": "ws"}]},
     "input[0].type": {"input": [{"type": "compaction", "encrypted_content": "x"}]},
     "input[0].content": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]},
+    "input[0].content[0].cut": {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "cut": 1}]}]
+    },
+    "input[0].weight": {"input": [{"role": "user", "content": "x", "weight": 1}]},
+    "input[0].namespace": {"input": [{**CALLED, "namespace": "x"}]},
+    "text.forma": {"text": {"forma": {}}},
     "input[0]": {"input": [{"role": "robot", "content": "x"}]},
     "input": {"input": None},
 }
