@@ -12,7 +12,7 @@ from dataclasses import replace
 from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
-from slime_plugin_endpoint.forms import WORDS, as_the_run_wants, is_missed
+from slime_plugin_endpoint.forms import WORDS, as_the_run_wants, is_missed, is_of_reading
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.said import (
     FULL,
@@ -53,6 +53,7 @@ class Attempt:
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
         self._missed: list[tuple[Asked, Place, Node]] = []
+        self._unchecked: list[tuple[Asked, Place, Node]] = []
         self._asks_forms = False
         self._running: set[asyncio.Task[Answer]] = set()
         self._numbers = itertools.count()
@@ -99,13 +100,14 @@ class Attempt:
         except RefusedError as error:
             raise _refused(error) from None
 
-    @property
-    def has_missed(self) -> bool:
-        """Whether somebody heard an answer that is not of the form that was asked, and neither went on behind it nor
-        asked again."""
+    def is_broken_by_form(self, error: Exception) -> bool:
+        """Whether an agent failed by the policy: somebody heard an answer that is not of the form that was asked, and
+        neither went on behind it nor asked again; or JSON of a schema that the agent alone knows, which it could not
+        read."""
+        found = self._missed + (self._unchecked if is_of_reading(error) else [])
         return any(
             asked.is_heard and asked is place.node.asked[-1] and not any(said.children.values())
-            for asked, place, said in self._missed
+            for asked, place, said in found
         )
 
     def close(self) -> None:
@@ -196,6 +198,8 @@ class Attempt:
         self._asks_forms |= request.form is not None or bool(request.demanded)
         if is_missed(request, answer):
             self._missed.append((asked, place, said))
+        elif request.form and request.form.schema is None:
+            self._unchecked.append((asked, place, said))
         return answer
 
     def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[Message]]:

@@ -7,6 +7,7 @@ another one: of the tokens that the form allows.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from slime_plugin_endpoint.said import ANY_TOOL, Answer, Form, RefusedRequestErr
 WORDS, UNSAID, REFUSE = "words", "unsaid", "refuse"
 STRUCTURED = (WORDS, UNSAID, REFUSE)
 """What a run does with them, see `EndpointOptions.structured`."""
+_OF_READING = re.compile(r"\b\w*(?:Pars|Validation|Decode|Schema|StructuredOutput)\w*(?:Error|Exception)\b")
+"""Names of exceptions, as a traceback has them: ValidationError, JSONDecodeError, AdapterParseError and the like."""
 _KINDS = ("text", "json_object", "json_schema")
 
 
@@ -95,6 +98,12 @@ def is_missed(request: Request, answer: Answer) -> bool:
         return not _fits(answer.said.text, request.form)
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in request.tools} if calls else {}
     return any(not _is_valid(call.arguments, schemas.get(call.name)) for call in calls)
+
+
+def is_of_reading(error: Exception) -> bool:
+    """Whether an agent's error is one by which libraries say that they cannot read an answer."""
+    names = (each.__name__ for each in type(error).__mro__)
+    return any(map(_OF_READING.fullmatch, names)) or bool(_OF_READING.search(getattr(error, "output", "")))
 
 
 def _fits(text: str, form: Form) -> bool:

@@ -63,7 +63,7 @@ class EndpointProgram:
             except KilledAgentError:
                 raise
             except Exception as error:
-                if not attempt.has_missed:
+                if not attempt.is_broken_by_form(error):
                     raise
                 log.debug("An attempt gets a reward, because an answer missed its form: its agent failed by %r", error)
                 return attempt.verdict or Verdict.of(0.0)

@@ -143,6 +143,13 @@ async def breaks_after(client, endpoint):
     raise RuntimeError("a fault of its own")
 
 
+async def reads(client, endpoint):
+    """As dspy does, which says in words alone what the JSON is to have."""
+    answer = await client.chat.completions.create(model="m", messages=[user()], response_format={"type": "json_object"})
+    City.model_validate_json(answer.choices[0].message.content)
+    raise RuntimeError("a fault of its own")
+
+
 async def breaks(client, endpoint):
     await client.chat.completions.create(model="m", messages=[user()])
     raise RuntimeError("a fault of its own")
@@ -178,6 +185,8 @@ async def judges_itself(client, endpoint):
         (asks_again, ["Paris", "two"], 0.0),
         (breaks_after, ["Paris", RIGHT], "error"),
         (breaks_after, [RIGHT], "error"),
+        (reads, [WRONG], 0.0),
+        (reads, [RIGHT], "error"),
         (breaks, ["Paris"], "error"),
         (calls, [CALL % '{"a": 1}'], None),
         (calls, [CALL % '{"b": 1}'], 0.0),
@@ -212,6 +221,8 @@ answer = OpenAI().chat.completions.create(
     [
         ("json.loads(answer.choices[0].message.content)", "Paris", 0.0),
         ("json.loads(answer.choices[0].message.content)", RIGHT, None),
+        ("raise type('AdapterParseError', (Exception,), {})('not so')", RIGHT, 0.0),
+        ("raise KeyError('a fault of its own')", RIGHT, "error"),
         ("os.kill(os.getpid(), 9)", "Paris", "error"),
         ("sys.exit('a fault of its own')", RIGHT, "error"),
     ],
