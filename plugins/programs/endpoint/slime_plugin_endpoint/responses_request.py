@@ -149,7 +149,7 @@ def _messages(body: Mapping[str, Any], repeated: Repeated) -> list[list[Any]]:
     items = items or []
     if len(items) > MAX_MESSAGES:
         raise RefusedRequestError(f"there are {len(items)} items: {MAX_MESSAGES} is the limit", "input", FULL)
-    found, group = list[list[Any]](), _Group()
+    found, group, groups = list[list[Any]](), _Group(), list[_Group]()
     calls = {call.id: name for name, (_, answer) in repeated.answered.items() for call in answer.said.calls}
     for number, item in enumerate(items):
         item = _referred(item, repeated, f"input[{number}]")
@@ -162,7 +162,11 @@ def _messages(body: Mapping[str, Any], repeated: Repeated) -> list[list[Any]]:
         if not group.takes(_RANKS[kind], answer):
             group = _Group([number])
             found.append(group.items)
+            groups.append(group)
         group.add(item, _RANKS[kind], answer)
+    for each in groups:
+        if each.answer:
+            each.complete(repeated.answered[each.answer][1].said)
     return found
 
 
@@ -187,6 +191,12 @@ class _Group:
     def add(self, item: Any, rank: int, answer: str | None) -> None:
         self.items.append(item)
         self.answer, self.rank = self.answer or answer, rank
+
+    def complete(self, said: Said) -> None:
+        """Some clients send calls back without the words before them: the model said these, too."""
+        kinds = [item.get("type") or "message" for item in self.items[1:]]
+        if said.calls and kinds.count("function_call") == len(said.calls) and "message" not in kinds:
+            self.items.append({"type": "message", "role": "assistant", "content": said.text})
 
     def behind_result(self) -> _Group:
         self.has_result = True
@@ -216,7 +226,7 @@ def _kind(item: Any, param: str) -> str:
         raise RefusedRequestError("not an item", param)
     kind = item.get("type") or "message"
     if kind == "message":
-        if item.get("role") not in _ROLES:
+        if str(item.get("role")) not in _ROLES:
             raise RefusedRequestError("not a message with a known role", param)
         ITEMS[kind].check(item, f"{param}.")
         return "message" if item["role"] == "assistant" else "said"

@@ -8,8 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent, response_create_params
 from pydantic import TypeAdapter
+from slime_plugin_endpoint.responses_request import RESPONSES
 
 from plugins.programs.endpoint.tests.played import END, Stage, counting
 from slime.types import Status
@@ -80,6 +81,7 @@ ECHOES = {
     "results behind their calls, without ids": lambda items: interleaved(stripped(items)),
     "by reference": lambda items: [{"type": "item_reference", "id": item["id"]} for item in items],
     "thinking encrypted": summed_up,
+    "calls alone": lambda items: [item for item in items if item["type"] == "function_call"],
 }
 
 
@@ -206,6 +208,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "input[0]": {"input": [{"role": "robot", "content": "x"}]},
     "input": {"input": None},
 }
+ODD: list[Any] = [
+    [], {}, 1, [[]], [{}], [1], [{"role": []}], [{"type": []}], [{"role": "user", "content": {}}],
+    [{"role": "user", "content": [{"type": []}]}], [{"type": "reasoning", "summary": [1]}],
+]  # fmt: skip
 LIKE_THEM = {
     "background": False, "top_logprobs": 0, "include": ["web_search_call.action.sources"], "max_output_tokens": 9000,
     "tool_choice": {"type": "function", "name": "add"}, "tools": [{**TOOL, "strict": True, "defer_loading": False}],
@@ -222,6 +228,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path):
         async def ask(more):
             return await client.post("/responses", body={"model": "m", "input": "x", **more}, cast_to=Response)
 
+        for odd in ODD:
+            with pytest.raises(openai.BadRequestError):
+                await ask({"input": odd})
         for name, more in REFUSED.items():
             with pytest.raises(openai.BadRequestError) as refused:
                 await ask(more)
@@ -236,6 +245,12 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path):
         assert count == {"object": "response.input_tokens", "input_tokens": plain.usage.input_tokens}
 
     play(tmp_path, agent, counting())
+
+
+def test_every_field_of_openai_s_types_is_known():
+    fields = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
+    assert fields > {"input", "store", "background"}
+    assert not fields - RESPONSES.known, "a new release brings fields"
 
 
 def test_two_apis_share_one_conversation(tmp_path):
