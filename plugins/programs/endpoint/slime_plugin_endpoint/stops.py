@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from slime_plugin_endpoint.said import END_THINK, THINK
 
 
-class Stops(NamedTuple):
+@dataclass(frozen=True)
+class Stops:
     """Attributes:
     strings: one of which ends an answer.
     opens_thinking: whether the prompt itself opens the thinking, so that every answer begins within.

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slime.conversation import Conversation
+from slime_plugin_endpoint.echoes import origins
 from slime_plugin_endpoint.said import Answer, Request, Said
 
 
@@ -69,15 +70,13 @@ class Node:
         return node
 
     def like(self, said: Said) -> Iterator[Node]:
-        """Children that are this message, be it that a client has put a stop string of its request back behind it."""
+        """Children that are this message, as the model said them or as a client rewrote them."""
         yield from self.children.get(said.key, ())
         if said.role != "assistant":
             return
-        text = said.text.rstrip()
-        for stop in {stop for of_key in self.children.values() for child in of_key for stop in child.stops}:
-            if stop.strip() and text.endswith(stop.strip()):
-                without = replace(said, text=text.removesuffix(stop.strip()))
-                yield from (child for child in self.children.get(without.key, ()) if stop in child.stops)
+        stops = {stop for of_key in self.children.values() for child in of_key for stop in child.stops}
+        for origin in origins(said, stops):
+            yield from (child for child in self.children.get(origin.key, ()) if child.spoken)
 
     def walk(self) -> Iterator[Node]:
         waiting = [self]

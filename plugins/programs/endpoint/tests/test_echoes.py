@@ -119,3 +119,33 @@ def test_a_result_without_its_question_is_refused_beside_one_that_has_it(tmp_pat
             assert answer.status_code == status, answer.text
 
     play(tmp_path, agent)
+
+
+def test_calls_that_a_client_writes_as_words_are_the_calls(tmp_path):
+    """As smolagents does; words for another call, or that cannot be read, are a change."""
+    words = "I add.\nCalling tools:\n[{'id': 'x', 'type': 'function', 'function': {'name': 'add', 'arguments': %s}}]"
+    cases = [(words % "{'a': 1}", 0), (words % "'{\"a\": 1}'", 0), (words % "{'a': 2}", 1),
+    ("I add.\nCalling tools:\n[{]", 1),
+             (words % "__import__", 1), ("I add.\nCalling tools:\n[{'id': 'x'}]", 1)]  # fmt: skip
+    for number, (text, forks) in enumerate(cases):
+        say = iter([f"I add.\n{CALL}", f"It is 3.{END}"])
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        stage = Stage(folder, lambda _, say=say: next(say))
+
+        async def agent(task, endpoint, text=text):
+            async with httpx.AsyncClient(timeout=60) as client:
+                function = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
+                body = {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "tools": [{"type": "function", "function": function}],
+                }
+                await client.post(f"{endpoint.url}/chat/completions", json=body)
+                body["messages"] += [
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": "Observation:\n3"},
+                ]
+                await client.post(f"{endpoint.url}/chat/completions", json=body)
+
+        sample = stage.play(agent)
+        assert (sample.metadata["requests"], sample.metadata["forks"]) == (2, forks), text

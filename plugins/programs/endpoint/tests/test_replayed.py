@@ -16,9 +16,9 @@ from plugins.programs.endpoint.tests.record import CLIENTS, RECORDED, says
 from slime.types import Status
 
 CALLS = '<tool_call>\n{"name": "add", "arguments": {"a": 1,"b":false}}\n</tool_call>\n' * 2
-TURNS = {"openai_agents": [3], "pydantic_ai": [2, 2, 3], "smolagents": [1, 1, 1]}
+TURNS = {"openai_agents": [3], "pydantic_ai": [2, 2, 3], "smolagents": [1, 2]}
 """Turns of each segment; of the others, a sub-agent's two, twice, and one behind a compaction. smolagents writes
-earlier calls as words of its own, so that each of its requests begins a conversation."""
+earlier calls as words of its own, and asks for its last answer by another system prompt."""
 
 
 def varied(body, rng: random.Random):
