@@ -105,7 +105,7 @@ def _said(message: Any, number: int) -> Iterator[Said]:
         return
     parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in content]
     for place, part in enumerate(parts):
-        if known := fields.BLOCKS.get(part.get("type", "")):
+        if known := fields.BLOCKS.get(str(part.get("type"))):
             known.check(part, f"{param}.content.{place}.")
     words = [part for part in parts if part.get("type") not in ("tool_use", "tool_result", *_THINKING)]
     for part in parts:

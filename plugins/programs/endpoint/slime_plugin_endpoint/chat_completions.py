@@ -58,7 +58,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
 
 def _said(message: Any, number: int) -> list[Said]:
     param = f"messages[{number}]"
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    if not isinstance(message, dict) or str(message.get("role")) not in ROLES:
         raise RefusedRequestError("not a message with a known role", param)
     role = ROLES[message["role"]]
     _OF_ROLE.get(role, fields.COMPLETIONS_MESSAGE).check(message, f"{param}.")

@@ -223,3 +223,40 @@ def test_a_sampling_that_is_the_run_s_is_told_once(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "Agents ask for temperature=0.7; the run's own configuration is taken instead"
     ]
+
+
+def places(value, path=()):
+    """Every place within a body."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, each in inner:
+        yield (*path, step)
+        yield from places(each, (*path, step))
+
+
+FULL = {
+    chat_completions: {**OPENAI, "tool_choice": "auto", "stop": ["a"], "stream_options": {"include_usage": True}},
+    anthropic_messages: {**ANTHROPIC, "tool_choice": {"type": "auto"}, "stop_sequences": ["a"],
+                         "thread": {"type": "create"}, "system": [{"type": "text", "text": "s"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+@pytest.mark.parametrize(
+    "odd", [None, True, 0, -1.5, "", "x", [], [[]], {}, {"x": {}}, [None], 2**70, "\ufffd"], ids=repr
+)
+def test_whatever_stands_in_a_field_is_read_or_refused(dialect, odd):
+    """Any other exception would be a 500."""
+    params = set()
+    for place in places(FULL[dialect]):
+        body = copy.deepcopy(FULL[dialect])
+        inner = body
+        for step in place[:-1]:
+            inner = inner[step]
+        inner[place[-1]] = odd
+        try:
+            request = dialect.read(body, Repeated())
+            check_results(request.said)
+            request.prepare()
+        except RefusedRequestError as refused:
+            params.add(refused.param)
+    assert "" not in params, "what is refused is named"

@@ -65,13 +65,14 @@ def test_a_path_asked_by_another_method_names_the_right_one(tmp_path):
 
 
 def test_errors_are_what_the_clients_own_classes_say(tmp_path):
+    anthropic = pytest.importorskip("anthropic")
+
     async def agent(endpoint, client):
         async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=endpoint.key) as chat:
             with pytest.raises(openai.NotFoundError, match="makes no embeddings"):
                 await chat.embeddings.create(model="m", input="x")
             for name in ("policy", "org/any-name"):
                 assert (await chat.models.retrieve(name)).id == name
-        anthropic = pytest.importorskip("anthropic")
         async with anthropic.AsyncAnthropic(base_url=endpoint.anthropic_url, api_key=endpoint.key) as chat:
             with pytest.raises(anthropic.NotFoundError, match="no batches"):
                 await chat.messages.batches.list()
