@@ -21,8 +21,8 @@ from slime_plugin_endpoint.server import MODEL
 
 MAX_PROMPT_BYTES = 100_000
 """Of SLIME_PROMPT: the kernel allows no variable of more than 128 KiB."""
-_TAIL = 2000
-"""Characters of the output by which a failure is told."""
+_TAIL = 8000
+"""Characters of the output by which a failure is told: libraries print the model's answer with it."""
 _CHUNK = 1 << 16
 _KEY = "rollout.program.options.environment"
 log = logging.getLogger(__name__)
@@ -30,7 +30,19 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 class AgentError(Exception):
-    """The agent's process ended with a fault."""
+    """The agent's process ended with a fault.
+
+    Args:
+        output: the end of what it printed.
+    """
+
+    def __init__(self, reason: str, output: str = "") -> None:
+        super().__init__(reason)
+        self.output = output
+
+
+class KilledAgentError(AgentError):
+    """It ended by a signal, or because it took too much."""
 
 
 class Surroundings:
@@ -95,13 +107,13 @@ async def run_command(command: str, memory_mb: int, surroundings: Surroundings, 
         # Because what lasts longer than the event loop complains when it ends. Killed processes end at once.
         await asyncio.wait({end}, timeout=GRACE_S)
     if code:
-        how = f"ended with exit code {code}"
+        how, kind = f"ended with exit code {code}", AgentError
         if code > 128 and (name := _SIGNALS.get(code - 128)):
-            how = f"was killed by {name}"
+            how, kind = f"was killed by {name}", KilledAgentError
         elif code == keeper.OUT_OF_BOUNDS:
-            how = "was killed"
+            how, kind = "was killed", KilledAgentError
         last = tail.strip().rpartition("\n")[2]
-        raise AgentError(surroundings.explained(f"the agent {how}: {last}" if last else f"the agent {how}"))
+        raise kind(surroundings.explained(f"the agent {how}: {last}" if last else f"the agent {how}"), tail)
 
 
 async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, int]:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_plugin_endpoint import fields
+from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
+    Form,
     RefusedRequestError,
     Repeated,
     Request,
@@ -62,7 +64,20 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         wants_usage=True,
         model=str(body.get("model", "")),
         previous=_previous(body),
+        form=_form(body),
+        demanded=demanded(choice),
     )
+
+
+def _form(body: Mapping[str, Any]) -> Form | None:
+    """In its two places, an older one and a newer one."""
+    for place, name, param in (
+        (of_kind(body, "output_config", dict, {}), "format", "output_config.format"),
+        (body, "output_format", "output_format"),
+    ):
+        if found := form_in(of_kind(place, name, dict, {}), param):
+            return found
+    return None
 
 
 def _previous(body: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
+from slime_plugin_endpoint.forms import WORDS, as_the_run_wants, is_missed, is_of_reading
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.said import (
     FULL,
@@ -19,12 +20,11 @@ from slime_plugin_endpoint.said import (
     RefusedRequestError,
     Repeated,
     Request,
-    Said,
     check_results,
     messages_of,
 )
 from slime_plugin_endpoint.stops import Stops
-from slime_plugin_endpoint.tree import Asked, Place, Spoken, Thread, Tree
+from slime_plugin_endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Attempt:
     Args:
         model: asks the engines.
         hearing: reads what the model says.
+        structured: as `EndpointOptions.structured`.
 
     Attributes:
         broken: done when no turn can be made any more, with what ended the last one.
@@ -45,13 +46,15 @@ class Attempt:
 
     verdict: Verdict | None = None
 
-    def __init__(self, model: Responder, hearing: Hearing) -> None:
+    def __init__(self, model: Responder, hearing: Hearing, structured: str = WORDS) -> None:
         self.key = secrets.token_urlsafe(24)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.repeated, self.reading = Repeated(), asyncio.Lock()
+        self.repeated, self.reading, self.structured = Repeated(), asyncio.Lock(), structured
         self._model, self._hearing, self._tree = model, hearing, Tree()
         self._num_conversations = self._num_turns = self._num_ill_formed = 0
-        self._answers: dict[str, tuple[Request, Said]] = {}
+        self._missed: list[tuple[Asked, Place, Node]] = []
+        self._unchecked: list[tuple[Asked, Place, Node]] = []
+        self._asks_forms = False
         self._running: set[asyncio.Task[Answer]] = set()
         self._numbers = itertools.count()
 
@@ -66,13 +69,13 @@ class Attempt:
         Raises:
             RefusedRequestError: it cannot be answered.
         """
-        request = self._continued(request)
+        bare, request = self._worded(request)
         place = self._placed(request)
         for asked in reversed(place.node.asked):
             is_unheard = not asked.is_heard and not asked.num_waiting
             if asked.request.terms == request.terms and (is_repeated is not False or is_unheard):
                 return asked
-        work = asyncio.get_running_loop().create_task(self._answer(place, request))
+        work = asyncio.get_running_loop().create_task(self._answer(place, request, bare))
         asked = Asked(request, work)
         place.node.asked.append(asked)
         self._running.add(work)
@@ -85,7 +88,7 @@ class Attempt:
         Raises:
             RefusedRequestError: it could not be answered.
         """
-        request = self._continued(request)
+        _, request = self._worded(request)
         await self._prepare(request)
         place = self._placed(request)
         self._tree.forget(place)
@@ -96,6 +99,16 @@ class Attempt:
             return await spoken.thread.conversation.branch(spoken.number).count(*new)
         except RefusedError as error:
             raise _refused(error) from None
+
+    def is_broken_by_form(self, error: Exception) -> bool:
+        """Whether an agent failed by the policy: somebody heard an answer that is not of the form that was asked, and
+        neither went on behind it nor asked again; or JSON of a schema that the agent alone knows, which it could not
+        read."""
+        found = self._missed + (self._unchecked if is_of_reading(error) else [])
+        return any(
+            asked.is_heard and asked is place.node.asked[-1] and not any(said.children.values())
+            for asked, place, said in found
+        )
 
     def close(self) -> None:
         """Answer no more. What nobody has heard is forgotten."""
@@ -109,6 +122,8 @@ class Attempt:
         self._model.note("requests", self._num_turns)
         self._model.note("forks", max(0, self._num_conversations - 1))
         self._model.note("ill_formed_calls", self._num_ill_formed)
+        if self._asks_forms:
+            self._model.note("missed_forms", len(self._missed))
 
     def _end(self, place: Place, asked: Asked) -> None:
         self._running.discard(asked.work)
@@ -124,6 +139,11 @@ class Attempt:
     async def _prepare(self, request: Request) -> None:
         await self._hearing.prepare(self._model, bool(request.tools) or any(said.calls for said in request.said))
 
+    def _worded(self, request: Request) -> tuple[Request, Request]:
+        """A request with all that it is about, and the same with the words by which the form of its answer is asked."""
+        bare = self._continued(request)
+        return bare, as_the_run_wants(bare, self.structured)
+
     def _continued(self, request: Request) -> Request:
         """All that a request is about, where it goes on behind an answer that it names.
 
@@ -131,14 +151,14 @@ class Attempt:
             RefusedRequestError: there is no such answer, or a result without its question.
         """
         if request.previous is not None:
-            if request.previous not in self._answers:
+            if request.previous not in self.repeated.answered:
                 what = f"this attempt has no answer of the id '{request.previous:.80}'"
                 raise RefusedRequestError(what, "previous_message_id")
-            earlier, answer = self._answers[request.previous]
+            earlier, answer = self.repeated.answered[request.previous]
             new, before = request.said, earlier.said
             if new and new[0].role == "system":
                 new, before = new[1:], (new[0], *(one for one in before if one.role != "system"))
-            said = (*before, answer, *new)
+            said = (*before, answer.said, *new)
             request = replace(request, said=said, tools=request.tools or earlier.tools, previous=None)
         check_results(request.said)
         return request
@@ -153,7 +173,7 @@ class Attempt:
             raise RefusedRequestError("the last message is the assistant's, and not what the model said", "messages")
         return place
 
-    async def _answer(self, place: Place, request: Request) -> Answer:
+    async def _answer(self, place: Place, request: Request, bare: Request) -> Answer:
         await self._prepare(request)
         thread, number, new = self._thread(place, request)
         stops = Stops(request.stop, self._hearing.opens_thinking)
@@ -170,11 +190,16 @@ class Attempt:
             raise RefusedRequestError(f"the conversation has no room for another token ({room})", "messages", FULL)
         answer = self._heard(turn, request, stops)
         spoken = Spoken(thread, number)
-        place.node.add(answer.said, spoken, request.stop)
-        self._answers[answer.id] = request, answer.said
+        said = place.node.add(answer.said, spoken, request.stop)
+        self.repeated.answered[answer.id] = bare, answer
         asked = next(each for each in place.node.asked if each.work is asyncio.current_task())
         asked.spoken = spoken
         self._num_turns += 1
+        self._asks_forms |= request.form is not None or bool(request.demanded)
+        if is_missed(request, answer):
+            self._missed.append((asked, place, said))
+        elif request.form and request.form.schema is None:
+            self._unchecked.append((asked, place, said))
         return answer
 
     def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[Message]]:

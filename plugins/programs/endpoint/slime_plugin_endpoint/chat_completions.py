@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_plugin_endpoint import fields
+from slime_plugin_endpoint.forms import demanded, form_in
 from slime_plugin_endpoint.said import (
     Answer,
     Call,
@@ -35,9 +36,6 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     fields.COMPLETIONS.check(body)
     if of_kind(body, "n", int, 1) != 1:
         raise RefusedRequestError("'n' is 1: ask again for another answer", "n")
-    form = of_kind(body, "response_format", dict, {})
-    if form.get("type", "text") != "text":
-        raise RefusedRequestError(f"'response_format' is '{form['type']}': only text is supported", "response_format")
     if (modalities := of_kind(body, "modalities", list, ["text"])) != ["text"]:
         raise RefusedRequestError(f"'modalities' is {modalities!r:.60}: the model says text alone", "modalities")
     tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))]
@@ -53,6 +51,8 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         is_streamed=bool(body.get("stream")),
         wants_usage=bool(options.get("include_usage")),
         model=str(body.get("model", "")),
+        form=form_in(of_kind(body, "response_format", dict, {}), "response_format"),
+        demanded=demanded(body.get("tool_choice")),
     )
 
 

@@ -123,7 +123,7 @@ STREAM_OPTIONS = Fields(honoured=("include_usage",), ignored=("include_obfuscati
 
 MESSAGES = Fields(
     honoured=("messages", "model", "max_tokens", "stop_sequences", "stream", "system", "tools", "tool_choice", "thread",
-              "output_config"),
+              "output_config", "output_format"),
     ignored=("metadata", "cache_control", "service_tier", "speed", "inference_geo", "diagnostics", "billing_policy",
              "user_profile_id", "workspace_id", "betas", "fallback_credit_token", "fallbacks"),
     of_the_run=("temperature", "top_p", "top_k", "thinking"),
@@ -132,7 +132,6 @@ MESSAGES = Fields(
         "mcp_servers": _SERVER,
         "context_management": "nothing of a history is left out here: shorten it in the agent",
         "compaction": "nothing of a history is left out here: shorten it in the agent",
-        "output_format": "only text is answered",
     },
     meant={"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
            "response_format": "output_config", "prefill": "messages", "functions": "tools",
@@ -155,8 +154,8 @@ BLOCKS: Mapping[str, Fields] = {
                           refused={"toolset_name": _SERVER}),
 }  # fmt: skip
 OUTPUT = Fields(
-    honoured=(), of_the_run=("effort",),
-    refused={"format": "only text is answered", "task_budget": _IN_WORDS},
+    honoured=("format",), of_the_run=("effort",),
+    refused={"task_budget": _IN_WORDS},
 )  # fmt: skip
 MESSAGES_TOOL = Fields(
     honoured=("name", "description", "input_schema"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 
 from slime_plugin_tools.named import coroutine_function
 
 from slime.errors import SlimeError
+from slime_plugin_endpoint.forms import STRUCTURED
 
 _WHERE = "rollout.program.options"
 
@@ -29,6 +31,10 @@ class EndpointOptions:
     environment: list[str] = field(default_factory=list)
     """Variables of the environment that a command gets although they look like secrets. A function runs in the driver,
     and has all."""
+    structured: str = "words"
+    """What is done where a client asks for answers of a form, as JSON by a schema. `words`: the first message of the
+    conversation says it to the policy. `unsaid`: the program's own prompts say it. `refuse`: status 400. The policy
+    always samples freely, so that an answer may miss its form; a program that fails by that gets the reward 0."""
     parser: str | None = None
     """How calls of tools are written, as SGLang's `tool_call_parser` names it, or `name-json`. Empty: as the chat
     template writes them."""
@@ -40,5 +46,9 @@ def check(options: EndpointOptions) -> None:
         what = "two agent programs are named" if options.command else "no agent program is named"
         todo = f"Set {_WHERE}.command='python my_agent.py', or {_WHERE}.path=my_agent.py:run."
         raise SlimeError(what, where=_WHERE, todo=todo)
+    if options.structured not in STRUCTURED:
+        near = difflib.get_close_matches(options.structured, STRUCTURED, 1)
+        todo = f"Did you mean '{near[0]}'?" if near else f"Take one of {', '.join(STRUCTURED)}."
+        raise SlimeError(f"'{options.structured}' is not known", where=f"{_WHERE}.structured", todo=todo)
     if options.path:
         coroutine_function(options.path, "task", "endpoint")

@@ -10,20 +10,19 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from slime_plugin_endpoint import anthropic_messages, chat_completions
+from slime_plugin_endpoint import anthropic_messages, chat_completions, responses
 from slime_plugin_endpoint.bodies import TurnedAwayError
 
-CHAT, MESSAGES, COUNT, MODELS, MODEL, VERDICT = (
-    "chat/completions", "messages", "messages/count_tokens", "models", "models/", "verdict",
+CHAT, MESSAGES, COUNT, MODELS, MODEL, RESPONSES, RESPONSE, COUNT_ITEMS, VERDICT = (
+    "chat/completions", "messages", "messages/count_tokens", "models", "models/", "responses", "responses/",
+    "responses/input_tokens", "verdict",
 )  # fmt: skip
-METHODS = {CHAT: "POST", MESSAGES: "POST", COUNT: "POST", MODELS: "GET", MODEL: "GET", VERDICT: "POST"}
+METHODS = {CHAT: "POST", MESSAGES: "POST", COUNT: "POST", MODELS: "GET", MODEL: "GET", RESPONSES: "POST",
+           COUNT_ITEMS: "POST", RESPONSE: "GET, DELETE", VERDICT: "POST"}  # fmt: skip
 """What is answered, by the first words of its path; one that ends with a slash has a name behind it."""
 _ELSEWHERE = "Give the agent a client of its own for it, with another base URL."
 _OTHERS: Mapping[str, str] = {
-    "responses": "The Responses API is not here. Have the client ask chat/completions: openai-agents by "
-    "set_default_openai_api('chat_completions'), pydantic-ai by OpenAIChatModel('policy') in place of 'openai:policy', "
-    "langchain-openai by use_responses_api=False, litellm by a model that begins with 'openai/'.",
-    "conversations": "Nothing is kept under an id. Send the whole history to chat/completions.",
+    "conversations": "Conversations are not kept. Name the answer before by previous_response_id, or send all of it.",
     "completions": "Only chats are answered. Ask chat/completions; with litellm 'openai/policy', and no "
     "'text-completion-openai/policy'.",
     "complete": "Only chats are answered. Ask messages.",
@@ -69,6 +68,8 @@ def asked(http: web.BaseRequest) -> Asked:
     is_anthropic = (
         what.removeprefix("v1/").partition("/")[0] in ("messages", "complete") or "anthropic-version" in http.headers
     )
+    if what in (RESPONSES, RESPONSE, COUNT_ITEMS):
+        return Asked(key, what, name, responses)
     return Asked(key, what, name, anthropic_messages if is_anthropic else chat_completions)
 
 
@@ -80,7 +81,7 @@ def check(what: str, http: web.BaseRequest) -> None:
     """Raises TurnedAwayError: the path or its method is not what is answered; says what to ask."""
     where = f"{http.method} {what:.200}"
     if method := METHODS.get(what):
-        if http.method != method:
+        if http.method not in method.split(", "):
             raise TurnedAwayError(f"{where} is asked by {method} alone", HTTPStatus.METHOD_NOT_ALLOWED, allow=method)
         return
     raise TurnedAwayError(f"{where} is not what this endpoint answers. {_todo(what)}", HTTPStatus.NOT_FOUND)
@@ -98,4 +99,4 @@ def _todo(what: str) -> str:
     near = difflib.get_close_matches(plain, METHODS, 1, 0.6)
     if near:
         return f"Did you mean '{near[0].rstrip('/')}'?"
-    return f"It answers {', '.join(sorted(name.rstrip('/') for name in METHODS if name != MODEL))}."
+    return f"It answers {', '.join(sorted(name.rstrip('/') for name in METHODS if name not in (MODEL, RESPONSE)))}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,13 @@ from slime_plugin_tools.named import named
 from slime.contracts import Responder
 from slime.sampling.held import GRACE_S, held
 from slime.types import Task, Verdict
-from slime_plugin_endpoint.agent import Surroundings, run_command
+from slime_plugin_endpoint.agent import KilledAgentError, Surroundings, run_command
 from slime_plugin_endpoint.attempt import Attempt
 from slime_plugin_endpoint.hearing import Hearing
 from slime_plugin_endpoint.options import EndpointOptions, check
 from slime_plugin_endpoint.server import Server
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class EndpointProgram:
         self._options = options
         self._surroundings = Surroundings(options.environment) if options.command else None
         self._function = named(options.path) if options.path else None
-        self._server = Server(options.host, Hearing(options.parser))
+        self._server = Server(options.host, Hearing(options.parser), options.structured)
 
     async def run(self, task: Task, model: Responder) -> Verdict | None:
         async with self._server.attempt(model) as (attempt, url):
@@ -55,7 +58,15 @@ class EndpointProgram:
                 await _ended(agent)
             if attempt.broken.done():
                 attempt.broken.result()  # raises what ended the last turn
-            verdict = agent.result()
+            try:
+                verdict = agent.result()
+            except KilledAgentError:
+                raise
+            except Exception as error:
+                if not attempt.is_broken_by_form(error):
+                    raise
+                log.debug("An attempt gets a reward, because an answer missed its form: its agent failed by %r", error)
+                return attempt.verdict or Verdict.of(0.0)
             return attempt.verdict if verdict is None else verdict
 
     async def _agent(self, task: Task, attempt: Attempt, url: str) -> Verdict | None:

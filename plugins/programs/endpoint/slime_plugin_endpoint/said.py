@@ -14,6 +14,7 @@ from slime_plugin_endpoint import values
 THINK, END_THINK = "<think>", "</think>"
 FULL = "context_length_exceeded"
 """The code by which agents know that they have to compact their history."""
+ANY_TOOL = "*"
 MAX_MESSAGES, MAX_STOPS = 4096, 64
 """Messages and stop strings of a request. Finding and rendering this many messages takes a tenth of a second."""
 
@@ -123,9 +124,14 @@ def without_thinking(text: str) -> str:
 
 
 class Repeated:
-    """What a client says again with each request. Of a history, only what is new in it is read."""
+    """What a client says again with each request. Of a history, only what is new in it is read.
+
+    Attributes:
+        answered: what was asked and said, by the answers' ids, which clients of some APIs say in place of a history.
+    """
 
     def __init__(self) -> None:
+        self.answered: dict[str, tuple[Request, Answer]] = {}
         self._read: Callable[[Any, int], Iterable[Said]] | None = None
         self._known: list[tuple[bytes, tuple[Said, ...]]] = []
 
@@ -149,6 +155,20 @@ class Repeated:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What an answer is to be: JSON by a schema, or any JSON object.
+
+    Attributes:
+        about: its name and what it is for.
+        param: field of the request that asks for it.
+    """
+
+    schema: Mapping[str, Any] | None
+    about: str
+    param: str
+
+
+@dataclass(frozen=True)
 class Request:
     """What a client asks.
 
@@ -159,6 +179,8 @@ class Request:
         is_streamed, wants_usage: how the answer is to be sent.
         model: the name that the client gave.
         previous: id of the answer that these messages stand behind; None: they are all that was said.
+        form: that the answer is asked to have.
+        demanded: name of the tool that is to be called; `ANY_TOOL`: one of them.
     """
 
     said: tuple[Said, ...]
@@ -170,6 +192,8 @@ class Request:
     wants_usage: bool
     model: str
     previous: str | None = None
+    form: Form | None = None
+    demanded: str = ""
 
     @cached_property
     def tools_key(self) -> bytes:
@@ -190,7 +214,7 @@ class Request:
     @property
     def terms(self) -> tuple[Any, ...]:
         """What a repeated request has in common with the first, beside the messages."""
-        return self.max_tokens, self.stop, self.may_call
+        return self.max_tokens, self.stop, self.may_call, self.form
 
 
 @dataclass(frozen=True)

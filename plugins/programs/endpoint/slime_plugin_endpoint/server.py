@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 
 from slime.contracts import Responder
-from slime_plugin_endpoint import paths
+from slime_plugin_endpoint import paths, responses
 from slime_plugin_endpoint.attempt import Attempt
 from slime_plugin_endpoint.bodies import MAX_VERDICT, Bodies, TurnedAwayError, read
 from slime_plugin_endpoint.door import Connection, Door
@@ -35,10 +35,11 @@ class Server:
     Args:
         host: address that it listens at.
         hearing: reads what the model says.
+        structured: as `EndpointOptions.structured`.
     """
 
-    def __init__(self, host: str, hearing: Hearing) -> None:
-        self._host, self._hearing = host, hearing
+    def __init__(self, host: str, hearing: Hearing, structured: str) -> None:
+        self._host, self._hearing, self._structured = host, hearing, structured
         self._attempts: dict[str, Attempt] = {}
         self._closed: set[str] = set()
         self._starting: asyncio.Task[tuple[Door, int]] | None = None
@@ -48,7 +49,7 @@ class Server:
     @asynccontextmanager
     async def attempt(self, model: Responder) -> AsyncIterator[tuple[Attempt, str]]:
         """An attempt that can be asked until the end of the block, and its URL, without the API's `/v1`."""
-        attempt = Attempt(model, self._hearing)
+        attempt = Attempt(model, self._hearing, self._structured)
         self._attempts[attempt.key] = attempt
         self._starting = self._starting or asyncio.create_task(self._start())
         door: Door | None = None
@@ -93,8 +94,10 @@ class Server:
                 return _models(asked.name)
             if asked.what == paths.VERDICT:
                 return await self._verdict(http, attempt)
-            if asked.what == paths.COUNT:
+            if asked.what in (paths.COUNT, paths.COUNT_ITEMS):
                 return await self._counted(http, dialect, attempt)
+            if asked.what == paths.RESPONSE:
+                return _json(responses.named(asked.name, attempt.repeated, is_deleted=http.method == "DELETE"))
             return await self._answered(http, dialect, attempt)
         except RefusedRequestError as error:
             return _refusal(dialect, error)
@@ -129,7 +132,7 @@ class Server:
         """How many tokens the model would read, were it asked this."""
         async with self._bodies.of(http) as body:
             request = await read(body, dialect, attempt)
-        return _json(orjson.dumps({"input_tokens": await attempt.count(request)}))
+        return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": await attempt.count(request)}))
 
     async def _answered(self, http: web.BaseRequest, dialect: ModuleType, attempt: Attempt) -> web.StreamResponse:
         async with self._bodies.of(http) as body:

@@ -208,7 +208,7 @@ def test_max_tokens_and_stop_are_honoured(tmp_path):
     ("body", "param", "code"),
     [
         ({"n": 2}, "n", None),
-        ({"response_format": {"type": "json_object"}}, "response_format", None),
+        ({"response_format": {"type": "grammar"}}, "response_format", None),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
          "messages[0].content", None),
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0]", None),
