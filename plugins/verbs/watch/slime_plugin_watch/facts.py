@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slime import run_dir
+from slime import run_config
 from slime.checkpoints import published
 from slime.observe import status as statuses
 from slime.observe.shown import shown_config
@@ -29,7 +29,7 @@ def read_config(folder: Path) -> Config:
         SlimeError: the file is no config.
     """
     path = folder / CONFIG
-    return shown_config(run_dir.read_config(path)) if path.exists() else {}
+    return shown_config(run_config.read_config(path)) if path.exists() else {}
 
 
 def of(config: Config, key: str) -> Any:
