@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 5592,
     "cluster": 1909,
     "train": 1076,
-    "compose": 2608,
+    "compose": 2620,
     "config": 2111,
     "observe": 522,
     "topology": 1558,

@@ -81,3 +81,19 @@ def test_a_small_model_has_its_task_and_its_section() -> None:
     assert (cfg.model.family, cfg.model.task) == ("qwen2", "countdown")
     assert cfg.data.path.endswith("countdown-train.jsonl")
     assert cfg.train.optimizer["weight_decay"] == 0
+
+
+@pytest.mark.parametrize("model", ["glm4.5", "qwen2.5-7b", "smollm2-135m"])
+@pytest.mark.parametrize(
+    ("algo", "bounds"),
+    [("grpo", (0.2, 0.28)), ("gspo", (3e-4, 4e-4)), ("cispo", (0.2, 2.0)), ("ppo", (0.2, 0.2))],
+)
+def test_an_algorithm_has_its_published_bounds(model: str, algo: str, bounds: tuple[float, float]) -> None:
+    found = composed(f"+model={model}", "+cluster=h100x64", f"algo={algo}").algo
+    assert (found.clip_low, found.clip_high) == bounds
+
+
+def test_a_starters_task_leaves_the_mean_of_the_loss_to_the_algorithm() -> None:
+    words = ["+model=qwen2.5-7b", "+cluster=h100x8"]
+    means = {algo: composed(*words, f"algo={algo}").algo.loss_mean.name for algo in ("grpo", "gspo", "dr_grpo")}
+    assert means == {"grpo": "token", "gspo": "sample", "dr_grpo": "constant"}
