@@ -201,18 +201,6 @@ def test_speculation(recipe: str, numbers: tuple[int, ...]) -> None:
         assert tuple(group.sglang[key] for key in EAGLE) == numbers
 
 
-STARTERS = ("smollm2-", "llama3", "qwen2.5-")
-"""Models whose recipes are of a first task, and nobody's large run."""
-
-
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if "@h100" in name and not name.startswith(STARTERS)])
-def test_algorithm(recipe: str) -> None:
-    algo = plan(recipe).cfg.algo
-    assert (algo.clip_low, algo.clip_high, algo.kl_coef or 0, algo.entropy_coef) == (0.2, 0.28, 0, 0)
-    assert (algo.kl_estimator.name, algo.loss_mean.name) == ("low_var_kl", "sample")
-    assert plan(recipe).cfg.reward.name == "deepscaler"
-
-
 def test_graphs_of_chosen_sizes_cover_every_request() -> None:
     """Beyond the largest, SGLang launches every kernel of a step by itself."""
     chosen = [
