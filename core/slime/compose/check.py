@@ -11,9 +11,10 @@ from slime.aside import problems_found_aside
 from slime.compose.asynchrony import staleness_problems
 from slime.compose.chosen import choice_problems, choices_of
 from slime.compose.data_files import data_problems
+from slime.compose.derive import has_experts
 from slime.compose.frozen import frozen_problems, frozen_warnings
 from slime.compose.hosts import launcher_problems
-from slime.compose.learning import learning_problems
+from slime.compose.learning import learning_problems, learning_warnings
 from slime.compose.names import address_problems, environment_problems, name_problems
 from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
@@ -104,7 +105,8 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     if not checked.problems:
         tight = checked.memory.warnings() if checked.memory else ()
         unknown = (*frozen_warnings(topology), *unchecked(topology), *_bounded(cfg.rollout, cfg.eval))
-        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unknown]
+        learns = learning_warnings(cfg, has_experts=has_experts(cfg.model, plugins))
+        checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unknown, *learns]
     return checked
 
 

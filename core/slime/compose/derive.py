@@ -36,7 +36,7 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
         alarms = [quantization_of(key).logprob_alarm for key in choices(cfg.rollout)]
         cfg.observe.logprob_alarm = max([LOGPROB_ALARM, *alarms])
     if cfg.algo.importance_tokens is None and not cfg.algo.rollout_logprobs_as_old:
-        differs = quantizes(cfg.rollout) or _has_experts(cfg.model, plugins)
+        differs = quantizes(cfg.rollout) or has_experts(cfg.model, plugins)
         cfg.algo.importance_tokens = ImportanceTokens.all if differs else ImportanceTokens.stale
     with contextlib.suppress(SlimeError):  # `check` finds it again
         topology = read_topology(cfg)
@@ -57,7 +57,7 @@ def _own_defaults(algo: AlgoConfig, schema: type | None) -> dict[str, Any]:
     return {key: value for key, value in defaults_of(schema).items() if key not in shared}
 
 
-def _has_experts(model: ModelConfig, plugins: Plugins) -> bool:
+def has_experts(model: ModelConfig, plugins: Plugins) -> bool:
     """False for a model that cannot be read, which `check` reports."""
     with contextlib.suppress(SlimeError, KeyError, TypeError, ValueError, ArithmeticError):
         hf = read_hf_config(config_folder(model), model.num_layers)

@@ -117,7 +117,8 @@ class Groups:
         file = self._options["model"][model].file
         assert file, "a model is a file"
         try:
-            return str(OmegaConf.select(OmegaConf.load(file), "task") or NO_TASK)
+            named = OmegaConf.load(file)  # a file that sets more than its section has that under its name
+            return str(OmegaConf.select(named, "task") or OmegaConf.select(named, "model.task") or NO_TASK)
         except yaml.YAMLError as error:
             raise bad_yaml(error) from error
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from slime import plugins
-from slime.algo.stages import estimator_of, policy_steps, run_stages
+from slime.algo.grpo import Grpo
+from slime.algo.stages import estimator_of, objective_of, policy_steps, run_stages
 from slime.config.paths import resolve
 from slime.config.schema import (
     AlgoConfig,
@@ -33,6 +34,15 @@ def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     yield from _algorithm(cfg)
     yield from _kept(cfg.train.checkpoint, cfg.model.init)
     yield from _greedy_evaluation(cfg.eval)
+
+
+def learning_warnings(cfg: SlimeConfig, *, has_experts: bool) -> Iterator[SlimeError]:
+    """Runs that learn, under a bound that is not made for their model."""
+    algo, steps = objective_of(cfg.algo), cfg.train.optimizer_steps
+    if has_experts and steps > 1 and isinstance(algo, Grpo) and not cfg.train.routing_replay:
+        what = f"clips the ratio of single tokens over {steps} optimizer steps a rollout, which routers of experts make"
+        todo = "Choose algo=gspo, whose ratio is that of a sequence, or train.routing_replay=true (docs/algorithms.md)."
+        yield SlimeError(f"{what} noisy without routing replay", where=f"algo.name={cfg.algo.name}", todo=todo)
 
 
 def _schedules(cfg: SlimeConfig) -> Iterator[SlimeError]:
