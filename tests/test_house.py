@@ -30,7 +30,7 @@ KNOW_BLOCKS = {
 BUDGETS = {
     "models": 823,
     "weights": 1000,
-    ".": 5651,
+    ".": 5694,
     "cluster": 1909,
     "train": 1076,
     "compose": 2607,
@@ -39,7 +39,7 @@ BUDGETS = {
     "topology": 1558,
     "sizes": 436,
     "reward": 410,
-    "data": 1713,
+    "data": 1741,
     "sampling": 2377,
     "plan": 860,
     "engine_client": 367,
