@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from guarded_workers.wire import FaultError
 from guarded_workers.worker import Line, describe
 from slime import plugins
-from slime.as_json import to_json
 from slime.contracts import Program
 from slime.conversation import Stop
 from slime.reward.verdicts import checked, fields
@@ -77,10 +75,10 @@ class RemoteModel:
         return turn
 
     def conversation(self, messages: Sequence[Message] | None = None, tools: Sequence[Any] = ()) -> RemoteConversation:
-        return RemoteConversation(self, self.ask_now(None, "conversation", _as_json(messages), _as_json(tools)))
+        return RemoteConversation(self, self.ask_now(None, "conversation", messages, tools))
 
     def rendered(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, prompt: bool = False) -> str:
-        text: str = self.ask_now(None, "rendered", _as_json(messages), _as_json(tools), prompt=prompt)
+        text: str = self.ask_now(None, "rendered", messages, tools, prompt=prompt)
         return text
 
     def note(self, name: str, value: float) -> None:
@@ -138,11 +136,11 @@ class RemoteConversation:
     async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
         if callable(stop):
             raise TypeError("a function cannot stop a response from here: name strings")
-        turn: Turn = await self._model.ask(self._number, "turn", *_as_json(new), max_tokens=max_tokens, stop=list(stop))
+        turn: Turn = await self._model.ask(self._number, "turn", *new, max_tokens=max_tokens, stop=list(stop))
         return turn
 
     async def count(self, *new: Message) -> int:
-        count: int = await self._model.ask(self._number, "count", *_as_json(new))
+        count: int = await self._model.ask(self._number, "count", *new)
         return count
 
     def branch(self, num_turns: int) -> RemoteConversation:
@@ -150,11 +148,6 @@ class RemoteConversation:
 
     def take_back(self) -> None:
         self._model.ask_now(self._number, "take_back")
-
-
-def _as_json(said: Any) -> Any:
-    """Messages, or tools, with dates and the like as text: a row's messages may hold them."""
-    return json.loads(to_json(said))
 
 
 def _opened(reply: tuple[str, Any]) -> Any:

@@ -7,8 +7,6 @@ from slime_plugin_tools.calls import Call, IllFormedError, read_name_json
 from slime_plugin_tools.options import ToolsOptions
 from slime_plugin_tools.program import Tools
 
-from slime.config.rollout import ProgramConfig
-from slime.sampling.programs import opened
 from slime.types import Status
 from tests.sampling.played import Played
 
@@ -121,36 +119,3 @@ def test_what_python_cannot_read_is_ill_formed(arguments):
     with pytest.raises(IllFormedError, match="the arguments are not JSON"):
         read_name_json(f"same\n{arguments}", [schema])
     assert read_name_json('same\n{"a": 1}', [schema]).calls == [Call("same", {"a": 1})]
-
-
-SPEAKS = '''
-import datetime
-import decimal
-
-AT = {"at": datetime.date(2026, 1, 2), "score": float("nan"), "price": decimal.Decimal("1.20"), "raw": b"\\xff"}
-
-async def speaks(task, model):
-    """A row's messages may have such fields, which a table's columns are."""
-    talk = model.conversation([{**message, **AT} for message in task.prompt.messages])
-    await talk.turn()
-    assert await talk.count({"role": "user", "content": "again", **AT}) > 3
-    await talk.turn({"role": "user", "content": "again", **AT})
-
-async def plainly(task, model):
-    talk = model.conversation(task.prompt.messages)
-    await talk.turn()
-    await talk.turn({"role": "user", "content": "again"})
-'''
-
-
-def test_fields_of_messages_cost_no_attempt(tmp_path):
-    """Dates and the like, which the template does not read: the tokens are those of messages without them."""
-    path, tokens = tmp_path / "my_program.py", []
-    path.write_text(SPEAKS)
-    for name in ("speaks", "plainly"):
-        with opened(ProgramConfig("function", {"path": f"{path}:{name}"})) as program:
-            sample = Played(tmp_path)(program, "\n1<|user|>", "\n2<|user|>")
-        assert sample.status is Status.COMPLETED, sample.verdict
-        [segment] = sample.segments
-        tokens.append((segment.context, segment.tokens))
-    assert tokens[0] == tokens[1]
