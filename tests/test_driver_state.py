@@ -6,6 +6,7 @@ import random
 import struct
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from uuid import UUID
 
 import pytest
 
@@ -56,6 +57,7 @@ FLOATS = [0.0, -0.0, 0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -1e-45, math.in
         time(1, 2, 3, 4),
         timedelta(-1, 2, 3),
         Decimal("1.2300"),
+        UUID(int=1),
     ],
 )
 def test_values_come_back(value):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -29,6 +30,7 @@ _TO_TEXT: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     date: ("date", date.isoformat, date.fromisoformat),
     time: ("time", time.isoformat, time.fromisoformat),
     Decimal: ("decimal", str, Decimal),
+    UUID: ("uuid", str, UUID),
     float: ("float", repr, float),  # those that are not finite
 }
 

@@ -8,9 +8,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import UUID
 
 from slime import plugins
 from slime.data.shards import FORMAT, JSONL, row_files
@@ -24,6 +27,8 @@ VALUE_BYTES = 64
 """What Python takes for a value beside its own bytes."""
 MAX_DEPTH = 100
 """Levels of lists and objects in a row: more is damage, and ends in Python's recursion limit somewhere later."""
+_PLAIN = {type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID}
+"""Types of what stands in a row, beside lists, tuples and dicts: a checkpoint holds these."""
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """JSON writes a character beyond 16 bits as two such escapes; one alone is no text."""
 
@@ -34,7 +39,7 @@ class RowReader(Protocol):
     def __call__(
         self, path: Path, take: Callable[[int, int], None], most: int | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """The rows as Python values.
+        """The rows as Python values: those of JSON, bytes, dates and times, decimals, UUIDs.
 
         Args:
             take: called with the bytes and the number of values that come next, before they are made; raises if there
@@ -165,7 +170,31 @@ def _rows(
             while block := content.read(2**20):
                 update_hash(block)
     for number, values in enumerate(_reader(file)(file, room.take, most), start=1):
-        yield Row(before + number, f"{file} row {number}", values)
+        where = f"{file} row {number}"
+        if _fault(values) is not None:
+            name, fault = next((name, fault) for name, value in values.items() if (fault := _fault(value)) is not None)
+            todo = "Write numbers, text, lists and objects there, or leave the column out."
+            raise SlimeError(f"column '{name}' holds {fault}", where=where, todo=todo)
+        yield Row(before + number, where, values)
+
+
+def _fault(value: Any, depth: int = MAX_DEPTH) -> str | None:
+    """Why a value that another format gave cannot be carried through a run, if it cannot."""
+    kind = type(value)
+    if kind is str and value != value.encode(errors="replace").decode():
+        return "half of a character, which no text can have"
+    if kind in _PLAIN:
+        return None
+    if kind not in (list, tuple, dict):
+        return f"a value of type {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold"
+    for parts in (value, value.values()) if kind is dict else (value,):
+        for part in parts:  # most are plain, and are asked nothing more: there are millions
+            if not (part.isascii() if type(part) is str else type(part) in _PLAIN):
+                if not depth:
+                    return f"more than {MAX_DEPTH} levels"
+                if (fault := _fault(part, depth - 1)) is not None:
+                    return fault
+    return None
 
 
 def _reader(file: Path) -> RowReader:

@@ -13,6 +13,7 @@ from pyarrow import types
 
 from slime.errors import SlimeError
 from slime_plugin_parquet.footer import num_values
+from slime_plugin_parquet.values import as_python
 
 _OF_A_ROW = 4
 """Values that a row itself is worth."""
@@ -35,13 +36,15 @@ def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None 
         values = num_values(path)
         if most is None:
             take(sum(stored), sum(values) + about.num_rows * _OF_A_ROW)
+        num_read = 0
         for number, counted in enumerate(stored):
             if most is not None:  # the first row may hold all of them
                 take(0, values[number])
             rows = file.read_row_group(number) if most is None else _first(file, number, most)
             take(max(0, sum(map(_unfolded, rows.columns)) - counted), 0)
             for batch in rows.to_batches(_AT_ONCE):  # whoever drops rows never holds a row group of them
-                yield from batch.to_pylist()
+                yield from as_python(batch, path, num_read)
+                num_read += batch.num_rows
             if most is not None and (most := most - rows.num_rows) <= 0:
                 return
     # Damage shows as any of these; ValueError: no UTF-8, or a time that Python does not have.

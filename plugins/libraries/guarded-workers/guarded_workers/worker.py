@@ -270,7 +270,11 @@ def describe(error: BaseException, own_frames: int = 1) -> str:
     """
     frames = _lines(error.__traceback__)[own_frames:] or _lines(error.__traceback__)
     where = " <- ".join(dict.fromkeys([frames[-1], frames[0]]))
-    return wire.one_line(f"{type(error).__name__}: {error}") + f" ({where})"
+    try:
+        said = str(error)
+    except Exception as problem:  # noqa: BLE001 because that, too, is somebody's code
+        said = f"its text cannot be made ({type(problem).__name__})"
+    return wire.one_line(f"{type(error).__name__}: {said}") + f" ({where})"
 
 
 def _lines(stack: TracebackType | None) -> list[str]:

@@ -5,13 +5,13 @@ A big run keeps a share of them, up to `observe.samples_mb` in all: of a step, a
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slime import files
+from slime.as_json import to_json
 from slime.events import Evaluation, Event, SampleRows, Samples
 from slime.types import Group, Sample
 from slime_plugin_samples.rows import EVALUATION, STEP, Row
@@ -98,7 +98,7 @@ def _written(group: Group, decision: str | None, limit: float) -> list[tuple[Row
     room = limit
     for sample in group.samples:
         row = _row(group, sample, decision)
-        line = json.dumps(row, default=str).encode() + b"\n"
+        line = to_json(row).encode() + b"\n"
         room -= len(line)
         if written and room < 0:
             break

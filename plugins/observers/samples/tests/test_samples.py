@@ -3,7 +3,10 @@
 import itertools
 import json
 import tracemalloc
+from datetime import date
+from decimal import Decimal
 
+import orjson
 import pytest
 
 from slime.errors import SlimeError
@@ -145,3 +148,18 @@ def test_what_is_kept_is_told_to_trackers(tmp_path) -> None:
     evaluation, step = (each.tables for each in told)
     assert {name: len(rows) for name, rows in (evaluation | step).items()} == {"rollout/samples": 2, "eval/samples": 2}
     assert step["rollout/samples"] == read_samples(tmp_path / "step-000001.jsonl")
+
+
+def test_what_a_row_of_data_may_hold_is_written_so_that_any_reader_takes_it(tmp_path) -> None:
+    """A label, and fields of messages: a table's columns have more kinds of values than JSON."""
+    labels = {date(2026, 1, 2): "2026-01-02", float("inf"): "Infinity", Decimal("1.20"): "1.20", b"\xff": "/w==", 8: 8}
+    for step, (label, read) in enumerate(labels.items()):
+        messages = ({"role": "user", "content": "3 + 5", "at": date(2026, 1, 2), "score": float("nan")},)
+        prompt = Prompt("0/1", messages, (1, 2), label=label)
+        sample = Sample(prompt, 0, [Segment((1, 2), [7], [-0.5], [1], [WeightSpan(3, 1)])], Status.COMPLETED, "8")
+        SampleLog(tmp_path, 1)(Samples(step, [], [(Group(prompt, [sample]), Decision(True))]))
+        path = tmp_path / f"step-{step:06d}.jsonl"
+        [row] = read_samples(path)
+        assert orjson.loads(path.read_bytes()) == row
+        assert row["label"] == read
+        assert row["messages"] == [{"role": "user", "content": "3 + 5", "at": "2026-01-02", "score": "NaN"}]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,9 +12,10 @@ from slime.contracts import Responder
 from slime.errors import SlimeError
 from slime.types import Message, Task, Verdict
 from slime_plugin_gym.options import GymOptions
+from slime_plugin_gym.returned import messages, taken
 
 Said = str | Message | Sequence[Message]
-"""What an environment says to the model: text is a message of the user."""
+"""What an environment says to the model: text is a message of the user. So is any other value, as text."""
 KEY = "rollout.program.options.path"
 
 
@@ -49,17 +49,17 @@ class Gym:
 
     async def _play(self, environment: Environment, task: Task, model: Responder) -> Verdict:
         said = await _result(environment.reset(task))
-        conversation = model.conversation(None if said is None else _messages(said, "reset"))
+        conversation = model.conversation(None if said is None else messages(said, "reset"))
         total, new, num_steps, done = 0.0, list[Message](), 0, False
         while not done and num_steps < self._options.max_turns:
             turn = await conversation.turn(*new)
             if num_steps and not turn.num_sampled:
                 break  # there was no room for another response, so the environment has nothing to take
-            told, reward, done = _step(await _result(environment.step(turn.text)))
+            told, reward, done = taken(await _result(environment.step(turn.text)))
             total, num_steps = total + reward, num_steps + 1
             if turn.finish == "length":
                 break
-            new = [] if done else _messages(told, "step")
+            new = [] if done else messages(told, "step")
         model.note("steps", num_steps)
         model.note("done", float(done))
         return Verdict.of(total)
@@ -96,21 +96,3 @@ def check_arguments(path: str, arguments: Mapping[str, Any]) -> None:
 
 async def _result(given: Any) -> Any:
     return await given if inspect.isawaitable(given) else given
-
-
-def _messages(said: Any, method: str) -> list[Message]:
-    if isinstance(said, str):
-        return [{"role": "user", "content": said}]
-    messages = [said] if isinstance(said, dict) else said
-    if not isinstance(messages, list | tuple) or not messages or not all(isinstance(each, dict) for each in messages):
-        raise TypeError(f"{method} said {said!r:.80}, neither text nor messages")
-    return list(messages)
-
-
-def _step(given: Any) -> tuple[Any, float, bool]:
-    if not isinstance(given, tuple) or len(given) != 3:
-        raise TypeError(f"step returned {given!r:.80}, not (what the model is told, reward, done)")
-    told, reward, done = given
-    if not math.isfinite(reward):
-        raise ValueError(f"step returned the reward {reward}; rewards are finite")
-    return told, float(reward), bool(done)

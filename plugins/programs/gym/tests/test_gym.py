@@ -80,7 +80,7 @@ def test_the_page_s_environment_is_played(tmp_path):
     play = Played(tmp_path)
     with gym(f"{tmp_path}/my_env.py:GuessTheNumber") as program:
         found = play(program, "\n50<|user|>", "\nwhat?<|user|>", "\n58<|user|>", label=58)
-        lost = play(program, *["\n50<|user|>"] * 7, label=58)
+        lost = play(program, *["\n50<|user|>"] * 8, label=58)
     assert found.verdict == Verdict.of(0.9)
     said = [turn["content"] for turn in found.turns if turn["role"] == "user"]
     assert said == ["Higher.", "That is no number."]
@@ -89,7 +89,7 @@ def test_the_page_s_environment_is_played(tmp_path):
     assert "I think of a number" in play.tokenizer.decode(segment.context), "said in the prompt's place"
     kept = [token for token, mask in zip(segment.tokens, segment.loss_mask, strict=True) if mask]
     assert play.tokenizer.decode(kept) == "\n50<|user|>\nwhat?<|user|>\n58<|user|>", "what was sampled, no more"
-    assert (lost.verdict, lost.metadata["steps"]) == (Verdict.of(0.0), 7)
+    assert (lost.verdict, lost.metadata["steps"]) == (Verdict.of(0.0), 8)
 
 
 def test_turns_are_bounded_and_what_was_earned_counts(tmp_path, mine):

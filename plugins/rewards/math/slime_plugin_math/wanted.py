@@ -14,11 +14,12 @@ _TAG = re.compile(r".*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 
 
 def label_text(label: Any) -> str | None:
-    """A label as text, None if it is neither a non-empty string nor an int or finite float."""
-    if isinstance(label, bool) or not isinstance(label, str | int | float):
+    """A label as text, None if it is neither a non-empty string nor a finite number."""
+    if isinstance(label, bool) or not isinstance(label, str | int | float | Decimal):
         return None
-    if isinstance(label, float):
-        return format(Decimal(repr(float(label))), "f") if math.isfinite(label) else None  # 1e-05 is 0.00001
+    if isinstance(label, float | Decimal):
+        number = label if isinstance(label, Decimal) else Decimal(repr(float(label)))
+        return format(number, "f") if math.isfinite(label) else None  # 1e-05 is 0.00001
     return _stated(str(label).strip()) or None
 
 

@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections import Counter
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -333,9 +334,15 @@ def test_numbers_are_labels_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "answer"), [(1e-05, "0.00001"), (1e16, "10,000,000,000,000,000"), (-2.5e-7, "-0.00000025")]
+    ("label", "answer"),
+    [
+        *[(1e-05, "0.00001"), (1e16, "10,000,000,000,000,000"), (-2.5e-7, "-0.00000025")],
+        *[(Decimal("1.20"), "6/5"), (Decimal("1E+3"), "1000"), (Decimal("-0.5"), "-1/2")],
+    ],
 )
-def test_a_number_label_of_any_size_is_what_it_says(label: float, answer: str) -> None:
+def test_a_number_label_of_any_size_is_what_it_says(label: float | Decimal, answer: str) -> None:
     text = label_text(label)
     assert text is not None
     assert same(answer, text)
+    assert not same("7", text)
+    assert label_text(Decimal("NaN")) is None

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from slime.as_json import to_json
+
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 _FIRST_WAIT_S, _MAX_ANSWER_BYTES = 0.5, 1 << 22
 
@@ -29,7 +31,7 @@ def post(
     import urllib.error  # here, because every command imports the rewards, and few ask a server
     import urllib.request
 
-    data = json.dumps(body).encode()
+    data = to_json(body).encode()
     opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if passes_proxies else []))
     for attempt in range(tries):
         request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})

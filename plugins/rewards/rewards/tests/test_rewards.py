@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import date, datetime
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,6 +16,7 @@ from slime.errors import SlimeError
 from slime.types import Verdict, VerdictKind
 from slime_plugin_rewards.http import ServerError, post
 from slime_plugin_rewards.judge import JudgeReward
+from slime_plugin_rewards.remote import RemoteReward
 from slime_plugin_rewards.route import RouteReward
 from slime_testing.plugins import GroupCase, RewardCase, check_reward, sample
 
@@ -174,6 +178,17 @@ def test_remote_keeps_the_contract(url: str) -> None:
         ],
         options={"url": url},
     )
+
+
+def test_remote_gets_what_a_row_of_data_may_hold(url: str) -> None:
+    """Written by `slime.as_json`: the server compares with what it read."""
+    labels = {date(2026, 1, 2): "2026-01-02", b"\xff": "/w==", Decimal("1.20"): "1.20", float("inf"): "Infinity"}
+    metadata = {"at": datetime(2026, 1, 2), "missing": float("nan"), "pairs": [("a", b"b")], "id": UUID(int=1)}
+    reward = RemoteReward(url)
+    for label, read in labels.items():
+        judged = reward.score(sample(read, label, metadata))
+        assert judged == Verdict.of(1.0, length=float(len(read)))
+        assert reward.score(sample("no", label, metadata)) == Verdict.of(0.0, length=2.0)
 
 
 def test_judge_keeps_the_contract(url: str) -> None:
