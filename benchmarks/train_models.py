@@ -33,6 +33,7 @@ def sparse_cut(folder: str, gpus: int) -> str:
     """A folder in `folder` with the config.json of GLM-5.2's cut."""
     hf = read_hf_config("pkg://slime_plugin_glm5/assets/GLM-5.2", 3)
     layers = {"mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "full", "shared"]}
+    layers["index_topk_pattern"] = "FFS"  # which engines read, in the place of index_topk_freq
     hf |= {"first_k_dense_replace": 1, "n_routed_experts": EXPERTS_A_GPU * gpus, **layers}
     (Path(folder) / "config.json").write_text(json.dumps(hf))
     return folder

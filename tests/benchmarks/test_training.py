@@ -67,7 +67,7 @@ def test_the_cut_of_glm52_has_its_widths_and_kinds_of_layers(tmp_path: Path) -> 
     others = {key for key in whole if cut.get(key) != whole[key]}
     assert others == {
         *("num_hidden_layers", "first_k_dense_replace", "n_routed_experts", "num_nextn_predict_layers"),
-        *("mlp_layer_types", "indexer_types"),
+        *("mlp_layer_types", "indexer_types", "index_topk_pattern"),
     }
     keywords = plugins.load().models.create(cut["model_type"]).transformer_config(cut)
     assert list(keywords["moe_layer_freq"]) == [0, 1, 1]

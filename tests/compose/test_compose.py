@@ -54,7 +54,7 @@ def acme(site: Site) -> Site:
     package = site.folder / "acme_models"
     (package / "config.json").write_text('{"model_type": "acme", "num_hidden_layers": 2, "hidden_size": 8}')
     (package / "tokenizer.json").write_text("{}")
-    (package / "chat_template.jinja").touch()
+    (package / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     (package / "rows.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
     return site
 

@@ -257,7 +257,8 @@ def test_a_teacher_of_the_run_is_known_before_it_starts(teacher: Path, tmp_path:
     assert "teacher_url and teacher_engines both name a teacher" in line
     other = shutil.copytree(teacher, tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["~"] = 1000
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["other"] = vocabulary.pop(next(token for token in vocabulary if token.isdigit()))
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     [line] = said(named, f"{of}={other}")
     assert line.startswith(f"{of}: its tokenizer has other tokens than the model's")

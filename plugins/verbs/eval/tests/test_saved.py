@@ -16,14 +16,14 @@ from tests.headers import write_headers
 
 TRAINED = ["+model=glm4-moe-tiny", "+cluster=local2", "algo.kl_coef=0.1", "filter=dynamic-sampling", "run.seed=7"]
 
+SCORED = ["eval.samples_per_prompt=4", "eval.sampling.temperature=0.5"]
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run directory with its config and a checkpoint of which there is what `check` looks for."""
     with RunDir.open(tmp_path / "runs/it") as opened:
-        opened.write_config(
-            compose([*TRAINED, "data.label_key=label", "eval.samples_per_prompt=4", "eval.sampling.temperature=0.5"])
-        )
+        opened.write_config(compose([*TRAINED, "run.name=it", "data.label_key=label", *SCORED]))
         checkpoint = opened.checkpoints / "step-000006"
         checkpoint.mkdir()
         (checkpoint / MEGATRONS).touch()
@@ -35,7 +35,7 @@ def evaluation(run: Path, *words: str):
 
 
 def test_a_run_says_how_it_is_evaluated(run: Path) -> None:
-    trained, cfg = compose([*TRAINED, "eval.samples_per_prompt=4", "eval.sampling.temperature=0.5"]), evaluation(run)
+    trained, cfg = compose([*TRAINED, "run.name=it", *SCORED]), evaluation(run)
     for section in ("cluster", "eval", "reward", "weights"):
         assert getattr(cfg, section) == getattr(trained, section), section
     assert (cfg.train.megatron, cfg.rollout.engines) == (trained.train.megatron, trained.rollout.engines)
