@@ -29,31 +29,30 @@ def steps_done(path: Path) -> int:
     return max((checkpoint.step for checkpoint in published(path / "checkpoints")), default=0)
 
 
-def is_finished(path: Path, cfg: SlimeConfig) -> bool:
-    """Whether nothing is left to do: every step is saved, and the model is exported where it is to be."""
-    done, total = steps_done(path), num_steps(cfg)
-    exported = not cfg.train.checkpoint.export_hf or (path / LAST).exists()
+def is_finished(path: Path, total: int, *, exports: bool) -> bool:
+    """Whether nothing is left to do: every step is saved, and the model is exported where it is to be.
+
+    Args:
+        total: steps of the whole run.
+    """
+    done, exported = steps_done(path), not exports or (path / LAST).exists()
     return bool(done) and (done > total or (done == total and exported))
 
 
-def finished(path: Path, cfg: SlimeConfig) -> str:
+def finished(path: Path, total: int) -> str:
     """What is said of a run that `is_finished`."""
-    return f"nothing is left to train: {steps_done(path)} of {num_steps(cfg)} steps are done"
+    return f"nothing is left to train: {steps_done(path)} of {total} steps are done"
 
 
-def require_unfinished(path: Path, cfg: SlimeConfig, changes: Collection[str]) -> None:
-    """Refuse keys that would change nothing but the record of what was done.
+def changes_nothing_but_the_record(path: Path, total: int, changes: Collection[str]) -> SlimeError:
+    """What is said of other keys of a run that `is_finished`.
 
     Args:
         changes: `key: old -> new`.
-
-    Raises:
-        SlimeError: the run is finished, and these keys are not those that it was trained with.
     """
-    if changes and is_finished(path, cfg):
-        what = f"{finished(path, cfg)}, with other keys ({'; '.join(changes)})"
-        todo = "Set another `run.name` for a run with these keys, or raise `run.num_steps` to train on."
-        raise SlimeError(what, where=str(path), todo=todo)
+    what = f"{finished(path, total)}, with other keys ({'; '.join(changes)})"
+    todo = "Set another `run.name` for a run with these keys, or raise `run.num_steps` to train on."
+    return SlimeError(what, where=str(path), todo=todo)
 
 
 def require_checkpoint(path: Path, changes: Collection[str]) -> None:

@@ -98,7 +98,8 @@ class RunDir:
         """
         if cfg.run.resume is Resume.restart:
             return
-        earlier.require_unfinished(self.path, cfg, of_learning(self._changes(cfg)))
+        if (changes := of_learning(self._changes(cfg))) and RunDir.finished(cfg):
+            raise earlier.changes_nothing_but_the_record(self.path, earlier.num_steps(cfg), changes)
         differs = changes_of_resume(read_config(self.config), cfg) if self.config.exists() else {}
         earlier.require_checkpoint(self.path, of_learning(differs))
 
@@ -106,10 +107,11 @@ class RunDir:
     def finished(cls, cfg: SlimeConfig) -> SlimeError | None:
         """What is said of a run that has nothing left to do, which is no error of the user's."""
         path = (Path(cfg.run.dir) / cfg.run.name).absolute()
-        if cfg.run.resume is Resume.restart or not earlier.is_finished(path, cfg):
+        total, exports = earlier.num_steps(cfg), cfg.train.checkpoint.export_hf
+        if cfg.run.resume is Resume.restart or not earlier.is_finished(path, total, exports=exports):
             return None
         todo = "Raise `run.num_steps` to train on; for a new run set another `run.name`, or `run.resume=restart`."
-        return SlimeError(earlier.finished(path, cfg), where=str(path), todo=todo)
+        return SlimeError(earlier.finished(path, total), where=str(path), todo=todo)
 
     def write_config(self, cfg: SlimeConfig) -> list[str]:
         """Write the resolved configuration; beside a checkpoint, first compare with the one that made it.

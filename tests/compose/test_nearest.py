@@ -9,6 +9,8 @@ import pytest
 from slime.compose.compose import examine
 from tests.compose.typing_ways import typed
 
+CAUTION = "algo.name=grpo"
+"""Where the plan speaks of a recipe that is its guide's, once nothing is wrong."""
 GLM52 = ("+model=glm5.2", "+cluster=h100x256")
 
 
@@ -65,7 +67,7 @@ def test_every_way_out_is_taken_by_the_plan(words: tuple[str, ...], wrong: list[
         for clause in clauses:
             after = told(typed(line, [word.rstrip(".") for word in clause.split()]))
             assert where not in after, (clause, after)
-            assert after.keys() <= before.keys(), (clause, after)
+            assert after.keys() <= before.keys() | {CAUTION}, (clause, after)
 
 
 def test_stages_that_start_on_reusing_layers_are_one_sentence() -> None:

@@ -3,7 +3,6 @@ prompt sets that plugins make (hook `slime_prompt_sets`)."""
 
 from __future__ import annotations
 
-import difflib
 import glob
 import importlib.util
 import re
@@ -117,5 +116,7 @@ def _neighbours(path: Path) -> str:
     names = sorted(entry.name for entry in missing.parent.iterdir() if not entry.name.startswith("."))
     if match := nearest(missing.name, names):
         return f"Did you mean '{match}'?"
+    import difflib  # which nobody needs who makes no mistake
+
     beside = difflib.get_close_matches(missing.name, names, MAX_BESIDE, 0) if missing == path else ()
     return f"Check the path: beside it are {', '.join(beside)}." if beside else "Check the path."

@@ -6,13 +6,13 @@ What a label has that is not understood is refused by name: a test that is read 
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from slime.errors import nearest
 from slime_plugin_code.asserts import asserted
 
 NAMES = ("function", "fn_name", "func_name", "function_name", "entry_point")
@@ -148,8 +148,8 @@ def _of_mapping(tests: Mapping[str, Any], told: _Told) -> Iterator[Case]:
 
 
 def _nearest(key: str) -> str:
-    near = difflib.get_close_matches(key, sorted(KNOWN), n=1)
-    return f"Did you mean '{near[0]}'?" if near else "Take it out if its tests hold without it."
+    near = nearest(key, sorted(KNOWN))
+    return f"Did you mean '{near}'?" if near else "Take it out if its tests hold without it."
 
 
 def _of_metadata(tests: Mapping[str, Any]) -> dict[str, Any]:
