@@ -32,7 +32,7 @@ def test_a_home_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not {*NAMES} & os.environ.keys()
 
 
-@pytest.mark.parametrize("home", ["/nonexistent", "/proc", "/dev/null"])
+@pytest.mark.parametrize("home", ["/proc/nobody", "/proc", "/dev/null"])
 def test_without_a_home_it_stands_in_the_environment(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc refuses new folders to everybody, root included."""
     monkeypatch.setenv("HOME", home)

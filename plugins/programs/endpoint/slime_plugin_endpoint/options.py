@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 
 from slime_plugin_tools.named import coroutine_function
 
-from slime.errors import SlimeError
+from slime.errors import SlimeError, nearest
 from slime_plugin_endpoint.forms import STRUCTURED
 
 _WHERE = "rollout.program.options"
@@ -47,8 +46,8 @@ def check(options: EndpointOptions) -> None:
         todo = f"Set {_WHERE}.command='python my_agent.py', or {_WHERE}.path=my_agent.py:run."
         raise SlimeError(what, where=_WHERE, todo=todo)
     if options.structured not in STRUCTURED:
-        near = difflib.get_close_matches(options.structured, STRUCTURED, 1)
-        todo = f"Did you mean '{near[0]}'?" if near else f"Take one of {', '.join(STRUCTURED)}."
+        near = nearest(options.structured, STRUCTURED)
+        todo = f"Did you mean '{near}'?" if near else f"Take one of {', '.join(STRUCTURED)}."
         raise SlimeError(f"'{options.structured}' is not known", where=f"{_WHERE}.structured", todo=todo)
     if options.path:
         coroutine_function(options.path, "task", "endpoint")
