@@ -32,7 +32,7 @@ def test_verbs_come_first_and_only_there() -> None:
         ("slime plan +model=glm4-ti", ["+model=glm4-tiny"]),
         ("slime eval runs/it cluster=h200x4", ["cluster=h200x4", "cluster=h200x4-split"]),
         ("slime run.res", ["run.resume="]),
-        ("slime run.resume=", ["run.resume=auto", "run.resume=must", "run.resume=never"]),
+        ("slime run.resume=", ["run.resume=auto", "run.resume=must", "run.resume=never", "run.resume=restart"]),
         ("slime weights.transport=d", ["weights.transport=disk"]),
         ("slime run.progress=", ["run.progress=false", "run.progress=true"]),
         ("slime rollout.sam", ["rollout.samples_per_prompt=", "rollout.sampling."]),
@@ -70,7 +70,7 @@ def test_a_choice_that_was_made_is_not_offered_again() -> None:
         ("slime pl", "plan plugins"),
         ("slime plan +model=glm4-ti", "glm4-tiny"),
         ("slime recipe=glm4-9b@h200x4", "h200x4 h200x4-split"),
-        ("slime run.resume=", "auto must never"),
+        ("slime run.resume=", "auto must never restart"),
         ("slime plan model.path=some", ""),
     ],
 )
