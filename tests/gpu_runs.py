@@ -64,18 +64,18 @@ FLASH: dict[str, Any] = {
 
 
 def spread(ranks: int) -> dict[str, Any]:
-    """Attention by data and experts, over so many ranks of one engine."""
+    """Attention by data and experts, over the ranks of one engine."""
     return SPREAD | {f"+rollout.sglang.{what}_size": ranks for what in ("tp", "dp", "ep")}
 
 
 def flash(ranks: int) -> dict[str, Any]:
-    """GLM-4.7-Flash on so many ranks of trainer and engine; each of the engine's has a second copy of an expert."""
+    """GLM-4.7-Flash, on as many ranks of the trainer as of the engine, which each have a second copy of an expert."""
     sizes = {"+train.megatron.expert_model_parallel_size": ranks, "+rollout.sglang.ep_num_redundant_experts": ranks}
     return FLASH | spread(ranks) | sizes
 
 
 def _hosts(each: int) -> dict[str, Any]:
-    """Two of so many GPUs, over which an engine goes."""
+    """Two hosts of `each` GPUs, over which an engine goes."""
     engine = {"rollout.engines.default.devices_per_engine": 2 * each}
     return {"cluster.num_nodes": 2, "cluster.devices_per_node": each, **engine}
 

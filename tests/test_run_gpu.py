@@ -36,7 +36,7 @@ def check_gaps(run: Run, num_steps: int, gap: float) -> list[dict[str, Any]]:
 
 
 def each(runs: Mapping[str, GpuRun]) -> pytest.MarkDecorator:
-    """A test of each, where there are so many GPUs."""
+    """A test of each run, where its GPUs are."""
     return pytest.mark.parametrize(
         "of", [pytest.param(of, marks=pytest.mark.gpu(of.gpus), id=name) for name, of in runs.items()]
     )
