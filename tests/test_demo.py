@@ -27,7 +27,7 @@ def test_the_laptop_run_learns_to_add(tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in run.path.rglob("*")}
     again = Run(tmp_path, shortened=run.shortened, silence_s=60).start().succeed()
     assert again.text().endswith(
-        "it: nothing is left to train: 310 of 310 steps are done. Raise `run.num_steps` to train on; for a new run set "
+        "it: nothing is left to train: 810 of 810 steps are done. Raise `run.num_steps` to train on; for a new run set "
         "another `run.name`, or `run.resume=restart`.\n"
     )
     other = Run(tmp_path, shortened=run.shortened, settings={"train.optimizer.lr": 0.001}, silence_s=60).start()
