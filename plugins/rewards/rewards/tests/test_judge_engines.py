@@ -112,7 +112,7 @@ def test_its_engines_are_asked_past_proxies_and_with_their_key(monkeypatch: pyte
         JudgeReward(engines="judge").score(sample("four"))
 
 
-MAX_TOKENS = 3
+MAX_TOKENS, MAX_GRADE = 3, 9
 DIGITS = {str(digit): 100 for digit in range(26, 36)}
 """Token ids of 0 to 9, which a random model writes with this bias alone."""
 SETTINGS = {
@@ -127,6 +127,7 @@ SETTINGS = {
     "reward.options.engines": "judge",
     "reward.options.template": "'{response}'",
     "reward.options.grade": "'(\\d)'",
+    "reward.options.max_grade": MAX_GRADE,
     "reward.options.max_tokens": MAX_TOKENS,
     "reward.options.fields": f"{{logit_bias:{{{','.join(f'{token}:{bias}' for token, bias in DIGITS.items())}}}}}",
     "rollout.restarts": 1,
@@ -184,7 +185,7 @@ def test_a_run_starts_its_judge_brings_it_back_once_and_names_it_when_it_dies_ag
 
 
 def grade(model: Any, tokenizer: Any, response: str) -> float:
-    """The last digit that the judge writes, greedily."""
+    """The last digit that the judge writes, greedily, as a share of the best grade."""
     asked = [{"role": "user", "content": response}]
     tokens = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=False)
     for _ in range(MAX_TOKENS):
@@ -193,4 +194,4 @@ def grade(model: Any, tokenizer: Any, response: str) -> float:
         for token, bias in DIGITS.items():
             logits[int(token)] += bias
         tokens = torch.cat([tokens, logits.argmax()[None, None]], 1)
-    return float(tokenizer.decode(tokens[0, -1]))
+    return float(tokenizer.decode(tokens[0, -1])) / MAX_GRADE
