@@ -33,7 +33,7 @@ BUDGETS = {
     ".": 5741,
     "cluster": 1909,
     "train": 1079,
-    "compose": 2763,
+    "compose": 2815,
     "config": 2131,
     "observe": 522,
     "topology": 1563,

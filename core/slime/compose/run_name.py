@@ -67,7 +67,7 @@ def _short(name: str, known: Collection[str]) -> str:
     words = name.split(".")
     for first in range(len(words) - 1, 0, -1):
         short = ".".join(words[first:])
-        if sum(f".{other}".endswith(f".{short}") for other in known if other != name) == 0:
+        if not any(f".{other}".endswith(f".{short}") for other in known if other != name):
             return short
     return name
 

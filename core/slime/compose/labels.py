@@ -1,0 +1,52 @@
+"""Labels that a reward is going to judge by, for a plugin that looks at them before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from slime.algo.stages import run_stages
+from slime.compose.data_files import FIRST_ROWS
+from slime.config.paths import resolve_rows
+from slime.config.schema import SlimeConfig
+from slime.data.rows import Row, first_rows
+from slime.errors import SlimeError
+
+
+class JudgedSet(NamedTuple):
+    """A prompt set and its reward.
+
+    Attributes:
+        key: that names its files.
+        stated_by: the key that says which column is the label.
+        label_key: that column; None leaves labels out.
+    """
+
+    key: str
+    path: str
+    stated_by: str
+    label_key: str | None
+    reward: str
+
+    def first_labels(self) -> Iterator[tuple[Any, Row]]:
+        """Of its first rows; none where slime itself tells that the files or the column are not there."""
+        if self.label_key is None:
+            return
+        try:
+            for row in first_rows(resolve_rows(self.path), FIRST_ROWS):
+                yield row[self.label_key], row
+        except SlimeError:
+            return
+
+
+def judged_sets(cfg: SlimeConfig, rewards: Collection[str]) -> Iterator[JudgedSet]:
+    """The prompt sets that a run has judged by one of `rewards`."""
+    learns, own = run_stages(cfg).reinforces, cfg.data.label_key
+    sets = {**(cfg.data.named() if learns else {}), **cfg.eval.named()}
+    judged = [("data", cfg.data.path if learns else None, own, cfg.reward.name)]
+    judged += [("eval", cfg.eval.path, own, cfg.reward.name)]
+    judged += [(home, each.path, each.label_key, each.reward or cfg.reward.name) for home, each in sets.items()]
+    for home, path, label_key, reward in judged:
+        if path is not None and reward in rewards:
+            stated_by = "data.label_key" if own is None else f"{home}.label_key"
+            yield JudgedSet(f"{home}.path", path, stated_by, label_key, reward)
