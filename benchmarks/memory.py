@@ -35,6 +35,7 @@ RANDOM += [
     "train.checkpoint.interval=null",
     "train.checkpoint.export_hf=false",
 ]
+ALONE = ["train.share_prompts=false"]  # the samples are random, and have no prompt in common
 UNKNOWN = ["cluster.device_memory_mb=null"]  # engines take no part here, so that nothing is refused for them
 
 
@@ -79,7 +80,7 @@ class Case:
         if self.ep > 1:
             layout.append("train.megatron.expert_tensor_parallel_size=1")
         tokens = f"train.max_tokens_per_micro_batch={self.pack}"
-        return [*self.arguments, f"+cluster=h200x{gpus}", *DATA, tokens, *layout, *UNKNOWN]
+        return [*self.arguments, f"+cluster=h200x{gpus}", *DATA, tokens, *layout, *ALONE, *UNKNOWN]
 
 
 CASES = {

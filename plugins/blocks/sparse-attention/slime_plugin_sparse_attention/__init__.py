@@ -163,19 +163,23 @@ class _Attention(BuildingBlock):
     cache_dtypes = ("auto", "bfloat16", "bf16", "fp8_e4m3")
 
     def saved(self, tokens: RankTokens) -> Saved:
-        """`SparseLatentAttention`: queries as long as latents, before and after the trade of heads for tokens."""
+        """`SparseLatentAttention`. Rows that see no more keys than are chosen attend to the heads' own keys, as in
+        latent attention. The others keep their queries, also as long as latents, and the mean of latents, once more
+        behind the trade of heads for tokens. The outputs of both are put together."""
         model, of_rank = tokens.model, tokens.rank_tokens
-        heads = model["num_attention_heads"] / tokens.grid.tp
-        latent = model["kv_lora_rank"] + model["qk_pos_emb_head_dim"]
+        heads, latents = model["num_attention_heads"] / tokens.grid.tp, model["kv_lora_rank"]
+        latent, size = latents + model["qk_pos_emb_head_dim"], model["qk_head_dim"] + model["qk_pos_emb_head_dim"]
+        sparse = max(0.0, 1 - model["dsa_indexer_topk"] / tokens.longest)
+        dense, transient, _ = replace(tokens, keys_a_row=1.0).full_attention(heads, heads, size, model["v_head_dim"])
         traded = 2 if tokens.grid.tp > 1 else 1
-        up = heads * (model["qk_head_dim"] + model["qk_pos_emb_head_dim"])
-        mixed = heads * model["kv_lora_rank"]
-        rows = up + heads * latent + traded * mixed + heads * model["v_head_dim"]
+        rows = BF16 * of_rank * heads * (model["qk_head_dim"] + latent + traded * latents) + 4 * heads * of_rank
+        gradients = 2 * BF16 * of_rank * heads * (latent + latents)
         shared = BF16 * latent * tokens.pack
         # A prompt's keys and values of the heads' own, once more for each sample whose queries see all of it.
-        read = BF16 * (up + heads * model["v_head_dim"]) * of_rank * (tokens.keys_a_row - 1)
-        kept = mla.compressed(tokens) + BF16 * rows * of_rank + shared + 4 * heads * of_rank + read
-        return Saved(kept, BF16 * of_rank * 2 * (heads * latent + mixed) + 3 * shared + read)
+        read = BF16 * heads * (size + model["v_head_dim"]) * of_rank * (tokens.keys_a_row - 1)
+        out = BF16 * heads * model["v_head_dim"] * of_rank
+        kept = mla.compressed(tokens) + sparse * rows + (1 - sparse) * dense + out + shared + read
+        return Saved(kept, sparse * gradients + (1 - sparse) * transient + 3 * shared + read)
 
     def attention(self, model: Model, layer: int) -> Attention:
         """Scores and the mean of latents, of every head, over the chosen keys."""

@@ -88,6 +88,7 @@ def test_the_plan_counts_the_keys_that_samples_read_of_their_prompt() -> None:
     more = len(split.dense_keys) - BORDERS[-1]
     assert more == 7 + 10 + 12 + 5
     sizes = {"qk_head_dim": 5, "qk_pos_emb_head_dim": 2, "v_head_dim": 3, "kv_lora_rank": 6, "q_lora_rank": 4}
+    sizes["dsa_indexer_topk"] = 8
     whole, shared = (
         BLOCK.saved(RankTokens({"num_attention_heads": 2, **sizes}, Grid(world_size=1), BORDERS[-1], 21, keys))
         for keys in (1.0, len(split.dense_keys) / BORDERS[-1])
