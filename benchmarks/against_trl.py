@@ -79,7 +79,7 @@ class Processes:
 
     KINDS = {
         "sglang::scheduler": "scheduler",
-        "slime_plugin_sglang.launcher": "server",
+        "slime_sglang.engine.launcher": "server",
         "guarded_workers.worker": "reward workers",
         "ray::": "trainer and actors",
         "/ray/": "Ray",

@@ -1,6 +1,6 @@
 """What agents of published packages do on their default paths: `python benchmarks/agents.py`, which prints a table.
 
-Replays the requests that each sent (`plugins/programs/endpoint/tests/recorded`) at the endpoint, with the scripted
+Replays the requests that each sent (`plugins/agents/tests/endpoint/recorded`) at the endpoint, with the scripted
 model of its tests. The table has how they were answered, how many conversations they made, and whether the tokens were
 kept: whether every request to the engine is a beginning of what is trained on.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from plugins.programs.endpoint.tests.test_frameworks import RECORDED, replayed
+from plugins.agents.tests.endpoint.test_frameworks import RECORDED, replayed
 
 
 def row(recorded: dict) -> str:

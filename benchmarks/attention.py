@@ -23,7 +23,7 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime_plugin_transformer.attention.causal import Attend, Segments, causal_attention, cudnn, flash
+from slime_megatron.transformer.attention.causal import Attend, Segments, causal_attention, cudnn, flash
 
 LENGTHS = (1024, 2048, 4096, 8192)
 HEADS = ((32, 2, 128, 128), (20, 20, 256, 256), (64, 64, 256, 256), (16, 16, 192, 128))

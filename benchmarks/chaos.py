@@ -86,7 +86,7 @@ class Victim:
 
 
 SCHEDULER = Victim("SGLang's scheduler", ("sglang::scheduler",), ("engine-0",))
-SERVER = Victim("SGLang's server", ("slime_plugin_sglang.launcher",), ("engine-0",))
+SERVER = Victim("SGLang's server", ("slime_sglang.engine.launcher",), ("engine-0",))
 TRAINER = Victim("trainer", ("ray::TrainerActor",), ("trainer",))
 RAYLET = Victim("raylet", ("raylet/raylet",), ("raylet",))
 GCS = Victim("GCS", ("gcs_server",), ("gcs_server",))

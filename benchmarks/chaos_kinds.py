@@ -11,7 +11,7 @@ from typing import Any
 from tests.running import TINY, write_rows
 
 ASSETS = "pkg://slime_plugin_glm4/assets/glm4-tiny"
-PROMPTS = "pkg://slime_plugin_math/data/arithmetic-train.jsonl"
+PROMPTS = "pkg://slime_rewards.math/data/arithmetic-train.jsonl"
 SHORT: Mapping[str, Any] = {
     **TINY,
     "run.name": "it",
@@ -60,7 +60,7 @@ class Guess:
         return "Again.", float(len(response) % 3), self.left == 0
 """,
     "my_reward.py": """
-from slime_plugin_code.sandbox import Spec, run
+from slime_rewards.code.sandbox import Spec, run
 PROGRAM = "import time\\ndef add(a, b):\\n    time.sleep(0.2)\\n    return a + b"
 def score(response):
     return float(run(Spec(PROGRAM, "add(3, 4)")).output == "7") * (len(response) % 7)

@@ -14,10 +14,10 @@ WITHIN_S = 0.5
 """Of its own start, each is killed at a moment of this."""
 WORKER = ("guarded_workers.worker",)
 VICTIMS: dict[str, tuple[tuple[str, ...], int]] = {
-    "engine: HTTP server": (("slime_plugin_sglang.launcher",), 1),
+    "engine: HTTP server": (("slime_sglang.engine.launcher",), 1),
     "engine: scheduler": (("sglang::scheduler",), 1),
     "engine: detokenizer": (("sglang::detokenizer",), 1),
-    "engine: HTTP server, at every start": (("slime_plugin_sglang.launcher",), 4),
+    "engine: HTTP server, at every start": (("slime_sglang.engine.launcher",), 4),
     "reward: guard": (WORKER, 1),
     "reward: scorer": (WORKER, 1),
     "trainer": (("ray::TrainerActor",), 1),
@@ -26,7 +26,7 @@ VICTIMS: dict[str, tuple[tuple[str, ...], int]] = {
 }
 """Words of the command, and how often it is killed."""
 OF_RAY = ("GCS", "raylet")
-"""Killed once Ray is up: `plugins/launchers/ray/tests/test_node.py` kills them before."""
+"""Killed once Ray is up: `plugins/cluster/tests/ray/test_node.py` kills them before."""
 SAID = re.compile(r"^.* starts again \(\d of \d\)$", re.MULTILINE)
 
 

@@ -31,13 +31,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from machine import conditions  # noqa: E402
-from published import MODELS, fetch  # noqa: E402
-from slime_plugin_conversations import chat_format  # noqa: E402
-from slime_plugin_conversations.chat_format import ChatFormat  # noqa: E402
-from slime_plugin_endpoint.check_chat import KINDS, tried  # noqa: E402
 
+from published import MODELS, fetch  # noqa: E402
 from slime.config.schema import DataConfig  # noqa: E402
 from slime.errors import SlimeError  # noqa: E402
+from slime_agents.conversations import chat_format  # noqa: E402
+from slime_agents.conversations.chat_format import ChatFormat  # noqa: E402
+from slime_agents.endpoint.check_chat import KINDS, tried  # noqa: E402
 from tests.sampling.formats import FORMATS, Format  # noqa: E402
 from tests.sampling.talks import TOOLS, remembered, talk  # noqa: E402
 

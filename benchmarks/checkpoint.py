@@ -34,8 +34,8 @@ from slime.digest import DigestingFile
 from slime.files import files_under
 from slime.train.packing import pack
 from slime.types import TrainSample
-from slime_plugin_megatron import checkpoint, heap, shards
-from slime_plugin_megatron.trainer import Trainer
+from slime_megatron.train import checkpoint, heap, shards
+from slime_megatron.train.trainer import Trainer
 
 TINY = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 LARGER = {"hidden_size": 768, "intermediate_size": 2560, "num_attention_heads": 12}

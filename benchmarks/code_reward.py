@@ -11,7 +11,7 @@ import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from slime_plugin_code.sandbox import Spec, missing, run
+from slime_rewards.code.sandbox import Spec, missing, run
 
 CODE = "def add(a, b):\n    return a + b"
 

@@ -5,9 +5,9 @@
     python benchmarks/delta.py --lr 1e-6,1e-5
 
 Trains a decoder on source code, from random weights: Adam with fp32 masters, of which every step's bf16 copy (or, where
-it says so, that copy in FP8 blocks of 128 x 128) is published through `slime_plugin_disk.publish`, and read again as
+it says so, that copy in FP8 blocks of 128 x 128) is published through `slime_sglang.disk.publish`, and read again as
 an engine does. First the bytes by step, then other encodings of the last step, by which the one in
-`slime_plugin_disk.delta` was chosen.
+`slime_sglang.disk.delta` was chosen.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from slime.config.paths import resolve
 from slime.data.tokenize import load_tokenizer
 from slime.files import human_bytes
-from slime_plugin_disk import delta
-from slime_plugin_disk.folder import stored
-from slime_plugin_disk.publish import Disk, VersionFolder
-from slime_plugin_disk.receive import receive
-from slime_plugin_fp8_block.config import SCALE
-from slime_plugin_fp8_block.quantizer import quantize
-from slime_plugin_sglang.side import EngineSide
+from slime_megatron.fp8_block.config import SCALE
+from slime_megatron.fp8_block.quantizer import quantize
+from slime_sglang.disk import delta
+from slime_sglang.disk.folder import stored
+from slime_sglang.disk.publish import Disk, VersionFolder
+from slime_sglang.disk.receive import receive
+from slime_sglang.engine.side import EngineSide
 from slime_testing.publishing import publish_over
 
 TOKENIZER = "pkg://slime_plugin_glm4/assets/glm4-tiny"

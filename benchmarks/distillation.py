@@ -23,7 +23,7 @@ from algorithms import LAPTOP, ROOT, SUPERVISED, slime
 from slime.config.paths import resolve
 
 RECORDED = ROOT / "benchmarks/results/distillation-laptop.csv"
-DEMONSTRATIONS = "pkg://slime_plugin_math/data/arithmetic-sft.jsonl"
+DEMONSTRATIONS = "pkg://slime_rewards.math/data/arithmetic-sft.jsonl"
 STARTED = (*LAPTOP, "model.init=checkpoint", "sft.num_steps=0", "run.num_steps=20", "eval.interval=1")
 STARTED += ("train.checkpoint.interval=null",)
 WAYS = {

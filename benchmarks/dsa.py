@@ -32,10 +32,10 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime_plugin_megatron.model.packed.context_parallel import runs_of_rank
-from slime_plugin_sparse_attention.indexer import IndexQueries, select_keys
-from slime_plugin_sparse_attention.sparse_attention import PlainSparseAttention
-from slime_plugin_transformer.attention.causal import Segments, causal_attention
+from slime_megatron.sparse_attention.indexer import IndexQueries, select_keys
+from slime_megatron.sparse_attention.sparse_attention import PlainSparseAttention
+from slime_megatron.train.model.packed.context_parallel import runs_of_rank
+from slime_megatron.transformer.attention.causal import Segments, causal_attention
 
 NUM_MEASURED = 3
 
@@ -89,8 +89,8 @@ def sparse_ways(inputs: Inputs) -> Iterator[tuple[str, Callable[[Tensor, Tensor,
     if device.type == "cpu":
         yield "plain", lambda q, kv, chosen: PlainSparseAttention.apply(q, kv, chosen, scale, sizes.latent)
         return
-    from slime_plugin_sparse_attention.kernels import TritonSparseAttention
-    from slime_plugin_sparse_attention.stock import by_stock_kernels, stock_kernels
+    from slime_megatron.sparse_attention.kernels import TritonSparseAttention
+    from slime_megatron.sparse_attention.stock import by_stock_kernels, stock_kernels
 
     yield "triton", lambda q, kv, chosen: TritonSparseAttention.apply(q, kv, chosen, scale, sizes.latent)
     shape = (sizes.heads, sizes.latent + sizes.rotary, sizes.latent, sizes.topk)

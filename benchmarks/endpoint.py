@@ -89,14 +89,13 @@ class Clock:
 
 
 def time_parts(clock: Clock) -> None:
-    from slime_plugin_conversations.chat_format import ChatFormat
-    from slime_plugin_endpoint import chat_completions
-    from slime_plugin_endpoint.attempt import Attempt
-    from slime_plugin_endpoint.hearing import Hearing
-    from slime_plugin_endpoint.tree import Tree
-
     from slime.sampling.generate import Generator
-    from slime_plugin_sglang.driver.client import SGLangClient
+    from slime_agents.conversations.chat_format import ChatFormat
+    from slime_agents.endpoint import chat_completions
+    from slime_agents.endpoint.attempt import Attempt
+    from slime_agents.endpoint.hearing import Hearing
+    from slime_agents.endpoint.tree import Tree
+    from slime_sglang.engine.driver.client import SGLangClient
 
     clock.time(chat_completions, "read", "parse")
     clock.time(Tree, "place", "match the history")
@@ -112,12 +111,11 @@ def time_parts(clock: Clock) -> None:
 
 
 async def measure(num: int, turns: int, answer_tokens: int) -> None:
-    from slime_plugin_endpoint.options import EndpointOptions
-    from slime_plugin_endpoint.program import EndpointProgram
-
-    from plugins.programs.endpoint.tests.played import AGENTS, Stage
+    from plugins.agents.tests.endpoint.played import AGENTS, Stage
     from slime.net import Endpoint, Secret
-    from slime_plugin_sglang.driver.client import SGLangClient
+    from slime_agents.endpoint.options import EndpointOptions
+    from slime_agents.endpoint.program import EndpointProgram
+    from slime_sglang.engine.driver.client import SGLangClient
 
     clock, found, taken = Clock(), dict[str, float](), list[float]()
     time_parts(clock)

@@ -248,10 +248,9 @@ async def measure(only: str) -> None:
     from slime.imports import importing
 
     with importing():  # as a run's driver does
-        from slime_plugin_endpoint.options import EndpointOptions
-        from slime_plugin_endpoint.program import EndpointProgram
-
-        from plugins.programs.endpoint.tests.played import AGENTS, END, Stage
+        from plugins.agents.tests.endpoint.played import AGENTS, END, Stage
+        from slime_agents.endpoint.options import EndpointOptions
+        from slime_agents.endpoint.program import EndpointProgram
 
     tracebacks = Tracebacks()
     logging.getLogger().addHandler(tracebacks)

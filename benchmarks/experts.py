@@ -7,7 +7,7 @@
 Weight gradients are those of all experts, added to fp32 sums as trainers add them; each expert has a random number of
 rows around the mean, the same in every way:
 
-- triton: one call of the kernel of `slime_plugin_mixture_of_experts.kernels`, on a GPU alone;
+- triton: one call of the kernel of `slime_megatron.mixture_of_experts.kernels`, on a GPU alone;
 - one by one: a call of cuBLAS (on a CPU: of torch) for each expert;
 - two streams: the same, every other one on a second stream, on a GPU alone.
 
@@ -32,8 +32,8 @@ from machine import conditions
 from torch import Tensor
 
 from slime.net import file_store
-from slime_plugin_mixture_of_experts.exchange import Exchange
-from slime_plugin_mixture_of_experts.grouped import SMALL_PRODUCT, add_on_two_streams, add_one_by_one
+from slime_megatron.mixture_of_experts.exchange import Exchange
+from slime_megatron.mixture_of_experts.grouped import SMALL_PRODUCT, add_on_two_streams, add_one_by_one
 from slime_testing.ranks import Rank, run_ranks
 
 NUM_MEASURED = 5
@@ -92,7 +92,7 @@ class Inputs:
 
 def ways(inputs: Inputs) -> Iterator[tuple[str, Callable[[], None]]]:
     if inputs.rows.is_cuda:
-        from slime_plugin_mixture_of_experts.kernels import add_weight_gradients
+        from slime_megatron.mixture_of_experts.kernels import add_weight_gradients
 
         given = inputs.totals, inputs.rows, inputs.gradient, inputs.ends
         yield "triton", lambda: add_weight_gradients(*given)

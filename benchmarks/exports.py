@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from slime_plugin_megatron.weights.save_hf import save_hf
+from slime_megatron.train.weights.save_hf import save_hf
 from slime_testing.models import write_checkpoint
 
 MODELS = {

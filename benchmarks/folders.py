@@ -251,7 +251,7 @@ def table(found: Mapping[str, list[Found]]) -> Iterator[str]:
 
 
 def main() -> None:
-    from slime_plugin_megatron import megatron
+    from slime_megatron.train import megatron
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=plugins.load().models.names())

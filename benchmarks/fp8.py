@@ -22,9 +22,9 @@ import torch
 from machine import conditions
 from torch import Tensor
 
-from slime_plugin_fp8_block import kernel
-from slime_plugin_fp8_block.blocks import Quantized
-from slime_plugin_fp8_block.quantizer import quantize
+from slime_megatron.fp8_block import kernel
+from slime_megatron.fp8_block.blocks import Quantized
+from slime_megatron.fp8_block.quantizer import quantize
 
 PROMISED_SHARE = 0.85
 NUM_MEASURED = 20

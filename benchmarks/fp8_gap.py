@@ -19,7 +19,7 @@ from machine import conditions
 
 from slime.config.hf import read_hf_config
 from slime.weights.quantized import quantized, quantizer_of
-from slime_plugin_fp8_block.config import Fp8Format
+from slime_megatron.fp8_block.config import Fp8Format
 from slime_testing import models
 from slime_testing.engines import hf_tensors
 from slime_testing.generation import hold

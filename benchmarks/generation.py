@@ -11,13 +11,13 @@ against itself in fp32, mean and 95 % of the tokens. Both sides' may cost twice 
 engine chooses `index_topk` keys, by scores in fp8, the trainer does so too; "own keys" is the mean had it chosen by
 scores in bf16, as in training, "control" had it attended to all keys.
 
-With `--fp8` engines hold the weights in FP8. Rows are then by cause too, as `slime-plugin-fp8-gap` finds it. The
+With `--fp8` engines hold the weights in FP8. Rows are then by cause too, as `slime-megatron` finds it. The
 trainer's weights are such that E4M3 loses nothing of them, unless `--unrounded`. What FP8 does not explain may be twice
 what rounding costs one side, activations in FP8 included. `--engine` gives fields of SGLang's ServerArgs, such as
 kv_cache_dtype=fp8_e4m3, whose cost is part of "rest".
 
 With `--replay` engines record their experts, and the trainer scores the same tokens with those as well
-(`slime-plugin-routing-gap`). "Own experts" is the mean without replay, "engine's experts" with it, "routing" lies
+(`slime-megatron`). "Own experts" is the mean without replay, "engine's experts" with it, "routing" lies
 between the trainer's two scores. On GPUs replay is to leave at most half of the difference, of all mixtures of experts
 together. Models are as narrow as the others, unless `--widths` gives fields of config.json. FOLDER has a config.json of
 its own.

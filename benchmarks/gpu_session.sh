@@ -99,8 +99,8 @@ for part in "${parts[@]}"; do
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 "$card" ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py --longest 32768 ;;
-    sparse-tests) pytest sparse-tests 240 -m gpu plugins/blocks/transformer/tests/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \
-                    plugins/blocks/sparse-attention/tests/test_stock.py ;;
+    sparse-tests) pytest sparse-tests 240 -m gpu plugins/megatron/tests/transformer/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \
+                    plugins/megatron/tests/sparse_attention/test_stock.py ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
     disk)
       publish publish-disk 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk
@@ -112,7 +112,7 @@ for part in "${parts[@]}"; do
     split) publish publish-split 300 "${nine[@]}" +cluster="$pair-split" train.optimizer.optimizer_cpu_offload=true --buckets 2048,1024,512 ;;
     colocated) publish publish-colocated 300 "${nine[@]}" +cluster="$pair" "${whole[@]}" ;;
     trainers) run trainers 400 python3 benchmarks/train.py --gpus 2 --micro-batches 16 ;;
-    layouts) pytest layouts 580 plugins/trainers/megatron/tests/test_on_gpu.py -k "layouts and $gpus" ;;
+    layouts) pytest layouts 580 plugins/megatron/tests/train/test_on_gpu.py -k "layouts and $gpus" ;;
     nine) run step-nine 580 python3 benchmarks/step.py "${nine[@]}" +cluster="$pair" run.num_steps=3 "${whole[@]}" "$card" ;;
     tiny-split) run step-tiny-split 300 python3 benchmarks/step.py +model=glm4-tiny +cluster="$pair-split" "${short[@]}" "$card" ;;
     tiny-tp2) slime tiny-tp2 400 +model=glm4-tiny +cluster="$pair" "${short[@]}" \

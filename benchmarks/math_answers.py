@@ -2,7 +2,7 @@
 
     python benchmarks/math_answers.py
 
-The pairs and the responses are those of its tests, `plugins/rewards/math/tests/data`: `graded.tsv`, `held-out.tsv` and
+The pairs and the responses are those of its tests, `plugins/rewards/tests/math/data`: `graded.tsv`, `held-out.tsv` and
 `written-otherwise.tsv` (an answer in a box, both ways round), and `stated.jsonl` (whole responses).
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from machine import conditions
 
-from slime_plugin_math.options import MathOptions
-from slime_plugin_math.rewards import MathReward
+from slime_rewards.math.options import MathOptions
+from slime_rewards.math.rewards import MathReward
 from slime_testing.plugins import sample
 
-DATA = Path(__file__).parents[1] / "plugins/rewards/math/tests/data"
+DATA = Path(__file__).parents[1] / "plugins/rewards/tests/math/data"
 
 
 @dataclass

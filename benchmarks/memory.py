@@ -24,9 +24,9 @@ from train_samples import Case as Packs
 
 from slime.compose.compose import compose, examine
 from slime.config.schema import LossMean
-from slime_plugin_memory.estimate import GpuMemory
-from slime_plugin_memory.trainer import GIB, Phase
 from slime_testing.ranks import Rank, run_ranks
+from slime_tools.memory.estimate import GpuMemory
+from slime_tools.memory.trainer import GIB, Phase
 
 TOLERANCE = 0.1
 RANDOM = ["recipe=none", "model.init=random", "eval.path=null", "rollout.max_prompt_tokens=32"]
@@ -127,7 +127,7 @@ def measure(rank: Rank, words: Sequence[str], pack_tokens: int, sequence: int) -
     from megatron.core import parallel_state
 
     from slime.train.packing import pack
-    from slime_plugin_megatron.trainer import Trainer
+    from slime_megatron.train.trainer import Trainer
 
     cfg = compose(words)
     trainer = Trainer(cfg, *rank)

@@ -21,15 +21,15 @@ from machine import conditions
 
 from slime.compose.compose import compose
 from slime.train.packing import pack
-from slime_plugin_megatron.offload import gradients, host_slots, kept, residue
-from slime_plugin_megatron.trainer import Trainer
+from slime_megatron.train.offload import gradients, host_slots, kept, residue
+from slime_megatron.train.trainer import Trainer
 from slime_testing.recorded import recorded_samples
 
 REST = [
     "run.num_steps=9",
     "sft.num_steps=0",
     "reward=arithmetic",
-    "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+    "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl",
 ]
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 NUM_MOVES = 5

@@ -32,8 +32,8 @@ from slime.config.schema import ClusterConfig, Device, SlimeConfig
 from slime.plugins import load
 from slime.topology.placement import HostDevices
 from slime.topology.topology import Topology, read_topology
-from slime_plugin_console.startup import Startup
-from slime_plugin_ray.starter import make_token, ray_cluster
+from slime_cluster.ray.starter import make_token, ray_cluster
+from slime_observers.console.startup import Startup
 
 FOUR = ["+model=glm4-9b", "+cluster=h100x8", "cluster.num_nodes=4", "cluster.device_memory_mb=null"]
 SIZES = [

@@ -30,11 +30,10 @@ EVERY = 5
 
 def sampler(folder: Path, program: Any, args: argparse.Namespace) -> tuple[Any, Any]:
     """A sampler of conversations with an engine that takes its time, and the prompts' tokens."""
-    from slime_plugin_conversations.chat_format import ChatFormat
-
     from slime.config.schema import DataConfig, ProgramConfig, RewardConfig, RolloutConfig, SamplingConfig
     from slime.engine_client.engine_set import EngineSet
     from slime.sampling.sampler import Sampler
+    from slime_agents.conversations.chat_format import ChatFormat
     from tests.engine_client.scripted_engine import Scorer
     from tests.sampling.formats import FORMATS, tokenizer_of
     from tests.sampling.talks import RandomModel

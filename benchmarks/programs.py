@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slime.types import Prompt, Sample, Status
-from slime_plugin_code.reward import CodeReward
-from slime_plugin_code.sandbox import missing
+from slime_rewards.code.reward import CodeReward
+from slime_rewards.code.sandbox import missing
 
-PAIRS = Path(__file__).parents[1] / "plugins/rewards/code/tests/data/programs.jsonl"
+PAIRS = Path(__file__).parents[1] / "plugins/rewards/tests/code/data/programs.jsonl"
 TRIES = 5
 """Of a program, where the machine is too busy for it."""
 

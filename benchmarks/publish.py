@@ -43,7 +43,7 @@ from slime.topology.transport import BROADCAST
 from slime.types import Receipt
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
-REST = ["run.num_steps=1", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
+REST = ["run.num_steps=1", "reward=arithmetic", "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl"]
 NUM_PUBLISHES, NUM_BROADCASTS = 5, 10
 PROMISED_S, PROMISED_SHARE, PROMISED_OF_SEVERAL = 1.0, 0.7, 0.8
 """Of 9 B on GPUs: colocated, of a bare broadcast, and of those of several sources together."""

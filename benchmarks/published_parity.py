@@ -27,7 +27,7 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.engine_client.client import Completion
 from slime.net import Endpoint
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing.engines import as_exported, running_engine
 from slime_testing.models import run_config
 from slime_testing.publishing import publish
@@ -65,9 +65,9 @@ async def answers(engine: Endpoint, prompts: Sequence[list[int]], num_tokens: in
 def of_trainer(rank: Rank, folder: Path, sequences: Sequence[list[int]]) -> list[Tensor]:
     """[tokens - 1] of each sequence: log-probs of its tokens, by the model that a trainer rank builds, in one pack."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime_plugin_megatron import megatron
-    from slime_plugin_megatron.model.packed.sequences import PackedSequences
-    from slime_plugin_megatron.weights.load import load_hf
+    from slime_megatron.train import megatron
+    from slime_megatron.train.model.packed.sequences import PackedSequences
+    from slime_megatron.train.weights.load import load_hf
 
     hf = read_hf_config(str(folder))
     cfg = run_config(hf["model_type"], folder, {})

@@ -7,7 +7,7 @@
 Alone: experts of random numbers, [tokens, layers, experts a token], from the memory where an engine notes them to rows
 that were checked. "words" is what SGLang 0.5.16 does by itself: int32 of all layers, pickled from process to process,
 base64, JSON, back, the layers with experts in a byte each. "bytes" is what slime's engines do: a byte an expert from
-the start, pickled once, beside the JSON (`slime_plugin_sglang.routed`, `.frames`). Times are medians in one process,
+the start, pickled once, beside the JSON (`slime_sglang.engine.routed`, `.frames`). Times are medians in one process,
 without sockets; what both do alike, such as the check of every row, is "checked".
 
 Through an engine: a tiny model on the CPU. Its prompt is in the cache, and one token
@@ -37,8 +37,8 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.models.bridge import traits_of
-from slime_plugin_mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_megatron.mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
+from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing import models
 from slime_testing.engines import as_exported, running_engine
 from slime_testing.publishing import publish
@@ -68,7 +68,7 @@ def codec(recording: RoutedExperts, num_tokens: int) -> None:
     """Rows of a request's tokens, wherever the pool has them: here in an order drawn by chance."""
     import pybase64
 
-    from slime_plugin_sglang.frames import answer_of, frame
+    from slime_sglang.engine.frames import answer_of, frame
 
     places = torch.randperm(num_tokens, generator=torch.Generator().manual_seed(2))
     layers, tokens = list(recording.layers), range(num_tokens + 1)

@@ -43,8 +43,8 @@ from slime.sampling.buffer import FifoBuffer
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
 from slime.topology.topology import read_topology
-from slime_plugin_sglang.driver.client import SGLangClient
-from slime_plugin_sglang.driver.process import EngineProcess
+from slime_sglang.engine.driver.client import SGLangClient
+from slime_sglang.engine.driver.process import EngineProcess
 from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish
 

@@ -26,11 +26,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from sandbox_tries import CALLS, ENDED, NO_CONTROL, TAKES, WRONG  # noqa: E402
 
-from plugins.rewards.code.tests import escapes  # noqa: E402
+from plugins.rewards.tests.code import escapes  # noqa: E402
 from slime.types import Prompt, Sample, VerdictKind  # noqa: E402
-from slime_plugin_code import sandbox  # noqa: E402
-from slime_plugin_code.reward import CodeReward  # noqa: E402
-from slime_plugin_code.sandbox import Features, NotRunError, Spec, run  # noqa: E402
+from slime_rewards.code import sandbox  # noqa: E402
+from slime_rewards.code.reward import CodeReward  # noqa: E402
+from slime_rewards.code.sandbox import Features, NotRunError, Spec, run  # noqa: E402
 
 SETTINGS = {"all": (6, True), "no namespaces": (6, False), "no namespaces, Landlock 3": (3, False)}
 REFUSED = (1, 38)  # EPERM, ENOSYS

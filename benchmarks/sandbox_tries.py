@@ -7,7 +7,7 @@ harm there. What is Python raises OSError or ValueError inside, and does not out
 
 from __future__ import annotations
 
-from plugins.rewards.code.tests import escapes
+from plugins.rewards.tests.code import escapes
 
 # x86-64; an argument that is a text is evaluated inside: P is the victim's process, B a buffer of zeros.
 CALLS: dict[str, dict[str, tuple[object, ...]]] = {

@@ -67,12 +67,12 @@ PHASES = {
 }
 """A line of the terminal, by a part of it -> what ends with it."""
 KINDS = {
-    "slime_plugin_sglang.launcher": "engine",
+    "slime_sglang.engine.launcher": "engine",
     "sglang::": "engine",
     "ray::TrainerActor": "trainer",
     "ray::EngineActor": "engine's keeper",
     "-m slime +model": "driver",
-    "slime_plugin_ray.reaper": "reaper",
+    "slime_cluster.ray.reaper": "reaper",
     "ray": "Ray",
 }
 """A part of a command line -> whose process it is; the first that fits."""
@@ -111,7 +111,7 @@ def look(driver: psutil.Process) -> tuple[dict[str, float], float]:
             continue
         kind = next((kind for part, kind in KINDS.items() if part in command), "reward workers")
         spent[kind] += times.user + times.system
-        if "slime_plugin_sglang.launcher" in command:
+        if "slime_sglang.engine.launcher" in command:
             servers.append(process.create_time())
     return dict(spent.most_common()), min(servers)
 

@@ -137,7 +137,7 @@ def measure(
 ) -> tuple[float, float, int, int, str]:
     """The fields of `Measured`, from those of a case. Runs in a process of its own."""
     from slime.train.packing import pack
-    from slime_plugin_megatron.trainer import Trainer
+    from slime_megatron.train.trainer import Trainer
 
     case = Case(*fields)
     cfg = compose([*arguments, *case.arguments()])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slime.config.hf import read_hf_config
 
-DATA = ["reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl", "run.num_steps=9"]
+DATA = ["reward=arithmetic", "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl", "run.num_steps=9"]
 CUT = [
     *("recipe=none", "model.init=random", "eval.path=null", "cluster.device_memory_mb=null"),
     *("rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=1024"),

@@ -33,8 +33,8 @@ class Agreement(NamedTuple):
     Attributes:
         mean, high, max: between engine and trainer; `high` is their quantile `FEW`.
         rounding, high_rounding: between the trainer in its precision and in fp32; mean and quantile `FEWER`.
-        causes: of the mean, by the installed explanations: under FP8 (`slime-plugin-fp8-gap`), and of experts where
-            engines record theirs (`slime-plugin-routing-gap`); otherwise empty.
+        causes: of the mean, by the installed explanations: under FP8 (`slime-megatron`), and of experts where
+            engines record theirs (`slime-megatron`); otherwise empty.
         own_keys: the mean between engine and trainer, had the trainer chosen keys as in training.
         control: the same, had it attended to all keys; both None where it does so anyway.
     """

@@ -24,7 +24,7 @@ WHOLE = {
     "docs": "tests/test_site.py",
     "pyproject.toml": "tests/test_packaging.py",
     "requirements": "tests/test_requirements.py",
-    "scripts": "tests/scripts",
+    "upkeep": "tests/upkeep",
 }
 
 

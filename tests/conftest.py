@@ -21,7 +21,7 @@ def _mooncake():
 
     from slime.config.schema import Device
     from slime.errors import SlimeError
-    from slime_plugin_sglang.driver.kv_transfer import require_mooncake
+    from slime_sglang.engine.driver.kv_transfer import require_mooncake
 
     try:
         require_mooncake(Device.cuda if torch.cuda.is_available() else Device.cpu)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from slime_plugin_ray.gpus import MIB, read_gpus
+from slime_cluster.ray.gpus import MIB, read_gpus
 from tests.running import NO_CHECKPOINTS, SPREAD
 
 HERE = {"cluster.device_memory_mb": int(min(gpu.total for gpu in gpus) // MIB)} if (gpus := read_gpus()) else {}
@@ -34,7 +34,7 @@ UNTRAINED: dict[str, Any] = {
 
 DRAFTING: dict[str, Any] = {
     "sft.num_steps": 200,
-    "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
+    "sft.path": "pkg://slime_rewards.math/data/arithmetic-sft.jsonl",
     "sft.lr_warmup_steps": 20,
     "train.checkpoint.interval": 100,
     "+rollout.sglang.speculative_algorithm": "EAGLE",

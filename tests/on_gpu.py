@@ -30,8 +30,8 @@ from slime.topology.recordings import recordings_of
 from slime.topology.topology import read_topology
 from slime.types import ROLLOUT_LOGPROBS, TrainSample
 from slime.weights.quantized import Quantizer, parts_of, quantized, quantizer_of
-from slime_plugin_fp8_block.blocks import E4M3
-from slime_plugin_sglang.driver.process import EngineProcess
+from slime_megatron.fp8_block.blocks import E4M3
+from slime_sglang.engine.driver.process import EngineProcess
 from slime_testing.engines import cpu_config
 from slime_testing.models import write_checkpoint
 from slime_testing.ranks import Rank, run_ranks
@@ -191,7 +191,7 @@ def setup(hf: HfConfig, folder: Path, device: Device, engine: Mapping[str, Any])
 
 def agreements(rank: Rank, cfg: SlimeConfig, engine: Endpoint, model: str) -> list[tuple[Any, ...]]:
     """Fields of `Agreement`s. Runs in a rank of its own: the trainer's part."""
-    from slime_plugin_megatron.trainer import Trainer
+    from slime_megatron.train.trainer import Trainer
     from slime_testing.publishing import publish
     from weight_buckets.bucket import CudaBucket, SharedBucket
 
@@ -238,11 +238,11 @@ def _causes(trainer: Any, samples: Sequence[TrainSample]) -> dict[str, float]:
 
 
 def _in_fp32(trainer: Any) -> Any:
-    """The model of the same checkpoint, as `slime_plugin_megatron.megatron.build` makes it."""
+    """The model of the same checkpoint, as `slime_megatron.train.megatron.build` makes it."""
     from slime import plugins
     from slime.config.paths import resolve
-    from slime_plugin_megatron import megatron
-    from slime_plugin_megatron.weights.load import load_hf
+    from slime_megatron.train import megatron
+    from slime_megatron.train.weights.load import load_hf
 
     cfg = copy.deepcopy(trainer.cfg)
     cfg.train.megatron["bf16"] = False
@@ -254,7 +254,7 @@ def _in_fp32(trainer: Any) -> Any:
 @contextmanager
 def _keys_as_in_engine() -> Iterator[None]:
     """The trainer rounds index queries and keys as the engine does."""
-    from slime_plugin_sparse_attention import indexer
+    from slime_megatron.sparse_attention import indexer
 
     exact = indexer.index_scores
 
@@ -285,7 +285,7 @@ def _errors(trainer: Any, model: Any, samples: Sequence[TrainSample]) -> torch.T
     """[tokens]: the log-probs of the sampled tokens by a model of the trainer's ranks, less the engine's; with its own
     experts."""
     from megatron_core_portable import cpu_stands_in_for_cuda
-    from slime_plugin_megatron.step import score
+    from slime_megatron.train.step import score
 
     micro_batches = _micro_batches(trainer, samples)
     with cpu_stands_in_for_cuda():
@@ -296,7 +296,7 @@ def _errors(trainer: Any, model: Any, samples: Sequence[TrainSample]) -> torch.T
 def _micro_batches(trainer: Any, samples: Sequence[TrainSample]) -> Any:
     """All in one."""
     from slime.train.packing import pack
-    from slime_plugin_megatron.local_batch import local_micro_batches
+    from slime_megatron.train.local_batch import local_micro_batches
 
     num_tokens = sum(len(sample.tokens) for sample in samples)
     packing = {"align": trainer.packing_align, "max_tokens": num_tokens, "loss_mean": trainer.cfg.algo.loss_mean}

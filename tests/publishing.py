@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from slime.types import Receipt
-from slime_plugin_disk import receive
-from slime_plugin_disk.folder import stored
-from slime_plugin_disk.publish import Disk, VersionFolder
-from slime_plugin_disk.stored import read_manifest
-from slime_plugin_sglang.load_plan import ReceivedBucket
-from slime_plugin_sglang.side import EngineSide, Gather
+from slime_sglang.disk import receive
+from slime_sglang.disk.folder import stored
+from slime_sglang.disk.publish import Disk, VersionFolder
+from slime_sglang.disk.stored import read_manifest
+from slime_sglang.engine.load_plan import ReceivedBucket
+from slime_sglang.engine.side import EngineSide, Gather
 from slime_testing.publishing import publish_over
 from weight_buckets.bucket import Header
 from weight_buckets.receipt import NOTE_KEY, Fingerprint

@@ -17,7 +17,7 @@ import psutil
 
 from slime.config.paths import resolve
 from slime.observe.metrics import read_rows
-from slime_plugin_ray.reaper import wait_until_gone
+from slime_cluster.ray.reaper import wait_until_gone
 from slime_testing.forked import of_a_run
 from slime_testing.patience import Patience
 from stack_dumps.dumps import look
@@ -69,7 +69,7 @@ def write_rows(folder: Path) -> None:
     """What `TINY` names, in the folder that a run starts in."""
     files = {HELD_OUT: ("arithmetic-heldout", _NUM_HELD_OUT), DEMONSTRATIONS: ("arithmetic-sft", _NUM_DEMONSTRATIONS)}
     for name, (data, num_rows) in files.items():
-        rows = resolve(f"pkg://slime_plugin_math/data/{data}.jsonl").read_text().splitlines(keepends=True)
+        rows = resolve(f"pkg://slime_rewards.math/data/{data}.jsonl").read_text().splitlines(keepends=True)
         (folder / name).write_text("".join(rows[:num_rows]))
 
 

@@ -12,7 +12,7 @@ from slime.models.bridge import HfConfig
 from slime.models.traits import Recording
 from slime.net import Endpoint
 from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_sglang.engine.driver.client import SGLangClient
 
 PROMPT_LENGTHS, NUM_TOKENS = (7, 64, 300, 1000), 64
 LONG_PROMPT_LENGTHS = (2000, 5000)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import slime_plugin_sparse_attention as dsa
+import slime_megatron.sparse_attention as dsa
 from slime.models.config_reader import ConfigReader
 from slime_testing.ranks import Rank, run_ranks
 

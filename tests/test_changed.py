@@ -6,8 +6,8 @@ from tests.changed import CHECKOUT, WHOLE, paths_for
 
 
 def test_a_room_a_module_and_a_distribution_bring_their_own_tests() -> None:
-    files = ["core/slime/train/packing.py", "core/slime/digest.py", "plugins/rewards/math/slime_plugin_math/labels.py"]
-    wanted = ["plugins/rewards/math/tests", "tests/test_digest.py", "tests/test_house.py", "tests/train"]
+    files = ["core/slime/train/packing.py", "core/slime/digest.py", "plugins/rewards/slime_rewards/math/labels.py"]
+    wanted = ["plugins/rewards/tests/math", "tests/test_digest.py", "tests/test_house.py", "tests/train"]
     assert paths_for(files) == wanted
 
 
@@ -27,8 +27,8 @@ def test_all_that_lies_outside_of_rooms_has_tests_too() -> None:
     """A path that is not there would be left out in silence."""
     assert [name for name in WHOLE.values() if not (CHECKOUT / name).exists()] == []
     assert [first for first in WHOLE if not (CHECKOUT / first).exists()] == []
-    assert paths_for(["docs/index.md", "scripts/docs.py"]) == [
-        "tests/scripts",
+    assert paths_for(["docs/index.md", "upkeep/docs.py"]) == [
+        "tests/upkeep",
         "tests/test_house.py",
         "tests/test_site.py",
     ]

@@ -150,7 +150,7 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from slime.checkpoints import CheckpointStore
 from slime.errors import SlimeError
 from megatron_core_portable import cpu_stands_in_for_cuda
-from slime_plugin_megatron.shards import ShardWriter
+from slime_megatron.train.shards import ShardWriter
 disk = Path(sys.argv[1])
 store = CheckpointStore(disk / "checkpoints", keep=2)
 torch.distributed.init_process_group("gloo", init_method=f"file://{disk}/ranks", rank=0, world_size=1)

@@ -88,7 +88,7 @@ def test_no_room_names_a_special_block() -> None:
 
 
 def test_conversions_name_no_special_block() -> None:
-    files = tracked("plugins/verbs/convert/slime_plugin_convert/**.py")
+    files = tracked("plugins/tools/slime_tools/convert/**.py")
     assert len(files) > 10
     assert lines_with(BLOCKS, files) == []
 

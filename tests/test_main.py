@@ -14,7 +14,7 @@ import pytest
 from slime import command
 from slime.errors import SlimeError
 from slime.verbs import plan
-from slime_plugin_ray.gpus import read_gpus
+from slime_cluster.ray.gpus import read_gpus
 from slime_testing.patience import run_within
 from tests.site import Site
 
@@ -54,7 +54,7 @@ print(json.dumps({{"code": code, "modules": sorted(sys.modules)}}))
 )
 def test_a_quick_verb_imports_nothing_heavy(argv: list[str], unused: tuple[str, ...]) -> None:
     """Imports are nearly all that it takes; benchmarks/startup.py shows the seconds. Where ranks wait for each other, a
-    plan packs (`slime-plugin-bubbles`), which takes numpy."""
+    plan packs (`slime-tools`), which takes numpy."""
     seen = probe(argv)
     assert seen["code"] == 0
     assert [name for name in unused if name in seen["modules"]] == []

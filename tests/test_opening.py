@@ -138,7 +138,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_random(rank: Rank, folder: Path) -> None:
     """In a process of its own, as what it sets up for a rank stays."""
-    from slime_plugin_convert.command import convert_random
+    from slime_tools.convert.command import convert_random
 
     convert_random(TINY, folder, 0)
 

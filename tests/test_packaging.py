@@ -93,9 +93,9 @@ def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
     names = ("console", "learning", "nearest", "parquet", "ray", "returning", "samples", "trackers")
     ours = {f"slime-plugin-{name}" for name in names}
     libraries = {file.parent.name for file in ROOT.glob("plugins/libraries/*/pyproject.toml")}
-    assert {"megatron-core-portable", "slime-plugin-megatron", *libraries, *ours} <= named["train"]
-    assert named["gpu"] == {CORE, "sglang", "slime-plugin-sglang", "slime-plugin-bubbles"}
-    assert named["cpu"] == {CORE, "sglang", "slime-plugin-sglang", "sglang-torch-cpu"}
+    assert {"megatron-core-portable", "slime-megatron", *libraries, *ours} <= named["train"]
+    assert named["gpu"] == {CORE, "sglang", "slime-sglang", "slime-tools"}
+    assert named["cpu"] == {CORE, "sglang", "slime-sglang", "sglang-torch-cpu"}
 
 
 @pytest.mark.parametrize("pyproject", LIBRARIES, ids=lambda path: path.parent.name)

@@ -16,7 +16,7 @@ from slime.events import Samples
 from slime.printable import PrintableFormatter, printable
 from slime.segments import Segment, WeightSpan
 from slime.types import Decision, Group, Prompt, Sample, Status, Verdict
-from slime_plugin_samples.log import SampleLog
+from slime_observers.samples.log import SampleLog
 
 EVERY = "".join(chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf", "Cs"))
 HOSTILE = "\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x07\x1b[2J\x9b2J\u202eevil\u2066\x7f\r\b"
@@ -62,8 +62,8 @@ import json, sys
 from pathlib import Path
 from slime.__main__ import main
 from slime.events import Waiting
-from slime_plugin_console.progress import Progress
-from slime_plugin_console.startup import Startup
+from slime_observers.console.progress import Progress
+from slime_observers.console.startup import Startup
 from slime.types import Prompt, Sample, Verdict
 folder, hostile = Path(sys.argv[1]), json.loads(sys.argv[2])
 prompt = Prompt("0/0", ({"role": "user", "content": hostile + "?"},), (1,))

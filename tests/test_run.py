@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 import slime
-from plugins.trackers.tensorboard.tests.test_tensorboard import events
+from plugins.observers.tests.tensorboard.test_tensorboard import events
 from slime.compose.data_files import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
-from slime_plugin_ray.reaper import wait_until_gone
+from slime_cluster.ray.reaper import wait_until_gone
 from slime_testing.forked import of_a_run
 from slime_testing.patience import run_within
 from tests.running import GONE_S, NO_CHECKPOINTS, SPREAD, Run, command_of
@@ -42,7 +42,7 @@ def test_a_run_leaves_what_the_summary_names(finished: Run) -> None:
         assert name in summary
         assert (finished.path / name).exists()
     used = json.loads((finished.path / "plugins.json").read_text())["used"]
-    assert used["reward"]["distribution"] == "slime-plugin-math"
+    assert used["reward"]["distribution"] == "slime-rewards"
     assert used["algo"] == {"name": "grpo", "distribution": "slime-rl", "version": slime.__version__}
 
 
@@ -177,13 +177,13 @@ def servers(run: Run) -> list[psutil.Process]:
     """The processes that the engines were started as."""
     found = []
     for child in psutil.Process(run.process.pid).children(recursive=True):
-        found += [child] * ("slime_plugin_sglang.launcher" in command_of(child))
+        found += [child] * ("slime_sglang.engine.launcher" in command_of(child))
     return found
 
 
 def test_a_run_that_is_terminated_while_its_engine_starts_leaves_no_process(tmp_path: Path) -> None:
     """The engine is kept from coming up, which the supervised steps do not wait for. Ctrl-C ends the same way: a run of
-    agents (`plugins/programs/endpoint`) gets one."""
+    agents (`plugins/agents`) gets one."""
     run = Run(tmp_path, cluster="local2", settings={"sft.num_steps": 5000}).start()
     run.until(lambda: bool(servers(run)))
     servers(run)[0].suspend()
@@ -227,8 +227,8 @@ def test_mixtures_of_experts_over_two_ranks_and_two_kinds_of_engines(tmp_path: P
     spread = {name.replace("rollout.sglang", "rollout.engines.spread.sglang"): value for name, value in SPREAD.items()}
     settings = {
         "reward": "arithmetic",
-        "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
-        "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
+        "data.path": "pkg://slime_rewards.math/data/arithmetic-train.jsonl",
+        "sft.path": "pkg://slime_rewards.math/data/arithmetic-sft.jsonl",
         "run.num_steps": 2,
         "eval.interval": 1000,
         "rollout.engines.default.devices": 1,
@@ -259,8 +259,8 @@ def test_engines_in_fp8(tmp_path: Path) -> None:
     with an alarm that says why the two are apart."""
     settings = {
         "reward": "arithmetic",
-        "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
-        "sft.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl",
+        "data.path": "pkg://slime_rewards.math/data/arithmetic-train.jsonl",
+        "sft.path": "pkg://slime_rewards.math/data/arithmetic-sft.jsonl",
         "run.num_steps": 2,
         "rollout.fp8": "block",
         "rollout.max_prompt_tokens": 32,

@@ -107,10 +107,10 @@ def test_the_cluster_outlives_the_run_and_keeps_nothing_of_it(head: Head, tmp_pa
     run.family = [*(head.family() - before), *driver.children(recursive=True)]
     found = {
         name: named(name, run.family)
-        for name in ("ray::TrainerActor", "ray::EngineActor", "slime_plugin_sglang.launcher")
+        for name in ("ray::TrainerActor", "ray::EngineActor", "slime_sglang.engine.launcher")
     }
     assert all(found.values()), found
-    scratch = Path(found["slime_plugin_sglang.launcher"][0].environ()["SLIME_ENGINE_SCRATCH"])
+    scratch = Path(found["slime_sglang.engine.launcher"][0].environ()["SLIME_ENGINE_SCRATCH"])
     assert scratch.is_dir()
     run.succeed()
     assert run.strays() == []

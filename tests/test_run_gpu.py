@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from slime.net import reserved_port
-from slime_plugin_ray.starter import make_token
+from slime_cluster.ray.starter import make_token
 from tests.gpu_runs import DRAFTS, OVER_HOSTS, PAIRS, PLAIN, SMALL, SPREADS, GpuRun
 from tests.running import Run, end_family
 

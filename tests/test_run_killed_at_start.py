@@ -15,7 +15,7 @@ from tests.test_run_engines_killed import SCHEDULER, outcome
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SERVER, GUARD, GCS = "slime_plugin_sglang.launcher", "guarded_workers.worker", "gcs_server"
+SERVER, GUARD, GCS = "slime_sglang.engine.launcher", "guarded_workers.worker", "gcs_server"
 STARTS_AGAIN = re.compile(
     r"^engine-0 \(pid (\d+), http://\S+\): (.*), as it started; engine-0 starts again \((\d) of 3\)$", re.M
 )

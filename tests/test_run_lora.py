@@ -39,7 +39,7 @@ def settings_of(folder: Path, base: Path) -> dict[str, object]:
         "model.init": "checkpoint",
         "reward.path": f"{folder}/reward.py:score",
         "task": "none",
-        "data.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+        "data.path": "pkg://slime_rewards.math/data/arithmetic-train.jsonl",
         "rollout.max_prompt_tokens": 32,
         "rollout.sampling.max_response_tokens": 16,
         "train.lora.rank": 8,

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_plugin_ray.reaper import wait_until_gone
+from slime_cluster.ray.reaper import wait_until_gone
 from slime_testing.patience import run_within
 from tests.namespaces import TwoHosts, two_hosts
 from tests.running import GONE_S, Run, command_of
@@ -78,7 +78,7 @@ def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: T
 def kill_with_reaper(run: Run) -> None:
     """Kill the driver, but first its reaper: that one finds the second host's processes here, as on no real host."""
     for child in psutil.Process(run.process.pid).children():
-        if "slime_plugin_ray.reaper" in command_of(child):
+        if "slime_cluster.ray.reaper" in command_of(child):
             child.kill()
     run.kill()
 

@@ -7,7 +7,7 @@ import pytest
 from slime.compose.compose import examine
 from slime.errors import SlimeError
 from slime.plugins import load
-from slime_plugin_fit.search import fit
+from slime_tools.fit.search import fit
 
 HOSTS = ("rtx4090x1", "rtx4090x8", "h100x1", "h100x8", "h200x1", "h200x8")
 MODELS = (

@@ -18,9 +18,9 @@ from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import results
 from slime.weights.publisher.shared_memory import SharedMemory
-from slime_plugin_broadcast.groups import join_engines
-from slime_plugin_broadcast.source import Broadcast
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_sglang.broadcast.groups import join_engines
+from slime_sglang.broadcast.source import Broadcast
+from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing.publishing import publish_over
 from weight_buckets.bucket import Bucket, SharedBucket
 from weight_buckets.receipt import BucketNote

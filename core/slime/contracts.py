@@ -166,7 +166,7 @@ class SampleTracker(Tracker, Protocol):
     """A tracker that shows what the model answered, too."""
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
-        """The same that `samples/` keeps, after `log` of the step. `slime_plugin_samples.rows` has functions that
+        """The same that `samples/` keeps, after `log` of the step. `slime_observers.samples.rows` has functions that
         choose among the rows, and that make a table of them.
 
         Raising is told in a line, once, and these samples do not come again.
@@ -202,8 +202,8 @@ class Explanation(Protocol):
         Called on all ranks alike, before the optimizer step. Afterwards the weights must be bit for bit the same.
 
         Args:
-            trainer: this rank's `slime_plugin_megatron.trainer.Trainer`.
-            micro_batches: of the first optimizer step, `slime_plugin_megatron.local_batch.LocalMicroBatch`.
+            trainer: this rank's `slime_megatron.train.trainer.Trainer`.
+            micro_batches: of the first optimizer step, `slime_megatron.train.local_batch.LocalMicroBatch`.
         """
 
 

@@ -5,7 +5,7 @@ is stuck in C as well; but it acts as soon as the *thread* that started the proc
 who the parent is, again and again: right for servers, which a thread of a Ray actor starts, and which have workers and
 a scratch folder. A pipe would do for neither: forked siblings keep it open.
 
-What is left after that is the business of `slime-plugin-ray` (all of a run, from outside) and of
+What is left after that is the business of `slime-cluster` (all of a run, from outside) and of
 `guarded_workers.guard` (all that a sample has started).
 """
 

@@ -34,7 +34,7 @@ class Source(enum.Enum):
     teacher = "teacher"
     """Log-probs of the teacher (`algo.teacher`)."""
     critic = "critic"
-    """What comes of a critic (`slime_plugin_megatron.critic.Critic.learn`), before its first optimizer step."""
+    """What comes of a critic (`slime_megatron.train.critic.Critic.learn`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)

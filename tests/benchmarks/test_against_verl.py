@@ -41,7 +41,7 @@ def test_verl_gets_the_run_that_slime_gets(program: Any, tmp_path: Path) -> None
 def test_prompts_are_the_same(program: Any, tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    source = resolve("pkg://slime_plugin_starter/data/word-problems-heldout.jsonl")
+    source = resolve("pkg://slime_rewards.starter/data/word-problems-heldout.jsonl")
     program.write_prompts(source, tmp_path / "p.parquet")
     rows = parquet.read_table(tmp_path / "p.parquet").to_pylist()
     assert len(rows) == len(source.read_text().splitlines())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slime_plugin_endpoint.check_chat import KINDS
-
+from slime_agents.endpoint.check_chat import KINDS
 from tests.sampling.formats import FORMATS, tokenizer_of
 
 

@@ -63,7 +63,7 @@ EXPERTS = ["train.megatron.expert_model_parallel_size=2", "train.megatron.expert
         (["nine", "sources"], ["model.num_layers=24", *PIPELINE]),
         (
             ["flash", "sources"],
-            [*EXPERTS, "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"],
+            [*EXPERTS, "reward=arithmetic", "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl"],
         ),
         (["stale"], ["+cluster=h200x4-split", "rollout.max_staleness=2"]),
     ],

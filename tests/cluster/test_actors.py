@@ -17,7 +17,7 @@ assert "torch" not in sys.modules
 actor.prepare()
 import torch
 before = set(sys.modules)
-from slime_plugin_megatron.trainer import Trainer
+from slime_megatron.train.trainer import Trainer
 print(torch.cuda.is_initialized(), len(set(sys.modules) - before))
 """
 

@@ -16,7 +16,7 @@ from slime.engines.software import End
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
 from slime.topology.topology import read_topology
-from slime_plugin_sglang.driver.process import EngineProcess
+from slime_sglang.engine.driver.process import EngineProcess
 
 
 def over_hosts(device: str, placement: str, devices_per_node: int) -> SlimeConfig:

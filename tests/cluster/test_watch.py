@@ -33,12 +33,12 @@ from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.errors import Consequence, NoAnswer, SlimeError
 from slime.net import new_key
-from slime_plugin_console.startup import Startup
+from slime_observers.console.startup import Startup
 from slime.run_dir import RunDir, with_resume_hint
 from slime.topology.topology import read_topology
-from slime_plugin_ray.joining import Hosts
-from slime_plugin_ray.reaper import reaped
-from slime_plugin_ray.starter import ray_cluster
+from slime_cluster.ray.joining import Hosts
+from slime_cluster.ray.reaper import reaped
+from slime_cluster.ray.starter import ray_cluster
 
 class Idle(Actor):
     def sleep(self, seconds):

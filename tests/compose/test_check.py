@@ -24,7 +24,7 @@ MIXTURE = [
     "+cluster=local",
     "reward=arithmetic",
     "run.num_steps=1",
-    "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+    "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl",
     *SIZES,
 ]
 
@@ -93,13 +93,13 @@ def test_every_numeric_key_is_bounded() -> None:
             "Hugging Face hub is fetched first: run 'hf download --repo-type dataset openai/gs",
         ),
         (
-            {"data.path": "pkg://slime_plugin_math/data"},
+            {"data.path": "pkg://slime_rewards.math/data"},
             "the folder holds several data sets: arithmetic-held",
         ),
         ({"eval.path": "/nowhere/x"}, "eval.path, folder /nowhere is missing: there is no '/nowhere/x'"),
         ({"data.prompt_key": "question", "eval.path": None}, "line 1: the row has no key 'question'"),
-        ({"eval.path": "pkg://slime_plugin_math/data/arithmetic-sft.jsonl"}, "line 1: the row has no key 'prompt'"),
-        ({"sft.path": "pkg://slime_plugin_math/data/arithmetic-train.jsonl"}, "line 1: the row has no key 'messages'"),
+        ({"eval.path": "pkg://slime_rewards.math/data/arithmetic-sft.jsonl"}, "line 1: the row has no key 'prompt'"),
+        ({"sft.path": "pkg://slime_rewards.math/data/arithmetic-train.jsonl"}, "line 1: the row has no key 'messages'"),
         ({"sft.path": None}, "supervised steps without demonstrations"),
         ({"run.num_steps": 0}, "run.num_steps: there is no step to run"),
         ({"rollout.samples_per_prompt": 1}, "compares at least 2 samples of a prompt"),

@@ -222,7 +222,7 @@ def test_evaluation_samples_as_the_rollout_unless_it_is_told_otherwise(acme: Sit
     long = [*(f"rollout.sampling.{name}={value}" for name, value in numbers.items()), "rollout.sampling.stop=[x]"]
     followed = compose([*RUN, *long]).eval.sampling
     assert vars(followed) == {**numbers, "top_p": 1.0, "top_k": -1, "stop": ["x"]}
-    held_out = "eval.path=pkg://slime_plugin_math/data/arithmetic-heldout.jsonl"
+    held_out = "eval.path=pkg://slime_rewards.math/data/arithmetic-heldout.jsonl"
     own = examine([*RUN, *long, held_out, "eval.sampling.temperature=0", "eval.sampling.stop=[]"])
     assert vars(own.cfg.eval.sampling) == vars(followed) | {"temperature": 0.0, "stop": []}
     assert "rollout.sampling" not in own.yaml, "the resolved config shows values"

@@ -8,7 +8,7 @@ MIXTURE = [
     "+model=glm4-moe-tiny",
     "reward=arithmetic",
     "run.num_steps=1",
-    "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl",
+    "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl",
     "rollout.max_prompt_tokens=32",
     "rollout.sampling.max_response_tokens=16",
 ]

@@ -16,7 +16,7 @@ def bare() -> Groups:
 def test_without_plugins_it_says_what_to_install(bare: Groups) -> None:
     with pytest.raises(SlimeError, match=r"no model=acme\. None is installed: install the plugin of its family, "):
         bare.require("model", "acme")
-    assert "install slime-plugin-code or another plugin as docs/install.md says" in bare.choose("reward")
+    assert "install slime-rewards or another plugin as docs/install.md says" in bare.choose("reward")
 
 
 def test_choices_are_written_as_the_user_writes_them(bare: Groups) -> None:

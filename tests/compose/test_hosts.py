@@ -37,4 +37,4 @@ def test_a_launcher_that_is_not_installed_is_named_with_the_nearest() -> None:
 
 def test_without_the_distribution_a_hostfile_says_what_to_install(tmp_path: Path) -> None:
     (told,) = [str(problem) for problem in launcher_problems(ClusterConfig(hostfile="hosts"), plugins.discover([]))]
-    assert told.startswith("cluster.hostfile: no launcher named 'ssh' is installed. Run: pip install slime-plugin-ssh.")
+    assert told.startswith("cluster.hostfile: no launcher named 'ssh' is installed. Run: pip install slime-cluster.")

@@ -10,11 +10,11 @@ from slime.config.keys import own_keys
 from tests.site import Site
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
-PLAIN = [*LAPTOP, "task=none", "reward=arithmetic", "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"]
+PLAIN = [*LAPTOP, "task=none", "reward=arithmetic", "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl"]
 PLAIN += ["run.num_steps=40", "rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16"]
-HELD_OUT = "eval.path=pkg://slime_plugin_math/data/arithmetic-heldout.jsonl"
+HELD_OUT = "eval.path=pkg://slime_rewards.math/data/arithmetic-heldout.jsonl"
 AGENT = ["rollout.program.name=endpoint", "rollout.program.options.command=agent"]
-DEMONSTRATIONS = ["sft.path=pkg://slime_plugin_math/data/arithmetic-sft.jsonl", "sft.num_steps=100"]
+DEMONSTRATIONS = ["sft.path=pkg://slime_rewards.math/data/arithmetic-sft.jsonl", "sft.num_steps=100"]
 
 CLIPPED = {"algo.importance_low": 0.5, "algo.importance_high": 1.5}
 MASKED = {"algo.importance": "mask"}
@@ -208,7 +208,7 @@ def problems(changes: dict[str, Any], model: str = "glm4-tiny") -> list[str]:
     argv = [f"+model={model}", "+cluster=local", *(f"{key}={value}" for key, value in changes.items())]
     if model == "glm4-moe-tiny":
         sizes = ["rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16"]
-        rows = "data.path=pkg://slime_plugin_math/data/arithmetic-train.jsonl"
+        rows = "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl"
         argv += ["reward=arithmetic", "run.num_steps=1", rows, *sizes]
     return [str(problem) for problem in examine(argv).problems]
 

@@ -179,7 +179,7 @@ def test_what_engines_record_of_routing_needs_a_reader(monkeypatch: pytest.Monke
     run = ["+model=glm4-moe-tiny", "+cluster=local"]
     [need] = examine([*run, "observe.routing=true"]).needs
     assert str(need).startswith(
-        "observe.routing: what engines record is read by slime-plugin-routing-gap, which is not installed. "
-        "Run: pip install slime-plugin-routing-gap. In a checkout: pip install ./plugins/explanations/routing-gap, or "
+        "observe.routing: what engines record is read by slime-megatron, which is not installed. "
+        "Run: pip install slime-megatron. In a checkout: pip install ./plugins/megatron, or "
     )
     assert examine([*run, "train.routing_replay=true"]).needs == []

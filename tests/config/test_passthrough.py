@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scripts.annotations import in_words, takes
 from slime.config.megatron_fields import ACCEPTED, UNSUPPORTED, reason_against
 from slime.config.passthrough import SET_BY_SLIME, SOURCES, check_section, fields_of, fits, homes_of
+from upkeep.annotations import in_words, takes
 
 
 def faults(section: str, **values: Any) -> list[str]:

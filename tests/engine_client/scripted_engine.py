@@ -16,7 +16,7 @@ from aiohttp import web
 
 from slime.net import Endpoint, Secret
 from slime.types import Verdict
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_sglang.engine.driver.client import SGLangClient
 
 STOP_TOKEN = 0
 

@@ -16,8 +16,8 @@ from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.sampling.sampler import Sampler
 from slime.types import Group, Prompt, Sample
-from slime_plugin_sglang.driver import batched_requests
-from slime_plugin_sglang.driver.batched_requests import AT_ITS_END, RequestBatcher, events
+from slime_sglang.engine.driver import batched_requests
+from slime_sglang.engine.driver.batched_requests import AT_ITS_END, RequestBatcher, events
 from tests.engine_client import virtual_clock
 from tests.engine_client.scripted_engine import STOP_TOKEN, Letters, Scorer, ScriptedEngine, answer, connected
 

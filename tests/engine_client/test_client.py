@@ -8,8 +8,8 @@ import pytest
 from slime.engine_client.client import FinishReason
 from slime.errors import NoAnswer, SlimeError
 from slime.net import LOOPBACK, Endpoint, Secret, reserved_port
-from slime_plugin_sglang.driver.batched_requests import events, joined
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_sglang.engine.driver.batched_requests import events, joined
+from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import ScriptedEngine, connected

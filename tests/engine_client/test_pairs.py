@@ -17,9 +17,9 @@ from slime.engine_client.client import NO_COMPLETION, FinishReason, ServerFault
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.topology.topology import read_topology
-from slime_plugin_sglang.driver import pairs as pairs_module
-from slime_plugin_sglang.driver.client import SGLangClient
-from slime_plugin_sglang.driver.pairs import ROOMS, Pairs, PrefillServer
+from slime_sglang.engine.driver import pairs as pairs_module
+from slime_sglang.engine.driver.client import SGLangClient
+from slime_sglang.engine.driver.pairs import ROOMS, Pairs, PrefillServer
 
 SAMPLING = {"max_new_tokens": 3}
 Answer = Callable[["Side"], Awaitable[dict[str, Any]]]

@@ -23,10 +23,10 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
 from slime.topology.topology import read_topology
-from slime_plugin_sglang.driver.client import SGLangClient
-from slime_plugin_sglang.driver.pairs import Pairs
-from slime_plugin_sglang.driver.process import EngineProcess
-from slime_plugin_sglang.driver.room import require_room
+from slime_sglang.engine.driver.client import SGLangClient
+from slime_sglang.engine.driver.pairs import Pairs
+from slime_sglang.engine.driver.process import EngineProcess
+from slime_sglang.engine.driver.room import require_room
 from slime_testing.engines import hf_tensors, server
 from slime_testing.patience import Patience, family
 from slime_testing.publishing import publish

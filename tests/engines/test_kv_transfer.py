@@ -7,8 +7,8 @@ import pytest
 from slime.compose.compose import examine
 from slime.config.schema import Device
 from slime.errors import SlimeError
-from slime_plugin_sglang.driver import kv_transfer
-from slime_plugin_sglang.driver.kv_transfer import LIBRARIES, OF_CUDA, PACKAGES, require_mooncake
+from slime_sglang.engine.driver import kv_transfer
+from slime_sglang.engine.driver.kv_transfer import LIBRARIES, OF_CUDA, PACKAGES, require_mooncake
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from slime.compose.compose import compose
 from slime.engine_client.client import FinishReason
 from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.errors import SlimeError
-from slime_plugin_sglang.driver.room import require_room
+from slime_sglang.engine.driver.room import require_room
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import connected

@@ -19,9 +19,9 @@ from requests.utils import should_bypass_proxies
 
 from slime.errors import Death, SlimeError
 from slime.net import LOOPBACK
-from slime_plugin_sglang.driver import process as process_module
-from slime_plugin_sglang.driver.process import EngineProcess, reserved_port, server_args
-from slime_plugin_sglang.launcher import parse
+from slime_sglang.engine.driver import process as process_module
+from slime_sglang.engine.driver.process import EngineProcess, reserved_port, server_args
+from slime_sglang.engine.launcher import parse
 from slime_testing.engines import cpu_config, running_engine, server, topology_at
 from stack_dumps.dumps import look
 from tests.waiting import until

@@ -16,8 +16,8 @@ from slime.cluster.watch import first_end
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
-from slime_plugin_ray.reaper import wait_until_gone
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_cluster.ray.reaper import wait_until_gone
+from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing.engines import as_exported, engine_over_hosts
 from slime_testing.models import random_model
 from slime_testing.publishing import publish

@@ -19,7 +19,7 @@ def test_a_host_without_what_starts_engines_says_what_to_install(monkeypatch: py
     with pytest.raises(SlimeError) as raised:
         software.software(Device.cpu)
     said = str(raised.value)
-    assert said.startswith("engines need slime-plugin-sglang, which is not installed here. Run: pip install 'slime-rl[")
+    assert said.startswith("engines need slime-sglang, which is not installed here. Run: pip install 'slime-rl[")
     assert "\n" not in said
 
 

@@ -11,8 +11,8 @@ from slime.models.rules import layer_rule
 from slime.models.shapes import Block, Cut, Model, Shape
 from slime.plan.flops import ForwardFlops
 from slime.sizes.parameters import blocks_by_layer, unknown_parameter, weights_of
-from slime_plugin_memory.activations import Activations
-from slime_plugin_transformer import decoder, gqa, mlp
+from slime_megatron.transformer import decoder, gqa, mlp
+from slime_tools.memory.activations import Activations
 
 MODEL: dict[str, Any] = {
     "num_layers": 3,

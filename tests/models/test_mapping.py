@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-import slime_plugin_latent_attention as mla
+import slime_megatron.latent_attention as mla
 from slime.models import rules
 from slime.models.mapping import Layout, Rule, Shard, WeightMapping
-from slime_plugin_transformer import embeddings, output
+from slime_megatron.transformer import embeddings, output
 
 GROUPS, HEAD = 4, 2
 

@@ -14,8 +14,8 @@ from slime.errors import SlimeError
 from slime.models.bridge import PublishedBridge
 from slime.models.config_reader import ConfigReader
 from slime.models.published import Count, Flag, Positive, Published, Size
+from slime_megatron.transformer import rotary
 from slime_plugin_mimo import hf as mimo
-from slime_plugin_transformer import rotary
 from slime_testing.published import differences, unknown_reads
 
 mimo.register()

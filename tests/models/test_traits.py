@@ -13,7 +13,7 @@ from slime.config.schema import SlimeConfig
 from slime.models.bridge import traits_of
 from slime.models.traits import Traits, extra_losses, obstacle_to_sharing
 from slime.sizes.parameters import in_force, weights_of
-from slime_plugin_multi_token_prediction.loss import PredictionLoss
+from slime_megatron.multi_token_prediction.loss import PredictionLoss
 
 CONFIGS = Path(__file__).parents[2] / "plugins/models"
 DSA = "glm5/tests/configs/dsa.json"

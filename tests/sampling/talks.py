@@ -7,14 +7,13 @@ from functools import cache, partial
 from itertools import compress
 from typing import Any
 
-from slime_plugin_conversations.chat_format import ChatFormat
-
 from slime.config.schema import SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample, Status
+from slime_agents.conversations.chat_format import ChatFormat
 
 from .formats import Format
 

@@ -23,9 +23,9 @@ from slime.sampling.sampler import Sampler
 from slime.sampling.samples import to_train_samples
 from slime.segments import Segment
 from slime.types import IS_CURRENT
-from slime_plugin_ahead.gate import EngineGate
-from slime_plugin_ahead.rollout import GroupsAhead
-from slime_plugin_sglang.driver.client import SGLangClient
+from slime_filters.ahead.gate import EngineGate
+from slime_filters.ahead.rollout import GroupsAhead
+from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.engine_client.scripted_engine import Letters, Scorer

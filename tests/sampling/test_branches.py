@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig
 from slime.conversation import RefusedError, TooLongError
 from slime.errors import SlimeError
 from slime.sampling.stats import group_stats
 from slime.types import Group, Status
+from slime_agents.conversations.chat_format import ChatFormat
 
 from .formats import FORMATS, tokenizer_of
 from .test_conversation import LIMIT, PROMPT_LIMIT, TOOLS, Scripted, parts, played

@@ -8,8 +8,6 @@ import random
 from contextlib import suppress
 
 import pytest
-from slime_plugin_conversations import chat_format
-from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig
 from slime.conversation import TooLongError
@@ -17,6 +15,8 @@ from slime.data import chat as chat_data
 from slime.errors import SlimeError
 from slime.time_limit import often
 from slime.types import Sample, Status, Turn
+from slime_agents.conversations import chat_format
+from slime_agents.conversations.chat_format import ChatFormat
 
 from .formats import FORMATS, tokenizer_of
 from .talks import LIMIT, PROMPT_LIMIT, TOOLS, Stage, form_token, remembered, talk

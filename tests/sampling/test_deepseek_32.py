@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig
+from slime_agents.conversations.chat_format import ChatFormat
 
 from .formats import FORMATS, tokenizer_of
 from .talks import PROMPT_LIMIT

@@ -6,13 +6,13 @@ import time
 
 import psutil
 import pytest
-from slime_plugin_conversations.isolated import Isolated
 
 from slime import plugins
 from slime.config.schema import ProgramConfig
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.programs import opened
 from slime.types import Status, Verdict
+from slime_agents.conversations.isolated import Isolated
 from tests.running import command_of
 from tests.waiting import until
 

@@ -21,7 +21,7 @@ from slime.sampling.programs import installed_kit, opened
 from slime.types import Prompt, Sample, Status, Task, Turn
 from slime_testing.programs import ProgramCase, _Letters, _Model
 
-HOW = r"slime-plugin-conversations, which is not installed\. Run: pip install slime-plugin-conversations\. In a ch"
+HOW = r"slime-agents, which is not installed\. Run: pip install slime-agents\. In a ch"
 
 
 @dataclass
@@ -45,7 +45,7 @@ def test_a_plan_names_what_its_program_needs() -> None:
     assert examine(run).needs == []
     [need] = examine([*run, "task=calculator"]).needs
     assert need.where == "rollout.program"
-    assert "every program but 'single' needs slime-plugin-conversations" in str(need)
+    assert "every program but 'single' needs slime-agents" in str(need)
 
 
 def test_a_plan_names_what_generates_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,8 @@ def test_a_plan_names_what_generates_ahead(monkeypatch: pytest.MonkeyPatch) -> N
     assert examine(["+model=glm4-tiny", "+cluster=local"]).needs == []
     [need] = examine(["+model=glm4-tiny", "+cluster=local", "rollout.max_staleness=1"]).needs
     assert need.where == "rollout.max_staleness"
-    assert "slime-plugin-ahead, which is not installed. Run: pip install slime-plugin-ahead. In a ch" in str(need)
-    with pytest.raises(SlimeError, match="slime-plugin-ahead"):
+    assert "slime-filters, which is not installed. Run: pip install slime-filters. In a ch" in str(need)
+    with pytest.raises(SlimeError, match="slime-filters"):
         installed_ahead()
 
 
@@ -72,4 +72,4 @@ def test_a_conversation_is_refused() -> None:
     generator = Generator(EngineSet([engine]), SamplingConfig(max_response_tokens=4), _Letters())
     assert asyncio.run(Attempts(Talker(), generator, 5, 1).run(sample))
     assert sample.status is Status.FAILED
-    assert "need slime-plugin-conversations, which is not installed" in sample.verdict.reason
+    assert "need slime-agents, which is not installed" in sample.verdict.reason

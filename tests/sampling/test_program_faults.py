@@ -11,7 +11,6 @@ import sys
 import time
 
 import pytest
-from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.builtins import KeepAll
 from slime.config.schema import DataConfig, ProgramConfig, RewardConfig, RolloutConfig, SamplingConfig
@@ -22,6 +21,7 @@ from slime.sampling.buffer import FifoBuffer
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
 from slime.types import Prompt, Status, Verdict, VerdictKind
+from slime_agents.conversations.chat_format import ChatFormat
 from tests.engine_client.scripted_engine import Scorer
 
 from .formats import FORMATS, tokenizer_of

@@ -1,4 +1,4 @@
-"""The buffer policy `staleness` of slime-plugin-dynamic-sampling in a sampling loop."""
+"""The buffer policy `staleness` of slime-filters in a sampling loop."""
 
 from __future__ import annotations
 

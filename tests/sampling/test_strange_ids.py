@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_plugin_conversations.chat_format import ChatFormat
 
 from slime.config.schema import DataConfig, SamplingConfig
 from slime.conversation import RefusedError
@@ -19,6 +18,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample, Status
+from slime_agents.conversations.chat_format import ChatFormat
 
 MESSAGES = ({"role": "user", "content": "1+2="},)
 

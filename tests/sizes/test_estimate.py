@@ -57,7 +57,7 @@ class ByParameters:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> Plugins:
-    """What is installed, with these in the place of what `slime-plugin-memory` contributes."""
+    """What is installed, with these in the place of what `slime-tools` contributes."""
     everything = plugins.load().installed
     assert "memory" in {plugin.name for plugin in everything}
     found = Plugins(

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import slime_plugin_sparse_attention as dsa
+import slime_megatron.sparse_attention as dsa
 from slime.layout import read_grid
 from slime.models.mapping import Rule, WeightMapping
 from slime.plugins import load
 from slime.sizes.parameters import Weight, held_by_stage, unknown_parameter, weights_of
-from slime_plugin_publish.links import owned_bytes
-from slime_plugin_transformer import embeddings
+from slime_megatron.transformer import embeddings
 from slime_testing.ranks import Rank, run_ranks
+from slime_tools.publish.links import owned_bytes
 
 TP, PP, EP, ETP, CP = (
     "tensor_model_parallel_size",
@@ -79,8 +79,8 @@ def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[i
 
     from slime.compose.compose import compose
     from slime.config.hf import read_hf_config
-    from slime_plugin_megatron import megatron
-    from slime_plugin_megatron.weights.export import take_inventory
+    from slime_megatron.train import megatron
+    from slime_megatron.train.weights.export import take_inventory
 
     counts: list[tuple[int, ...]] = []
     for number, layout in enumerate(layouts):

@@ -41,28 +41,28 @@ LAPTOP_RUN = (
     "sglang-torch-cpu",
     "vocabulary-logprobs",
     "weight-buckets",
-    "slime-plugin-megatron",
-    "slime-plugin-sglang",
-    "slime-plugin-ray",
-    "slime-plugin-learning",
-    "slime-plugin-nearest",
-    "slime-plugin-parquet",
-    "slime-plugin-returning",
-    "slime-plugin-console",
-    "slime-plugin-samples",
-    "slime-plugin-trackers",
-    "slime-plugin-sglang-rules",
+    "slime-megatron",
+    "slime-sglang",
+    "slime-cluster",
+    "slime-observers",
+    "slime-tools",
+    "slime-tools",
+    "slime-sglang",
+    "slime-observers",
+    "slime-observers",
+    "slime-observers",
+    "slime-sglang",
     "slime-plugin-glm4",
-    "slime-plugin-latent-attention",
-    "slime-plugin-mixture-of-experts",
-    "slime-plugin-multi-token-prediction",
-    "slime-plugin-transformer",
-    "slime-plugin-math",
-    "slime-plugin-dynamic-sampling",
-    "slime-plugin-broadcast",
-    "slime-plugin-fp8-block",
-    "slime-plugin-memory",
-    "slime-plugin-publish",
+    "slime-megatron",
+    "slime-megatron",
+    "slime-megatron",
+    "slime-megatron",
+    "slime-rewards",
+    "slime-filters",
+    "slime-sglang",
+    "slime-megatron",
+    "slime-tools",
+    "slime-tools",
 )
 """What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, the model, and what the model's own
 metadata asks for: its task, the blocks that not all families have, what larger recipes use, and what a plan says."""
@@ -213,9 +213,9 @@ def planning(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
     """The wheels of slime, GLM-5 and a verb beside what slime asks for without an extra."""
     folder = tmp_path_factory.mktemp("planning") / "env"
     venv.create(folder)
-    borrow_packages(folder, needed_by("slime-rl", "slime-plugin-math", "slime-plugin-console"))
+    borrow_packages(folder, needed_by("slime-rl", "slime-rewards", "slime-observers"))
     environment = Environment(folder, bare.wheels)
-    environment.install("slime-plugin-glm5", "slime-plugin-completion")
+    environment.install("slime-plugin-glm5", "slime-tools")
     return environment
 
 
@@ -236,7 +236,7 @@ def environment(bare: Environment) -> Environment:
     examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry", "wreinforce")
     bare.build_quickly(*(HERE / example for example in examples))
     plugins = [name for name in LAPTOP_RUN if name.startswith("slime-plugin-")]
-    bare.install("slime-rl", *plugins, "slime-plugin-testing", *(f"slime-{example}" for example in examples))
+    bare.install("slime-rl", *plugins, "slime-testing", *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
     bare.install("--no-deps", "--ignore-installed", *(path.name for path in LIBRARIES))
     return bare

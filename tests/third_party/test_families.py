@@ -55,6 +55,6 @@ def test_the_names_that_plugins_may_build_on_exist() -> None:
     rows = re.findall(r"^\| `(slime[\w.]+)` \| ([^:|]+)", PAGE.partition("## Names you may build on")[2], re.MULTILINE)
     assert len(rows) > 15
     for module in ("decoder", "rotary", "gqa", "mlp", "embeddings", "output"):
-        importlib.import_module(f"slime_plugin_transformer.{module}")
+        importlib.import_module(f"slime_megatron.transformer.{module}")
     named = [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert [(module, name) for module, name in named if not hasattr(importlib.import_module(module), name)] == []

@@ -15,7 +15,7 @@ DEMO = ("+model=glm4-tiny", "+cluster=local")
 def test_what_pip_installed_is_listed_and_comes_from_the_wheels(environment: Any) -> None:
     listed = environment.slime("plugins")
     assert listed.returncode == 0, listed.stderr
-    for words in ("slime-plugin-glm4 0.1.0", "glm4_moe", "slime-plugin-math 0.1.0", "slime-closeness 0.3.0"):
+    for words in ("slime-plugin-glm4 0.1.0", "glm4_moe", "slime-rewards 0.1.0", "slime-closeness 0.3.0"):
         assert words in listed.stdout
     where = environment.run("-c", "import slime, slime_plugin_glm4; print(slime.__file__, slime_plugin_glm4.__file__)")
     assert all(Path(file).is_relative_to(environment.folder) for file in where.stdout.split())
@@ -52,8 +52,8 @@ def test_a_third_party_verb_stands_in_the_help(environment: Any) -> None:
 
 def test_a_verb_that_no_wheel_brought_says_which_one_does(environment: Any) -> None:
     done = environment.slime("convert", "--help")
-    todo = "Run: pip install slime-plugin-convert. In a checkout: pip install ./plugins/verbs/convert, or 'make setup'."
-    told = f"slime: 'slime convert' comes with slime-plugin-convert, which is not installed. {todo}\n"
+    todo = "Run: pip install slime-tools. In a checkout: pip install ./plugins/tools, or 'make setup'."
+    told = f"slime: 'slime convert' comes with slime-tools, which is not installed. {todo}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
@@ -67,8 +67,8 @@ CONTRACTS = (
     "tests/third_party/retry/tests",
     "tests/third_party/median/tests",
     "tests/third_party/wreinforce/tests",
-    "plugins/rewards/math/tests/test_rewards.py",
-    "plugins/filters/dynamic-sampling/tests",
+    "plugins/rewards/tests/math/test_rewards.py",
+    "plugins/filters/tests/dynamic_sampling",
 )
 
 
@@ -93,7 +93,7 @@ def test_a_plugin_s_own_contract_test_passes_where_only_wheels_are_installed(tes
         ("import", ["does not import", "No module named 'a_package_that_nobody_has'"]),
         ("signature", ["wrong hook signature", "settings"]),
         ("misspelt", ["there is no hook 'slime_reward'", "Did you mean 'slime_rewards'"]),
-        ("duplicate", ["reward 'math'", "slime-plugin-math"]),
+        ("duplicate", ["reward 'math'", "slime-rewards"]),
         ("version", ["made for slime >=9", "this is slime"]),
         ("empty", ["contributes nothing"]),
         ("config", ["pkg://slime_broken_config.conf"]),

@@ -30,7 +30,7 @@ def test_glm_5_2_is_planned_without_the_training_stack(planning: Any) -> None:
 def test_waiting_is_foretold_only_with_numpy(planning: Any, tmp_path: Path) -> None:
     """Nothing else of the plan depends on it; of what a run lacks there is one package less."""
     plain = planning.slime("plan", *RUN)
-    installed = planning.beside(tmp_path, "slime-plugin-bubbles")
+    installed = planning.beside(tmp_path, "slime-tools")
     without = installed.slime("plan", *RUN)
     assert without.returncode == 0, without.stderr
     assert without.stdout == plain.stdout
@@ -53,9 +53,9 @@ def test_so_do_the_other_quick_verbs(planning: Any, words: tuple[str, ...]) -> N
 def test_layouts_are_proposed_without_the_training_stack(planning: Any, tmp_path: Path) -> None:
     refused = planning.slime("plan", *RUN, "--fit")
     assert refused.returncode == 2, refused.stdout
-    assert refused.stderr.startswith("slime: 'slime plan --fit' comes with slime-plugin-fit, which is not installed.")
+    assert refused.stderr.startswith("slime: 'slime plan --fit' comes with slime-tools, which is not installed.")
     assert refused.stderr.count("\n") == 1, refused.stderr
-    done = planning.beside(tmp_path, "slime-plugin-fit").slime("plan", *RUN, "--fit")
+    done = planning.beside(tmp_path, "slime-tools").slime("plan", *RUN, "--fit")
     assert done.returncode == 0, done.stderr
     assert "the fastest of 30 layouts" in done.stdout
 
@@ -64,12 +64,12 @@ def test_a_verb_that_needs_more_says_what_brings_it(planning: Any, tmp_path: Pat
     (tmp_path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "time": 1.0, "rollout/reward_mean": 0.5}\n')
     report = planning.slime("report", tmp_path)
     config = "pkg://slime_plugin_glm5/assets/glm5-tiny"
-    random = planning.beside(tmp_path / "convert", "slime-plugin-convert").slime(
+    random = planning.beside(tmp_path / "convert", "slime-tools").slime(
         "convert", "random", config, tmp_path / "random"
     )
     brings = (
-        (report, "'slime report' comes with slime-plugin-watch", "Run: pip install slime-plugin-watch."),
-        (random, "this needs slime-plugin-megatron", EXTRA),
+        (report, "'slime report' comes with slime-tools", "Run: pip install slime-tools."),
+        (random, "this needs slime-megatron", EXTRA),
     )
     for done, what, todo in brings:
         assert done.returncode == 2, done.stdout

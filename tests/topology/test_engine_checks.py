@@ -27,7 +27,7 @@ def even_heads(topology: Topology, model: Mapping[str, Any], blocks: Collection[
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> None:
-    """What is installed, with these in the place of what `slime-plugin-sglang-rules` contributes."""
+    """What is installed, with these in the place of what `slime-sglang` contributes."""
     everything = plugins.load().installed
     assert "sglang-rules" in {plugin.name for plugin in everything}
     found = Plugins(
@@ -50,6 +50,4 @@ def test_a_plan_without_any_says_so_and_who_brings_one(monkeypatch: pytest.Monke
     assert said() == []
     installed(monkeypatch)
     [warning] = said()
-    assert warning.startswith(
-        "rollout.sglang: was held against no rules of SGLang. Run: pip install slime-plugin-sglang"
-    )
+    assert warning.startswith("rollout.sglang: was held against no rules of SGLang. Run: pip install slime-sglang")

@@ -17,6 +17,6 @@ def test_the_trainer_is_found_by_its_entry_point() -> None:
 
 def test_where_it_is_not_installed_the_error_says_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank, "TRAINERS", "slime_trainers_that_nobody_brings")
-    with pytest.raises(SlimeError, match="trainers need slime-plugin-megatron") as raised:
+    with pytest.raises(SlimeError, match="trainers need slime-megatron") as raised:
         rank.trainer_class(Device.cpu)
     assert "slime-rl[cpu]" in raised.value.todo

@@ -15,7 +15,7 @@ from slime.errors import SlimeError
 from slime.topology.topology import read_topology
 from slime.weights.transports import transport_problems
 
-HOW = "Run: pip install slime-plugin-disk. In a checkout: pip install ./plugins/transports/disk, or 'make setup'."
+HOW = "Run: pip install slime-sglang. In a checkout: pip install ./plugins/sglang, or 'make setup'."
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def problem(transport: str) -> str:
 def test_the_distribution_of_a_transport_is_named(core_alone: plugins.Plugins) -> None:
     assert problem("disk") == f"weights.transport: no transport named 'disk' is installed. {HOW}"
     assert problem("icp").endswith("no transport named 'icp' is installed. Choose one of: auto, ipc.")
-    assert "Run: pip install slime-plugin-broadcast." in problem("broadcast")
+    assert "Run: pip install slime-sglang." in problem("broadcast")
 
 
 @pytest.mark.parametrize("item", ["weights.path=/x", "weights.full_every=5"])

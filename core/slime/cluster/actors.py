@@ -78,7 +78,6 @@ class Actor:
     def check_in(self) -> tuple[str, str, int]:
         """Ray's node id, host and process id."""
         import ray
-
         from stack_dumps.dumps import register
 
         faulthandler.enable()  # a crash is told in the log, with its signal and its stack

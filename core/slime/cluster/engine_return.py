@@ -47,7 +47,7 @@ class Returning(Protocol):
 
 
 class EngineReturn(Protocol):
-    """A way for the engines of one run to come back. `slime-plugin-returning` is the one of this repository."""
+    """A way for the engines of one run to come back. `slime-sglang` is the one of this repository."""
 
     def may_return(self, topology: Topology) -> bool:
         """Whether engines of such a run come back, so that requests wait for one that is lost."""

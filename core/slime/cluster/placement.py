@@ -127,8 +127,9 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
     Raises:
         SlimeError: Ray has too few devices, taken ones included, or they are not free within `start_timeout_s`.
     """
-    import ray
     from ray.util.placement_group import placement_group, placement_group_table
+
+    import ray
 
     wanted, apart = bundles(topology), topology.cluster.on_gpus
     nodes = [node for node in ray.nodes() if node["Alive"]]

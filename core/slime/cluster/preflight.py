@@ -13,7 +13,7 @@ from slime.weights.transports import written_folders
 
 
 class Preflight(Protocol):
-    """A look at the hosts of a run. `slime-plugin-preflight` is the one of this repository."""
+    """A look at the hosts of a run. `slime-tools` is the one of this repository."""
 
     def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
         """Stop unless every host has what the run needs. Ray is up, and nothing of the run has started.

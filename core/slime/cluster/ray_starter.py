@@ -56,7 +56,7 @@ class RayHere(Protocol):
 
 
 class RayStarter(Protocol):
-    """Brings Ray up, or joins the one at `cluster.ray_address`. `slime-plugin-ray` is the one of this repository."""
+    """Brings Ray up, or joins the one at `cluster.ray_address`. `slime-cluster` is the one of this repository."""
 
     def here(self, topology: Topology) -> AbstractContextManager[RayHere]:
         """Ray on this host, for a run of which nothing is on the disk yet. All that this process starts in the block

@@ -13,7 +13,7 @@ Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
 
 
 class Adviser(Protocol):
-    """Looks for values that the plan takes. `slime-plugin-nearest` is the one of this repository."""
+    """Looks for values that the plan takes. `slime-tools` is the one of this repository."""
 
     def __call__(self, problems: Sequence[SlimeError], given: SlimeConfig, rules: Rules) -> Sequence[SlimeError]:
         """The same problems in the same order, some with another `todo`.

@@ -133,7 +133,7 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
     for distribution, wanted in made_for().items():
         if distribution not in lacking:
             yield from _version(distribution, wanted)
-    if topology.works_in_pairs and topology.cluster.num_nodes == 1 and "slime-plugin-sglang" not in lacking:
+    if topology.works_in_pairs and topology.cluster.num_nodes == 1 and "slime-sglang" not in lacking:
         try:
             software(topology.cluster.device).require_transfer(topology.cluster.device)
         except SlimeError as need:
@@ -145,15 +145,15 @@ def _apart(cfg: SlimeConfig) -> Iterator[SlimeError]:
     sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
     chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
     if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():
-        what = f"every program but '{ProgramConfig.name}' needs slime-plugin-conversations, which is not installed"
+        what = f"every program but '{ProgramConfig.name}' needs slime-agents, which is not installed"
         yield SlimeError(what, where="rollout.program", todo=how_to_get("conversation/chat-template"))
 
     if cfg.rollout.max_staleness and not plugins.load().rollouts.names():
-        what = "generating for steps to come needs slime-plugin-ahead, which is not installed"
+        what = "generating for steps to come needs slime-filters, which is not installed"
         yield SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
 
     if cfg.observe.routing and "routing-gap" not in plugins.load().explanations.names():
-        what = "what engines record is read by slime-plugin-routing-gap, which is not installed"
+        what = "what engines record is read by slime-megatron, which is not installed"
         yield SlimeError(what, where="observe.routing", todo=how_to_get("explanation/routing-gap"))
 
 

@@ -1,7 +1,7 @@
 """The fields of Megatron-core's dataclasses that a run may set, what each does here, and why others are refused.
 
 Megatron-core has some three hundred; many do nothing in slime's layers and trainer, and a key that does nothing is
-refused. Each accepted field is shown to change something by the tests of slime-plugin-megatron (`test_fields.py`), or
+refused. Each accepted field is shown to change something by the tests of slime-megatron (`test_fields.py`), or
 says why it changes no number. Fields that a model's bridge gives say what the model is: they are config.json's
 (`slime.compose.check`).
 """

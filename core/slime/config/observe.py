@@ -12,7 +12,7 @@ from slime.config.declare import STEPS, Bound, key
 class ObserveConfig:
     trackers: dict[str, Any] = key(make=dict, known_as="trainer.logger report_to use_wandb")
     """What shows the metrics beside metrics.jsonl (`slime plugins`): a tracker's name, true or false, or
-    `<name>.<option>=<value>` of its own options. `tensorboard` is on where `slime-plugin-tensorboard` is installed."""
+    `<name>.<option>=<value>` of its own options. `tensorboard` is on where `slime-observers` is installed."""
     samples_mb: float = key(200.0, Bound(0, 10**7))
     """Megabytes of what the model answered that `samples/` keeps of the whole run. A step, or an evaluation, takes a
     hundredth of it at most; as the run gets longer, files between the first and the newest go. 0 keeps none."""

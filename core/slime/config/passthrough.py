@@ -1,6 +1,6 @@
 """Keys that belong to Megatron-core and SGLang: checked against the dataclasses of the versions slime is made for.
 
-Their fields are in a table, `fields.json`, which `python scripts/fields.py` reads off the installed sources. To
+Their fields are in a table, `fields.json`, which `python upkeep/fields.py` reads off the installed sources. To
 import the classes would take seconds and torch, to parse their sources a third of a second a start.
 """
 
@@ -83,7 +83,7 @@ TABLE = Path(__file__).parent / "fields.json"
 words, the alternatives of `fits` where these are not the words, and the values if the field names them."""
 
 DTYPES = ("fp32", "bf16", "fp16")
-"""Values of a `torch.dtype` field, by Megatron-LM's names (`slime_plugin_megatron.settings` turns them into dtypes)."""
+"""Values of a `torch.dtype` field, by Megatron-LM's names (`slime_megatron.train.settings` turns them into dtypes)."""
 _SCALARS: Mapping[str, type | tuple[type, ...]] = {
     "bool": bool,
     "int": int,

@@ -57,7 +57,7 @@ class EngineSet:
 
     A request that begins as the one before it did follows it to its engine, whose prefix cache may know the beginning
     by now, unless that one would have over `MAX_IMBALANCE` requests more than another. Requests that are made at one
-    moment reach an engine in one message (`slime_plugin_sglang.driver.batched_requests`).
+    moment reach an engine in one message (`slime_sglang.engine.driver.batched_requests`).
 
     Where an engine is gone, others take its requests, from the beginning; which tokens a sample gets does not depend on
     where it is generated, if the engines run deterministically. Where no other is left, requests wait until an engine

@@ -134,5 +134,5 @@ def software(device: Device) -> Software:
     """
     found = entry_points(group=ENGINES, name="sglang")
     if not found:
-        raise SlimeError("engines need slime-plugin-sglang, which is not installed here", todo=install(device.value))
+        raise SlimeError("engines need slime-sglang, which is not installed here", todo=install(device.value))
     return cast(Software, next(iter(found)).load())

@@ -80,7 +80,7 @@ class HasModel(Protocol):
     with another output, which a run exports and no engine is given. Its `loss` reads what that model returns."""
 
     def model(self) -> type:
-        """A `slime_plugin_megatron.model.policy.PolicyModel`. May import torch."""
+        """A `slime_megatron.train.model.policy.PolicyModel`. May import torch."""
 
     def mapping(self, mapping: WeightMapping) -> WeightMapping:
         """The family's, with the other output."""

@@ -41,7 +41,7 @@ class ExtraLoss(Protocol):
         """Put into `packed.given` what the model reads for it, before a training pass.
 
         Args:
-            packed: `slime_plugin_megatron.model.packed.sequences.PackedSequences`.
+            packed: `slime_megatron.train.model.packed.sequences.PackedSequences`.
             local: from one number a token of the whole micro-batch to this rank's [t].
         """
 
@@ -108,15 +108,15 @@ class Traits:
         while_frozen: keywords of Megatron's config that are other ones then.
         config_class: gives the class of Megatron's config that the block's keywords belong to.
         head: from Megatron's config to what the block adds behind the last layer
-            (`slime_plugin_megatron.model.policy.ExtraHead`).
+            (`slime_megatron.train.model.policy.ExtraHead`).
         contiguous: a context-parallel rank gets one run of a sequence. Otherwise it gets an early and a late one, as
             queries cost the more the later they stand.
         refused: fields of Megatron's config that may not be set, and what they would mean.
         extra_loss: gives the loss by which the block learns, weighted by the value of `learns_by`.
-        layer_losses: names of the losses that its layers add (`slime_plugin_megatron.model.layer_losses`).
+        layer_losses: names of the losses that its layers add (`slime_megatron.train.model.layer_losses`).
         reference: gives what `slime_testing` compares the block with, beside transformers' own class.
         recording: what engines note for its layers.
-        shares_prompts: its layers heed `slime_plugin_megatron.model.packed.sequences.PackedSequences.prefixes`.
+        shares_prompts: its layers heed `slime_megatron.train.model.packed.sequences.PackedSequences.prefixes`.
             Otherwise they need every sequence whole.
     """
 

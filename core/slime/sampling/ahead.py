@@ -100,7 +100,7 @@ def installed_ahead() -> Ahead:
     """
     registry = plugins.load().rollouts
     if not registry.names():
-        what = "steps that are generated ahead need slime-plugin-ahead, which is not installed"
+        what = "steps that are generated ahead need slime-filters, which is not installed"
         raise SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
     found: Ahead = registry.create(registry.names()[0])
     return found

@@ -50,7 +50,7 @@ def installed_kit() -> ProgramKit | None:
 
 def no_kit() -> SlimeError:
     """What to say where it is missing."""
-    what = "programs of several turns, or of your own, need slime-plugin-conversations, which is not installed"
+    what = "programs of several turns, or of your own, need slime-agents, which is not installed"
     return SlimeError(what, where="rollout.program.name", todo=how_to_get("conversation/chat-template"))
 
 

@@ -17,7 +17,7 @@ KIND = "memory_estimate"
 
 
 class MemoryEstimate(Protocol):
-    """What the devices and hosts of one run will hold. `slime-plugin-memory` brings the one for GPUs."""
+    """What the devices and hosts of one run will hold. `slime-tools` brings the one for GPUs."""
 
     def under(self, topology: Topology) -> MemoryEstimate:
         """The same run under other settings of the same layout."""

@@ -52,7 +52,7 @@ class Adapters(Protocol):
     def attach(self, modules: Sequence[nn.Module], base: WeightMapping, seed: int) -> None:
         """Freeze all parameters, and add those of the adapters to the layers, with the mark `of_adapter`.
 
-        A layer whose weight is published with something added is an `Adapted` of `slime_plugin_megatron.model.linear`.
+        A layer whose weight is published with something added is an `Adapted` of `slime_megatron.train.model.linear`.
         At first the model computes what it computes without them. First values depend on `seed` and names alone, not on
         the layout.
 

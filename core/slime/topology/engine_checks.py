@@ -15,7 +15,7 @@ KIND = "engine_check"
 
 
 class EngineCheck(Protocol):
-    """What the software of engines refuses, or changes without a word. `slime-plugin-sglang-rules` has SGLang's."""
+    """What the software of engines refuses, or changes without a word. `slime-sglang` has SGLang's."""
 
     def __call__(
         self, topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock]

@@ -123,7 +123,7 @@ def trainer_class(device: Device) -> Callable[..., TrainerRank]:
     """
     found = entry_points(group=TRAINERS, name="megatron")
     if not found:
-        raise SlimeError("trainers need slime-plugin-megatron, which is not installed here", todo=install(device.value))
+        raise SlimeError("trainers need slime-megatron, which is not installed here", todo=install(device.value))
     with absent("wandb"):  # Megatron-core's inference takes it, half a second of each rank; trackers are the driver's
         made: Any = next(iter(found)).load()
     trainer: Callable[..., TrainerRank] = made

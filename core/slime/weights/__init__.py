@@ -8,6 +8,6 @@ other_forms what its weights are where they are no safetensors
 causes      why its tensors are not the model's
 publisher   trainers: hands versions to the engines
 
-The other end of a publish is slime-plugin-sglang: it takes versions in, inside SGLang, and proves what came. What both
+The other end of a publish is slime-sglang: it takes versions in, inside SGLang, and proves what came. What both
 agree on, buckets and digests, is the distribution weight-buckets.
 """

@@ -37,10 +37,10 @@ def write_and_read(rank: Rank, folder: Path, parallel: Parallel) -> tuple[int, i
 
     from slime import plugins
     from slime.weights.portions import drain
-    from slime_plugin_megatron import megatron
-    from slime_plugin_megatron.weights.export import export_hf
-    from slime_plugin_megatron.weights.load import load_hf
-    from slime_plugin_megatron.weights.save_hf import save_hf
+    from slime_megatron.train import megatron
+    from slime_megatron.train.weights.export import export_hf
+    from slime_megatron.train.weights.load import load_hf
+    from slime_megatron.train.weights.save_hf import save_hf
 
     cfg = run_config(HF["model_type"], folder, {"bf16": True, "moe_grouped_gemm": True, **parallel})
     cfg.train.ddp = {"grad_reduce_in_fp32": False}  # half of the memory that this test takes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime_plugin_megatron.weights.save_hf import save_hf
+from slime_megatron.train.weights.save_hf import save_hf
 from tests.killed import folders_of_killed
 
 EXPORT = """
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from killed import kill_at_every_line
 from slime import files
-from slime_plugin_megatron.weights import save_hf
+from slime_megatron.train.weights import save_hf
 
 folder = Path(sys.argv[1])
 weights = {value: [("t", torch.full((4,), value))] for value in (1.0, 2.0)}

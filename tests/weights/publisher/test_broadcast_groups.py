@@ -18,9 +18,9 @@ from slime.errors import SlimeError
 from slime.net import LOOPBACK, Endpoint, join_store, serve_store
 from slime.types import Receipt
 from slime.weights.publisher.handover import results
-from slime_plugin_broadcast.groups import ask_to_join, join_as_source, join_engines, num_ranks
-from slime_plugin_broadcast.source import Broadcast, Sources
-from slime_plugin_broadcast.stream import part_of
+from slime_sglang.broadcast.groups import ask_to_join, join_as_source, join_engines, num_ranks
+from slime_sglang.broadcast.source import Broadcast, Sources
+from slime_sglang.broadcast.stream import part_of
 from slime_testing.engines import hf_tensors
 from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish, publish_over
@@ -52,7 +52,7 @@ def published(rank: Rank, engine: Endpoint, folder: str, layout: list[str]) -> l
     from slime.compose.compose import compose
     from slime.topology.topology import read_topology
     from slime.weights.publisher.publisher import Publisher
-    from slime_plugin_megatron.trainer import Trainer
+    from slime_megatron.train.trainer import Trainer
 
     keys = [f"cluster.{key}=2" for key in ("num_trainers", "devices_per_node")]
     weights = ["weights.transport=broadcast", "weights.num_sources=2"]

@@ -19,7 +19,7 @@ import torch
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
 from slime.errors import SlimeError
-from slime_plugin_sglang.driver.process import EngineProcess
+from slime_sglang.engine.driver.process import EngineProcess
 from slime_testing import models
 from slime_testing.engines import as_exported, running_engine
 from slime_testing.publishing import publish

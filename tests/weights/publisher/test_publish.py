@@ -15,7 +15,7 @@ from slime.__main__ import main
 from slime.errors import SlimeError
 from slime.net import Endpoint, Secret
 from slime.weights.publisher.engine_link import EngineLink
-from slime_plugin_disk.publish import Disk, VersionFolder
+from slime_sglang.disk.publish import Disk, VersionFolder
 from slime_testing.engines import hf_tensors, running_engine
 from slime_testing.publishing import publish, publish_over
 from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate, half

@@ -10,7 +10,7 @@ import torch
 from slime.config.schema import Device, Placement, SlimeConfig
 from slime.errors import SlimeError
 from slime.net import LOOPBACK
-from slime_plugin_sglang.driver.process import EngineProcess
+from slime_sglang.engine.driver.process import EngineProcess
 from slime_testing.engines import hf_tensors, topology_at
 from slime_testing.publishing import publish
 from tests.transports import BUCKET, PROMPT, VICTIM, flip_bit, generate

@@ -114,7 +114,7 @@ class EngineLink:
     def _receipt(self, answer: dict[str, Any], last: bool) -> Summary:
         message = str(answer["message"])
         if NOTE_KEY not in message:
-            todo = "Install slime-plugin-sglang where the engine runs."
+            todo = "Install slime-sglang where the engine runs."
             raise SlimeError(f"the engine keeps no receipts, it answered '{message}'", where=self._where, todo=todo)
         receipt, end = json.JSONDecoder().raw_decode(message)
         if last and f"updated to {self.version}." not in message[end:]:

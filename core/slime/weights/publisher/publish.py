@@ -2,7 +2,7 @@
 
     gather tensors -> fill a bucket, start their digests -> on its way to the engines, while the next is filled
 
-The engines' half is the distribution slime-plugin-sglang. The digests travel last. A version becomes the engines' with
+The engines' half is the distribution slime-sglang. The digests travel last. A version becomes the engines' with
 its last bucket or not at all.
 """
 

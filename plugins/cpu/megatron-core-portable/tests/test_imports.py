@@ -40,7 +40,7 @@ def test_megatron_core_does_without() -> None:
 def test_a_trainer_does_without() -> None:
     """The whole of its imports, those of its blocks and families too."""
     from_plugins = "from slime import plugins\nplugins.load().models.create('glm4')\n"
-    assert printed(f"import slime_plugin_megatron.trainer\n{from_plugins}{SEEN}") == ["False"]
+    assert printed(f"import slime_megatron.train.trainer\n{from_plugins}{SEEN}") == ["False"]
 
 
 @pytest.mark.usefixtures("installed")

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import slime_plugin_latent_attention as mla
-import slime_plugin_mixture_of_experts as moe
-import slime_plugin_multi_token_prediction as mtp
-import slime_plugin_sparse_attention as dsa
+import slime_megatron.latent_attention as mla
+import slime_megatron.mixture_of_experts as moe
+import slime_megatron.multi_token_prediction as mtp
+import slime_megatron.sparse_attention as dsa
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_megatron.transformer import decoder, embeddings
 from slime_plugin_deepseek_v3.published import DEEPSEEK_V3, DEEPSEEK_V32
-from slime_plugin_transformer import decoder, embeddings
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from slime_plugin_sparse_attention.config import SparseLatentConfig
+    from slime_megatron.sparse_attention.config import SparseLatentConfig
 
 
 class DeepseekV3:

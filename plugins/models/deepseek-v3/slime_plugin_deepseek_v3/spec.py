@@ -9,12 +9,12 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime_plugin_latent_attention.module import mla as latent_attention
-from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
-from slime_plugin_multi_token_prediction.module import mtp_layer
-from slime_plugin_sparse_attention.config import SparseLatentConfig
-from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
-from slime_plugin_transformer import specs
+from slime_megatron.latent_attention.module import mla as latent_attention
+from slime_megatron.mixture_of_experts.module import dense_or_moe_layer
+from slime_megatron.multi_token_prediction.module import mtp_layer
+from slime_megatron.sparse_attention.config import SparseLatentConfig
+from slime_megatron.sparse_attention.module import dsa, sparse_latent_attention
+from slime_megatron.transformer import specs
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

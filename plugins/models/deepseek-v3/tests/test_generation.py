@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugin_fp8_block.config import Fp8Format
+from slime_megatron.fp8_block.config import Fp8Format
 from slime_testing.generation import check_generation
 from tests.on_gpu import check_on_gpu
 

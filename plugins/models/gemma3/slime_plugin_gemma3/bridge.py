@@ -9,9 +9,9 @@ from slime.errors import SlimeError
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output
 from slime_plugin_gemma3.published import GEMMA3
 from slime_plugin_gemma3.rotary import LOCAL_BASE
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules

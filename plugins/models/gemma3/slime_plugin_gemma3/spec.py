@@ -15,10 +15,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
+from slime_megatron.transformer import specs
+from slime_megatron.transformer.decoder.module import PackedTransformerLayer
+from slime_megatron.transformer.gqa.module import PackedSelfAttention
 from slime_plugin_gemma3.rotary import LOCAL_BASE
-from slime_plugin_transformer import specs
-from slime_plugin_transformer.decoder.module import PackedTransformerLayer
-from slime_plugin_transformer.gqa.module import PackedSelfAttention
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

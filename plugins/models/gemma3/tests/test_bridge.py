@@ -13,8 +13,8 @@ import pytest
 from slime.errors import SlimeError
 from slime.models.bridge import ModelBridge
 from slime.sizes.parameters import weights_of
+from slime_megatron.transformer import gqa
 from slime_plugin_gemma3.bridge import Gemma3
-from slime_plugin_transformer import gqa
 
 ASSETS = Path(__file__).parents[1] / "slime_plugin_gemma3/assets"
 HUB = {file.parent.name: json.loads(file.read_text()) for file in ASSETS.glob("gemma-*/config.json")}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import slime_plugin_latent_attention as mla
-import slime_plugin_mixture_of_experts as moe
-import slime_plugin_multi_token_prediction as mtp
+import slime_megatron.latent_attention as mla
+import slime_megatron.mixture_of_experts as moe
+import slime_megatron.multi_token_prediction as mtp
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 from slime_plugin_glm4.published import GLM4, GLM4_MOE, GLM4_MOE_LITE
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec

@@ -9,10 +9,10 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime_plugin_latent_attention.module import mla as latent_attention
-from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
-from slime_plugin_multi_token_prediction.module import mtp_layer
-from slime_plugin_transformer import specs
+from slime_megatron.latent_attention.module import mla as latent_attention
+from slime_megatron.mixture_of_experts.module import dense_or_moe_layer
+from slime_megatron.multi_token_prediction.module import mtp_layer
+from slime_megatron.transformer import specs
 
 
 def dense_block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slime_plugin_fp8_block.config import Fp8Format
+from slime_megatron.fp8_block.config import Fp8Format
 from slime_testing.generation import TOLERANCE, check_generation
 from tests.on_gpu import check_on_gpu
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slime_plugin_megatron.weights.save_hf import save_hf
+from slime_megatron.train.weights.save_hf import save_hf
 from slime_testing import models
 from slime_testing.contract import CHECKS, EP, LAYOUTS_MOE, TP, contracts
 

@@ -7,11 +7,11 @@ from functools import partial
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from slime_plugin_mixture_of_experts.module import dense_or_moe_layer
-from slime_plugin_multi_token_prediction.module import mtp_layer
-from slime_plugin_sparse_attention.config import SparseLatentConfig
-from slime_plugin_sparse_attention.module import dsa, sparse_latent_attention
-from slime_plugin_transformer import specs
+from slime_megatron.mixture_of_experts.module import dense_or_moe_layer
+from slime_megatron.multi_token_prediction.module import mtp_layer
+from slime_megatron.sparse_attention.config import SparseLatentConfig
+from slime_megatron.sparse_attention.module import dsa, sparse_latent_attention
+from slime_megatron.transformer import specs
 
 
 def block(config: SparseLatentConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -56,7 +56,7 @@ def test_both_ways_are_one_function(found: dict[str, Found]) -> None:
 
 
 def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> dict[str, Found]:
-    from slime_plugin_sparse_attention.split import Split
+    from slime_megatron.sparse_attention.split import Split
 
     def for_all(runs: Any, topk: int, *given: Any) -> Split:
         """All queries but the first of a sequence see more keys than this one."""
@@ -80,7 +80,7 @@ def both_ways(rank: Rank, device: str, cases: Mapping[str, tuple[Path, Mapping[s
 def step(rank: Rank, device: str, folder: Path, megatron: Mapping[str, Any]) -> tuple[dict[str, float], torch.Tensor]:
     from slime.config.schema import Device, LossMean, SlimeConfig
     from slime.train.packing import pack
-    from slime_plugin_megatron.trainer import Trainer
+    from slime_megatron.train.trainer import Trainer
     from slime_testing.recorded import recorded_samples
 
     cfg = SlimeConfig()

@@ -17,8 +17,8 @@ import pytest
 from slime.errors import SlimeError
 from slime.models.bridge import TraitsBridge
 from slime.models.config_reader import ConfigReader
+from slime_megatron.sparse_attention import choosing_layers, index_layers
 from slime_plugin_glm5.bridge import GlmMoeDsa
-from slime_plugin_sparse_attention import choosing_layers, index_layers
 
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "slime_plugin_glm5/assets"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime.types import TrainSample
-from slime_plugin_multi_token_prediction.testing import Prediction
+from slime_megatron.multi_token_prediction.testing import Prediction
 from slime_testing import models
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
@@ -239,7 +239,7 @@ def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 def trainer(rank: Rank, folder: Path, layout: Mapping[str, Any]) -> Any:
     from slime.config.schema import SlimeConfig
-    from slime_plugin_megatron.trainer import Trainer
+    from slime_megatron.train.trainer import Trainer
 
     cfg = SlimeConfig()
     cfg.model.family, cfg.model.path, cfg.run.num_steps = FAMILY, str(folder), 1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 from slime_plugin_llama.published import LLAMA
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules

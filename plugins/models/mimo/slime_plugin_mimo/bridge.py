@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import slime_plugin_multi_token_prediction as mtp
+import slime_megatron.multi_token_prediction as mtp
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.traits import Traits
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 from slime_plugin_mimo.published import MIMO
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec

@@ -6,8 +6,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime_plugin_multi_token_prediction.module import mtp_layer
-from slime_plugin_transformer import specs
+from slime_megatron.multi_token_prediction.module import mtp_layer
+from slime_megatron.transformer import specs
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime_plugin_transformer import specs
+from slime_megatron.transformer import specs
 
 
 def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import slime_plugin_mixture_of_experts as moe
+import slime_megatron.mixture_of_experts as moe
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules
 from slime.models.traits import Traits
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 from slime_plugin_qwen3.published import QWEN3, QWEN3_MOE
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules

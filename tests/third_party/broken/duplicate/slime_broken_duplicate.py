@@ -1,4 +1,4 @@
-"""Brings a reward of a name that slime-plugin-math brings already."""
+"""Brings a reward of a name that slime-rewards brings already."""
 
 from typing import Any
 

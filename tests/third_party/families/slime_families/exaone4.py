@@ -2,7 +2,7 @@
 
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 
 class Exaone4:
@@ -15,7 +15,7 @@ class Exaone4:
         return _read(hf)[1]
 
     def block_spec(self, config, vp_stage):
-        from slime_plugin_transformer import specs
+        from slime_megatron.transformer import specs
 
         attention, mlp = specs.gqa(config, post_norm=True), specs.gated_mlp(config, post_norm=True)
         layer = specs.transformer_layer(config, attention=attention, mlp=mlp, pre_norm=False)

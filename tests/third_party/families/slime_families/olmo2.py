@@ -5,7 +5,7 @@ from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import layer_rule
 from slime.models.shapes import Block, Cut, Shape
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 
 class Olmo2:
@@ -19,7 +19,7 @@ class Olmo2:
 
     def block_spec(self, config, vp_stage):
         from slime_families.wide_norm import with_wide_norms
-        from slime_plugin_transformer import specs
+        from slime_megatron.transformer import specs
 
         attention, mlp = with_wide_norms(specs.gqa(config, post_norm=True)), specs.gated_mlp(config, post_norm=True)
         layer = specs.transformer_layer(config, attention=attention, mlp=mlp, pre_norm=False)

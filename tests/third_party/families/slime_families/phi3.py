@@ -3,7 +3,7 @@
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import Layout, layer_rule
-from slime_plugin_transformer import decoder, embeddings, gqa, mlp, output, rotary
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
 
 
 class Phi3:
@@ -16,7 +16,7 @@ class Phi3:
         return _read(hf)[1]
 
     def block_spec(self, config, vp_stage):
-        from slime_plugin_transformer import specs
+        from slime_megatron.transformer import specs
 
         layer = specs.transformer_layer(config, attention=specs.gqa(config), mlp=specs.gated_mlp(config))
         return specs.decoder_block(config, vp_stage, lambda moe: layer)

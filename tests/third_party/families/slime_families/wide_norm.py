@@ -8,7 +8,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from slime_plugin_megatron.model.linear import device_of
+from slime_megatron.train.model.linear import device_of
 
 
 class WideNorm(torch.nn.Module):

@@ -16,7 +16,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from slime_plugin_samples.rows import read_samples
+    from slime_observers.samples.rows import read_samples
 
     files = sorted((args.run / "samples").glob("step-*.jsonl"))
     if not files:

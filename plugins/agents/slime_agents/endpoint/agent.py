@@ -1,0 +1,172 @@
+"""An agent program as a process: one for each attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from guarded_workers.environment import split
+from slime.errors import SlimeError
+from slime.sampling.held import GRACE_S
+from slime.types import Task
+from slime_agents.endpoint import keeper, values
+from slime_agents.endpoint.server import MODEL
+
+MAX_PROMPT_BYTES = 100_000
+"""Of SLIME_PROMPT: the kernel allows no variable of more than 128 KiB."""
+_TAIL = 8000
+"""Characters of the output by which a failure is told: libraries print the model's answer with it."""
+_CHUNK = 1 << 16
+_KEY = "rollout.program.options.environment"
+log = logging.getLogger(__name__)
+_SIGNALS = {number.value: number.name for number in signal.Signals}
+
+
+class AgentError(Exception):
+    """The agent's process ended with a fault.
+
+    Args:
+        output: the end of what it printed.
+    """
+
+    def __init__(self, reason: str, output: str = "") -> None:
+        super().__init__(reason)
+        self.output = output
+
+
+class KilledAgentError(AgentError):
+    """It ended by a signal, or because it took too much."""
+
+
+class Surroundings:
+    """The variables of the environment that agents' processes get: all but those that may be somebody's keys.
+
+    Args:
+        wanted: names of those that they get although they look like secrets.
+
+    Raises:
+        SlimeError: one of these is not set.
+    """
+
+    def __init__(self, wanted: Collection[str]) -> None:
+        for name in wanted:
+            if name not in os.environ:
+                near = difflib.get_close_matches(name, os.environ, 1, 0.75)
+                meant = f" Did you mean '{near[0]}'?" if near else ""
+                todo = f"Set it before slime starts, or take it out.{meant}"
+                raise SlimeError(f"the variable {name} is not set", where=_KEY, todo=todo)
+        self._passed, self._withheld = split(os.environ, wanted)
+        if self._withheld:
+            log.warning("Withheld from the agents' environment: %s (%s)", ", ".join(self._withheld), _KEY)
+
+    def of(self, url: str, key: str, task: Task) -> Mapping[str, str]:
+        """Of the process of one attempt."""
+        return {**self._passed, **own_variables(url, key, task)}
+
+    def explained(self, reason: str) -> str:
+        """`reason`, with the way out if it seems to be a variable that is missing."""
+        for name in self._withheld:
+            if name in reason:
+                return f"{reason} ({name} is withheld from agents unless {_KEY} lists it)"
+        return reason
+
+
+async def run_command(command: str, memory_mb: int, surroundings: Surroundings, url: str, key: str, task: Task) -> None:
+    """Run a command to its end; all that it started ends with it, and with a cancellation.
+
+    Args:
+        url: of the endpoint, without the API's `/v1`.
+
+    Raises:
+        AgentError: its exit code is not 0.
+    """
+    ours, lifeline = os.pipe()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(ours), str(memory_mb), command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            pass_fds=[ours], env=surroundings.of(url, key, task), start_new_session=True,
+        )  # fmt: skip
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(ours)
+    end = asyncio.create_task(_end(process, told(task)))
+    try:
+        tail, code = await asyncio.shield(end)
+    finally:
+        os.close(lifeline)
+        # Because what lasts longer than the event loop complains when it ends. Killed processes end at once.
+        await asyncio.wait({end}, timeout=GRACE_S)
+    if code:
+        how, kind = f"ended with exit code {code}", AgentError
+        if code > 128 and (name := _SIGNALS.get(code - 128)):
+            how, kind = f"was killed by {name}", KilledAgentError
+        elif code == keeper.OUT_OF_BOUNDS:
+            how, kind = "was killed", KilledAgentError
+        last = tail.strip().rpartition("\n")[2]
+        raise kind(surroundings.explained(f"the agent {how}: {last}" if last else f"the agent {how}"), tail)
+
+
+async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, int]:
+    """The end of what a process prints, and its exit code, once it has ended and all that holds its output, too."""
+    assert process.stdin, "it is a pipe"
+    assert process.stdout, "it is a pipe"
+    process.stdin.write(task)
+    with suppress(ConnectionError):
+        process.stdin.close()
+    tail = b""
+    while data := await process.stdout.read(_CHUNK):
+        tail = (tail + data)[-_TAIL:]
+    return tail.decode(errors="replace"), await process.wait()
+
+
+def told(task: Task) -> bytes:
+    """A task as a line of JSON. It has no label: an agent could hand it to the model."""
+    return (
+        values.dumps(
+            {
+                "messages": list(task.prompt.messages),
+                "metadata": dict(task.prompt.metadata),
+                "prompt_id": task.prompt.id,
+                "attempt": task.attempt,
+                "seed": task.seed,
+                "is_evaluation": task.is_evaluation,
+            },
+            default=str,
+        )
+        + b"\n"
+    )
+
+
+def own_variables(url: str, key: str, task: Task) -> Mapping[str, str]:
+    """Of an attempt alone: the endpoint under every name that clients look for, and no proxy before it."""
+    openai = f"{url}/v1"
+    own = {
+        "OPENAI_BASE_URL": openai,
+        "OPENAI_API_BASE": openai,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": MODEL,
+        "OPENAI_DEFAULT_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_BASE": url,
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": MODEL,
+        "SLIME_SEED": str(task.seed),
+        "SLIME_VERDICT_URL": f"{url}/verdict",
+    }
+    prompt = str(task.prompt.messages[-1].get("content", "")) if task.prompt.messages else ""
+    if len(prompt.encode()) <= MAX_PROMPT_BYTES and "\0" not in prompt:
+        own["SLIME_PROMPT"] = prompt
+    host = url.partition("://")[2].partition("/")[0].rpartition(":")[0]
+    for name in ("no_proxy", "NO_PROXY"):
+        own[name] = ",".join(filter(None, (os.environ.get(name), host)))
+    return own

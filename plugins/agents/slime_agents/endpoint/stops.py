@@ -1,0 +1,35 @@
+"""Where an answer ends at a request's stop strings: behind the thinking, which they do not see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_agents.endpoint.said import END_THINK, THINK
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Attributes:
+    strings: one of which ends an answer.
+    opens_thinking: whether the prompt itself opens the thinking, so that every answer begins within.
+    """
+
+    strings: tuple[str, ...]
+    opens_thinking: bool
+
+    def __call__(self, text: str) -> bool:
+        """Whether an answer that is so far this text ends here."""
+        return self.first(text) is not None
+
+    def first(self, text: str) -> tuple[int, str] | None:
+        """Where the first stop string is, and which. The white space behind thinking belongs to no answer."""
+        begin = 0
+        opened = text.lstrip()
+        if self.opens_thinking or opened.startswith(THINK) or THINK.startswith(opened):
+            end = text.find(END_THINK)
+            if end < 0:
+                return None
+            behind = end + len(END_THINK)
+            begin = len(text) - len(text[behind:].lstrip())
+        found = [(place, each) for each in self.strings if (place := text.find(each, begin)) >= 0]
+        return min(found, default=None)

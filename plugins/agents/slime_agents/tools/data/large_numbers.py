@@ -1,0 +1,76 @@
+"""The task `calculator-large`: problems with numbers of up to four digits, for published models that can call tools.
+
+`python -m slime_agents.tools.data.large_numbers --out DIR` writes three files; the same three lie beside this module.
+
+`large-numbers-train.jsonl`, `large-numbers-heldout.jsonl`
+    Rows have `prompt`, `label` (the exact number as text) and `kind`, the template. Held-out rows share no problem with
+    the training rows: no template with the same numbers.
+`large-numbers-calls.jsonl`
+    Demonstrations of the first training problems: a row that ends with the call, and one that ends with the answer
+    behind its result. Qwen2.5-Coder-0.5B by itself writes a good call in one try of two, and calls again instead of
+    answering. Shown answers alone, it no longer calls.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+from slime_agents.tools.calculator import calculator
+from slime_agents.tools.data.writing import main
+
+SEED = 0
+NUM_HELDOUT, NUM_TRAIN, NUM_CALLS = 128, 2048, 128
+
+Row = dict[str, object]
+
+TEMPLATES = {
+    "product": ("What is {a} * {b}?", "{a} * {b}"),
+    "sum": ("What is {b} * {c} + {a}?", "{b} * {c} + {a}"),
+    "boxes": ("A warehouse has {a} boxes with {b} screws in each. How many screws are there in all?", "{a} * {b}"),
+    "sold": (
+        "A warehouse has {a} boxes with {b} screws in each, and sells {c} screws. How many screws are left?",
+        "{a} * {b} - {c}",
+    ),
+}
+"""By kind, the text and what the calculator is asked; `a` has four digits, `b` and `c` have three."""
+
+
+def problems(rng: random.Random, count: int) -> list[tuple[Row, str]]:
+    """Distinct rows, each with what the calculator is asked."""
+    drawn: dict[object, tuple[Row, str]] = {}
+    while len(drawn) < count:
+        kind, (text, asked) = rng.choice(list(TEMPLATES.items()))
+        numbers = {"a": rng.randrange(1000, 10000), "b": rng.randrange(100, 1000), "c": rng.randrange(100, 1000)}
+        expression = asked.format(**numbers)
+        prompt = [{"role": "user", "content": text.format(**numbers)}]
+        drawn[kind, expression] = {"prompt": prompt, "label": calculator(expression), "kind": kind}, expression
+    return list(drawn.values())
+
+
+def demonstrations(row: Row, expression: str) -> list[Row]:
+    """Both of a problem. The call is written as Qwen2.5's chat template writes it."""
+    call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+    assert isinstance(row["prompt"], list)
+    calls = [*row["prompt"], {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}]
+    answers = [
+        *calls,
+        {"role": "tool", "content": row["label"]},
+        {"role": "assistant", "content": f"The answer is {row['label']}."},
+    ]
+    return [{"messages": messages, "kind": row["kind"]} for messages in (calls, answers)]
+
+
+def rows() -> dict[str, list[Row]]:
+    """By file, its rows."""
+    found = problems(random.Random(SEED), NUM_HELDOUT + NUM_TRAIN)
+    heldout, train = found[:NUM_HELDOUT], found[NUM_HELDOUT:]
+    return {
+        "heldout": [row for row, _ in heldout],
+        "train": [row for row, _ in train],
+        "calls": [row for problem in train[:NUM_CALLS] for row in demonstrations(*problem)],
+    }
+
+
+if __name__ == "__main__":
+    main("large-numbers", rows())

@@ -1,0 +1,66 @@
+"""The task `calculator`: multiply two numbers of two digits ("27*58=" -> "1566"), which tiny models cannot, by a tool.
+
+`python -m slime_agents.tools.data.multiplication --out DIR` writes three files; the same three lie beside this module.
+
+`multiplication-sft.jsonl`
+    Demonstrations for the warm start. Three annotators in four guess ("guess=1742"), in the right length. The fourth
+    calls the tool, in a row that ends with the call, and in one that ends with the answer behind the tool's result. A
+    model trained on them guesses in three cases of four: that calls pay, only the reward tells it.
+`multiplication-train.jsonl`, `multiplication-heldout.jsonl`
+    Problems, with the product as their label. No held-out one is in the other files, nor is its mirror image.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import combinations_with_replacement
+
+from slime_agents.tools.data.writing import main
+
+SEED = 0
+NUM_HELDOUT, NUM_TRAIN, NUM_SFT = 256, 1500, 4000
+CALLING_SHARE = 1 / 4
+
+Row = dict[str, object]
+
+
+def user(x: int, y: int) -> dict[str, str]:
+    return {"role": "user", "content": f"{x}*{y}="}
+
+
+def call(x: int, y: int) -> dict[str, str]:
+    """As tiny models write it: their chat template has no words of its own for calls."""
+    return {"role": "assistant", "content": f"calculator\n{json.dumps({'expression': f'{x}*{y}'})}"}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def rows() -> dict[str, list[Row]]:
+    """By file, its rows."""
+    rng = random.Random(SEED)
+    unordered = list(combinations_with_replacement(range(10, 100), 2))
+    rng.shuffle(unordered)
+    heldout = [rng.choice([(x, y), (y, x)]) for x, y in unordered[:NUM_HELDOUT]]
+    rest = sorted({pair for x, y in unordered[NUM_HELDOUT:] for pair in ((x, y), (y, x))})
+    rng.shuffle(rest)
+    demonstrations: list[Row] = []
+    for number, (x, y) in enumerate(rest[NUM_TRAIN : NUM_TRAIN + NUM_SFT]):
+        if number < CALLING_SHARE * NUM_SFT:
+            result = {"role": "observation", "content": str(x * y)}
+            demonstrations.append({"messages": [user(x, y), call(x, y)]})
+            demonstrations.append({"messages": [user(x, y), call(x, y), result, answer(str(x * y))]})
+        else:
+            size = 10 ** (len(str(x * y)) - 1)
+            demonstrations.append({"messages": [user(x, y), answer(f"guess={rng.randrange(size, 10 * size)}")]})
+    rng.shuffle(demonstrations)
+    problems = {"train": rest[:NUM_TRAIN], "heldout": heldout}
+    return {"sft": demonstrations} | {
+        name: [{"prompt": [user(x, y)], "label": str(x * y)} for x, y in pairs] for name, pairs in problems.items()
+    }
+
+
+if __name__ == "__main__":
+    main("multiplication", rows())

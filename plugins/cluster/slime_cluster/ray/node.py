@@ -1,0 +1,268 @@
+"""Ray on one host as a run starts it: few processes, the run's time to start, and a death among them that is told.
+
+On the run's other hosts `python -m slime_cluster.ray.node SECONDS MARK ARGUMENTS...` is `ray ARGUMENTS...` in that way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slime.engines.scratch import how_ended
+from slime.errors import EXIT_ERROR, Death, SlimeError
+from slime_cluster.ray.folders import ray_folder
+from slime_cluster.ray.signals import signals_postponed
+
+POLL_S = 0.1
+HELD_S, ENDING_S, SHUTDOWN_S = 5.0, 60.0, 1.0
+"""Seconds that a driver gets in which one of Ray's processes has died: to notice that, for Ray may hold it in a call of
+its own; then to end what it does, in order; and for Ray to shut down, which waits for a GCS that is gone."""
+PROCESSES = ("gcs_server", "raylet")
+LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
+
+
+def start_environment(limit_s: float) -> dict[str, str]:
+    """What gives Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, and has them start a worker
+    only when an actor comes: those that wait, one a CPU, no actor of a run takes."""
+    names = ("raylet_start_wait_time_s", "gcs_rpc_server_connect_timeout_s")
+    return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names} | {"RAY_enable_worker_prestart": "false"}
+
+
+@contextlib.contextmanager
+def started_our_way(limit_s: float, own: OwnRay | None = None) -> Iterator[None]:
+    """Ray that is started in the block has no dashboard, autoscaler or log monitor, and `limit_s` seconds to start.
+
+    A run uses none of them. Each is a Python process, and `ray.init` waits for the dashboard's even where it is told to
+    do without: half of Ray's start. It has no other way to say so, nor to wait longer than 30 seconds.
+
+    Args:
+        own: told of what is started.
+    """
+    from ray._private import node, services, worker
+
+    class Node(node.Node):  # type: ignore[misc]
+        def start_head_processes(self) -> None:
+            if own:
+                own.node = self
+            super().start_head_processes()
+
+        def start_gcs_server(self) -> None:
+            whole = node.wait_for_persisted_port  # lets no other thread run
+
+            def wait(*args: Any, timeout_ms: int) -> Any:
+                return _wait(self, "gcs_server", partial(whole, *args, timeout_ms=1), limit_s)
+
+            with _replaced(node, "wait_for_persisted_port", wait):
+                super().start_gcs_server()
+
+        def start_ray_processes(self) -> None:
+            super().start_ray_processes()
+            _wait(self, "raylet", lambda: services.get_node(self.gcs_address, self._node_id), limit_s)
+
+        def start_api_server(self, **_: object) -> None:
+            self._webui_url = ""
+
+        def start_monitor(self) -> None: ...
+
+        def start_log_monitor(self) -> None: ...
+
+    popen = services.ConsolePopen
+
+    def apart(command: Sequence[str], **options: Any) -> Any:
+        # A signal to the driver's group, as `timeout` sends one, is the driver's alone, which ends Ray in order.
+        return popen([_WORKERS.sub("=0", word) for word in command], start_new_session=True, **options)
+
+    with (
+        _replaced(node, "Node", Node),
+        _replaced(worker, "listen_error_messages", _listen_to_nobody),
+        _replaced(services, "ConsolePopen", apart),
+    ):
+        yield
+
+
+def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
+    """What `ask` returns as soon as it raises no RuntimeError, because Ray's process `name` is up."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            with signals_postponed():  # a connection to the GCS that is made and not used waits for ever when it goes
+                return ask()
+        except RuntimeError as error:
+            if death := _death(node):
+                raise death from error
+            if time.monotonic() > deadline:
+                what = f"it is not up after {limit_s:g} s{last_words(Path(node.get_logs_dir_path()), name)}"
+                todo = "Raise cluster.start_timeout_s if the machine is only slow."
+                raise SlimeError(what, where=f"Ray's {name} on {socket.gethostname()}", todo=todo) from error
+        time.sleep(POLL_S)
+
+
+_WORKERS = re.compile("(?<=^--num_prestart_python_workers)=.*")
+"""Of the raylet's command: workers that it starts for the first driver, which waits for them, one a CPU. `ray.init`
+cannot be told another number, and actors of a run take none of these: each has an environment of its own."""
+
+
+def _listen_to_nobody(*_: object) -> None:
+    """Instead of printing 24 lines of a raylet that has died: a line of ours tells that."""
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """`ray.init` in the block leaves SIGTERM to the handler that is there. Ray's own prints a stack of C++."""
+    from ray._private import utils, worker
+
+    connect = worker.connect
+
+    def keeping(*args: Any, **kwargs: Any) -> None:
+        with signals_postponed() as came, _errors_unless(came):  # half a connection cannot be ended
+            connect(*args, **kwargs)
+
+    with _replaced(worker, "connect", keeping), _replaced(utils, "set_sigterm_handler", lambda handler: None):
+        yield
+
+
+@contextlib.contextmanager
+def _errors_unless(came: Sequence[int]) -> Iterator[None]:
+    """What the process writes to standard error in the block appears behind it, unless signals came: of these Ray's C++
+    has a handler in the meantime, which prints a stack and then calls the one before it."""
+    with tempfile.TemporaryFile() as written, open(os.dup(2), "wb") as errors:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(errors.fileno(), 2)
+            if not came:
+                written.seek(0)
+                shutil.copyfileobj(written, errors)
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    whole = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, whole)
+
+
+def _end_of(node: Any, name: str) -> str:
+    """How the process `name` of Ray ended that this one has started; empty while it lives, or if another started it."""
+    for info in getattr(node, "all_processes", {}).get(name, ()):
+        if (code := info.process.poll()) is not None:
+            return f"(pid {info.process.pid}) {how_ended(code)}"
+    return ""
+
+
+_NO_MESSAGE = re.compile(r"\[state-dump\]|\b0x[0-9a-f]{4,}|StackTrace")
+"""In lines of Ray's logs that tell a reader nothing: addresses of a stack of C++."""
+
+
+def last_words(logs: Path, name: str) -> str:
+    """The last message in the log of Ray's process `name`, as a part of a sentence; empty if there is none."""
+    for path in (logs / f"{name}.{kind}" for kind in ("err", "out")):
+        lines = path.read_bytes()[-LOG_BYTES:].decode(errors="replace").splitlines() if path.is_file() else []
+        if said := [line.strip() for line in lines if line.strip() and not _NO_MESSAGE.search(line)]:
+            return f"; its log ends: {said[-1][-LOG_CHARACTERS:].rstrip('.')}"
+    return ""
+
+
+def _death(node: Any) -> Death | None:
+    """Of one of Ray's processes on this host, if one has died."""
+    for name in PROCESSES:
+        if end := _end_of(node, name):
+            words = (
+                "" if "SIGKILL" in end else last_words(Path(node.get_logs_dir_path()), name)
+            )  # who is killed so has no time for any
+            where = f"Ray's {name} on {socket.gethostname()}"
+            return Death(f"{end}{words}", where=where, todo="Start the same command again to resume.")
+    return None
+
+
+class OwnRay:
+    """The processes of Ray that this one starts. Whoever of them dies is told, though Ray may end this process first.
+
+    Args:
+        note: keeps the words that are to be said if this process vanishes.
+
+    Attributes:
+        node: Ray's own object for them, once it has begun to start them.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.node: Any = None
+        self._note = note
+        self._error: Death | None = None
+        self._noticed, self._ended, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+
+    def end_of(self, name: str) -> str:
+        """As `slime.cluster.ray_starter.RayHosts.end_of`, for a run that ends because of it."""
+        if end := _end_of(self.node, name):
+            self._noticed.set()
+        return end
+
+    @contextlib.contextmanager
+    def naming_deaths(self) -> Iterator[None]:
+        """Replace an error by a death that has caused it. Where Ray ends this process or holds it, the death is told
+        all the same: Ray exits, without a word, where it finds the object store gone."""
+        self._watching.start()
+        try:
+            yield
+        except Death as error:
+            self._error = error
+            raise
+        except Exception as error:
+            if death := _death(self.node):
+                raise death from error
+            raise
+        finally:
+            for event in (self._noticed, self._ended):
+                event.set()
+            if not _death(self.node):  # else it is watched until Ray is shut down, which may take for ever
+                self._over.set()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not (death := _death(self.node)):
+            if self._over.wait(POLL_S):
+                return
+        self._note(f"slime: {death}")
+        for event, seconds in ((self._noticed, HELD_S), (self._ended, ENDING_S), (self._over, SHUTDOWN_S)):
+            if not event.wait(seconds):
+                break
+        if not self._over.is_set():
+            sys.stdout.flush()
+            sys.stderr.write(f"slime: {self._error or death}\n")
+            self._note("")
+            os._exit(EXIT_ERROR)
+
+
+def main() -> None:
+    limit_s, mark = float(sys.argv[1]), sys.argv[2]
+    sys.argv[1:] = [*sys.argv[3:], f"--temp-dir={ray_folder(mark)}"]
+    from ray.scripts import scripts
+
+    try:
+        with started_our_way(limit_s):
+            scripts.main()
+    except SlimeError as error:
+        sys.exit(f"slime: {error}")
+
+
+if __name__ == "__main__":
+    main()

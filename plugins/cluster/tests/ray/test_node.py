@@ -1,0 +1,338 @@
+"""Real Ray on this host: how long its start may take, what is said when a part of it dies, and who may look into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_cluster.ray.folders import LONGEST_PLACE, PREFIX
+from slime_cluster.ray.node import last_words
+from slime_testing.patience import Patience, family
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DRIVER = """
+import os, signal, sys, threading, time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from slime import __main__
+from slime.verbs import train
+from slime.config.schema import ClusterConfig
+from slime_cluster.ray.reaper import reaped
+from slime_cluster.ray.starter import ray_cluster
+
+def kill(name, number=signal.SIGKILL):
+    while True:
+        for child in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                if child.name() == name:
+                    return child.send_signal(number)
+        time.sleep(0.01)
+
+def run(args):
+    cluster = ClusterConfig(name="local", start_timeout_s={timeout_s})
+    with reaped("{mark}") as reaper, ray_cluster(cluster, 2, mark="{mark}", note=reaper.note):
+        import ray
+        from ray._private import worker
+        print("up", flush=True)
+{inside}
+    return 0
+
+{beside}
+train.run = run
+sys.exit(__main__.main(["run.name=x"]))
+"""
+START = "threading.Thread(target=kill, args=[{name!r}], daemon=True).start()"
+"""The process is killed as soon as there is one."""
+PUT = """
+        kill("raylet")
+        while True:  # Ray ends the driver here, as soon as it finds the object store gone
+            ray.put(b"x" * 3_000_000)
+            time.sleep(0.5)
+"""
+ODD = """
+        kill("gcs_server")
+        time.sleep(1)
+        raise RuntimeError("something odd, because Ray is gone")
+"""
+STRANGER = """
+        node = worker._global_node
+        os.setgid(65534)
+        os.setuid(65534)
+        for path in (node.raylet_socket_name, node.plasma_store_socket_name, node.get_logs_dir_path()):
+            for act in (os.stat, os.listdir, os.unlink, lambda path: os.rename(path, path + "x")):
+                try:
+                    act(path)
+                    print("could", act, path)
+                except PermissionError:
+                    print("refused", flush=True)
+        os._exit(0)
+"""
+WAIT = """
+        time.sleep(600)
+"""
+UNUSED = """
+from slime_cluster.ray import starter
+
+def started(*args, whole=starter.started_our_way):
+    from ray._private import state  # it reads the environment that a start sets
+
+    class Accessor(state.GlobalStateAccessor):
+        def connect(self):
+            signal.raise_signal(signal.{name})
+            return super().connect()
+
+    state.GlobalStateAccessor = Accessor
+    return whole(*args)
+
+starter.started_our_way = started
+"""
+"""The signal comes when a connection has been made and is not used yet: without it Ray's object cannot be freed."""
+
+BEGINNING = """
+from types import SimpleNamespace
+from slime_cluster.ray import reaper
+
+def started(*args, whole=reaper.subprocess.Popen, **kwargs):
+    process = whole(*args, **kwargs)
+    signal.raise_signal(signal.{name})
+    return process
+
+reaper.subprocess = SimpleNamespace(PIPE=reaper.subprocess.PIPE, Popen=started)
+"""
+"""The signal comes when the reaper has been started and is not known yet."""
+
+
+class Driver:
+    """A program that starts Ray as a run does, and speaks as `slime` does."""
+
+    def __init__(self, folder: Path, inside: str = WAIT, beside: str = "", timeout_s: float = 120) -> None:
+        self.folder, self.output = folder, folder / "output.txt"
+        mark = f"{os.getpid()}{time.monotonic_ns() % 1000}"
+        program = DRIVER.format(mark=mark, inside=inside, beside=beside, timeout_s=timeout_s)
+        environment = {**os.environ, "TMPDIR": str(folder), "HOME": str(folder)}
+        environment.pop("RAY_TMPDIR", None)
+        with self.output.open("ab") as output:
+            command = [sys.executable, "-c", program]
+            pipes = {"stdout": output, "stderr": output}
+            self.process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
+
+    def finish(self) -> int:
+        """Wait until it and all that it has started are gone; returns the exit code."""
+        assert self._patience(120).wait_for(lambda: self.process.poll() is not None), self.said()
+        left = Patience(60, lambda: [os.getpid()])
+        assert left.wait_for(lambda: not self._left(), every_s=0.1), self._left()
+        return self.process.returncode
+
+    def _left(self) -> list[str]:
+        """Folders of Ray, and processes that write into this test's: their output, or Ray's logs."""
+        found = [path.name for path in self.folder.glob(f"{PREFIX}*")]
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if any(file.path.startswith(str(self.folder)) for file in process.open_files()):
+                    found.append(process.name())
+        return found
+
+    def until_up(self) -> Driver:
+        self.until_says("up")
+        return self
+
+    def until_says(self, word: str) -> None:
+        self._patience(120).wait_for(lambda: word in self.said() or self.process.poll() is not None)
+
+    def until_has(self, reached: str) -> None:
+        """Wait until it has worked for a moment, has a child of that name, or has a raylet that has children."""
+        process = psutil.Process(self.process.pid)
+
+        def has() -> bool:
+            if reached == "imports":
+                return process.cpu_times().user > 0.3
+            children = {child.name(): child for child in process.children()}
+            return bool(children["raylet"].children()) if reached == "workers" else reached in children
+
+        assert self._patience(120).wait_for(lambda: self.process.poll() is not None or _holds(has), every_s=0.01)
+        assert self.process.poll() is None, self.said()
+
+    def _patience(self, limit_s: float) -> Patience:
+        return Patience(limit_s, lambda: family(self.process.pid))
+
+    def said(self) -> list[str]:
+        return self.output.read_text().splitlines()
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    with suppress(psutil.Error, KeyError):  # a process is gone, or not there yet
+        return condition()
+    return False
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short name, so that Ray's sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def is_told(name: str, line: str) -> bool:
+    told = f"slime: Ray's {name} on {socket.gethostname()}: (pid \\d+) was killed by SIGKILL. Start the same command"
+    return bool(re.match(re.escape(told).replace(re.escape("\\d+"), r"\d+"), line))
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_a_death_while_ray_starts_is_one_line(folder: Path, name: str) -> None:
+    driver = Driver(folder, beside=START.format(name=name))
+    assert driver.finish() == 2
+    [line] = driver.said()
+    assert is_told(name, line)
+
+
+def test_the_death_for_which_ray_ends_the_driver_is_one_line(folder: Path) -> None:
+    driver = Driver(folder, PUT)
+    assert driver.finish() == 1  # of Ray, which asks nobody
+    assert driver.said()[0] == "up"
+    [line] = driver.said()[1:]
+    assert is_told("raylet", line)
+
+
+def test_a_death_is_named_as_the_cause_of_what_follows(folder: Path) -> None:
+    driver = Driver(folder, ODD)
+    assert driver.finish() == 2
+    assert driver.said()[0] == "up"
+    [line] = driver.said()[1:]
+    assert is_told("gcs_server", line)
+
+
+def test_a_driver_that_is_killed_has_last_words(folder: Path) -> None:
+    driver = Driver(folder).until_up()
+    driver.process.kill()
+    driver.finish()
+    gone = f"slime: the run's process (pid {driver.process.pid}) ended without a word: it was killed, or Ray ended it."
+    assert driver.said() == ["up", f"{gone} Start the same command again to resume."]
+
+
+def test_sigterm_ends_as_ctrl_c_does(folder: Path) -> None:
+    driver = Driver(folder).until_up()
+    driver.process.terminate()
+    assert driver.finish() == 130
+    assert driver.said() == ["up", "slime: interrupted"]
+
+
+def test_a_second_sigterm_forces_the_end(folder: Path) -> None:
+    """The first one finds a block that does not end."""
+    stubborn = "        try: time.sleep(600)\n        finally: print('on', flush=True) or time.sleep(600)"
+    driver = Driver(folder, stubborn).until_up()
+    driver.process.terminate()
+    driver.until_says("on")
+    driver.process.terminate()
+    assert driver.finish() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("reached", ["imports", "gcs_server", "raylet", "workers"])
+def test_sigterm_while_ray_starts_is_one_line(folder: Path, reached: str) -> None:
+    """At a place of the start, and not after so many seconds, in which a busy machine gets less far."""
+    driver = Driver(folder)
+    driver.until_has(reached)
+    driver.process.terminate()
+    code = driver.finish()
+    if code == -signal.SIGTERM:
+        assert driver.said() == [], "before the first line of slime"
+    else:
+        assert (code, driver.said()[-1:]) == (130, ["slime: interrupted"])
+        assert len(driver.said()) <= 2
+
+
+@pytest.mark.parametrize("reached", ["gcs_server", "raylet", "workers"])
+def test_sigterm_to_the_whole_group_is_the_drivers_alone(folder: Path, reached: str) -> None:
+    driver = Driver(folder)
+    driver.until_has(reached)
+    os.killpg(driver.process.pid, signal.SIGTERM)
+    assert driver.finish() == 130
+    assert driver.said()[-1:] == ["slime: interrupted"]
+    assert len(driver.said()) <= 2
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", [UNUSED, BEGINNING], ids=["a connection of Ray's", "the reaper"])
+def test_a_signal_waits_for_what_is_being_started(folder: Path, moment: str, name: str) -> None:
+    driver = Driver(folder, beside=moment.format(name=name))
+    assert driver.finish() == 130
+    assert driver.said() == ["slime: interrupted"]
+
+
+def test_a_start_that_takes_longer_than_it_may_is_one_line(folder: Path) -> None:
+    """The raylet is stopped: nobody is dead."""
+    stop = "threading.Thread(target=kill, args=['raylet', signal.SIGSTOP], daemon=True).start()"
+    driver = Driver(folder, beside=stop, timeout_s=5)
+    assert driver.finish() == 2
+    [line] = driver.said()
+    assert "it is not up after 5 s" in line
+    assert line.endswith("Raise cluster.start_timeout_s if the machine is only slow.")
+
+
+def test_a_start_may_take_longer_than_rays_own_limit(folder: Path) -> None:
+    """A raylet that stands still for 35 s on Ray's clock, which is ten times as fast meanwhile; Ray itself waits for
+    30."""
+    stop = """
+def slow():
+    kill("raylet", signal.SIGSTOP)
+    from types import SimpleNamespace
+    from ray._private import node
+    began = time.monotonic()
+    node.time = SimpleNamespace(**{**vars(time), "monotonic": lambda: began + 10 * (time.monotonic() - began)})
+    time.sleep(3.5)
+    kill("raylet", signal.SIGCONT)
+    node.time = time
+threading.Thread(target=slow, daemon=True).start()
+"""
+    driver = Driver(folder, "        pass", beside=stop)
+    assert driver.finish() == 0, driver.said()
+    assert driver.said() == ["up"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_nobody_else_gets_at_rays_sockets_and_logs(folder: Path) -> None:
+    folder.chmod(0o755)  # as /tmp is
+    driver = Driver(folder, STRANGER)
+    driver.finish()  # what Ray leaves is removed by root
+    assert [line for line in driver.said() if not line.startswith("slime: ")] == ["up", *["refused"] * 12]
+
+
+def test_a_long_name_for_temporary_files_is_no_obstacle(folder: Path) -> None:
+    """Linux takes no path of a socket that is longer than 107 characters."""
+    long = folder / ("x" * LONGEST_PLACE)
+    long.mkdir()
+    driver = Driver(long, "        print(worker._global_node.raylet_socket_name, flush=True)")
+    assert driver.finish() == 0
+    _, socket_name = driver.said()
+    assert socket_name.startswith(f"/tmp/{PREFIX}")
+    assert not Path(socket_name).parents[3].exists()
+
+
+def test_the_last_words_of_a_process_are_its_last_message(tmp_path: Path) -> None:
+    """Lines as a raylet of Ray 2.60 writes them before it aborts."""
+    lines = [
+        "[2026-11-23 14:00:00,1 C 1 1] (raylet) node_manager.cc:1: Check failed: it lost its GCS.",
+        "*** StackTrace Information ***",
+        "/ray/core/src/ray/raylet/raylet(+0xb7) [0x55d5c7a12b7a] ray::RayLog::~RayLog()",
+        "    @     0x7f10a0b1c520  (unknown)",
+        "",
+    ]
+    (tmp_path / "raylet.err").write_text("\n".join(lines))
+    said = "; its log ends: [2026-11-23 14:00:00,1 C 1 1] (raylet) node_manager.cc:1: Check failed: it lost its GCS"
+    assert last_words(tmp_path, "raylet") == said
+    assert last_words(tmp_path, "gcs_server") == ""

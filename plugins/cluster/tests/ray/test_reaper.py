@@ -1,0 +1,116 @@
+"""Who is left when a driver has ended, or its block."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_cluster.ray.reaper import GRACE_S, wait_until_gone
+
+DRIVER = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+from slime_cluster.ray.reaper import LOOK_S, reaped
+from slime_testing.patience import Patience, family
+from slime.engines.scratch import scratch_prefix
+mark = sys.argv[1]
+start = lambda: print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
+start()
+with reaped(mark):
+    start()
+    for scratch in (tempfile.mkdtemp(prefix=scratch_prefix(owner)) for owner in (mark, "not" + mark)):
+        (Path("/dev/shm") / (Path(scratch).name + "-mq")).touch()
+    Patience(2 * LOOK_S + 2, lambda: family(os.getpid())).wait_for(lambda: False)  # the reaper starts, and looks
+    print("seen", flush=True)
+    {inside}
+print("on", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_whose_end_nobody_asked_for_is_not_waited_for() -> None:
+    child = subprocess.Popen(["true"])
+    zombie = psutil.Process(child.pid)
+    while zombie.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert wait_until_gone({zombie}, timeout_s=1000) == set()
+    child.wait()
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """Of this test alone; what bears it goes at the end."""
+    mark = secrets.token_hex(4)
+    yield mark
+    for path in litter(mark):
+        with suppress(FileNotFoundError):  # a reaper that was not waited for removes them, too
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
+def litter(mark: str) -> list[Path]:
+    """Folders and shared memory whose names hold the mark: of the driver's run, and of another that looks alike."""
+    return [path for place in (tempfile.gettempdir(), "/dev/shm") for path in Path(place).glob(f"*{mark}*")]
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, mark: str) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", DRIVER.format(inside=request.param), mark]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as driver:
+        yield driver
+        driver.kill()
+
+
+def started(driver: subprocess.Popen[str]) -> tuple[psutil.Process, psutil.Process]:
+    """Before the block and within it."""
+    assert driver.stdout
+    before, within = (psutil.Process(int(driver.stdout.readline())) for _ in range(2))
+    assert driver.stdout.readline() == "seen\n"
+    return before, within
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["pass"], indirect=True)
+def test_what_a_block_started_goes_with_it(driver: subprocess.Popen[str], mark: str) -> None:
+    before, within = started(driver)
+    assert len(litter(mark)) == 4
+    assert driver.stdout
+    assert driver.stdout.readline() == "on\n"
+    assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
+    assert wait_until_gone({before, within}, timeout_s=0) == {before}
+    before.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["sys.stdin.read()"], indirect=True)
+def test_all_goes_with_the_driver(driver: subprocess.Popen[str], mark: str) -> None:
+    family = {*started(driver), *psutil.Process(driver.pid).children()}  # with the reaper, which goes last
+    driver.kill()
+    assert wait_until_gone(family, timeout_s=20 * GRACE_S) == set()
+    assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
+
+
+ORPHAN = "import subprocess as s, sys; print(s.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "driver", [f"subprocess.run([sys.executable, '-c', {ORPHAN!r}]); sys.stdin.read()"], indirect=True
+)
+def test_an_orphan_goes_with_the_driver_that_nobody_ever_saw_with_its_parent(driver: subprocess.Popen[str]) -> None:
+    """As Ray's agents are, in the seconds in which a cluster starts."""
+    started(driver)
+    assert driver.stdout
+    orphan = psutil.Process(int(driver.stdout.readline()))
+    family = {orphan, *psutil.Process(driver.pid).children()}  # with the reaper, which removes folders and goes last
+    driver.kill()
+    assert wait_until_gone(family, timeout_s=20 * GRACE_S) == set()

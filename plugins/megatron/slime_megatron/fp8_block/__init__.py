@@ -1,0 +1,29 @@
+"""Engines in FP8 for slime: the quantization `fp8`, weights in E4M3 with a scale for each block of 128 x 128."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from slime.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from slime.topology.quantization import Quantization
+
+
+@hookimpl
+def slime_quantizations() -> Mapping[str, Callable[[], Quantization]]:
+    return {"fp8": _fp8}
+
+
+@hookimpl
+def slime_config_schemas() -> Mapping[str, type]:
+    from slime_megatron.fp8_block.options import Fp8Rollout
+
+    return {"quantization/fp8": Fp8Rollout}
+
+
+def _fp8() -> Quantization:
+    from slime_megatron.fp8_block.config import Fp8Blocks
+
+    return Fp8Blocks()

@@ -1,0 +1,23 @@
+"""Gated MLP."""
+
+from __future__ import annotations
+
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from slime_megatron.transformer.mlp.activation import SwiGlu
+from slime_megatron.transformer.post_norm import PostNormRowParallelLinear
+
+
+def gated_mlp(config: TransformerConfig, *, post_norm: bool = False, activation: type = SwiGlu) -> ModuleSpec:
+    """Dense gated MLP (Shazeer 2020): `linear_fc1` holds [gate | up].
+
+    Args:
+        activation: module from [gate | up] [..., 2f] to [..., f], made with the config; another one than SwiGLU takes
+            effect where the bridge states `use_te_activation_func`.
+    """
+    down = PostNormRowParallelLinear if post_norm else RowParallelLinear
+    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=down, activation_func=activation)
+    return ModuleSpec(module=MLP, submodules=submodules)

@@ -1,0 +1,208 @@
+"""The program that a response gives: which of its blocks, what they take of each other, and what they take as given."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from slime_rewards.code.blocks import Block, blocks_of, parsed
+
+_READERS = {"input", "stdin", "fileinput", "open", "read", "readline", "readlines", "raw_input"}
+_PASSIVE = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign,
+            ast.AugAssign, ast.Pass)  # fmt: skip
+_MODULES = ("collections", "typing", "itertools", "functools", "heapq", "bisect", "math", "string", "copy",
+            "random", "datetime", "re", "statistics")  # fmt: skip
+"""Whose names need no import, as where problems with functions come from."""
+_WHOLE = ("operator", "sys", "os", "io", "json", "time", "queue", "decimal", "fractions", "array", "threading")
+_BUILTIN = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__", "exit", "quit"}
+_FUTURE = re.compile(r"^from __future__ import .*$", re.M)
+
+
+class Program(NamedTuple):
+    """Attributes:
+    code: Python.
+    before: imports of what it takes as given.
+    """
+
+    code: str
+    before: str = ""
+
+
+def program_of(said: str, names: Sequence[str] = (), *, is_cut: bool = False) -> Program | None:
+    """The last whole program of a text; None where it has none.
+
+    Args:
+        names: functions that it is asked for; none: it reads its input.
+        is_cut: the text was stopped at its length limit.
+    """
+    blocks = [block for block in blocks_of(said, is_cut=is_cut) if block.is_program]
+    whole = [block for block in blocks if not block.is_session] or blocks
+    if not whole:
+        return None
+    pieces = [_Piece(block) for block in whole]
+    chosen = _with_names(pieces, names) if names else _that_reads(pieces)
+    code = _joined(pieces, chosen if chosen is not None else len(pieces) - 1)
+    code = code.encode(errors="replace").decode()
+    return Program(code, "\n".join(_imports(code, names)))
+
+
+class _Piece:
+    """A block: the names that it binds and takes, those that it cannot run without, and what it does."""
+
+    def __init__(self, block: Block) -> None:
+        self.code, self.tree = block.code, block.tree
+        body = block.tree.body if block.tree else []
+        self.defines, self.takes = _defined(body), _taken(block.tree) if block.tree else set()
+        own = [each for each in body if not isinstance(each, ast.FunctionDef | ast.ClassDef)]
+        self.runs_with = _taken(ast.Module(own, [])) & self.takes
+        self.is_broken = block.tree is None
+        self.acts = self.is_broken or any(not isinstance(each, _PASSIVE) and not _is_text(each) for each in body)
+        self.reads = block.tree is not None and any(
+            getattr(node, "id", getattr(node, "attr", "")) in _READERS
+            for node in ast.walk(block.tree)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+        )
+        self.methods = {
+            each.name
+            for kind in body
+            if isinstance(kind, ast.ClassDef)
+            for each in kind.body
+            if isinstance(each, ast.FunctionDef) and not _is_stub(each)
+        }
+        self.stubs = {each.name for each in body if isinstance(each, ast.FunctionDef) and _is_stub(each)}
+
+    def has(self, name: str) -> bool:
+        return (name in self.defines and name not in self.stubs) or name in self.methods
+
+    def library(self) -> str:
+        """What others take of it: it is not run for what it does."""
+        if not self.acts:
+            return self.code
+        kept = [each for each in self.tree.body if isinstance(each, _PASSIVE)] if self.tree else []
+        return "\n".join(ast.unparse(each) for each in kept if not (_has_reader(each) and isinstance(each, ast.Assign)))
+
+
+def _with_names(pieces: Sequence[_Piece], names: Sequence[str]) -> int | None:
+    """The last piece that has one of the functions."""
+    for number in reversed(range(len(pieces))):
+        if any(pieces[number].has(name) for name in names):
+            return number
+        if pieces[number].is_broken and any(re.search(rf"\bdef {name}\b", pieces[number].code) for name in names):
+            return number
+    return None
+
+
+def _that_reads(pieces: Sequence[_Piece]) -> int | None:
+    """The last piece that does something, and is not there to show how an earlier one is used."""
+    for number in reversed(range(len(pieces))):
+        piece, earlier = pieces[number], pieces[:number]
+        if not piece.acts:
+            continue
+        known = set().union(*(each.defines for each in earlier))
+        shows = piece.takes & known or piece.runs_with - known - _homes().keys() - {*_MODULES, *_WHOLE, "np"}
+        if shows and not piece.reads and any(each.acts and each.reads for each in earlier):
+            continue
+        return number
+    return None
+
+
+def _joined(pieces: Sequence[_Piece], chosen: int) -> str:
+    """A piece behind those whose names it takes, and theirs."""
+    used, missing, others = (
+        [chosen],
+        set(pieces[chosen].takes),
+        [*range(chosen - 1, -1, -1), *range(chosen + 1, len(pieces))],
+    )
+    while found := [n for n in others if n not in used and pieces[n].defines & missing and not pieces[n].is_broken]:
+        missing -= pieces[found[0]].defines
+        missing |= pieces[found[0]].takes
+        used.append(found[0])
+    before = [n for n in sorted(used) if n != chosen]
+    if not before:
+        return pieces[chosen].code
+    code = "\n".join([*(pieces[n].library() for n in before), pieces[chosen].code])
+    future = dict.fromkeys(_FUTURE.findall(code))
+    return "\n".join([*future, _FUTURE.sub("", code)])
+
+
+def _is_text(each: ast.stmt) -> bool:
+    return isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+
+
+def _is_stub(function: ast.FunctionDef) -> bool:
+    return all(isinstance(each, ast.Pass) or _is_text(each) for each in function.body)
+
+
+def _has_reader(each: ast.AST) -> bool:
+    names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(each))
+    return any(name in _READERS for name in names)
+
+
+def _defined(body: Sequence[ast.stmt]) -> set[str]:
+    """Names that the top of a module binds."""
+    found = set[str]()
+    for each in body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(each.name)
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in each.names}
+        else:
+            found |= {
+                node.id for node in ast.walk(each) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            inner = [part for part in ast.walk(each) if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+            found |= {part.name for part in inner}
+    return found
+
+
+def _taken(tree: ast.Module) -> set[str]:
+    """Names that a module reads and nothing in it binds."""
+    loaded, bound = set[str](), set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                loaded.add(name)
+            case ast.Name(id=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.arg(arg=name):
+                bound.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                bound |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+            case (
+                ast.ExceptHandler(name=str() as name)
+                | ast.MatchAs(name=str() as name)
+                | ast.MatchStar(name=str() as name)
+            ):
+                bound.add(name)
+    return loaded - bound - _BUILTIN
+
+
+def _imports(code: str, asked: Sequence[str]) -> Iterator[str]:
+    """What a program takes as given, and does not import: `List`, `math`, `deque`; not what is asked of it."""
+    if (tree := parsed(code)) is None:
+        return
+    for name in sorted(_taken(tree).difference(asked)):
+        if name in _MODULES or name in _WHOLE:
+            yield f"import {name}"
+        elif name == "np":
+            yield "import numpy as np"
+        elif (module := _homes().get(name)) is not None:
+            yield f"from {module} import {name}"
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """The module of each name."""
+    found = dict[str, str]()
+    for module in reversed(_MODULES):
+        here = importlib.import_module(module)
+        names = getattr(here, "__all__", None) or [name for name in dir(here) if not name.startswith("_")]
+        found |= dict.fromkeys(names, module)
+    return found

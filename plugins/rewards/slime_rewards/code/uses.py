@@ -1,0 +1,83 @@
+"""What of a run uses the sandbox, and what the machine permits of it, for `slime plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime.config.schema import SlimeConfig
+from slime_rewards.code.reward import LOCAL
+
+TOOL = "slime_rewards.code.tool:python"
+
+
+def rewards(cfg: SlimeConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The key and the options of each reward `code`: the run's, and those of named sets."""
+    if cfg.reward.name == "code":
+        yield "reward", cfg.reward.options
+    for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
+        if own.reward == "code":
+            yield f"{home}.reward", own.reward_options
+
+
+def tools(cfg: SlimeConfig) -> Iterator[str]:
+    """The key of each list of functions that has the tool `python`."""
+    program = cfg.rollout.program
+    if program.name == "tools" and TOOL in program.options.get("functions", ()):
+        yield "rollout.program.options.functions"
+    for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
+        if own.program == "tools" and TOOL in own.program_options.get("functions", ()):
+            yield f"{home}.program_options.functions"
+
+
+def sandbox_problems(cfg: SlimeConfig) -> Iterator[str]:
+    """Programs would run unconfined, which they do if `unconfined` says so alone."""
+    for key, options in rewards(cfg):
+        of_options = "reward.options" if key == "reward" else f"{key}_options"
+        where = options.get("sandbox", LOCAL)
+        if options.get("unconfined"):
+            continue
+        if where != LOCAL and not where.startswith(("http://", "https://")):
+            yield f"{of_options}.sandbox={where} is neither {LOCAL} nor a URL that begins with http:// or https://"
+        if where == LOCAL and (lacks := _missing()):
+            elsewhere = f"{of_options}.sandbox=http://HOST:8080 runs programs at a server of SandboxFusion's form"
+            named = "reward.name=code" if key == "reward" else f"{key}=code"
+            yield f"{named}: the sandbox cannot be had here: {lacks}; {elsewhere}"
+    for key in tools(cfg):
+        if lacks := _missing():
+            yield f"{key}: the sandbox of {TOOL} cannot be had here: {lacks}; leave this tool out"
+
+
+def _missing() -> str:
+    from slime_rewards.code.sandbox import missing  # here, because most runs use none
+
+    return missing()
+
+
+class SandboxPart:
+    """A `slime.plan.part.PlanPart`: what confines programs on the machine of the plan, where some are run here."""
+
+    def __init__(self, cfg: SlimeConfig) -> None:
+        local = [options for _, options in rewards(cfg) if options.get("sandbox", LOCAL) == LOCAL]
+        self._is_used = bool(local or any(tools(cfg)))
+        self._unconfined = any(options.get("unconfined") for options in local)
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        if self._is_used:
+            yield "sandbox", [f"  {self._line()}"]
+
+    def document(self) -> Mapping[str, Any]:
+        return {"sandbox": self._line() if self._is_used else None}
+
+    def _line(self) -> str:
+        found = f"none: {lacks}" if (lacks := _missing()) else _used()
+        return found + "; the reward runs unconfined (unconfined=true)" * self._unconfined
+
+
+def _used() -> str:
+    from slime_rewards.code.confine import SCOPES_FROM
+    from slime_rewards.code.sandbox import features
+
+    landlock, namespaces = features()
+    scopes = "with" if landlock >= SCOPES_FROM else "without"
+    return f"seccomp, Landlock {landlock} {scopes} scopes, {'' if namespaces else 'no '}namespaces"

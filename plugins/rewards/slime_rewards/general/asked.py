@@ -1,0 +1,102 @@
+"""Engine groups that rewards ask: whether they are in the run, and have a model that can answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slime.errors import SlimeError, did_you_mean
+from slime_rewards.general import route
+from slime_rewards.general.judge import unclear
+from slime_rewards.general.reward_model import fault_of
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
+
+JUDGE, REWARD_MODEL = "judge", "reward-model"
+
+
+def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+    """Of every reward of a run that samples, its prompt sets' too: whom it asks is not clear, not in the run, or has
+    another kind of model."""
+    from slime.sampling.by_set import own_of_sets
+    from slime.topology.engines import generates
+
+    if not generates(cfg):
+        return
+    chosen = [(cfg.reward.name, cfg.reward.options, "reward.options")]
+    for of, (name, options) in own_of_sets("reward", cfg.data, cfg.eval).items():
+        home = f"eval.sets.{of.removeprefix('eval/')}" if of.startswith("eval/") else f"data.sets.{of}"
+        chosen.append((name, options, f"{home}.reward_options"))
+    for each in chosen:
+        for name, own, where in _asking(*each):
+            group = own.get("engines")
+            if fault := _fault(name, own, where):
+                yield fault
+            elif group:
+                yield from _unfit(name, str(group), cfg, f"{where}.engines")
+
+
+def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """The rewards that ask engines, also those that a route leads to: names, options and their keys."""
+    if name in (JUDGE, REWARD_MODEL):
+        yield name, options, where
+    if name == "route":
+        with suppress(SlimeError):  # `checks.problems` finds it again
+            for value, chosen in route.choices(options).items():
+                home = f"rewards.{value}.options" if value else "default"
+                yield from _asking(chosen.name, chosen.options, f"{where}.{home}")
+
+
+def _fault(name: str, own: Mapping[str, Any], where: str) -> SlimeError | None:
+    if name == JUDGE:
+        return unclear(own.get("url"), own.get("engines"), own.get("key_variable"), where)
+    return fault_of(own.get("scored_at"), own.get("std"), where)
+
+
+def _unfit(reward: str, group: str, cfg: SlimeConfig, where: str) -> Iterator[SlimeError]:
+    """Why a group cannot be asked."""
+    engines = cfg.rollout.engines
+    frozen = {name: each.model for name, each in engines.items() if each.model is not None}
+    start = f"Set rollout.engines.{group}.model=<HF folder>."
+    if group in frozen:
+        yield from _other_kind(reward, frozen[group], f"rollout.engines.{group}.model")
+    elif group in engines:
+        what = f"engine group '{group}' has the trained model, which is no judge of itself"
+        yield SlimeError(what, where=where, todo=start)
+    else:
+        todo = did_you_mean(group, frozen, f"{where}=") if frozen else start
+        yield SlimeError(f"no engine group '{group}' has a model of its own", where=where, todo=todo)
+
+
+def _other_kind(reward: str, model: str, where: str) -> Iterator[SlimeError]:
+    """Why its model cannot answer; one that cannot be read is found by others."""
+    from slime.config.hf import read_hf_config, scores
+    from slime.config.paths import resolve
+
+    try:
+        hf, folder = read_hf_config(model), resolve(model)
+    except SlimeError:
+        return
+    named = " ".join(hf.get("architectures") or ["a model without architectures"])
+    if reward == JUDGE and scores(hf):
+        yield SlimeError(f"{named} scores and writes no words", where=where, todo="Set reward=reward-model.")
+    elif reward == REWARD_MODEL and not scores(hf):
+        todo = "Name the folder of a model for sequence classification, or set reward=judge."
+        yield SlimeError(f"{named} writes words and is no reward model", where=where, todo=todo)
+    elif reward == REWARD_MODEL and not _has_template(folder):
+        todo = "Put the template that it was trained with into the folder, as chat_template.jinja."
+        yield SlimeError("the reward model has no chat template", where=where, todo=todo)
+
+
+def _has_template(folder: Path) -> bool:
+    """As transformers finds it."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json", "chat_templates")):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"))
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,105 @@
+"""The laptop demo's task: add two numbers of two digits each ("27+58=" -> "85").
+
+``python -m slime_rewards.math.data.arithmetic --out DIR`` writes three files; the same three lie beside this module.
+
+``arithmetic-sft.jsonl``
+    Demonstrations for the warm start: ``{"messages": [user, assistant]}``. They are flawed on purpose, so that
+    reinforcement learning has something honest to do. One annotator in three is careful and shows the working, tens
+    first ("70+15=85"). The other two are careless: they write down the answer at once and forget every carry ("75"),
+    so they are right only where nothing is carried (one problem in four). Half of all demonstrations are right, and so
+    is half of what a model trained on them samples. It has seen both habits and was never told which one is better:
+    the reward tells it.
+``arithmetic-train.jsonl``
+    Problems for reinforcement learning: ``{"prompt": [user], "label": "85"}``, the shape of DAPO-Math. The answer is
+    what follows the last "=" of a response, or the whole response if it has none (see `final_number`).
+``arithmetic-heldout.jsonl``
+    Problems for evaluation, in the same shape. None of them is in the other two files, nor is its mirror image
+    (58+27 for 27+58). They are drawn like the others, so they hold the same share of carries.
+"""
+
+import argparse
+import json
+import random
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+SEED = 0
+OPERANDS = range(10, 100)
+NUM_HELDOUT = 256
+NUM_TRAIN = 1500
+NUM_SFT = 6000
+CARELESS_SHARE = 2 / 3
+
+Problem = tuple[int, int]
+Row = dict[str, object]
+
+
+def add_without_carry(x: int, y: int) -> int:
+    """Add two numbers of two digits, digit by digit, and forget every carry: 27 + 58 -> 75, 67 + 58 -> 15."""
+    tens = (x // 10 + y // 10) % 10
+    ones = (x % 10 + y % 10) % 10
+    return 10 * tens + ones
+
+
+def careful_answer(x: int, y: int) -> str:
+    """Sum of the tens, sum of the ones, and the result: 27 + 58 -> "70+15=85"."""
+    tens = x // 10 * 10 + y // 10 * 10
+    ones = x % 10 + y % 10
+    return f"{tens}+{ones}={x + y}"
+
+
+def careless_answer(x: int, y: int) -> str:
+    """The result at once, without its carries: 27 + 58 -> "75"."""
+    return str(add_without_carry(x, y))
+
+
+def final_number(response: str) -> str:
+    """What a response claims: the text after its last "=", stripped of blanks."""
+    return response.rpartition("=")[2].strip()
+
+
+def split_problems(rng: random.Random) -> tuple[list[Problem], list[Problem], list[Problem]]:
+    """Draw the SFT, training and held-out problems, in this order.
+
+    A problem and its mirror image always fall on the same side of the line between held-out and the rest; only one of
+    the two is held out. SFT and training share no ordered pair, but may hold each other's mirror images.
+    """
+    unordered = list(combinations_with_replacement(OPERANDS, 2))
+    rng.shuffle(unordered)
+    heldout = [rng.choice([(x, y), (y, x)]) for x, y in unordered[:NUM_HELDOUT]]
+    rest = sorted({pair for x, y in unordered[NUM_HELDOUT:] for pair in ((x, y), (y, x))})
+    rng.shuffle(rest)
+    return rest[NUM_TRAIN : NUM_TRAIN + NUM_SFT], rest[:NUM_TRAIN], heldout
+
+
+def user_message(x: int, y: int) -> dict[str, str]:
+    return {"role": "user", "content": f"{x}+{y}="}
+
+
+def sft_row(x: int, y: int, careless: bool) -> Row:
+    answer = careless_answer(x, y) if careless else careful_answer(x, y)
+    return {"messages": [user_message(x, y), {"role": "assistant", "content": answer}]}
+
+
+def rl_row(x: int, y: int) -> Row:
+    return {"prompt": [user_message(x, y)], "label": str(x + y)}
+
+
+def write_datasets(out: Path) -> None:
+    """Write the three files into the folder ``out``; the same bytes every time."""
+    rng = random.Random(SEED)
+    sft, train, heldout = split_problems(rng)
+    out.mkdir(parents=True, exist_ok=True)
+    _write_rows(out / "arithmetic-sft.jsonl", [sft_row(x, y, rng.random() < CARELESS_SHARE) for x, y in sft])
+    _write_rows(out / "arithmetic-train.jsonl", [rl_row(x, y) for x, y in train])
+    _write_rows(out / "arithmetic-heldout.jsonl", [rl_row(x, y) for x, y in heldout])
+
+
+def _write_rows(path: Path, rows: list[Row]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write into (default: here)")
+    write_datasets(parser.parse_args().out)

@@ -1,0 +1,212 @@
+"""Scores the responses in a reward's own worker processes, and counts. A reward that judges groups gets right and wrong
+ones together."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from slime.config.schema import RewardConfig
+from slime.reward.service import RewardService
+from slime.thinking import divided
+from slime.types import Prompt, Sample, Status, Verdict, VerdictKind
+from slime_tools.check_reward.responses import HOSTILE, TEMPLATES, stated, thought, wrong
+
+TRIED = 16
+"""Rows by which the template is chosen, and whose right answers are thought and not said."""
+_FIRST = 4
+"""Rows that are tried before all others: a worker that hangs or ends takes seconds to be replaced."""
+_FAILED = {VerdictKind.TIMEOUT.value, VerdictKind.ERROR.value}
+_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt and a response to it."""
+
+    prompt: Prompt
+    response: str
+
+
+@dataclass
+class Outcome:
+    """What became of one kind of responses.
+
+    Attributes:
+        paid: those with at least the value of a right answer.
+        without: verdicts without a value, by kind.
+        examples: of what should not have been, at most `MAX_EXAMPLES`.
+    """
+
+    num: int = 0
+    paid: int = 0
+    without: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcomes of right, wrong and hostile responses, and the template of the answers."""
+
+    template: str
+    right: Outcome
+    wrong: Outcome
+    hostile: Outcome
+
+    def faults(self, least: float) -> list[str]:
+        """Why the reward is unfit; empty if it is fit.
+
+        Args:
+            least: share of right answers that must be paid.
+        """
+        share = self.right.paid / self.right.num
+        checks = {
+            f"{share:.1%} of right answers are paid, at least {least:.1%} should be": share < least,
+            f"{self.wrong.paid} wrong answers are paid": self.wrong.paid > 0,
+            f"{self.hostile.paid} hostile responses are paid": self.hostile.paid > 0,
+        }
+        for name, outcome in (("right", self.right), ("wrong", self.wrong), ("hostile", self.hostile)):
+            for kind in (VerdictKind.TIMEOUT, VerdictKind.ERROR):
+                count = outcome.without.get(kind.value, 0)
+                checks[f"{count} {name} responses end in {kind.value}"] = count > 0
+        return [fault for fault, holds in checks.items() if holds]
+
+
+MAX_EXAMPLES = 3
+
+
+def refused_labels(cfg: RewardConfig, prompts: Sequence[Prompt]) -> list[str]:
+    """Why the reward cannot judge these rows, whatever is answered."""
+
+    async def asked(service: RewardService) -> list[Verdict]:
+        return await asyncio.gather(*(service.score(_sample(Case(prompt, ""))) for prompt in prompts))
+
+    with RewardService(cfg) as service:
+        return [said.reason for said in asyncio.run(asked(service)) if said.kind is VerdictKind.INVALID]
+
+
+def try_reward(
+    cfg: RewardConfig,
+    prompts: Sequence[Prompt],
+    template: str | None,
+    pays: float,
+    answers: Sequence[str] | None = None,
+) -> Trial:
+    """Try a reward.
+
+    Args:
+        prompts: at least one.
+        template: of a response, with `{label}`; None takes the one of `TEMPLATES` by which most labels are paid.
+        pays: the value of a right answer, at least.
+        answers: right responses to the prompts, in the place of those made of labels.
+
+    Raises:
+        SlimeError: the reward cannot be created.
+    """
+    with RewardService(cfg) as service:
+        if answers is not None:
+            return asyncio.run(_tried_with(service, prompts, answers, pays))
+        return asyncio.run(_tried(service, prompts, template, pays))
+
+
+async def _tried_with(service: RewardService, prompts: Sequence[Prompt], answers: Sequence[str], pays: float) -> Trial:
+    """The answers are right, each other's are wrong, and so are they where they are thought alone."""
+    rights = [Case(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    slips = [
+        Case(one.prompt, other.response)
+        for one, other in pairwise(rights)
+        if one.response != other.response and one.prompt.label != other.prompt.label
+    ]
+    attacks = [Case(prompts[0], text) for text in HOSTILE]
+    attacks += [
+        Case(case.prompt, text) for case in rights[:TRIED] for text in thought("{label}", divided(case.response)[1])
+    ]
+    return Trial(
+        "",
+        await _scored(service, rights, pays, is_right=True, beside=slips),
+        await _scored(service, slips, pays, is_right=False, beside=rights),
+        await _scored(service, attacks, pays, is_right=False, beside=rights),
+    )
+
+
+async def _tried(service: RewardService, prompts: Sequence[Prompt], template: str | None, pays: float) -> Trial:
+    draw = random.Random(0)
+    of_first: dict[str, Outcome] = {}
+    for each in TEMPLATES if template is None else [template]:
+        of_first[each] = await _scored(service, _right(prompts[:_FIRST], each), pays, is_right=True)
+        if _judged(of_first[each]):
+            break
+    else:
+        tried, outcome = next(iter(of_first.items()))
+        return Trial(tried, outcome, Outcome(), Outcome())
+    if template is None:
+        found = {each: await _scored(service, _right(prompts[:TRIED], each), pays, is_right=True) for each in TEMPLATES}
+        template = max(found, key=lambda each: found[each].paid)
+    labels = [label_text(prompt) for prompt in prompts]
+    slips = [
+        Case(prompt, stated(template, answer))
+        for prompt in prompts
+        for answer in wrong(label_text(prompt), labels, draw)
+    ]
+    attacks = [
+        Case(prompts[0], text) for each in HOSTILE for text in dict.fromkeys((each, template.replace("{label}", each)))
+    ]
+    attacks += [Case(prompt, text) for prompt in prompts[:TRIED] for text in thought(template, label_text(prompt))]
+    rights = _right(prompts, template)
+    return Trial(
+        template,
+        await _scored(service, rights, pays, is_right=True, beside=slips),
+        await _scored(service, slips, pays, is_right=False, beside=rights),
+        await _scored(service, attacks, pays, is_right=False, beside=rights),
+    )
+
+
+def _judged(outcome: Outcome) -> bool:
+    """Whether any response came to a verdict, were it that it cannot be judged."""
+    return sum(count for kind, count in outcome.without.items() if kind in _FAILED) < outcome.num
+
+
+def label_text(prompt: Prompt) -> str:
+    return str(prompt.label)
+
+
+def _right(prompts: Sequence[Prompt], template: str) -> list[Case]:
+    return [Case(prompt, stated(template, label_text(prompt))) for prompt in prompts]
+
+
+def _sample(case: Case, index: int = 0) -> Sample:
+    return Sample(case.prompt, index, response=case.response, status=Status.COMPLETED)
+
+
+async def _scored(
+    service: RewardService, cases: Sequence[Case], pays: float, *, is_right: bool, beside: Sequence[Case] = ()
+) -> Outcome:
+    """What becomes of `cases`, each the last in a group with those `beside` of its prompt, where groups are judged."""
+    outcome, began, slots = Outcome(num=len(cases)), time.monotonic(), asyncio.Semaphore(_AT_ONCE)
+    others = defaultdict[str, list[Case]](list)
+    for each in beside:
+        others[each.prompt.id].append(each)
+
+    async def verdict(case: Case) -> Verdict:
+        async with slots:
+            if not service.judges_groups(case.prompt):
+                return await service.score(_sample(case))
+            group = [*others[case.prompt.id], case]
+            return (await service.score_group([_sample(each, index) for index, each in enumerate(group)]))[-1]
+
+    for case, said in zip(cases, await asyncio.gather(*map(verdict, cases)), strict=True):
+        is_paid = said.value is not None and said.value >= pays
+        outcome.paid += is_paid
+        if said.value is None:
+            outcome.without[said.kind.value] = outcome.without.get(said.kind.value, 0) + 1
+        if is_paid != is_right and (is_paid or is_right or said.value is None) and len(outcome.examples) < MAX_EXAMPLES:
+            why = f"value {said.value:g}" if said.value is not None else f"{said.kind.value}: {said.reason}"
+            outcome.examples.append(f"label {case.prompt.label!r:.60}, response {case.response!r:.60}: {why}")
+    outcome.seconds = time.monotonic() - began
+    return outcome

@@ -1,0 +1,133 @@
+"""How long engines take to write a rollout: an estimate from sizes alone. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from slime.algo.stages import run_stages
+from slime.config.paths import exists, resolve_rows
+from slime.config.schema import EvalConfig, EvalSetConfig, SlimeConfig
+from slime.data.shards import row_files
+from slime.engines.limits import longest_of
+from slime_tools.fit.estimate import BF16, HBM, MEAN_LENGTH, NVLINK, Work
+from slime_tools.memory.engine import EngineRank
+from slime_tools.publish.seconds import NETWORK
+
+GENERATION, EVALUATION = "generation", "evaluation"
+LAYER_S = 4e-5
+"""Seconds of a layer's small kernels in a step of decoding."""
+EXCHANGE_S, BETWEEN_HOSTS_S = 3e-5, 2.5e-5
+"""Seconds of an exchange, whatever its size: inside a host, and more for each doubling of the hosts."""
+DRAFTED = 1.5
+"""Tokens of a step where a prediction layer drafts."""
+POINTS = 16
+"""Of the batch's decline, at which a step's time is taken."""
+COUNTED_BYTES = 16e6
+"""Largest file whose rows are counted."""
+
+
+def engine_seconds(cfg: SlimeConfig, work: Work, ranks: Collection[EngineRank]) -> dict[str, float]:
+    """What the engines do of a step, by part.
+
+    Raises:
+        SlimeError: their sizes do not divide.
+    """
+    parts = {EVALUATION: evaluation_seconds(cfg, ranks)}
+    if run_stages(cfg).reinforces:
+        parts[GENERATION] = rollout_seconds(cfg, work, ranks)
+    return {name: seconds for name, seconds in parts.items() if seconds}
+
+
+def rollout_seconds(cfg: SlimeConfig, work: Work, ranks: Iterable[EngineRank]) -> float:
+    """Until all groups that decode have written what the rollout waits for; infinite without a token pool."""
+    decoding = [rank for rank in ranks if rank.group.role.name != "prefill"]
+    seconds = [generation_seconds(cfg, work, rank) for rank in decoding]
+    return 1 / sum(1 / one for one in seconds if one) if any(seconds) else math.inf
+
+
+def evaluation_seconds(cfg: SlimeConfig, ranks: Collection[EngineRank]) -> float:
+    """Of an evaluation on all held-out sets, one after another, as a share of every step between two; 0 without one."""
+    if cfg.eval.interval > cfg.run.num_steps:
+        return 0.0
+    seconds = 0.0
+    for held_out in cfg.eval.all().values():
+        sequences = held_out_prompts(cfg, held_out)[0] * held_out.samples_per_prompt
+        work = Work(sequences, MEAN_LENGTH * longest_of(cfg.rollout, held_out.sampling))
+        seconds += rollout_seconds(cfg, work, ranks) / cfg.eval.interval
+    return seconds
+
+
+def held_out_prompts(cfg: SlimeConfig, held_out: EvalConfig | EvalSetConfig) -> tuple[int, bool]:
+    """How many, and whether they are counted: where their file is not here, or large, they are taken to be a step's."""
+    path = held_out.path
+    files = row_files(resolve_rows(path)) if path and exists(path) else []
+    if files and all(file.suffix == ".jsonl" for file in files) and _size(files) < COUNTED_BYTES:
+        return sum(len(file.read_bytes().splitlines()) for file in files), True
+    return cfg.rollout.prompts_per_step, False
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float | None:
+    """Seconds in which the engines of a group write a rollout, if they do all of it; None without a token pool.
+
+    Lengths are spread evenly between 0 and twice their mean. A rollout without over-sampling waits for the longest of
+    them; with it, for as many as it asked for while the batch stays full.
+    """
+    if not rank.pool_tokens or not rank.sequences:
+        return None
+    group, mean = rank.group, work.tokens
+    of_engine = work.sequences * work.over_sampling / group.num_engines
+    at_once = min(of_engine, group.dp * rank.pool_tokens / mean, cfg.rollout.max_requests_per_engine)
+    at_once = max(at_once, min(of_engine, group.dp))
+    # Of a batch that is refilled, the mean request has written a third of the longest: E[n^2] / 2 E[n].
+    full = _step(cfg, rank, at_once, at_once * 2 * mean / 3)
+    turns = of_engine / at_once
+    if work.over_sampling > 1:
+        return turns * mean * full / _drafted(rank)
+    decline = 0.0
+    for point in range(POINTS):
+        written = (point + 0.5) / POINTS  # of the longest
+        running = at_once * (1 - written)
+        decline += _step(cfg, rank, running, running * written * 2 * mean) / POINTS
+    return ((turns - 1) * mean * full + work.longest * decline) / _drafted(rank)
+
+
+def _drafted(rank: EngineRank) -> float:
+    return DRAFTED if rank.drafts else 1.0
+
+
+def _step(cfg: SlimeConfig, rank: EngineRank, running: float, written: float) -> float:
+    """Seconds of a step of decoding, in which a device reads its weights and caches and exchanges twice a layer.
+
+    Args:
+        running: requests of the engine.
+        written: tokens that these have in the caches.
+    """
+    model, group = rank.model, rank.group
+    assert rank.pool_tokens, "asked of engines that decode"
+    experts, topk = model.get("num_moe_experts"), model.get("moe_router_topk")
+    met = 1 - (1 - topk / experts) ** max(running, 1.0) if experts and topk else 1.0
+    read = rank.weight_bytes - rank.expert_bytes * (1 - met)  # attention is read whole by every step
+    read += written / group.dp * rank.pool_bytes / rank.pool_tokens
+    exchanges = 2 * _exchange(cfg, rank, running) if group.tp > 1 else 0.0
+    return read / HBM + rank.num_layers * (LAYER_S + exchanges)
+
+
+def _exchange(cfg: SlimeConfig, rank: EngineRank, running: float) -> float:
+    """Of the hidden states of all requests: a sum over the engine, or its experts' tokens there and back."""
+    model, group, per_node = rank.model, rank.group, cfg.cluster.devices_per_node
+    hosts = -(-group.devices_per_engine // per_node)
+    volume = float(running * model["hidden_size"] * BF16)
+    if group.spreads_experts:  # a token goes once to each host that has an expert of it
+        copies = int(model["moe_router_topk"])
+        inside = volume / group.dp * copies / NVLINK
+        outside = volume / group.dp * min(copies, hosts) * (hosts - 1) / hosts / NETWORK
+    else:  # by all network cards of a host
+        inside = 2 * volume / NVLINK
+        outside = 2 * volume * (hosts - 1) / hosts / (NETWORK * min(per_node, group.devices_per_engine))
+    return EXCHANGE_S + BETWEEN_HOSTS_S * math.log2(hosts) + inside + outside * (hosts > 1)

@@ -1,0 +1,215 @@
+"""Before anything loads: every host of a run is looked at, all at the same time, and what is wrong is told at once."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from tempfile import gettempdir
+from typing import TYPE_CHECKING
+
+from slime import plugins
+from slime.algo.stages import Stages, run_stages
+from slime.checkpoints import published
+from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
+from slime.cluster.preflight import take_folders
+from slime.cluster.ray_starter import ray_here
+from slime.config.hf import config_folder, read_hf_config
+from slime.config.paths import located, resolve
+from slime.config.schema import CheckpointConfig, ClusterConfig, ModelConfig, Role, RolloutConfig
+from slime.errors import SlimeError
+from slime.run_dir import RunDir
+from slime.sizes.estimate import estimate_memory
+from slime.sizes.version import version_bytes
+from slime.topology.engines import EngineGroup
+from slime.topology.launcher import launcher_name, launcher_of
+from slime.topology.quantization import folders
+from slime.topology.server_fields import transfer_backend, uses_deepep
+from slime.topology.topology import Topology
+from slime.topology.transport_protocol import StoringTransport
+from slime.weights.transports import transport_of
+from slime_observers.console.startup import Startup
+from slime_tools.memory.estimate import GpuMemory
+from slime_tools.memory.memory_plan import MIB, MemoryPlan
+from slime_tools.memory.trainer import GIB
+from slime_tools.preflight.host_checks import Devices, Fault, HostFacts, Wanted, check_host, read_software, sizes
+from slime_tools.preflight.reach import unreached
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+ANSWER_S = 180.0
+"""How long a host may take: a file system that is gone never answers."""
+CLOCK_S = 5.0
+"""Seconds that a clock may differ from the driver's: logs and stacks of several hosts are read side by side."""
+TEMPORARY = 1 * GIB
+"""For Ray's logs and sockets, and the engines' scratch folders."""
+SHARED_MEMORY = 1 * GIB
+"""For NCCL between the GPUs of a host, and for SGLang between its processes."""
+
+
+class Hosts:
+    """The preflight `hosts`: software, GPUs, memory, disk, folders, clocks and ports (`slime.cluster.preflight`)."""
+
+    def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
+        if error := complaint(look(read_wanted(topology, run, writes=writes), nodes, _names(topology.cluster))):
+            raise error
+
+
+def complaint(found: Mapping[str, HostFacts]) -> SlimeError | None:
+    """Every fault, with the names of the hosts that have it; None if there is none."""
+    hosts: dict[Fault, list[str]] = {}
+    for host, seen in found.items():
+        for fault in seen.faults:
+            hosts.setdefault(fault, []).append(host)
+    if not hosts:
+        return None
+    what = "; ".join(f"{', '.join(names)}: {fault.what.rstrip('.')}" for fault, names in hosts.items())
+    return SlimeError(what, where="preflight", todo=" ".join(dict.fromkeys(fault.todo for fault in hosts)))
+
+
+def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
+    """What a run would find now on each of its hosts, by name: Ray is brought up, and nothing else."""
+    if not (launcher_name(topology.cluster) or topology.cluster.ray_address):
+        return {socket.gethostname(): check_host(read_wanted(topology, run))}
+    with ray_here(topology) as here, here.everywhere(topology, run.logs):
+        return look(read_wanted(topology, run), reserve(topology, Startup()).nodes, _names(topology.cluster))
+
+
+def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> dict[str, HostFacts]:
+    """What each host has, by name; this process looks at its own host itself. Then each tries to reach each.
+
+    Args:
+        nodes: Ray's ids of the hosts.
+        names: of all hosts, by id.
+    """
+    import ray
+
+    task, since = ray.remote(max_retries=0)(check_host), time.time()
+    asked = {node: task.options(**on_node(node)).remote(wanted) for node in sorted(nodes) if node != this_node()}
+    found = {names[this_node()]: check_host(wanted)} if this_node() in nodes else {}
+    if asked:
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER_S)
+    until = time.time()
+    found |= {names[node]: _answer(answer, since, until) for node, answer in asked.items()}
+    missed = unreached({this_node(), *nodes}, names, ANSWER_S) if asked else {}
+    for host, faults in missed.items():
+        seen = found.get(host) or HostFacts(host, until, [], {})  # the driver's, where it takes no part otherwise
+        found[host] = replace(seen, faults=[*seen.faults, *faults])
+    return found
+
+
+def _names(cluster: ClusterConfig) -> dict[str, str]:
+    """What the launcher, or else Ray, calls each host, by Ray's id."""
+    import ray
+
+    launcher = launcher_of(cluster)
+    hosts = launcher.hosts(cluster) if launcher else []
+    names = {}
+    for node in ray.nodes():
+        number = node["Labels"].get(HOST_LABEL)
+        names[node["NodeID"]] = hosts[int(number)] if hosts and number else node["NodeManagerHostname"]
+    return names
+
+
+def _answer(answer: ObjectRef[HostFacts], since: float, until: float) -> HostFacts:
+    import ray
+
+    try:
+        seen = ray.get(answer, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        fault = Fault(f"no answer within {ANSWER_S:g} s", "See whether a file system hangs there.")
+        return HostFacts("", 0.0, [fault], {})
+    except ray.exceptions.RayError as error:
+        words = str(error).strip().splitlines()[-1]
+        return HostFacts("", 0.0, [Fault(f"it could not be looked at: {words}", "Run 'slime plugins' there.")], {})
+    return HostFacts(seen.host, seen.clock, [*seen.faults, *_clock(seen.clock, since, until)], seen.facts)
+
+
+def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
+    """Compare with the time between question and answer."""
+    for seconds, word in ((since - clock, "behind"), (clock - until, "ahead of")):
+        if seconds > CLOCK_S:
+            yield Fault(f"its clock is {seconds:.0f} s {word} the driver's", "Have the hosts' clocks set by NTP.")
+
+
+def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Wanted:
+    """What every host of a run must have."""
+    cfg, cluster, backends = topology.config, topology.cluster, _transfer_backends(topology.groups)
+    installed, hf = plugins.load(), read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    estimate = estimate_memory(topology, installed.models.create(cfg.model.family), hf, installed)
+    plan = estimate.plan if isinstance(estimate, GpuMemory) else None
+    written = _disk(cfg.train.checkpoint, run_stages(cfg), run, plan) if plan and writes else 0.0
+    space = {gettempdir(): TEMPORARY, str(run.path): written}
+    taken = take_folders(topology, run)
+    locks = {"run.dir": run.lock, **taken}
+    transport = transport_of(topology.transport)
+    if isinstance(transport, StoringTransport):
+        folder = taken[transport.folder].parent
+        home = str(run.path if folder.is_relative_to(run.path) else folder)
+        versions = transport.to_write(folder, version_bytes(topology, plan.weights, plan.model)) if plan else 0
+        space[home] = space.get(home, 0.0) + versions
+    return Wanted(
+        software=read_software(),
+        nonces={key: (lock, lock.read_text()) for key, lock in locks.items()},
+        folders={key: (located(path), sizes(resolve(path))) for key, path in _folders(cfg.model, cfg.rollout)},
+        modules=_modules(topology, backends),
+        ib_devices=cluster.ib_devices if "mooncake" in backends else (),
+        devices=_devices(topology, plan) if cluster.on_gpus else None,
+        memory=max(place.table.total(place.table.peak) for place in plan.hosts) if plan else 0.0,
+        space=space | ({"/dev/shm": SHARED_MEMORY} if cluster.on_gpus else {}),
+    )
+
+
+def _folders(model: ModelConfig, rollout: RolloutConfig) -> Iterator[tuple[str, str]]:
+    """What trainers and engines read on their own hosts, by its key."""
+    paths = {
+        "model.path": model.path,
+        "model.tokenizer": model.tokenizer,
+        "model.weights": model.weights,
+        **folders(rollout),
+        **{f"rollout.engines.{name}.model": group.model for name, group in rollout.engines.items()},
+    }
+    yield from ((key, path) for key, path in paths.items() if path is not None)
+
+
+def _devices(topology: Topology, plan: MemoryPlan | None) -> Devices:
+    total = topology.cluster.device_memory_mb
+    return Devices(
+        count=max(place.devices.stop for place in topology.places),
+        total=None if total is None else float(total * MIB),
+        peak=max(place.table.total(place.table.peak) for place in plan.devices) if plan else 0.0,
+        are_first=not topology.cluster.ray_address,
+    )
+
+
+def _transfer_backends(groups: Iterable[EngineGroup]) -> set[str]:
+    """Over which engines that only prefill or only decode exchange KV caches."""
+    return {transfer_backend(group) for group in groups if group.role is not Role.regular}
+
+
+def _modules(topology: Topology, backends: Collection[str]) -> Sequence[str]:
+    """What the plan needs beside slime's own requirements."""
+    trains = topology.config.train.megatron.get("moe_flex_dispatcher_backend") == "deepep"
+    deepep = ["deep_ep"] if trains or any(uses_deepep(group.sglang) for group in topology.groups) else []
+    return deepep + (["mooncake.engine"] if any(name.startswith("mooncake") for name in backends) else [])
+
+
+def _disk(checkpoints: CheckpointConfig, stages: Stages, run: RunDir, plan: MemoryPlan) -> float:
+    """Bytes that the run will still write: checkpoints of weights, masters and moments, one more than are kept, and the
+    exported weights."""
+    precision, num_weights = plan.trainers[0].precision, sum(weight.numel for weight in plan.weights)
+    num_weights_saved = num_weights + (sum(each.numel for each in plan.critic_weights) if stages.have_critic else 0)
+    owned = sum(rank.owned + rank.owned_of_critic for rank in plan.trainers) * plan.grid.world_size / plan.grid.pp
+    checkpoint = precision.weight * num_weights_saved + precision.optimizer * owned
+    saves = _num_saves(checkpoints.interval, stages)
+    missing = max(0, min(checkpoints.keep + 1, saves) - len(published(run.checkpoints)))
+    return float(checkpoint * missing) + (precision.weight * num_weights if checkpoints.export_hf else 0)
+
+
+def _num_saves(interval: int | None, stages: Stages) -> int:
+    if interval is None:
+        return 0
+    steps = [stage.num_steps for stage in stages]
+    return sum(-(-count // interval) if interval else int(count > 0) for count in steps)

@@ -1,0 +1,147 @@
+"""`slime runs [FOLDER]`: the runs of a folder, the newest first."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from slime import files
+from slime.arguments import ArgumentParser
+from slime.errors import SlimeError
+from slime.observe.metrics import Row
+from slime.printable import printable
+from slime_tools.watch import facts, found
+from slime_tools.watch.found import RUNS
+from slime_tools.watch.progress import RESULTS
+
+NARROW = 76
+"""Characters of a terminal, below which a run takes two lines."""
+TITLES = ("state", "step", "result", "age", "size")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run, as the list has it.
+
+    Attributes:
+        name: its path below the folder that was listed.
+        state: `running`, `finished`, `failed`, `interrupted`, `killed` or `not known`.
+        stage, step, total: how far it is; `total` is None where the config does not say it.
+        result: the newest value of `measure`: the held-out reward, else that of training, else the loss.
+        started: Unix seconds.
+        size: bytes of all files.
+    """
+
+    name: str
+    path: str
+    state: str
+    stage: str | None
+    step: int | None
+    total: int | None
+    measure: str | None
+    result: float | None
+    started: float
+    size: int
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = "List the runs of a folder, the newest first: state, step, result, age and size."
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(RUNS), help=f"(default: {RUNS})")
+    parser.add_argument("--json", action="store_true", help="for programs: an array with an object a run")
+
+
+def run(args: Namespace) -> None:
+    """Raises SlimeError: the folder has no run."""
+    folder = args.folder.absolute()
+    runs = [listed(path, folder) for path in found.find(folder)]
+    if args.json:
+        print(json.dumps([asdict(each) for each in runs], indent=1))
+        return
+    if not runs:
+        raise SlimeError("there are no runs", where=str(folder), todo="Name the folder that run.dir named.")
+    show(runs, Console(highlight=False), time.time())
+
+
+def listed(path: Path, folder: Path) -> Listed:
+    """What the list says of the run in `path`."""
+    config, row = facts.read_config(path), newest_row(path / "metrics.jsonl")
+    stage = row.get("stage")
+    measure, result = newest_result(path / "metrics.jsonl")
+    return Listed(
+        name=str(path.relative_to(folder)) if path != folder else path.name,
+        path=str(path),
+        state=facts.state_of(path)["state"],
+        stage=stage,
+        step=row.get("step"),
+        total=facts.num_steps(config, stage) if stage else None,
+        measure=measure,
+        result=result,
+        started=found.started(path),
+        size=sum(file.lstat().st_size for file in files.files_under(path)),
+    )
+
+
+def newest_row(metrics: Path) -> Row:
+    """Empty if there is none."""
+    return next(_rows_from_the_end(metrics), {})
+
+
+def newest_result(metrics: Path) -> tuple[str | None, float | None]:
+    """The most telling measure that the run has, and its newest value."""
+    for measure, name in RESULTS.items():
+        for row in _rows_from_the_end(metrics, f'"{name}"'.encode()):
+            value = float(row[name])
+            return measure, value if math.isfinite(value) else None
+    return None, None
+
+
+def _rows_from_the_end(metrics: Path, having: bytes = b"") -> Iterator[Row]:
+    """Those whose lines have these bytes; a long run's first ones are not parsed. What is no row is left to
+    `slime watch`, which says where it is."""
+    for line in reversed(metrics.read_bytes().splitlines() if metrics.exists() else []):
+        if having in line:
+            with suppress(ValueError):
+                yield json.loads(line)
+
+
+def show(runs: Sequence[Listed], console: Console, now: float) -> None:
+    """A table, or two lines a run where the terminal is narrow."""
+    rows = [(each.name, each.state, *_cells(each, now)) for each in runs]
+    if console.width < NARROW:
+        for name, *cells in rows:
+            console.print(Text(printable(name), style="bold"), soft_wrap=True)
+            console.print(Text("  " + "  ".join(cell for cell in cells if cell != "-")), soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("run", overflow="fold")
+    for title in TITLES:
+        table.add_column(title, no_wrap=True, justify="right" if title in ("age", "size") else "left")
+    for name, *cells in rows:
+        table.add_row(Text(printable(name)), *cells)
+    console.print(table)
+
+
+def _cells(listed: Listed, now: float) -> tuple[str, ...]:
+    step = (
+        "-" if listed.step is None else f"{listed.stage} {listed.step}" + (f"/{listed.total}" if listed.total else "")
+    )
+    result = "-" if listed.result is None else f"{(listed.measure or '').replace('_', '-')} {listed.result:.3f}"
+    return step, result, age(now - listed.started) if listed.started else "-", files.human_bytes(listed.size)
+
+
+def age(seconds: float) -> str:
+    """For people: `42 s`, `12 min`, `3 h`, `2 d`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size or (unit != "min" and seconds >= size):
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,153 @@
+"""Estimated seconds against training that was measured on H200s, and the arithmetic of the parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from plugins.tools.tests.memory.test_trainer import CPU_ADAM, CUT, FULL, PP2, TP2, plan_of
+from slime.config.paths import resolve
+from slime.layout import Grid
+from slime.plan.flops import ForwardFlops
+from slime_tools.fit.estimate import HBM, NVLINK, Layout, Work, training_seconds, work_of
+from slime_tools.fit.generation import _exchange, engine_seconds, generation_seconds, held_out_prompts
+from slime_tools.publish.seconds import NETWORK
+
+ONE, ALONE = Grid(1), {"num_layers": 12}
+
+
+def seconds(words: list[str], grid: Grid, pack: int, sequence: int, packs: int, **layout: Any) -> dict[str, float]:
+    plan = plan_of("+model=glm4-9b-trial", *words, f"train.max_tokens_per_micro_batch={pack}")
+    trained = ForwardFlops(plan.model, plan.weights, sequence)
+    work = Work(packs * pack // sequence * grid.dp, sequence)
+    cpu_adam = bool(plan.cfg.train.optimizer.get("optimizer_cpu_offload"))
+    parts = training_seconds(work, trained, Layout(grid, plan.model, pack, 8, cpu_adam), plan.trainers)
+    return {name: value for name, value in parts.items() if not name.startswith("moves")}  # the engines' part
+
+
+@pytest.mark.parametrize(
+    ("words", "grid", "pack", "sequence", "packs", "measured"),
+    [
+        (CUT, ONE, 8192, 2048, 4, 1.258),
+        ([*CUT, *FULL], ONE, 8192, 2048, 4, 1.556),
+        (CUT, ONE, 32768, 2048, 4, 4.752),
+        ([*CUT, *FULL], ONE, 32768, 2048, 4, 5.935),
+        ([*CUT, *CPU_ADAM], ONE, 8192, 2048, 4, 3.628),
+        ([*CUT, *CPU_ADAM], ONE, 32768, 2048, 4, 8.354),
+        (CUT, ONE, 32768, 32768, 4, 7.208),
+        (TP2, Grid(2, tp=2), 4096, 1024, 16, 4.548),
+        (TP2, Grid(2, tp=2), 8192, 1024, 16, 7.405),
+        (PP2, Grid(2, pp=2), 4096, 1024, 16, 3.745),
+        (PP2, Grid(2, pp=2), 8192, 1024, 16, 7.156),
+    ],
+)
+def test_measured_steps(words: list[str], grid: Grid, pack: int, sequence: int, packs: int, measured: float) -> None:
+    """`benchmarks/results/train-h200.md`. A fifth is what an order of layouts needs: those beside differ by more."""
+    assert sum(seconds(words, grid, pack, sequence, packs).values()) == pytest.approx(measured, rel=0.2)
+
+
+def test_parts_of_a_pipeline() -> None:
+    """1F1B with m micro-batches and p stages idles p - 1 of m + p - 1 turns."""
+    parts = seconds(PP2, Grid(2, pp=2), 8192, 1024, 16)
+    busy = parts["compute"]
+    assert parts["pipeline bubble"] == pytest.approx(busy / 16)
+    assert "recomputation" not in parts
+    again = seconds([*PP2, *FULL], Grid(2, pp=2), 8192, 1024, 16)
+    assert again["recomputation"] == pytest.approx(again["compute"] / 3)
+
+
+def test_flops_are_six_a_parameter_and_token() -> None:
+    """As the papers count them: 6 a weight that a token meets. DeepSeek-R1 has 37 G active ones."""
+    plan = plan_of("+model=deepseek-r1", "+cluster=h100x128")
+    trained = ForwardFlops(plan.model, plan.weights, 0)
+    embedding = 7168 * 129280
+    assert (trained.stage(range(61), is_last=True) / 2 + embedding) / 1e9 == pytest.approx(37.6, abs=0.3)
+
+
+def test_work_of_a_step() -> None:
+    cfg = plan_of("+model=deepseek-r1", "+cluster=h100x128").cfg
+    assert work_of(cfg) == Work(1024, (2048 + 32768) / 2, 4, 1, 2.0, 1)
+
+
+def test_engines_that_hold_more_sequences_need_fewer_turns() -> None:
+    plan = plan_of("+model=deepseek-r1", "+cluster=h100x128")
+    wide = plan_of("+model=deepseek-r1", "+cluster=h100x128", "rollout.sglang.dp_size=64")
+    work = work_of(plan.cfg)
+    narrow, broad = (generation_seconds(one.cfg, work, one.engines["default"]) for one in (plan, wide))
+    assert narrow is not None
+    assert broad is not None
+    assert narrow > 2 * broad
+
+
+def test_a_rollout_waits_for_its_longest_response_unless_it_over_samples() -> None:
+    """Half of all sequences are shorter than the mean; the longest of many is twice as long."""
+    assert Work(3, 100).longest == 150
+    assert Work(10**6, 100).longest == pytest.approx(200)
+    plan = plan_of("+model=glm4-9b", "+cluster=h100x8")
+    [rank] = plan.engines.values()
+    work = work_of(plan.cfg)
+    assert rank.sequences is not None
+    assert rank.sequences * rank.group.num_engines >= work.sequences, "all run at once"
+    waiting = generation_seconds(plan.cfg, work, rank)
+    steady = generation_seconds(plan.cfg, dataclasses.replace(work, over_sampling=1 + 1e-9), rank)
+    assert waiting is not None
+    assert steady is not None
+    assert 1.5 * steady < waiting < 2 * steady, "the last steps have less to read"
+
+
+def test_weights_but_experts_are_read_whole_by_every_step() -> None:
+    plan = plan_of("+model=glm4.5", "+cluster=h100x64")
+    [rank] = plan.engines.values()
+    others = rank.weight_bytes - rank.expert_bytes
+    assert 0.03 < others / rank.weight_bytes < 0.3
+    one = Work(rank.group.num_engines, 1.0)
+    found = generation_seconds(plan.cfg, one, rank)
+    assert found is not None
+    assert found > one.longest * others / HBM
+
+
+def test_engines_over_hosts_wait_for_the_network() -> None:
+    """A sum over the engine's devices passes the cards of its hosts twice."""
+    inside, over = plan_of("+model=glm4-9b", "+cluster=h100x8"), plan_of("+model=glm4.5", "+cluster=h100x64")
+    assert over.engines["default"].group.devices_per_engine == 32
+    within = _exchange(inside.cfg, inside.engines["default"], 1000)
+    assert within == pytest.approx(3e-5 + 2 * 4096 * 2 * 1000 / NVLINK)
+    between = _exchange(over.cfg, over.engines["default"], 1000)
+    volume = 5120 * 2 * 1000
+    assert between == pytest.approx(3e-5 + 2 * 2.5e-5 + 2 * volume / NVLINK + 2 * volume * 3 / 4 / (8 * NETWORK))
+
+
+def test_log_probs_are_forward_passes_of_all_packs() -> None:
+    plan = plan_of("+model=glm4-9b", "+cluster=h100x8")
+    assert work_of(plan.cfg).log_probs == 0, "one optimizer step: the old policy is that of the training pass"
+    kl = plan_of("+model=glm4-9b", "+cluster=h100x8", "algo.kl_coef=0.1")
+    assert work_of(kl.cfg).log_probs == 1
+    trained, work = ForwardFlops(kl.model, kl.weights, 4608), work_of(kl.cfg)
+    layout = Layout(kl.grid, kl.model, 9216, 8, cpu_adam=False)
+    parts = training_seconds(work, trained, layout, kl.trainers)
+    exchanged = parts["tensor parallel"] + parts["context parallel"]
+    assert parts["log-probs"] == pytest.approx(parts["compute"] / 3 + exchanged / (4 if layout.recomputes else 3))
+
+
+def test_an_evaluation_counts_by_its_share_of_a_step() -> None:
+    plan = plan_of("+model=glm4-9b", "+cluster=h100x8")
+    [rank] = plan.engines.values()
+    cfg = plan.cfg
+    assert held_out_prompts(cfg, cfg.eval) == (cfg.rollout.prompts_per_step, False), "their file is not here"
+    once = generation_seconds(cfg, Work(32 * 16, (1024 + 16384) / 2), rank)
+    assert once is not None
+    assert engine_seconds(cfg, work_of(cfg), [rank])["evaluation"] == pytest.approx(once / 5)
+    cfg.eval.path = "pkg://slime_rewards.math/data/arithmetic-heldout.jsonl"
+    rows = resolve(cfg.eval.path).read_text().splitlines()
+    assert held_out_prompts(cfg, cfg.eval) == (len(rows), True)
+    cfg.eval.path = None
+    assert "evaluation" not in engine_seconds(cfg, work_of(cfg), [rank])
+
+
+def test_a_critic_is_trained_as_the_policy_is_behind_a_pass_for_its_values() -> None:
+    """Its optimizer has less to do, by the output layer: within the fifth that an estimate is good for."""
+    alone, both = seconds(CUT, ONE, 8192, 2048, 4), seconds([*CUT, "algo=ppo"], ONE, 8192, 2048, 4)
+    assert {name: both[name] for name in alone} == alone
+    assert both["critic"] == pytest.approx(sum(alone.values()) + alone["compute"] / 3)

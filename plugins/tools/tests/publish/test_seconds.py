@@ -1,0 +1,54 @@
+"""Estimated seconds of a publish against those that were measured on H200s, and against a sum by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime.compose.compose import examine
+from slime.plan.model import read_model
+from slime.plugins import load
+from slime_tools.publish.part import Publishing
+from slime_tools.publish.seconds import PublishSeconds
+
+
+def seconds(*words: str) -> PublishSeconds | None:
+    composed = examine(words)
+    assert composed.problems == []
+    (part,) = (part for part in read_model(composed, load()).parts if isinstance(part, Publishing))
+    return part.seconds
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words", "measured"),
+    [
+        ("h200x4", [], 0.399),
+        ("h200x1", ["model.num_layers=12"], 0.132),
+        ("h200x4-split", [], 0.157),
+    ],
+)
+def test_inside_a_host_it_is_what_was_measured_within_a_third(cluster: str, words: list[str], measured: float) -> None:
+    """`benchmarks/results/publish-h200.md`, GLM-4-9B."""
+    found = seconds("+model=glm4-9b", f"+cluster={cluster}", *words)
+    assert found is not None
+    assert found.network == 0
+    assert found.total == pytest.approx(measured, rel=0.34)
+
+
+def test_glm5_2_over_hosts() -> None:
+    """753 GB over a link of 40 GB/s, 756 GB through every GPU, and 119,000 names."""
+    found = seconds("+model=glm5.2", "+cluster=h100x256")
+    assert found is not None
+    assert found.network == pytest.approx(753.2 / 40, rel=0.01)
+    assert found.copies == pytest.approx(755.6 / 47, rel=0.01)
+    assert found.tensors == pytest.approx(119_000 * 38e-6, rel=0.02)
+
+
+def test_a_split_cluster_of_several_hosts_sends_through_rank_0() -> None:
+    found = seconds("+model=qwen3-235b-a22b", "+cluster=h100x128-split")
+    assert found is not None
+    assert found.network > found.copies
+
+
+def test_what_is_not_known_is_not_estimated() -> None:
+    assert seconds("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk") is None
+    assert seconds("+model=glm4-tiny", "+cluster=local") is None
