@@ -1,6 +1,6 @@
 # One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
 PYTHON ?= python3
-WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
+WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml plugins/*/*/pyproject.toml))
 TEST_PROCESSES ?= 3
 BASE ?= main
 TESTS =

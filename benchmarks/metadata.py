@@ -63,7 +63,7 @@ def describe(pyproject: Path, folder: Path) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
-    plugins = sorted(ROOT.glob("plugins/*/*/pyproject.toml"))
+    plugins = sorted([*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")])
     for pyproject in (ROOT / "pyproject.toml", *plugins):
         describe(pyproject, folder)
     print(*[folder, ROOT / "core", *(pyproject.parent for pyproject in plugins)], sep=":")

@@ -3,7 +3,8 @@
     python tests/changed.py [BASE]     BASE: what the change is compared with, `main` unless named
 
 The tests of `core/slime/<room>/` are `tests/<room>/`, those of `core/slime/<module>.py` are `tests/test_<module>.py`,
-and those of a distribution are its own `tests/`. The rules of the house are always among them.
+and those of a distribution's room are its own
+`tests/<room>/`. The rules of the house are always among them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ def paths_for(files: Iterable[str]) -> list[str]:
                 found.add(f"tests/test_{module}")
             case ("core", "slime", room, *_):
                 found.add(f"tests/{room}")
-            case ("plugins", kind, name, *_):
+            case ("plugins", ("models" | "libraries" | "cpu") as kind, name, *_):
                 found.add(f"plugins/{kind}/{name}/tests")
+            case ("plugins", name, _, room, *_) if (CHECKOUT / "plugins" / name / "tests" / room).is_dir():
+                found.add(f"plugins/{name}/tests/{room}")
+            case ("plugins", name, *_):
+                found.add(f"plugins/{name}/tests")
             case ("tests", *_, name) if name.startswith("test_") and name.endswith(".py"):
                 found.add(file)
             case ("tests", room, _):  # what tests of a room share

@@ -28,9 +28,9 @@ def test_all_that_lies_outside_of_rooms_has_tests_too() -> None:
     assert [name for name in WHOLE.values() if not (CHECKOUT / name).exists()] == []
     assert [first for first in WHOLE if not (CHECKOUT / first).exists()] == []
     assert paths_for(["docs/index.md", "upkeep/docs.py"]) == [
-        "tests/upkeep",
         "tests/test_house.py",
         "tests/test_site.py",
+        "tests/upkeep",
     ]
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +16,7 @@ CITATION = re.compile(r"arXiv \d{4}\.\d{5}|\(DeepSeek-AI \d{4}\)|from sglang\.sr
 """A paper may be cited by its title or authors: that is the source of a formula and no dependence on a family. SGLang
 keeps the latent attention of all families under the name of the first."""
 BLOCKS = re.compile(r"dsa|mtp|indexer|sparse(?!r)", re.IGNORECASE)
-"""Sparse attention and multi-token prediction, which are distributions of their own (`plugins/blocks`)."""
+"""Sparse attention and multi-token prediction, which are rooms of their own (`slime_megatron`)."""
 NAMES = re.compile(
     r"mtp_loss_scale|config\.mtp_num_layers|[dn]sa_(?:prefill|decode)_backend|enable_dsa_prefill_context_parallel"
     r"|\"sparse\" if of_layer"
@@ -27,27 +28,8 @@ KNOW_BLOCKS = {
 }
 """Files of core that name a special block, and why they must. All others learn of blocks by what these state:
 `slime.models.blocks`, `slime.models.traits`, the rules of the weight mapping."""
-BUDGETS = {
-    "models": 981,
-    "weights": 1720,
-    ".": 5741,
-    "cluster": 1909,
-    "train": 1079,
-    "compose": 2815,
-    "config": 2131,
-    "observe": 522,
-    "topology": 1563,
-    "sizes": 436,
-    "reward": 410,
-    "data": 1959,
-    "sampling": 2423,
-    "plan": 861,
-    "engine_client": 367,
-    "verbs": 369,
-    "engines": 288,
-    "algo": 805,
-}
-"""Lines of Python a room of core, `.` for the modules at its top. 26,000 in all is where this is going."""
+BUDGETS: dict[str, int] = tomllib.loads((ROOT / "tests/budgets.toml").read_text())["lines"]
+"""Lines of Python a room, by its folder; of a folder with rooms inside, those of the modules at its top."""
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work|tmp|root|home)/\w")
 GENERATED = ("docs/config.md", "docs/hooks.md")
 
@@ -101,14 +83,35 @@ def test_no_file_has_marks_of_a_merge_that_nobody_finished() -> None:
     assert lines_with(re.compile(r"^(?:<{7}|>{7}) \S"), tracked()) == []
 
 
+def product() -> list[Path]:
+    """Every Python file of core and of the distributions beside it, tests and tools of authors left out."""
+    apart = re.compile(r"/tests/|plugins/models/[^/]+/tools/")
+    return [
+        file for file in tracked("core/slime/**.py", "plugins/**.py") if not apart.search(str(file.relative_to(ROOT)))
+    ]
+
+
+def room_of(file: Path) -> str:
+    """`core/slime/<room>`, `plugins/<distribution>/<room>`, a library's or a family's own folder, or its parent."""
+    match file.relative_to(ROOT).parts:
+        case ("core", "slime", room, _, *_):
+            return f"core/slime/{room}"
+        case ("plugins", ("models" | "libraries" | "cpu") as kind, name, *_):
+            return f"plugins/{kind}/{name}"
+        case ("plugins", name, _, room, _, *_):
+            return f"plugins/{name}/{room}"
+        case (first, second, *_):
+            return f"{first}/{second}"
+    raise AssertionError(file)
+
+
 def test_rooms_keep_to_their_budgets() -> None:
-    """Core is a small engine. What is optional is a distribution of its own; a commit that raises a budget says why."""
+    """A commit that raises a budget says why. A room that no row names has none."""
     rooms = Counter[str]()
-    for file in tracked("core/slime/**.py"):
-        [room, *inside] = file.relative_to(ROOT / "core/slime").parts
-        rooms[room if inside else "."] += len(file.read_text().splitlines())
+    for file in product():
+        rooms[room_of(file)] += len(file.read_text().splitlines())
     assert {room: size for room, size in rooms.items() if size > BUDGETS.get(room, 0)} == {}
-    assert sum(rooms.values()) > sum(BUDGETS.values()) * 0.9, "lower the budgets to what is there"
+    assert sum(rooms.values()) > sum(BUDGETS.values()) * 0.97, "lower the budgets to what is there"
 
 
 def test_files_are_short() -> None:
@@ -116,13 +119,13 @@ def test_files_are_short() -> None:
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
-TAKE_THE_WHOLE_CONFIG = 56
-"""Functions of core with a parameter `SlimeConfig`. Lower it with each that takes a section or `Topology` instead."""
+TAKE_THE_WHOLE_CONFIG = 121
+"""Functions with a parameter `SlimeConfig`. Lower it with each that takes a section or `Topology` instead."""
 
 
 def test_few_functions_take_the_whole_config() -> None:
     found = 0
-    for file in tracked("core/slime/**.py"):
+    for file in product():
         functions = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, FUNCTION))
         for function in functions:
             parameters = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)

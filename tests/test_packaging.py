@@ -13,17 +13,19 @@ import pytest
 from packaging.requirements import Requirement
 
 from slime.compose.groups import scan
-from slime.extras import APART, ASKED_BY
+from slime.extras import TABLE
 from slime.plugins import load
 from slime_testing.patience import run_within
+from upkeep import distributions
 
 ROOT = Path(__file__).parents[1]
 CORE = "slime-rl"
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-DISTRIBUTIONS = sorted(ROOT.glob("plugins/*/*/pyproject.toml"))
+DISTRIBUTIONS = sorted([*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("plugins/*/*/pyproject.toml")])
 LIBRARIES = [file for file in DISTRIBUTIONS if file.parents[1].name in ("cpu", "libraries")]
 """They know nothing of slime; all others are plugins of it."""
 PLUGINS = [file for file in DISTRIBUTIONS if file not in LIBRARIES]
+FAMILIES = [file for file in PLUGINS if file.parents[1].name == "models"]
 
 
 def project(pyproject: Path) -> dict[str, Any]:
@@ -38,16 +40,15 @@ def test_the_name_is_not_the_one_that_somebody_else_has_on_the_package_index() -
 @pytest.mark.parametrize("pyproject", PLUGINS, ids=lambda path: path.parent.name)
 def test_a_plugin_depends_on_slime_by_that_name(pyproject: Path) -> None:
     """In the repository and in every example: who asks the index for `slime` gets a stranger's code."""
-    assert project(pyproject)["name"] == f"slime-plugin-{pyproject.parent.name}"
-    extra = "[plan]" if pyproject.parents[1].name == "models" else ""
+    prefix, extra = ("slime-plugin-", "[plan]") if pyproject in FAMILIES else ("slime-", "")
+    assert project(pyproject)["name"] == f"{prefix}{pyproject.parent.name}"
     assert f"{CORE}{extra}>=0.1,<0.2" in project(pyproject)["dependencies"]
 
 
-@pytest.mark.parametrize("pyproject", PLUGINS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("pyproject", FAMILIES, ids=lambda path: path.parent.name)
 def test_a_model_s_page_says_what_trains_it(pyproject: Path) -> None:
     """Its own metadata asks for what plans, so that pip fetches no CUDA for a plan."""
-    if pyproject.parents[1].name == "models":
-        assert f"{CORE}[gpu]" in (pyproject.parent / "README.md").read_text(encoding="utf-8")
+    assert f"{CORE}[gpu]" in (pyproject.parent / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("pyproject", [ROOT / "pyproject.toml", *DISTRIBUTIONS], ids=lambda path: path.parent.name)
@@ -77,7 +78,7 @@ def test_a_plugin_depends_on_the_plugins_whose_options_it_names(pyproject: Path)
     owner = {
         (group, option): name for name in names for group, options in groups.of(name).items() for option in options
     }
-    files = [path.read_text(encoding="utf-8") for path in pyproject.parent.glob("*/conf/*/*.yaml")]
+    files = [path.read_text(encoding="utf-8") for path in pyproject.parent.glob("slime_*/**/conf/*/*.yaml")]
     named = {
         choice for text in files for choice in re.findall(r"(?:^|[/ ])(\w+)(?:@_global_)?: ([\w.@-]+)$", text, re.M)
     }
@@ -86,16 +87,24 @@ def test_a_plugin_depends_on_the_plugins_whose_options_it_names(pyproject: Path)
     assert used <= {CORE, project(pyproject)["name"], *declared}
 
 
-def test_each_kind_of_device_has_an_extra_that_brings_all() -> None:
-    """GPUs need no distribution that runs SGLang on a CPU; Megatron-core runs without Transformer Engine on both."""
+def test_the_extra_of_each_kind_of_device_brings_every_distribution_that_a_run_may_take() -> None:
+    """All but families and what is for authors; only on a CPU what runs SGLang there."""
     extras = project(ROOT / "pyproject.toml")["optional-dependencies"]
-    named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("train", "gpu", "cpu")}
-    names = ("console", "learning", "nearest", "parquet", "ray", "returning", "samples", "trackers")
-    ours = {f"slime-plugin-{name}" for name in names}
-    libraries = {file.parent.name for file in ROOT.glob("plugins/libraries/*/pyproject.toml")}
-    assert {"megatron-core-portable", "slime-megatron", *libraries, *ours} <= named["train"]
-    assert named["gpu"] == {CORE, "sglang", "slime-sglang", "slime-tools"}
-    assert named["cpu"] == {CORE, "sglang", "slime-sglang", "sglang-torch-cpu"}
+    named = {extra: {Requirement(line).name for line in extras[extra]} for extra in ("plan", "train", "gpu", "cpu")}
+    ours = {project(file)["name"] for file in DISTRIBUTIONS if file not in FAMILIES} - {"slime-testing"}
+    brought = named["train"] | {Requirement(line).name for line in closure(named["train"] & ours)}
+    assert brought >= ours - {"sglang-torch-cpu"}
+    assert named["plan"] <= brought
+    assert named["gpu"] == {CORE, "sglang"}
+    assert named["cpu"] == {CORE, "sglang", "sglang-torch-cpu"}
+
+
+def closure(names: set[str]) -> set[str]:
+    """What these distributions of the repository ask for, and what those ask for."""
+    needs = {project(file)["name"]: project(file)["dependencies"] for file in DISTRIBUTIONS}
+    asked = {line for name in names for line in needs.get(name, ())}
+    further = {Requirement(line).name for line in asked} - names
+    return asked | closure(further) if further else asked
 
 
 @pytest.mark.parametrize("pyproject", LIBRARIES, ids=lambda path: path.parent.name)
@@ -118,24 +127,29 @@ def test_make_builds_a_wheel_of_every_distribution() -> None:
     assert {Path(file).name for file in copied} == {file.name for file in ROOT.glob("requirements/*cpu*")}
 
 
-def test_what_comes_apart_is_brought_by_the_distribution_that_is_named() -> None:
-    """Or somebody who lacks it is told to install something else."""
+def test_core_knows_what_each_distribution_brings_and_nothing_else() -> None:
+    """Or somebody who lacks it is told to install something else, or nothing."""
+    assert TABLE.read_text(encoding="utf-8") == distributions.to_text(), "run `python upkeep/distributions.py`"
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))
     kinds = load().registries
-    brought = {name: distribution for distribution, names in APART.values() for name in names if "/" in name}
-    assert brought == {name: kinds[name.partition("/")[0]].get(name.partition("/")[2]).distribution for name in brought}
-    assert {f"verb/{item.name}" for item in kinds["verb"] if item.distribution != CORE} <= brought.keys()
-    for folder, (distribution, _) in APART.items():
-        assert project(ROOT / folder / "pyproject.toml")["name"] == distribution
-
-
-def test_what_is_installed_alone_in_a_checkout_comes_with_what_it_needs_for_it() -> None:
-    """pip finds none of them on an index."""
-    named = {
-        project(ROOT / folder / "pyproject.toml")["name"]: folder for folder in (*APART, *sum(ASKED_BY.values(), ()))
+    brought = {f"{kind}/{item.name}": item.distribution for kind, all_of in kinds.items() for item in all_of}
+    ours = {project(file)["name"] for file in DISTRIBUTIONS}
+    assert {name: one for name, one in brought.items() if one in ours} == {
+        name: one for one, row in rows.items() for name in row["brings"] if name in brought
     }
-    for folder, others in ASKED_BY.items():
-        needs = {Requirement(line).name for line in project(ROOT / folder / "pyproject.toml")["dependencies"]}
-        assert {named[need] for need in needs & {project(file)["name"] for file in DISTRIBUTIONS}} == set(others)
+
+
+def test_a_distribution_is_held_by_every_rule_or_by_none() -> None:
+    """Types, imports, what core may not know: what a list lacks would be checked by nobody."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    folders = [str(file.parent.relative_to(ROOT)) for file in DISTRIBUTIONS]
+    packages = {file: next(file.parent.glob("*/py.typed")).parent.name for file in DISTRIBUTIONS}
+    assert tools["mypy"]["mypy_path"] == ["core", *sorted(folders)]
+    assert set(tools["importlinter"]["root_packages"]) == {"slime", *packages.values()}
+    [unknown] = [each for each in tools["importlinter"]["contracts"] if each["name"] == "core knows no plugin"]
+    assert set(unknown["forbidden_modules"]) == {packages[file] for file in PLUGINS}
+    [free] = [each for each in tools["importlinter"]["contracts"] if each.get("forbidden_modules") == ["slime"]]
+    assert set(free["source_modules"]) == {packages[file] for file in LIBRARIES}
 
 
 def test_no_example_asks_for_the_name_of_somebody_else() -> None:
@@ -191,13 +205,13 @@ def test_the_container_has_every_file_that_the_installation_reads() -> None:
     assert read == set(copied)
 
 
-def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin_that_needs_no_account() -> None:
+def test_the_gpu_installation_is_slime_with_sglang_and_every_plugin() -> None:
     """What pip makes of the guide's line; that the rest resolves is asked in test_requirements.py. Nothing that runs
     SGLang on a CPU is in it."""
     ours, found = listed("gpu")
     libraries = [ROOT / "plugins/cpu/megatron-core-portable", *ROOT.glob("plugins/libraries/*")]
-    without_account = [file.parent for file in PLUGINS if file.parent.name not in ("wandb", "mlflow", "testing")]
-    assert found == sorted([*libraries, *without_account]), "these bring many packages, or are for authors"
+    for_runs = [file.parent for file in PLUGINS if file.parent.name != "testing"]
+    assert found == sorted([*libraries, *for_runs]), "the other is for authors"
     dry = ("--dry-run", "--report", "-", "--no-index", "--no-deps", "--no-build-isolation")
     [asked] = json.loads(pip("install", *dry, ours))["install"]
     assert asked["metadata"]["name"] == CORE
@@ -211,7 +225,7 @@ def test_the_planning_installation_needs_nothing_that_trains() -> None:
     assert ours == ".[plan]"
     projects = [project(folder / "pyproject.toml") for folder in folders]
     needs = {Requirement(need).name for one in projects for need in one.get("dependencies", ())}
-    first_party = {project(file)["name"] for file in ROOT.glob("plugins/*/*/pyproject.toml")}
+    first_party = {project(file)["name"] for file in DISTRIBUTIONS}
     assert needs & first_party <= {one["name"] for one in projects}
     assert not needs & {"torch", "ray", "sglang", "megatron-core", "triton", "transformers"}
 

@@ -26,7 +26,10 @@ from slime.types import Prompt, Sample, Verdict
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-SHOWN_ELSEWHERE = [ROOT / "README.md", *sorted(ROOT.glob("plugins/*/*/README.md"))]
+SHOWN_ELSEWHERE = [
+    ROOT / "README.md",
+    *sorted([*ROOT.glob("plugins/*/README.md"), *ROOT.glob("plugins/*/*/README.md")]),
+]
 GUIDES = {guide.name: guide.read_text() for guide in sorted((ROOT / "docs").glob("*.md"))}
 
 

@@ -12,7 +12,11 @@ PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 QUOTED = [line for block in re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
 JOINED = re.compile(r"""["']\s*\n\s*[rf]*["']""")
 """Between the parts of a text that is written over several lines."""
-SOURCES = sorted(path for code in ("core/slime", "plugins/*/*/slime_plugin_*") for path in ROOT.glob(f"{code}/**/*.py"))
+SOURCES = sorted(
+    path
+    for code in ("core/slime", "plugins/*/slime_*", "plugins/models/*/slime_*")
+    for path in ROOT.glob(f"{code}/**/*.py")
+)
 CODE = [JOINED.sub("", path.read_text(encoding="utf-8")) for path in SOURCES]
 
 

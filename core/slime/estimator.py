@@ -49,8 +49,8 @@ class CriticEstimator(Estimator, Protocol):
     """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
 
     What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks, it takes
-    `PENALTIES` from them and puts advantages in their place. `slime_algorithms.ppo.estimator` has one that leaves nothing
-    but formulas to write.
+    `PENALTIES` from them and puts advantages in their place. `slime_algorithms.ppo.estimator` has one that leaves
+    nothing but formulas to write.
     """
 
     def make_critic(self, trainer: Any) -> Any:

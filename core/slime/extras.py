@@ -3,9 +3,13 @@ repository that are no part of the engine."""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
 
 from slime.errors import SlimeError
 
@@ -16,64 +20,33 @@ IN_A_CHECKOUT = {
     "cuda": "pip install --requirement requirements/gpu.txt, or 'make setup' for a CPU",
     "cpu": "'make setup'",
 }
+TABLE = Path(__file__).with_name("distributions.json")
+"""Written by `python upkeep/distributions.py` from the metadata of this repository's distributions."""
 
-APART: Mapping[str, tuple[str, Sequence[str]]] = {
-    "plugins/sglang": ("slime-sglang", ("engine_check/sglang",)),
-    "plugins/sglang": ("slime-sglang", ("engine_return/restart",)),
-    "plugins/tools": ("slime-tools", ("plan_part/bubbles",)),
-    "plugins/tools": ("slime-tools", ("memory_estimate/cuda",)),
-    "plugins/tools": ("slime-tools", ("adviser/nearest",)),
-    "plugins/tools": ("slime-tools", ("plan_part/publish",)),
-    "plugins/sglang": ("slime-sglang", ("transport/broadcast",)),
-    "plugins/sglang": (
-        "slime-sglang",
-        ("transport/disk", "verb/follow", "weights.path", "weights.full_every"),
-    ),
-    "plugins/megatron": ("slime-megatron", ("quantization/fp8", "rollout.fp8")),
-    "plugins/megatron": (
-        "slime-megatron",
-        ("adapter/lora", "train.lora.rank", "train.lora.alpha", "train.lora.targets"),
-    ),
-    "plugins/megatron": ("slime-megatron", ("explanation/routing-gap",)),
-    "plugins/tools": ("slime-tools", ("row_format/.parquet",)),
-    "plugins/cluster": ("slime-cluster", ("ray_starter/ray",)),
-    "plugins/cluster": ("slime-cluster", ("launcher/ssh",)),
-    "plugins/observers": ("slime-observers", ("subscriber/console",)),
-    "plugins/observers": ("slime-observers", ("subscriber/learning",)),
-    "plugins/observers": ("slime-observers", ("subscriber/samples",)),
-    "plugins/observers": ("slime-observers", ("subscriber/trackers",)),
-    "plugins/agents": ("slime-agents", ("conversation/chat-template",)),
-    "plugins/agents": ("slime-agents", ("program/endpoint", "verb/check-chat")),
-    "plugins/agents": ("slime-agents", ("program/gym", "reward/reasoning-gym")),
-    "plugins/agents": ("slime-agents", ("program/verifiers",)),
-    "plugins/rewards": ("slime-rewards", ("reward/code",)),
-    "plugins/rewards": ("slime-rewards", ("reward.path",)),
-    "plugins/filters": ("slime-filters", ("rollout/ahead",)),
-    "plugins/tools": ("slime-tools", ("verb/check-reward",)),
-    "plugins/tools": ("slime-tools", ("verb/completion",)),
-    "plugins/tools": ("slime-tools", ("verb/convert", "verb/plan convert")),
-    "plugins/tools": ("slime-tools", ("verb/eval",)),
-    "plugins/tools": ("slime-tools", ("verb/plan --fit", "verb/probe")),
-    "plugins/tools": ("slime-tools", ("verb/preflight",)),
-    "plugins/tools": ("slime-tools", ("verb/report", "verb/runs", "verb/samples", "verb/watch")),
-    "plugins/rewards": ("slime-rewards", ("reward/math", "reward/arithmetic")),
-}
-"""Folder in a checkout -> the distribution, and the names and keys that it brings."""
-ASKED_BY: Mapping[str, Sequence[str]] = {
-    "plugins/cluster": ("plugins/cluster",),
-    "plugins/agents": ("plugins/libraries/guarded-workers",),
-    "plugins/filters": ("plugins/libraries/guarded-workers",),
-    "plugins/tools": ("plugins/libraries/guarded-workers",),
-    "plugins/tools": ("plugins/sglang", "plugins/tools", "plugins/tools"),
-    "plugins/tools": ("plugins/observers", "plugins/tools", "plugins/cluster"),
-    "plugins/tools": ("plugins/observers", "plugins/observers"),
-}
-"""Folder -> others that it needs and that a plan does without."""
+
+class Apart(NamedTuple):
+    """A distribution of this repository beside core.
+
+    Attributes:
+        folder: in a checkout.
+        needs: folders of others that it asks for, in the order in which pip may install them.
+        brings: names, `<kind>/<name>` and options of config groups alike, and keys of the config.
+    """
+
+    folder: str
+    needs: Sequence[str]
+    brings: Sequence[str]
+
+
+@functools.cache
+def distributions() -> Mapping[str, Apart]:
+    """Those of this repository beside core, by name."""
+    return {name: Apart(**row) for name, row in json.loads(TABLE.read_text(encoding="utf-8")).items()}
 
 
 def apart(kind: str) -> dict[str, str]:
     """Name -> the distribution of this repository that brings it, of everything of that kind."""
-    names = {name: distribution for distribution, brought in APART.values() for name in brought}
+    names = {name: each for each, row in distributions().items() for name in row.brings}
     return {name.removeprefix(f"{kind}/"): names[name] for name in names if name.startswith(f"{kind}/")}
 
 
@@ -88,9 +61,9 @@ def brought_by(kind: str) -> str:
 def how_to_get(wanted: str) -> str:
     """What to do when a name (`<kind>/<name>`) or a key is missing that a distribution of this repository brings;
     empty if none does."""
-    for folder, (distribution, brought) in APART.items():
-        if wanted in brought:
-            folders = " ".join(f"./{each}" for each in (*ASKED_BY.get(folder, ()), folder))
+    for distribution, row in distributions().items():
+        if wanted in row.brings and not _is_installed(distribution):
+            folders = " ".join(f"./{each}" for each in (*row.needs, row.folder))
             return f"Run: pip install {distribution}. In a checkout: pip install {folders}, or 'make setup'."
     return ""
 
@@ -102,7 +75,7 @@ def install(device: str) -> str:
 
 def absent(device: str) -> list[str]:
     """Distributions that a run with this `cluster.device` needs and that are not installed."""
-    return [name for name in _asked(EXTRAS[device]) if not _is_installed(name)]
+    return [name for name in dict.fromkeys(_asked(DISTRIBUTION, EXTRAS[device])) if not _is_installed(name)]
 
 
 def without(module: str) -> SlimeError | None:
@@ -115,10 +88,15 @@ def without(module: str) -> SlimeError | None:
     return None
 
 
-def _asked(extra: str) -> Iterator[str]:
-    for line in metadata.requires(DISTRIBUTION) or ():
+def _asked(distribution: str, extra: str) -> Iterator[str]:
+    """What an extra asks for, and the extras of this repository's distributions that it names."""
+    for line in metadata.requires(distribution) or ():
         if re.search(rf"extra == ['\"]{extra}['\"]", line):
-            yield re.split(r"[^\w.-]", line, maxsplit=1)[0]
+            asked = re.match(r"([\w.-]+)(?:\[([\w-]+)\])?", line)
+            assert asked, "a requirement begins with a name"
+            yield asked[1]
+            if asked[2] and _is_installed(asked[1]):
+                yield from _asked(asked[1], asked[2])
 
 
 def _is_installed(distribution: str) -> bool:

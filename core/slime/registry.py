@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from slime.errors import SlimeError, did_you_mean
+from slime.extras import how_to_get
 from slime.hookspecs import Factory
 
 T = TypeVar("T")
@@ -42,7 +43,8 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Contribution:
         """The contribution of that name; SlimeError with the nearest one if there is none."""
         if name not in self._contributions:
-            todo = f"{did_you_mean(name, self.names())} 'slime plugins' lists what is installed."
+            known = f"{did_you_mean(name, self.names())} 'slime plugins' lists what is installed."
+            todo = how_to_get(f"{self.kind}/{name}") or known
             raise SlimeError(f"no {self.kind} named '{name}' is installed", todo=todo)
         return self._contributions[name]
 

@@ -21,7 +21,10 @@ from slime_testing.patience import run_within
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FIRST_PARTY = [ROOT, *(pyproject.parent for pyproject in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
+FIRST_PARTY = [
+    ROOT,
+    *(file.parent for place in ("*", "*/*") for file in sorted(ROOT.glob(f"plugins/{place}/pyproject.toml"))),
+]
 LIBRARIES = [path for path in FIRST_PARTY if path.parent.name in ("cpu", "libraries")]
 """They know nothing of slime, and their packages do not begin with its name."""
 LIMIT_S = 300
@@ -35,37 +38,24 @@ for project in sys.argv[2:]:
 """What `pip wheel` has the build backend do, in one process for all."""
 LAPTOP_RUN = (
     "slime-rl",
-    "megatron-core-portable",
     "guarded-workers",
-    "stack-dumps",
+    "megatron-core-portable",
     "sglang-torch-cpu",
+    "stack-dumps",
     "vocabulary-logprobs",
     "weight-buckets",
-    "slime-megatron",
-    "slime-sglang",
+    "slime-agents",
+    "slime-algorithms",
     "slime-cluster",
-    "slime-observers",
-    "slime-tools",
-    "slime-tools",
-    "slime-sglang",
-    "slime-observers",
-    "slime-observers",
-    "slime-observers",
-    "slime-sglang",
-    "slime-plugin-glm4",
-    "slime-megatron",
-    "slime-megatron",
-    "slime-megatron",
-    "slime-megatron",
-    "slime-rewards",
     "slime-filters",
-    "slime-sglang",
     "slime-megatron",
+    "slime-observers",
+    "slime-rewards",
+    "slime-sglang",
     "slime-tools",
-    "slime-tools",
+    "slime-plugin-glm4",
 )
-"""What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, the model, and what the model's own
-metadata asks for: its task, the blocks that not all families have, what larger recipes use, and what a plan says."""
+"""What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, and the model."""
 collect_ignore = [
     "closeness",
     "int8",
@@ -183,7 +173,9 @@ def ours(*requirements: str) -> dict[str, Path]:
 def _name(project: Path) -> str:
     if project == ROOT:
         return "slime-rl"
-    return project.name if project in LIBRARIES else f"slime-plugin-{project.name}"
+    if project in LIBRARIES:
+        return project.name
+    return f"slime-plugin-{project.name}" if project.parent.name == "models" else f"slime-{project.name}"
 
 
 def borrow_packages(environment: Path, names: Sequence[str]) -> None:
@@ -210,12 +202,12 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 @pytest.fixture(scope="session")
 def planning(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheels of slime, GLM-5 and a verb beside what slime asks for without an extra."""
+    """The wheels of slime and GLM-5 beside what they ask for."""
     folder = tmp_path_factory.mktemp("planning") / "env"
     venv.create(folder)
-    borrow_packages(folder, needed_by("slime-rl", "slime-rewards", "slime-observers"))
+    borrow_packages(folder, needed_by("slime-rl", "slime-rewards", "slime-observers", "guarded-workers"))
     environment = Environment(folder, bare.wheels)
-    environment.install("slime-plugin-glm5", "slime-tools")
+    environment.install("slime-plugin-glm5")
     return environment
 
 
@@ -235,8 +227,8 @@ def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
     examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry", "wreinforce")
     bare.build_quickly(*(HERE / example for example in examples))
-    plugins = [name for name in LAPTOP_RUN if name.startswith("slime-plugin-")]
-    bare.install("slime-rl", *plugins, "slime-testing", *(f"slime-{example}" for example in examples))
+    plugins = [name for name in LAPTOP_RUN if name.startswith("slime-")]
+    bare.install(*plugins, "slime-testing", *(f"slime-{example}" for example in examples))
     # pip takes them for installed, because their metadata is borrowed with that of all others.
     bare.install("--no-deps", "--ignore-installed", *(path.name for path in LIBRARIES))
     return bare

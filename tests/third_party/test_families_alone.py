@@ -31,14 +31,14 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """What slime and the mathematical rewards ask for, and no distribution of this repository."""
     folder = tmp_path_factory.mktemp("outside") / "env"
     venv.create(folder)
-    borrow_packages(folder, needed_by("slime-rl", "slime-rewards"))
+    borrow_packages(folder, needed_by("slime-rl", "slime-rewards", "slime-observers"))
     return Environment(folder, folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_alone_plans_its_recipes(outside: Environment, family: str, tmp_path: Path) -> None:
     projects = ours(f"slime-plugin-{family}")
-    assert not projects.keys() & {"slime-megatron", "sglang-torch-cpu"}
+    assert not projects.keys() & {"slime-agents", "megatron-core-portable", "sglang-torch-cpu"}
     for path in projects.values():
         describe(path / "pyproject.toml", tmp_path)
     sources = (ROOT / "core" if path == ROOT else path for path in projects.values())

@@ -50,13 +50,6 @@ def test_a_third_party_verb_stands_in_the_help(environment: Any) -> None:
     assert "  slime lengths     how long the responses of each step are\n" in environment.slime("--help").stdout
 
 
-def test_a_verb_that_no_wheel_brought_says_which_one_does(environment: Any) -> None:
-    done = environment.slime("convert", "--help")
-    todo = "Run: pip install slime-tools. In a checkout: pip install ./plugins/tools, or 'make setup'."
-    told = f"slime: 'slime convert' comes with slime-tools, which is not installed. {todo}\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
-
-
 CONTRACTS = (
     "tests/third_party/closeness/tests",
     "tests/third_party/mailbox/tests",

@@ -29,19 +29,14 @@ def test_glm_5_2_is_planned_without_the_training_stack(planning: Any) -> None:
 
 def test_waiting_is_foretold_only_with_numpy(planning: Any, tmp_path: Path) -> None:
     """Nothing else of the plan depends on it; of what a run lacks there is one package less."""
-    plain = planning.slime("plan", *RUN)
-    installed = planning.beside(tmp_path, "slime-tools")
-    without = installed.slime("plan", *RUN)
-    assert without.returncode == 0, without.stderr
-    assert without.stdout == plain.stdout
-    numpy = tmp_path / "numpy"
-    numpy.mkdir()
     for entry in ("numpy", "numpy.libs"):
         if (HERE_INSTALLED / entry).exists():
-            (numpy / entry).symlink_to(HERE_INSTALLED / entry)
-    told = replace(installed, path=(*installed.path, numpy)).slime("plan", *RUN)
-    assert told.returncode == 0, told.stderr
-    assert "of a step's passes, on the way of " in told.stdout
+            (tmp_path / entry).symlink_to(HERE_INSTALLED / entry)
+    waits = "of a step's passes, on the way of "
+    without, told = planning.slime("plan", *RUN), replace(planning, path=(tmp_path,)).slime("plan", *RUN)
+    assert (without.returncode, told.returncode) == (0, 0), told.stderr
+    assert waits not in without.stdout
+    assert waits in told.stdout
 
 
 @pytest.mark.parametrize("words", [("plan", *RUN, "--json"), ("plugins",), ("--help",), ("completion", "bash")])
@@ -50,28 +45,29 @@ def test_so_do_the_other_quick_verbs(planning: Any, words: tuple[str, ...]) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_layouts_are_proposed_without_the_training_stack(planning: Any, tmp_path: Path) -> None:
-    refused = planning.slime("plan", *RUN, "--fit")
-    assert refused.returncode == 2, refused.stdout
-    assert refused.stderr.startswith("slime: 'slime plan --fit' comes with slime-tools, which is not installed.")
-    assert refused.stderr.count("\n") == 1, refused.stderr
-    done = planning.beside(tmp_path, "slime-tools").slime("plan", *RUN, "--fit")
+def test_layouts_are_proposed_without_the_training_stack(planning: Any) -> None:
+    done = planning.slime("plan", *RUN, "--fit")
     assert done.returncode == 0, done.stderr
     assert "the fastest of 30 layouts" in done.stdout
 
 
 def test_a_verb_that_needs_more_says_what_brings_it(planning: Any, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "time": 1.0, "rollout/reward_mean": 0.5}\n')
-    report = planning.slime("report", tmp_path)
-    config = "pkg://slime_plugin_glm5/assets/glm5-tiny"
-    random = planning.beside(tmp_path / "convert", "slime-tools").slime(
-        "convert", "random", config, tmp_path / "random"
-    )
-    brings = (
-        (report, "'slime report' comes with slime-tools", "Run: pip install slime-tools."),
-        (random, "this needs slime-megatron", EXTRA),
-    )
-    for done, what, todo in brings:
-        assert done.returncode == 2, done.stdout
-        assert done.stderr.startswith(f"slime: {what}, which is not installed. {todo}")
-        assert done.stderr.count("\n") == 1, done.stderr
+    done = planning.slime("convert", "random", "pkg://slime_plugin_glm5/assets/glm5-tiny", tmp_path / "random")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("slime: this needs torch, which is not installed. " + EXTRA), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_what_no_wheel_brought_is_named_with_the_one_that_does(planning: Any) -> None:
+    """What README shows: an algorithm, a program, a task, a model."""
+    for words, brings in (
+        (("algo=gspo",), "slime-algorithms"),
+        (("algo.advantage=gae",), "slime-algorithms"),
+        (("rollout.program.name=tools",), "slime-agents"),
+        (("task=sums",), "slime-agents"),
+        (("+model=qwen3-4b",), "slime-plugin-qwen3"),
+    ):
+        given = words if "+model" in words[0] else (RUN[0], *words)
+        refused = planning.slime("plan", *given, RUN[1])
+        assert refused.returncode == 2, words
+        assert f"Run: pip install {brings}. In a checkout: pip install " in refused.stderr, refused.stderr

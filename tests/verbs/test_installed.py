@@ -91,9 +91,10 @@ def test_what_is_near_an_installed_verb(acme: Site, line: str, said: str, capsys
 def test_what_is_not_installed_says_which_package_brings_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    acme = {"plugins/verbs/acme": ("slime-plugin-acme", ("verb/acme", "verb/plan --acme"))}
-    monkeypatch.setattr(extras, "APART", acme)
-    todo = "Run: pip install slime-plugin-acme. In a checkout: pip install ./plugins/verbs/acme, or 'make setup'."
+    acme = extras.Apart("plugins/acme", ("plugins/tools",), ("verb/acme", "verb/plan --acme"))
+    monkeypatch.setattr(extras, "distributions", lambda: {"slime-plugin-acme": acme})
+    folders = "./plugins/tools ./plugins/acme"
+    todo = f"Run: pip install slime-plugin-acme. In a checkout: pip install {folders}, or 'make setup'."
     for words in (["acme", "--help"], ["acme", "x"]):
         assert main(words) == EXIT_ERROR
         said = f"slime: 'slime acme' comes with slime-plugin-acme, which is not installed. {todo}\n"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime.errors import MAX_CHOICES, SlimeError, did_you_mean, nearest
-from slime.extras import brought_by
+from slime.extras import brought_by, how_to_get
 from slime.plugins import CONFIG_SCHEME, Plugins
 
 DECLARED = ("model", "cluster", "algo", "task", "reward", "filter", "buffer", "recipe")
@@ -89,7 +89,8 @@ class Groups:
         """SlimeError with the nearest name if the group has no such option."""
         if name not in self._options[group]:
             known = self.names(group)
-            todo = did_you_mean(name, known, f"{group}=") if known else self.choose(group)
+            meant = did_you_mean(name, known, f"{group}=") if known else self.choose(group)
+            todo = how_to_get(f"{group}/{name}") or meant
             raise SlimeError(f"there is no {group}={name}", todo=todo)
 
     def recipe_for(self, model: str, cluster: str) -> str:

@@ -13,6 +13,8 @@ from slime.hookspecs import hookimpl
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
 
+INSTALL = "pip install 'slime-observers[mlflow]'"
+
 
 @hookimpl
 def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
@@ -35,7 +37,7 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     if not options.get("tracking_uri") and not os.environ.get("MLFLOW_TRACKING_URI"):
         found.append("observe.trackers.mlflow.tracking_uri is not set, nor MLFLOW_TRACKING_URI: where to is not known")
     if importlib.util.find_spec("mlflow") is None:
-        found.append("observe.trackers.mlflow needs mlflow, which is not installed: run 'pip install mlflow-skinny'")
+        found.append(f"observe.trackers.mlflow needs mlflow, which is not installed: run {INSTALL}")
     return found
 
 

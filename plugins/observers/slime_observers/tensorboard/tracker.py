@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class TensorBoard:
     Its `EventFileWriter` would hand them to a thread, which dies silently on a full disk and then blocks the run.
     """
 
-    by_default = True
+    by_default = find_spec("tensorboard") is not None
 
     def __init__(self) -> None:
         self._folder = Path()

@@ -12,6 +12,8 @@ from slime.hookspecs import hookimpl
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
 
+INSTALL = "pip install 'slime-observers[wandb]'"
+
 
 @hookimpl
 def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
@@ -28,7 +30,7 @@ def slime_config_schemas() -> Mapping[str, type]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     if "wandb" in cfg.observe.trackers and importlib.util.find_spec("wandb") is None:
-        return ["observe.trackers.wandb needs the package wandb, which is not installed: run 'pip install wandb'"]
+        return [f"observe.trackers.wandb needs wandb, which is not installed: run {INSTALL}"]
     return []
 
 

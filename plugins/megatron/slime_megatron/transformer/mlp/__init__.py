@@ -1,4 +1,4 @@
-"""Gated MLP: names, shapes and costs. Its keywords are the decoder's (`slime_megatron.transformer.decoder`). No torch."""
+"""Gated MLP: names, shapes and costs. Its keywords are those of `slime_megatron.transformer.decoder`. No torch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Objectives and advantage estimators of slime: policy losses, PPO with a critic, preferences, distillation."""

@@ -1,0 +1,1 @@
+"""What slime shows and records of a run: console, samples, learning, and trackers."""
