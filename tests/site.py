@@ -52,10 +52,11 @@ class Site:
         project = tomllib.loads(files["pyproject.toml"])["project"]
         head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
         requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in project["dependencies"])
-        entries = "".join(f"{name} = {module}\n" for name, module in project["entry-points"]["slime"].items())
+        groups = project["entry-points"].items()
+        entries = [f"[{group}]\n{name} = {value}\n" for group, named in groups for name, value in named.items()]
         info = self.folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         _write(info / "METADATA", head + requires)
-        _write(info / "entry_points.txt", f"[slime]\n{entries}")
+        _write(info / "entry_points.txt", "".join(entries))
         plugins.load.cache_clear()
 
 

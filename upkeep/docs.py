@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from slime import hookspecs, plugins
@@ -35,6 +37,13 @@ refused by name. `slime plugins` lists what is found; with `--json` for a progra
 `name` (the entry point's), `distribution`, `version`, `brings` (kind -> names), `choices` (config group -> options) and
 `problem` (`{{what, where, todo}}`, or `null`).
 """
+
+GROUP = "Entry-point group: "
+READ_GROUPS = ("slime.engines.software", "slime_sglang.engine.hooks")
+"""Modules that read entry points of other groups than `slime`."""
+GROUPS_HEAD = """\
+The processes that read these load no plugins: those of an engine start with as little as they can. A distribution may
+have such entry points beside its plugin, or alone."""
 
 
 def config_page() -> str:
@@ -96,7 +105,21 @@ def hooks_page() -> str:
     for node in specs.body:
         if isinstance(node, ast.FunctionDef):
             lines += ["", f"## {node.name}", "", "```python", *_signature(node), "```", "", *_paragraph(node)]
+    lines += ["", "## Entry points of other groups", "", *GROUPS_HEAD.splitlines(), "", "| group | what it names |"]
+    lines += ["|---|---|", *(f"| `{group}` | {what} |" for group, what in sorted(_groups()))]
     return "\n".join(lines) + "\n"
+
+
+def _groups() -> Iterator[tuple[str, str]]:
+    """Groups with what they name, as the modules that read them say it behind a constant."""
+    for module in READ_GROUPS:
+        spec = importlib.util.find_spec(module)
+        body = ast.parse(Path(str(spec and spec.origin)).read_text(encoding="utf-8")).body
+        for constant, text in pairwise(body):
+            if isinstance(constant, ast.Assign) and isinstance(text, ast.Expr):
+                told = " ".join(ast.literal_eval(text.value).split())
+                if told.startswith(GROUP):
+                    yield ast.literal_eval(constant.value), told.removeprefix(GROUP)
 
 
 def _signature(node: ast.FunctionDef) -> Iterable[str]:

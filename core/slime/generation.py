@@ -167,7 +167,7 @@ def open_generation(
     installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
     cfg, topology = cluster.topology.config, cluster.topology
     endpoints = cluster.engines.endpoints
-    serving = software(cfg.cluster.device)
+    serving = software(cfg.cluster.device, cfg.rollout.backend)
     clients = [
         serving.client(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
         for index, endpoint in enumerate(endpoints)

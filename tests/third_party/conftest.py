@@ -63,6 +63,7 @@ collect_ignore = [
     "live",
     "mailbox",
     "median",
+    "plain",
     "retry",
     "wreinforce",
     "beside",
@@ -225,7 +226,7 @@ def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
 @pytest.fixture(scope="session")
 def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
-    examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "retry", "wreinforce")
+    examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "plain", "retry", "wreinforce")
     bare.build_quickly(*(HERE / example for example in examples))
     plugins = [name for name in LAPTOP_RUN if name.startswith("slime-")]
     bare.install(*plugins, "slime-testing", *(f"slime-{example}" for example in examples))

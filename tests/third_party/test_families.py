@@ -41,7 +41,7 @@ def test_contract(model: str, check: str) -> None:
     CHECKS[check](CONTRACTS[model])
 
 
-@pytest.mark.parametrize("family", ["phi3", "exaone4", "olmo2"])
+@pytest.mark.parametrize("family", ["phi3", "exaone4", "olmo2", "stablelm"])
 def test_what_the_page_shows_of_a_family_is_in_it(family: str) -> None:
     """Every line of the page's indented code that follows the name of the family's file."""
     source = [line.strip() for line in (FAMILIES / f"slime_families/{family}.py").read_text().splitlines()]

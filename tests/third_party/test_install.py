@@ -59,6 +59,7 @@ CONTRACTS = (
     "tests/third_party/lengths/tests",
     "tests/third_party/retry/tests",
     "tests/third_party/median/tests",
+    "tests/third_party/plain/tests",
     "tests/third_party/wreinforce/tests",
     "plugins/rewards/tests/math/test_rewards.py",
     "plugins/filters/tests/dynamic_sampling",

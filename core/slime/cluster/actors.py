@@ -223,7 +223,7 @@ class EngineActor(Actor):
         from slime.engines.software import software
 
         is_frozen = self.index >= len(self.run.topology.group_of_engine)
-        self.process = software(self.run.topology.cluster.device).server(
+        self.process = software(self.cfg.cluster.device, self.cfg.rollout.backend).server(
             self.run.topology,
             self.index,
             self.node_rank,

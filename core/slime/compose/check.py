@@ -29,6 +29,7 @@ from slime.config.megatron_fields import ACCEPTED
 from slime.config.paths import resolve
 from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
 from slime.engines.limits import longest_sequence, num_drafted, room
+from slime.engines.software import backend_problems
 from slime.errors import SlimeError
 from slime.models.bridge import EngineBridge, HfConfig, ModelBridge, completed, traits_of
 from slime.models.mapping import WeightMapping
@@ -78,7 +79,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     if problems := value_problems(cfg, plugins):  # the other rules compute with these values
         return Checked(problems)
     chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg))
-    problems += choice_problems(chosen, plugins)
+    problems += [*choice_problems(chosen, plugins), *backend_problems(cfg.rollout.backend)]
     problems += problems_found_aside(partial(data_problems, cfg)) if reads_data else ()
     problems += [
         *launcher_problems(cfg.cluster, plugins),

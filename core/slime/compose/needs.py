@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import PurePosixPath
 
@@ -11,7 +11,7 @@ from slime import plugins
 from slime.compose.model_files import weight_needs
 from slime.config.passthrough import made_for
 from slime.config.paths import exists, fetch, is_hub_id, resolve, resolve_rows
-from slime.config.rollout import ProgramConfig
+from slime.config.rollout import ProgramConfig, RolloutConfig
 from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
 from slime.data.tokenizer_files import tokenizer_problems
 from slime.engines.software import software
@@ -126,18 +126,23 @@ def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 def _packages(topology: Topology) -> Iterator[SlimeError]:
     """On this host; others are asked when their engines start."""
-    device = topology.cluster.device.value
-    lacking = sorted(absent(device), key=lambda name: (name not in made_for(), name))
+    device, backend = topology.cluster.device, topology.config.rollout.backend
+    lacking = sorted(_asked(absent(device.value), backend), key=lambda name: (name not in made_for(), name))
     if lacking:
-        yield SlimeError(f"{_listed(lacking)} not installed", todo=install(device))
-    for distribution, wanted in made_for().items():
+        yield SlimeError(f"{_listed(lacking)} not installed", todo=install(device.value))
+    for distribution in _asked(made_for(), backend):
         if distribution not in lacking:
-            yield from _version(distribution, wanted)
+            yield from _version(distribution, made_for()[distribution])
     if topology.works_in_pairs and topology.cluster.num_nodes == 1 and "slime-sglang" not in lacking:
         try:
-            software(topology.cluster.device).require_transfer(topology.cluster.device)
+            software(device, backend).require_transfer(device)
         except SlimeError as need:
             yield need
+
+
+def _asked(distributions: Iterable[str], backend: str) -> list[str]:
+    """Those that are not of the default server, where another one is chosen."""
+    return [name for name in distributions if backend in name or RolloutConfig.backend not in name]
 
 
 def _apart(cfg: SlimeConfig) -> Iterator[SlimeError]:

@@ -110,6 +110,9 @@ class RolloutConfig:
     trainers, are never started again."""
     restart_window_s: float = key(3600.0, SECONDS, may_change=True)
     """Seconds for which a death of an engine counts."""
+    backend: str = key("sglang", known_as="rollout.name")
+    """The inference server that engines run, by the name of its plugin (docs/writing-an-engine.md). Another one than
+    SGLang takes of `rollout.sglang` what it knows."""
     sglang: dict[str, Any] = key(make=dict, may_change="*")
     """Fields of SGLang's ServerArgs of every engine: tp_size, mem_fraction_static, attention_backend, ..."""
     engines: dict[str, EngineGroupConfig] = field(default_factory=dict)

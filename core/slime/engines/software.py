@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, cast
 
-from slime.config.schema import Device, Role, SlimeConfig
+from slime.config.schema import Device, Role, RolloutConfig, SlimeConfig
 from slime.engine_client.client import Engine, EngineClient
 from slime.engines.rendezvous import Rendezvous
-from slime.errors import SlimeError
+from slime.errors import SlimeError, did_you_mean
 from slime.extras import install
 from slime.net import Endpoint, Secret
 from slime.topology.topology import Topology
 
 ENGINES = "slime_engines"
-"""Entry-point group: the name of an inference server -> its `Software`. Core imports none of them."""
+"""Entry-point group: the name of an inference server (`rollout.backend`) -> its `slime.engines.software.Software`,
+read by the driver and by what keeps an engine. Core imports none of them (docs/writing-an-engine.md)."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,22 @@ class Software(Protocol):
         """
 
 
-def software(device: Device) -> Software:
-    """What a run's engines are.
+def software(device: Device, name: str = RolloutConfig.backend) -> Software:
+    """What a run's engines are (`rollout.backend`).
 
     Raises:
         SlimeError: the distribution that brings it is not installed on this host.
     """
-    found = entry_points(group=ENGINES, name="sglang")
+    found = entry_points(group=ENGINES, name=name)
     if not found:
-        raise SlimeError("engines need slime-sglang, which is not installed here", todo=install(device.value))
+        what = "engines need slime-sglang, which is not installed here"
+        raise next(backend_problems(name), SlimeError(what, todo=install(device.value)))
     return cast(Software, next(iter(found)).load())
+
+
+def backend_problems(name: str) -> Iterator[SlimeError]:
+    """Whether a server of that name is there. A plan does without the default, whatever is installed."""
+    known = {RolloutConfig.backend, *entry_points(group=ENGINES).names}
+    if name not in known:
+        what = f"no engine named '{name}' is installed"
+        yield SlimeError(what, where="rollout.backend", todo=did_you_mean(name, known))

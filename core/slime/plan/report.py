@@ -237,12 +237,13 @@ def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
     launcher = launcher_name(cluster)
     where += f" over {launcher}" if launcher else ""
     where += f" on the hosts of {cluster.hostfile}" if cluster.hostfile else ""
+    server = topology.config.rollout.backend.replace("sglang", "SGLang")
     limits = f"{reward.timeout_s:g} s and {reward.memory_mb} MiB a sample"
     rows = [
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
-        ("engine", len(topology.engines), f"SGLang, {_placed(topology)}, weights by {topology.transport}"),
-        ("frozen engine", len(topology.frozen_engines), "SGLang, each with a model of its own"),
+        ("engine", len(topology.engines), f"{server}, {_placed(topology)}, weights by {topology.transport}"),
+        ("frozen engine", len(topology.frozen_engines), f"{server}, each with a model of its own"),
         ("reward worker", reward.num_workers if topology.engines else 0, limits),
     ]
     return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)

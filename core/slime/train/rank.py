@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol
 
 from slime.config.schema import Device
 from slime.digest import FileFacts
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from slime.weights.portions import Export, Receivers
     from slime.weights.quantized import Quantizer
 
-TRAINERS = "slime_trainers"
-"""Entry-point group: the name of a trainer -> the class of its ranks. Core imports none of them."""
+TRAINER = "slime_megatron.train.trainer:Trainer"
+"""The class of its ranks. There is no other to choose: the keys of `train`, and families and their blocks, are written
+in Megatron-core's words."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,8 @@ def trainer_class(device: Device) -> Callable[..., TrainerRank]:
     Raises:
         SlimeError: the distribution that brings it is not installed on this host.
     """
-    found = entry_points(group=TRAINERS, name="megatron")
-    if not found:
+    if not find_spec(TRAINER.partition(".")[0]):
         raise SlimeError("trainers need slime-megatron, which is not installed here", todo=install(device.value))
     with absent("wandb"):  # Megatron-core's inference takes it, half a second of each rank; trackers are the driver's
-        made: Any = next(iter(found)).load()
-    trainer: Callable[..., TrainerRank] = made
+        trainer: Callable[..., TrainerRank] = resolve_name(TRAINER)
     return trainer

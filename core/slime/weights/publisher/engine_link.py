@@ -23,7 +23,7 @@ READ_LOG = "Read {} log in the run directory, then restart: the run resumes from
 
 
 class EngineLink:
-    """Talks to one SGLang server.
+    """Talks to one engine, in the words of SGLang's server (docs/writing-an-engine.md).
 
     Args:
         timeout_s: bounds every request.

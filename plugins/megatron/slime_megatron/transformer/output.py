@@ -8,21 +8,23 @@ from slime.models.rules import Rules
 from slime.models.shapes import HIDDEN_NORM, Block, Cut, Shape
 
 
-def rules(vocab_size: int, *, tied: bool) -> Rules:
-    """Final norm and output layer [vocab_size, hidden].
+def rules(vocab_size: int, *, tied: bool, norm_bias: bool = False) -> Rules:
+    """Final norm, with a bias where `norm_bias`, and output layer [vocab_size, hidden].
 
     With tied embeddings Megatron's last pipeline stage holds its own copy of the embeddings as output layer.
     """
     own, layout = "lm_head.weight", Layout(num_rows=vocab_size)
     hf, untied = ("model.embed_tokens.weight", own) if tied else (own, "")
+    kinds = ("weight", "bias") if norm_bias else ("weight",)
     return BLOCK.state(
-        Rule("decoder.final_layernorm.weight", ("model.norm.weight",)),
+        *(Rule(f"decoder.final_layernorm.{kind}", (f"model.norm.{kind}",)) for kind in kinds),
         Rule("output_layer.weight", (hf,), layout, exported=not tied, untied=untied),
     )
 
 
 SHAPES = {
     "decoder.final_layernorm.weight": HIDDEN_NORM,
+    "decoder.final_layernorm.bias": HIDDEN_NORM,
     "output_layer.weight": Shape(lambda m: (m["vocab_size"], m["hidden_size"]), Cut.tensor, Block.output),
 }
 BLOCK = BuildingBlock(SHAPES)

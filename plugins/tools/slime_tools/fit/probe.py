@@ -222,7 +222,7 @@ class FullStep:
     async def _generate(self, logs: Path) -> None:
         cfg, decoded = self.cfg, min(DECODED, self.longest // 2)
         topology = self._cluster.topology
-        serving = software(topology.cluster.device)
+        serving = software(topology.cluster.device, topology.config.rollout.backend)
         clients = [
             serving.client(endpoint, cfg.rollout.request_timeout_s, log=logs / f"engine-{index}.log")
             for index, endpoint in enumerate(self._cluster.engines.endpoints)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.models.blocks import BF16, BuildingBlock, RankTokens, Saved
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules, layer_rule
-from slime.models.shapes import HIDDEN_NORM
+from slime.models.shapes import HIDDEN_NORM, Shape
 
 
-def keywords(reader: ConfigReader) -> dict[str, Any]:
-    """Sizes and norms of a pre-norm decoder with a SiLU-gated MLP and RMSNorm."""
+def keywords(reader: ConfigReader, *, normalization: str = "RMSNorm", epsilon: str = "rms_norm_eps") -> dict[str, Any]:
+    """Sizes and norms of a pre-norm decoder with a SiLU-gated MLP.
+
+    Args:
+        normalization: Megatron-core's word for the norm, of which specs have the module (`norm=`).
+        epsilon: the field of config.json with the norm's epsilon.
+    """
     reader.only("attention_dropout", 0, 0.0)
     return {
         "num_layers": reader.get("num_hidden_layers"),
@@ -20,28 +26,35 @@ def keywords(reader: ConfigReader) -> dict[str, Any]:
         "activation_func": reader.only("hidden_act", "silu"),
         "gated_linear_unit": True,
         "add_bias_linear": False,
-        "normalization": "RMSNorm",
-        "layernorm_epsilon": reader.get("rms_norm_eps"),
+        "normalization": normalization,
+        "layernorm_epsilon": reader.get(epsilon),
         "init_method_std": reader.get("initializer_range", 0.02),
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
 
 
-def norm_rules(attention: str = "input_layernorm", mlp: str = "post_attention_layernorm") -> Rules:
-    """The norms before attention and before the MLP, by their names in the checkpoint."""
-    return NORMS.state(
-        layer_rule("input_layernorm.weight", f"{attention}.weight"),
-        layer_rule("pre_mlp_layernorm.weight", f"{mlp}.weight"),
-    )
+def norm_rules(
+    attention: str = "input_layernorm", mlp: str = "post_attention_layernorm", *, bias: bool = False
+) -> Rules:
+    """The norms before attention and before the MLP, by their names in the checkpoint; with biases where `bias`."""
+    return NORMS.state(*_rules(dict(zip(_BEFORE, (attention, mlp), strict=True)), bias))
 
 
-def post_norm_rules(attention: str = "post_self_attn_layernorm", mlp: str = "post_mlp_layernorm") -> Rules:
+def post_norm_rules(
+    attention: str = "post_self_attn_layernorm", mlp: str = "post_mlp_layernorm", *, bias: bool = False
+) -> Rules:
     """The norms on the outputs of attention and MLP (specs with `post_norm=True`), by their names in the checkpoint."""
-    return POST_NORMS.state(
-        layer_rule("self_attention.linear_proj.post_layernorm.weight", f"{attention}.weight"),
-        layer_rule("mlp.linear_fc2.post_layernorm.weight", f"{mlp}.weight"),
-    )
+    return POST_NORMS.state(*_rules(dict(zip(_BEHIND, (attention, mlp), strict=True)), bias))
+
+
+def _rules(names: Mapping[str, str], bias: bool) -> Rules:
+    kinds = _PARAMETERS if bias else _PARAMETERS[:1]
+    return tuple(layer_rule(f"{megatron}.{kind}", f"{hf}.{kind}") for megatron, hf in names.items() for kind in kinds)
+
+
+def _shapes(norms: Sequence[str]) -> dict[str, Shape]:
+    return {f"{norm}.{kind}": HIDDEN_NORM for norm in norms for kind in _PARAMETERS}
 
 
 class _PostNorms(BuildingBlock):
@@ -50,9 +63,8 @@ class _PostNorms(BuildingBlock):
         return Saved(2 * BF16 * tokens.model["hidden_size"] * tokens.shard)
 
 
-NORMS = BuildingBlock(dict.fromkeys(("input_layernorm.weight", "pre_mlp_layernorm.weight"), HIDDEN_NORM))
-POST_NORMS = _PostNorms(
-    dict.fromkeys(
-        ("self_attention.linear_proj.post_layernorm.weight", "mlp.linear_fc2.post_layernorm.weight"), HIDDEN_NORM
-    )
-)
+_PARAMETERS = ("weight", "bias")
+_BEFORE = ("input_layernorm", "pre_mlp_layernorm")
+_BEHIND = ("self_attention.linear_proj.post_layernorm", "mlp.linear_fc2.post_layernorm")
+NORMS = BuildingBlock(_shapes(_BEFORE))
+POST_NORMS = _PostNorms(_shapes(_BEHIND))

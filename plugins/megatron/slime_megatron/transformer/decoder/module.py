@@ -55,20 +55,20 @@ class PackedTransformerLayer(TransformerLayer):  # type: ignore[misc]
 
 
 def transformer_layer(
-    config: TransformerConfig, *, attention: ModuleSpec, mlp: ModuleSpec, pre_norm: bool = True
+    config: TransformerConfig, *, attention: ModuleSpec, mlp: ModuleSpec, pre_norm: bool = True, norm: type = RMSNorm
 ) -> ModuleSpec:
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     Args:
         pre_norm: False for x + attention(x) and x + mlp(x): then the two bring norms of their own (`post_norm=True`).
+        norm: module made with config, hidden size and epsilon, as `RMSNorm` is; its parameters carry the same mark.
     """
-    assert config.normalization == "RMSNorm", "slime's layers use RMSNorm"
-    norm = RMSNorm if pre_norm else IdentityOp
+    before = norm if pre_norm else IdentityOp
     submodules = TransformerLayerSubmodules(
-        input_layernorm=norm,
+        input_layernorm=before,
         self_attention=attention,
         self_attn_bda=get_bias_dropout_add,
-        pre_mlp_layernorm=norm,
+        pre_mlp_layernorm=before,
         mlp=mlp,
         mlp_bda=get_bias_dropout_add,
     )
@@ -76,19 +76,20 @@ def transformer_layer(
 
 
 def decoder_block(
-    config: TransformerConfig, vp_stage: int | None, layer: Callable[[bool], ModuleSpec]
+    config: TransformerConfig, vp_stage: int | None, layer: Callable[[bool], ModuleSpec], *, norm: type = RMSNorm
 ) -> TransformerBlockSubmodules:
     """The layers of this pipeline stage (and virtual stage).
 
     Args:
         vp_stage: virtual pipeline stage, None without interleaving.
         layer: from "is a mixture-of-experts layer" to the layer's spec.
+        norm: behind the last layer, see `transformer_layer`.
     """
     specs = {is_moe: layer(is_moe) for is_moe in set(_moe_pattern(config))}
     start = get_transformer_layer_offset(config, vp_stage=vp_stage)
     end = start + get_num_layers_to_build(config, vp_stage=vp_stage)
     stage = [specs[is_moe] for is_moe in _moe_pattern(config)[start:end]]
-    return TransformerBlockSubmodules(layer_specs=stage, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(layer_specs=stage, layer_norm=norm)
 
 
 def _moe_pattern(config: TransformerConfig) -> list[bool]:

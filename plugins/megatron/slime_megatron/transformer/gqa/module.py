@@ -7,7 +7,7 @@ from typing import Any
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
     _yarn_get_concentration_factor_from_config as concentration_factor,
 )
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -17,19 +17,23 @@ from torch import Tensor
 from slime_megatron.train.model.linear import RMSNorm, device_of
 from slime_megatron.train.model.packed.sequences import PackedSequences
 from slime_megatron.transformer.attention.core import CAUSAL, attended, core_attention
-from slime_megatron.transformer.post_norm import PostNormRowParallelLinear
+from slime_megatron.transformer.post_norm import output_projection
 from slime_megatron.transformer.rotary.module import RotaryTables, rotary, split
 
 
-def gqa(config: TransformerConfig, *, post_norm: bool = False) -> ModuleSpec:
-    """Grouped-query attention (Ainslie et al. 2023), with query and key norms where `config.qk_layernorm`."""
-    norm = RMSNorm if config.qk_layernorm else IdentityOp
+def gqa(config: TransformerConfig, *, post_norm: bool = False, norm: type = RMSNorm) -> ModuleSpec:
+    """Grouped-query attention (Ainslie et al. 2023).
+
+    Args:
+        norm: of each query and key head where `config.qk_layernorm`, and of the output where `post_norm`.
+    """
+    of_heads = norm if config.qk_layernorm else IdentityOp
     submodules = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=core_attention(config),
-        linear_proj=PostNormRowParallelLinear if post_norm else RowParallelLinear,
-        q_layernorm=norm,
-        k_layernorm=norm,
+        linear_proj=output_projection(post_norm=post_norm, norm=norm),
+        q_layernorm=of_heads,
+        k_layernorm=of_heads,
     )
     return ModuleSpec(module=PackedSelfAttention, params=CAUSAL, submodules=submodules)
 
