@@ -48,13 +48,13 @@ class Guide:
 
 REWARD, MODEL = Guide("writing-a-reward-plugin.md"), Guide("writing-a-model-plugin.md")
 CHOOSY, OWN = Guide("writing-a-filter-or-buffer.md"), Guide("your-own.md")
-OBJECTIVE = Guide("writing-an-objective.md")
+OBJECTIVE, GPUS = Guide("writing-an-objective.md"), Guide("gpus.md")
 
 
 @pytest.mark.parametrize(
     "guide",
-    [REWARD, MODEL, CHOOSY, OWN, OBJECTIVE],
-    ids=["reward", "model", "filter and buffer", "own", "objective"],
+    [REWARD, MODEL, CHOOSY, OWN, OBJECTIVE, GPUS],
+    ids=["reward", "model", "filter and buffer", "own", "objective", "gpus"],
 )
 def test_every_code_block_is_a_file_or_a_command(guide: Guide) -> None:
     blocks_of_commands = guide.code_blocks - len(guide.files)
@@ -66,6 +66,12 @@ def test_the_reward_plugin_has_twenty_lines() -> None:
     ast.parse(code)
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 20, f"{len(lines)} lines"
+
+
+def test_a_cluster_with_a_gpu_of_ones_own_is_planned(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.add_project(GPUS.files)
+    assert command.main(GPUS.of_slime("plan", "--fit")) == 0, capsys.readouterr().err
+    assert "layouts, by estimate for a40\n" in capsys.readouterr().out
 
 
 def test_the_filter_and_buffer_guide_works_as_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

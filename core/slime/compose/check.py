@@ -23,6 +23,7 @@ from slime.compose.rules import batch_problems, family_problems, layout_problems
 from slime.compose.sets import set_problems
 from slime.config import passthrough
 from slime.config.declare import MAX_DEVICES
+from slime.config.gpus import gpu_problems
 from slime.config.hf import NUM_LAYERS, config_folder
 from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
 from slime.config.megatron_fields import ACCEPTED
@@ -115,7 +116,7 @@ def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     """Values that are wrong whatever the others are: numbers out of bounds, other types, no names, no objective."""
     numbers = (problem for problem in _numbers(cfg) if not _follows(cfg, problem.where))
     named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
-    names = [*name_problems(named), *address_problems(cfg.cluster)]
+    names = [*name_problems(named), *address_problems(cfg.cluster), *gpu_problems(cfg.cluster)]
     names += environment_problems(cfg.cluster, cfg.rollout.engines)
     learns = (*objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins))
     return [*numbers, *_foreign(cfg), *names, *learns]

@@ -14,9 +14,10 @@ from typing import Any
 
 from slime.algo.stages import run_stages
 from slime.compose.derive import required_megatron
+from slime.config.gpus import gpu_of
 from slime.config.keys import value_of
 from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
-from slime.config.schema import RolloutConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, RolloutConfig, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.layout import Grid, divisors, listed, split_layers, trains_experts
@@ -46,7 +47,7 @@ def layout_problems(
     yield from _recomputed(model)
     yield from _heads(model, grid)
     yield from _experts(model, grid)
-    yield from _flex(cfg.cluster.on_gpus, model, grid)
+    yield from _flex(cfg.cluster, model, grid)
     yield from _stages(model, grid)
     drafts = any(rule.drafts for rule in mapping.rules)
     yield from _speculation(topology.groups, cfg.model.path, drafts=drafts)
@@ -140,13 +141,14 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
         )
 
 
-def _flex(on_gpus: bool, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
+def _flex(cluster: ClusterConfig, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
     """Whether DeepEP can exchange tokens between that number of ranks."""
     if model.get("moe_token_dispatcher_type") != "flex":
         return
     where, ranks = f"{MEGATRON}.moe_token_dispatcher_type", grid.etp * grid.ep
-    if not on_gpus:
-        yield SlimeError("is flex, whose DeepEP needs GPUs", where=where, todo="Remove it.")
+    gpu = gpu_of(cluster)
+    if not cluster.on_gpus or (gpu and not gpu.nvlink_gb_s):
+        yield SlimeError("is flex, whose DeepEP needs GPUs with NVLink", where=where, todo="Remove it.")
     elif ranks not in DEEPEP_RANKS:
         near = min(DEEPEP_RANKS, key=lambda size: abs(size - ranks))
         what = f"is flex, but DeepEP has no settings for {ranks} ranks that share experts"

@@ -25,6 +25,10 @@ class ClusterConfig:
     """GPUs a host (on cpu: trainer slots a host)."""
     num_trainers: int = key(1, DEVICES)
     """Trainer ranks over all hosts; the product of the parallel sizes must divide it."""
+    gpu: str | None = None
+    """The GPU, by its name in the table of docs/gpus.md (`h100`); empty: no seconds are estimated."""
+    gpu_row: dict[str, Any] = field(default_factory=dict)
+    """Numbers of a GPU without a row there, or those in which yours differs from its row (`memory_gb_s: 2000`)."""
     device_memory_mb: int | None = key(None, MIB)
     """MiB of memory of one GPU, as `nvidia-smi` shows it; empty: `slime plan` compares no phase with it."""
     host_memory_gb: float | None = key(None, Bound(1, 10**6))

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from slime.config.gpus import gpu_of
 from slime.config.schema import ClusterConfig
 from slime.topology.placement import HostDevices
 from slime.topology.topology import Topology
@@ -17,6 +18,7 @@ class Medium(enum.Enum):
     device = "device memory"
     host = "host memory"
     nvlink = "NVLink"
+    pcie = "PCIe"
     network = "network"
     disk = "disk"
 
@@ -56,4 +58,7 @@ def medium_between(cluster: ClusterConfig, source: HostDevices, target: HostDevi
     """What a process of one place reaches one of another through."""
     if source.node != target.node:
         return Medium.network
-    return Medium.nvlink if cluster.on_gpus else Medium.host
+    if not cluster.on_gpus:
+        return Medium.host
+    gpu = gpu_of(cluster)
+    return Medium.nvlink if gpu and gpu.nvlink_gb_s else Medium.pcie

@@ -150,6 +150,13 @@ def _largest_graph(group: EngineGroup) -> int:
     return -(-group.most_requests // (group.dp * step)) * step
 
 
+def prefill_chunk(memory_mib: float | None) -> int:
+    """Tokens of prompts in one pass (`chunked_prefill_size`), as SGLang chooses by a device's memory; one that nobody
+    told is taken to have 80 GiB."""
+    sizes = ((35, 2048), (60, 4096), (160, 8192))
+    return next((size for most, size in sizes if (memory_mib or 80 * 1024) < most * 1024), 16384)
+
+
 def graph_step(group: EngineGroup) -> int:
     """SGLang captures graphs of multiples of this many requests (`get_batch_sizes_to_capture`): where tensor-parallel
     ranks share out a batch's tokens, each needs as many."""

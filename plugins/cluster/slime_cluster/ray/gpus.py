@@ -14,17 +14,23 @@ from slime.errors import SlimeError
 
 SMI_S = 60.0
 MIB = 2**20
-QUERY = ("index", "uuid", "memory.total", "memory.used")
+QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device as nvidia-smi shows it; bytes."""
+    """One device as nvidia-smi shows it; bytes.
+
+    Attributes:
+        name: its number.
+        kind: the driver's name of it.
+    """
 
     name: str
     uuid: str
     total: float
     used: float
+    kind: str = ""
 
     @property
     def free(self) -> float:
@@ -58,8 +64,8 @@ def parse_gpus(table: str) -> list[Gpu]:
     """What nvidia-smi answers to `QUERY`."""
     rows = [[cell.strip() for cell in row] for row in csv.reader(table.splitlines())]
     return [
-        Gpu(index, uuid, int(total) * MIB, int(used) * MIB)
-        for index, uuid, total, used in (row for row in rows if len(row) == len(QUERY))
+        Gpu(index, uuid, int(total) * MIB, int(used) * MIB, kind)
+        for index, uuid, total, used, kind in (row for row in rows if len(row) == len(QUERY))
     ]
 
 

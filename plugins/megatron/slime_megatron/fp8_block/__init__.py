@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from slime.config.gpus import ROW, gpu_of
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
+    from slime.errors import SlimeError
     from slime.topology.quantization import Quantization
 
 
@@ -21,6 +24,17 @@ def slime_config_schemas() -> Mapping[str, type]:
     from slime_megatron.fp8_block.options import Fp8Rollout
 
     return {"quantization/fp8": Fp8Rollout}
+
+
+@hookimpl
+def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
+    gpu = gpu_of(cfg.cluster)
+    if gpu is None or getattr(cfg.rollout, "fp8", None) is None:
+        return []
+    from slime_megatron.fp8_block.config import gpu_problem
+
+    problem = gpu_problem(cfg.cluster.gpu or ROW, gpu.capability)
+    return [problem] if problem else []
 
 
 def _fp8() -> Quantization:

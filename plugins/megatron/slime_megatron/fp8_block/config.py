@@ -120,6 +120,17 @@ def fp8_format(config: Mapping[str, Any], where: str) -> Fp8Format:
     return Fp8Format(config.get("scale_fmt") == _POWERS_OF_TWO, names)
 
 
+def gpu_problem(name: str, capability: float) -> SlimeError | None:
+    """Why engines on this GPU take no FP8 publishes: SGLang changes the layout of FP8 weights while they load, on
+    Blackwell with scales rounded to powers of two, on GPUs before Ada for kernels that multiply in bf16. A publish
+    would not reach what it made."""
+    if 8.9 <= capability < 10:
+        return None
+    what = f"{name}: SGLang changes the layout of FP8 weights there, where no publish reaches"
+    todo = "Use GPUs of Hopper or Ada, or rollout.fp8=null: to run a checkpoint in FP8, convert it to bf16."
+    return SlimeError(what, where="rollout.fp8", todo=todo)
+
+
 class Fp8Blocks:
     """The quantization `fp8` (`slime.topology.quantization.Quantization`)."""
 

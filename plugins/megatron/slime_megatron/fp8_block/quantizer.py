@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slime.errors import SlimeError
 from slime_megatron.fp8_block.blocks import Quantized, dequantize, quantize_blocks
-from slime_megatron.fp8_block.config import BLOCK, Fp8Format
+from slime_megatron.fp8_block.config import BLOCK, Fp8Format, gpu_problem
 
 
 class Fp8Quantizer:
@@ -22,18 +21,13 @@ class Fp8Quantizer:
         """Refuse GPUs on which SGLang computes with other values than those it loads.
 
         Raises:
-            SlimeError: it changes the layout of FP8 weights while they load: on Blackwell with scales rounded to
-                powers of two, on GPUs before Ada for kernels that multiply in bf16. A publish would not reach what it
-                made.
+            SlimeError: see `gpu_problem`; a plan says it too, where `cluster.gpu` names the GPU.
         """
         if device.type != "cuda":
             return
         major, minor = torch.cuda.get_device_capability(device)
-        if major >= 10 or (major, minor) < (8, 9):
-            name = torch.cuda.get_device_name(device)
-            what = f"{name}: SGLang changes the layout of FP8 weights there, where no publish reaches"
-            todo = "Use H100 or H200 GPUs, or rollout.fp8=null: to run a checkpoint in FP8, convert it to bf16."
-            raise SlimeError(what, where="rollout.fp8", todo=todo)
+        if problem := gpu_problem(torch.cuda.get_device_name(device), float(f"{major}.{minor}")):
+            raise problem
 
     def quantize(self, matrices: Sequence[Tensor]) -> list[Quantized]:
         return quantize(matrices, powers_of_two=self.form.powers_of_two)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from slime.compose.compose import examine
 from slime.errors import SlimeError
-from slime_megatron.fp8_block.config import Fp8Format, fp8_format
+from slime_megatron.fp8_block.config import Fp8Format, fp8_format, gpu_problem
 
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 MATRIX = (256, 512)
@@ -73,3 +74,12 @@ def test_other_formats_are_refused_with_what_to_convert(change: dict[str, Any], 
         fp8_format({**DEEPSEEK, **change}, "folder/config.json")
     assert says in str(error.value)
     assert "slime convert bf16-to-fp8" in error.value.todo
+
+
+@pytest.mark.parametrize(("gpu", "fits"), [("h100", True), ("l40s", True), ("a100-80", False), ("b200", False)])
+def test_a_plan_refuses_fp8_on_gpus_whose_engines_change_its_layout(gpu: str, fits: bool) -> None:
+    words = ["+model=glm4.7-flash", "+cluster=h100x8", "rollout.fp8=block", f"cluster.gpu={gpu}"]
+    found = [str(problem) for problem in examine(words).problems if problem.where == "rollout.fp8"]
+    assert found == ([] if fits else [str(gpu_problem(gpu, 8.0))])
+    assert fits or found[0].startswith(f"rollout.fp8: {gpu}: SGLang changes the layout of FP8 weights there")
+    assert not examine([*words[:2], f"cluster.gpu={gpu}"]).problems

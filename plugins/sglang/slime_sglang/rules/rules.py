@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from slime.algo.stages import run_stages
+from slime.config.gpus import gpu_of
 from slime.config.schema import Role
 from slime.errors import SlimeError
 from slime.layout import divisors, listed
@@ -207,6 +208,11 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
         return
     if not asked.cluster.on_gpus:
         yield asked.problem("moe_a2a_backend", "is deepep, which needs GPUs", "Remove it.")
+        return
+    gpu = gpu_of(asked.cluster)
+    if gpu and not (gpu.nvlink_gb_s and gpu.capability >= 9):
+        what = "is deepep, which needs NVLink and compute capability 9.0"
+        yield asked.problem("moe_a2a_backend", what, "Remove it.")
         return
     if mode == "normal":
         yield asked.problem("deepep_mode", "is normal: SGLang drops every CUDA graph without a word", "Use auto.")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime.config.gpus import gpu_of
 from slime.config.schema import Role
 from slime.errors import SlimeError
-from slime.topology.server_fields import draft_fields, graph_step
+from slime.topology.server_fields import draft_fields, graph_step, prefill_chunk
 from slime_sglang.rules.asked import Asked
 
-CHUNK = 8192
-"""`chunked_prefill_size` that SGLang takes on an H100 or H200."""
 PREFILL_GRAPHS = ("cuda_graph_max_bs_prefill", "cuda_graph_bs_prefill")
 DECODE_GRAPHS = ("cuda_graph_max_bs_decode", "cuda_graph_bs_decode")
 SHAPE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
@@ -34,7 +33,8 @@ def _requests(asked: Asked) -> Iterator[SlimeError]:
 
 def _chunks(asked: Asked) -> Iterator[SlimeError]:
     """Data-parallel ranks share a chunk of prompts, and each has whole pages."""
-    chunk, dp = asked.get("chunked_prefill_size") or CHUNK, asked.group.dp
+    chunk = asked.get("chunked_prefill_size") or prefill_chunk(asked.cluster.device_memory_mb)
+    dp = asked.group.dp
     page = asked.get("page_size") or asked.page
     if asked.group.role is not Role.decode and chunk > 0 and (chunk // dp % page or chunk < dp):
         above = -(-chunk // (dp * page)) * dp * page
@@ -98,9 +98,18 @@ def _drafts(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _kernels(asked: Asked) -> Iterator[SlimeError]:
-    if asked.get("enable_single_batch_overlap") and asked.cluster.on_gpus:
+    """Kernels that the run's GPUs do not have, where their kind is known."""
+    gpu = gpu_of(asked.cluster)
+    if gpu is None:
+        return
+    if asked.get("enable_single_batch_overlap") and gpu.architecture == 9:
         what = "needs kernels that Hopper GPUs do not have"
         yield asked.problem("enable_single_batch_overlap", what, "Remove it.")
+    latent = bool(asked.model.get("multi_latent_attention"))
+    for key in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        if asked.get(key) == "fa3" and gpu.architecture != 9 and (latent or gpu.architecture != 8):
+            what = f"is fa3, which has no kernels for compute capability {gpu.capability:g}{' and latents' * latent}"
+            yield asked.problem(key, what, "Remove it, and SGLang chooses.")
 
 
 def _other_ranks(asked: Asked) -> Iterator[SlimeError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -122,3 +123,36 @@ def test_on_a_cpu_nothing_drafts(algorithm: str) -> None:
     assert [str(problem) for problem in examine([*words, "+cluster=local"]).problems] == []
     on_gpus = examine([*drafts, "+cluster=h100x1"]).problems
     assert not any("on GPUs alone" in str(problem) for problem in on_gpus)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "gpu", "says"),
+    [
+        ({"attention_backend": "fa3"}, DENSE, "rtx5090", "attention_backend: is fa3, .* compute capability 12. Remove"),
+        ({"decode_attention_backend": "fa3"}, LATENT, "a100-80", "is fa3, .* compute capability 8 and latents"),
+        ({"enable_single_batch_overlap": True}, MOE, "h200", "needs kernels that Hopper GPUs do not have"),
+        ({"tp_size": 16, **DEEPEP}, MOE, "l40s", "moe_a2a_backend: is deepep, which needs NVLink"),
+        ({"tp_size": 16, **DEEPEP}, MOE, "a100-80", "moe_a2a_backend: is deepep, which needs NVLink and .* 9.0"),
+        ({**WIDE, "enable_dp_attention": True}, DENSE, "rtx4090", None),
+        ({"attention_backend": "fa3"}, DENSE, "a100-80", None),
+        ({"attention_backend": "fa3"}, LATENT, "h100", None),
+        ({"attention_backend": "fa3"}, LATENT, None, None),
+        ({"enable_single_batch_overlap": True}, MOE, "b200", None),
+    ],
+)
+def test_kernels_of_other_gpus(
+    base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any], gpu: str | None, says: str | None
+) -> None:
+    cfg = copy.deepcopy(base)
+    cfg.cluster.gpu = gpu
+    found = [one for one in problems(cfg, fields, model) if re.search("fa3|Hopper|NVLink", one)]
+    assert bool(found) == bool(says), found
+    assert not says or re.search(says, found[0]), found
+
+
+def test_the_chunk_of_prompts_is_that_of_the_gpus_memory(base: SlimeConfig) -> None:
+    """24 ranks share 2,048 tokens on a GPU of 24 GB: SGLang's `_handle_gpu_memory_settings`."""
+    cfg = copy.deepcopy(base)
+    cfg.cluster.device_memory_mb = 24564
+    found = problems(cfg, {"tp_size": 24, "dp_size": 24, **ATTENTION}, {**SPARSE, "num_attention_heads": 24})
+    assert any("chunked_prefill_size: is 2048, of which each of 24" in one for one in found), found

@@ -1,7 +1,8 @@
 """How long a step of a layout takes, part by part: an estimate from sizes alone, to put layouts in order. No torch.
 
-The rates are those of H100s and H200s with 400 Gb/s a GPU between hosts; a test holds the sum against training that was
-measured (`benchmarks/results/train-h200.md`). Parts that overlap in a real run are added up here.
+Rates are a share of what the GPU's data sheet promises, and 400 Gb/s a GPU between hosts. The shares are those of H100s
+and H200s; a test holds the sum against training that was measured (`benchmarks/results/train-h200.md`). Parts that
+overlap in a real run are added up here.
 """
 
 from __future__ import annotations
@@ -11,25 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.algo.stages import run_stages
-from slime.config.schema import SlimeConfig
+from slime.config.gpus import GPU, HOW_TO_NAME, gpu_of
+from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.engines.limits import longest_of
+from slime.errors import SlimeError
 from slime.layout import Grid, split_layers
 from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
 from slime.types import RL
 from slime_tools.memory.trainer import TrainerRank
-from slime_tools.publish.seconds import NETWORK
+from slime_tools.publish.seconds import LINK, NETWORK
 
-MATMUL = 0.55 * 989e12
-"""FLOP/s of a GPU's matrix products in bf16: 55 % of what the maker promises."""
 LAYER_S = 1e-3
 """Seconds of a layer's small kernels, forward and backward, each micro-batch; a stage is no faster than that."""
 EXCHANGE_S = 2e-4
 """Seconds that a layer waits for one exchange inside a host, whatever its size; between hosts half as long again."""
-NVLINK, PCIE = 300e9, 50e9
-"""Bytes/s of a GPU, each way."""
-HBM = 3.0e12
-"""Bytes/s that a GPU reads of its own memory."""
 CPU_ADAM_RANK, CPU_ADAM_HOST = 1.5e9, 7e9
 """Parameters/s that Adam on the CPU renews, of one rank and of all ranks of a host."""
 MEAN_LENGTH = 0.5
@@ -39,6 +36,40 @@ PEER_S = 1e-5
 BF16 = 2
 MOVES = "moves to and from the host"
 """Of a colocated trainer, once a rollout there and back."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU does in a second.
+
+    Attributes:
+        products: FLOP of matrix products in bf16.
+        memory: bytes that it reads of its own memory.
+        link: bytes to another GPU of its host, each way.
+        host: bytes to its host's memory, each way.
+    """
+
+    products: float
+    memory: float
+    link: float
+    host: float
+
+    @classmethod
+    def of(cls, cluster: ClusterConfig) -> Rates:
+        """Of the cluster's GPUs.
+
+        Raises:
+            SlimeError: nobody says which these are.
+        """
+        gpu = gpu_of(cluster)
+        if gpu is None:
+            raise SlimeError("--fit needs the rates of a GPU", where=GPU, todo=HOW_TO_NAME)
+        return cls(
+            products=0.55e12 * gpu.bf16_tflops,
+            memory=3000 / 3350 * 1e9 * gpu.memory_gb_s,
+            link=LINK * 1e9 * gpu.link_gb_s,
+            host=50 / 64 * 1e9 * gpu.host_gb_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +115,7 @@ class Layout:
     Attributes:
         cap: tokens of a micro-batch of one context-parallel group.
         per_node: GPUs a host.
+        rates: of its GPUs.
         deepep: exchanges the experts' tokens, and sends each once a host.
     """
 
@@ -92,6 +124,7 @@ class Layout:
     cap: int
     per_node: int
     cpu_adam: bool
+    rates: Rates
     deepep: bool = False
 
     @property
@@ -118,7 +151,9 @@ def training_seconds(
     uneven = UNEVEN_EXPERTS if grid.ep > 1 else 1.0
     by_stage = [trained.stage(layers, is_last=layers is stages[-1], uneven=uneven) for layers in stages]
     slowest = by_stage.index(max(by_stage))
-    forward = by_stage[slowest] * pack / (grid.tp * grid.cp) / MATMUL + LAYER_S / 3 * len(stages[slowest])
+    forward = by_stage[slowest] * pack / (grid.tp * grid.cp) / layout.rates.products + LAYER_S / 3 * len(
+        stages[slowest]
+    )
     parts = {"compute": batches * products * forward, "recomputation": batches * layout.recomputes * forward}
     exchanged = _exchanges(layout, trained, stages[slowest], pack, passes)
     for name, seconds in exchanged.items():
@@ -134,7 +169,7 @@ def training_seconds(
         parts["critic"] = again + batches * (forward + sum(exchanged.values()) / passes)
     steps = work.optimizer_steps * work.epochs
     parts = {name: seconds * steps / (work.epochs if name == "log-probs" else 1) for name, seconds in parts.items()}
-    parts[MOVES] = 2 * max(_moved(rank) for rank in ranks) / PCIE
+    parts[MOVES] = 2 * max(_moved(rank) for rank in ranks) / layout.rates.host
     return {name: seconds for name, seconds in parts.items() if seconds}
 
 
@@ -165,7 +200,7 @@ def _exchanges(
         hosts = max(1, group // layout.per_node)
         copies = min(model["moe_router_topk"], hosts) if layout.deepep else model["moe_router_topk"]
         volume = of_rank / grid.tp * grid.etp * hidden
-        inside = volume * model["moe_router_topk"] / hosts / NVLINK
+        inside = volume * model["moe_router_topk"] / hosts / layout.rates.link
         outside = volume * copies * (hosts - 1) / hosts / NETWORK
         wait = EXCHANGE_S + PEER_S * (group - 1)
         found["expert parallel"] = routed * 2 * (passes - 1) * (inside + outside + wait)
@@ -173,7 +208,7 @@ def _exchanges(
 
 
 def _rate(layout: Layout, ranks: int) -> float:
-    return NVLINK if ranks <= layout.per_node else NETWORK
+    return layout.rates.link if ranks <= layout.per_node else NETWORK
 
 
 def _gradients(layout: Layout, rank: TrainerRank) -> float:
@@ -181,12 +216,12 @@ def _gradients(layout: Layout, rank: TrainerRank) -> float:
     grid, seconds = layout.grid, 0.0
     for held, replicas in ((rank.held.dense, grid.dp * grid.cp), (rank.held.experts, grid.edp)):
         inside = grid.world_size // grid.pp <= layout.per_node
-        seconds += held * (4 + BF16) * (replicas - 1) / replicas / (NVLINK if inside else NETWORK)
+        seconds += held * (4 + BF16) * (replicas - 1) / replicas / (layout.rates.link if inside else NETWORK)
     return seconds
 
 
 def _optimizer(layout: Layout, rank: TrainerRank) -> float:
     if not layout.cpu_adam:
-        return 30 * rank.owned / HBM
+        return 30 * rank.owned / layout.rates.memory
     ranks = min(layout.per_node, layout.grid.world_size)
-    return max(rank.owned / CPU_ADAM_RANK, rank.owned * ranks / CPU_ADAM_HOST) + 6 * rank.owned / PCIE
+    return max(rank.owned / CPU_ADAM_RANK, rank.owned * ranks / CPU_ADAM_HOST) + 6 * rank.owned / layout.rates.host

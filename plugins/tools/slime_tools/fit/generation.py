@@ -11,7 +11,7 @@ from slime.config.paths import exists, resolve_rows
 from slime.config.schema import EvalConfig, EvalSetConfig, SlimeConfig
 from slime.data.shards import row_files
 from slime.engines.limits import longest_of
-from slime_tools.fit.estimate import BF16, HBM, MEAN_LENGTH, NVLINK, Work
+from slime_tools.fit.estimate import BF16, MEAN_LENGTH, Rates, Work
 from slime_tools.memory.engine import EngineRank
 from slime_tools.publish.seconds import NETWORK
 
@@ -115,19 +115,20 @@ def _step(cfg: SlimeConfig, rank: EngineRank, running: float, written: float) ->
     read = rank.weight_bytes - rank.expert_bytes * (1 - met)  # attention is read whole by every step
     read += written / group.dp * rank.pool_bytes / rank.pool_tokens
     exchanges = 2 * _exchange(cfg, rank, running) if group.tp > 1 else 0.0
-    return read / HBM + rank.num_layers * (LAYER_S + exchanges)
+    return read / Rates.of(cfg.cluster).memory + rank.num_layers * (LAYER_S + exchanges)
 
 
 def _exchange(cfg: SlimeConfig, rank: EngineRank, running: float) -> float:
     """Of the hidden states of all requests: a sum over the engine, or its experts' tokens there and back."""
     model, group, per_node = rank.model, rank.group, cfg.cluster.devices_per_node
     hosts = -(-group.devices_per_engine // per_node)
+    link = Rates.of(cfg.cluster).link
     volume = float(running * model["hidden_size"] * BF16)
     if group.spreads_experts:  # a token goes once to each host that has an expert of it
         copies = int(model["moe_router_topk"])
-        inside = volume / group.dp * copies / NVLINK
+        inside = volume / group.dp * copies / link
         outside = volume / group.dp * min(copies, hosts) * (hosts - 1) / hosts / NETWORK
     else:  # by all network cards of a host
-        inside = 2 * volume / NVLINK
+        inside = 2 * volume / link
         outside = 2 * volume * (hosts - 1) / hosts / (NETWORK * min(per_node, group.devices_per_engine))
     return EXCHANGE_S + BETWEEN_HOSTS_S * math.log2(hosts) + inside + outside * (hosts > 1)

@@ -25,6 +25,7 @@ from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import Composed, examine
+from slime.config.gpus import gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import Role, SlimeConfig
 from slime.engine_client.client import Engine
@@ -36,7 +37,7 @@ from slime.run_dir import RunDir
 from slime.topology.topology import read_topology
 from slime.train.packing import pack_for
 from slime.types import ADVANTAGES, PREFERENCE, ROLLOUT_LOGPROBS, TrainSample
-from slime_tools.fit.estimate import MOVES, Layout, Work, training_seconds
+from slime_tools.fit.estimate import MOVES, Layout, Rates, Work, training_seconds
 from slime_tools.memory.estimate import GpuMemory
 from slime_tools.memory.memory_plan import MemoryPlan
 from slime_tools.memory.trainer import GIB, Phase
@@ -252,7 +253,7 @@ def _head(cfg: SlimeConfig, step: FullStep) -> Iterator[str]:
 
 def _table(composed: Composed, step: FullStep, measured: Sequence[Measured]) -> Iterator[str]:
     plan = composed.memory.plan if isinstance(composed.memory, GpuMemory) else None
-    estimated = _estimated(plan, step) if plan else {}
+    estimated = _estimated(plan, step) if plan and gpu_of(plan.cfg.cluster) else {}
     heads = {"seconds": 10, "estimated": 11, "device, GiB": 13, "predicted": 11, "host, GiB": 11, "predicted ": 12}
     yield f"{'':<10}" + "".join(f"{head.rstrip():>{width}}" for head, width in heads.items())
     for one in measured:
@@ -272,6 +273,7 @@ def _estimated(plan: MemoryPlan, step: FullStep) -> dict[str, float]:
         plan.tokens,
         cfg.cluster.devices_per_node,
         bool(cfg.train.optimizer.get("optimizer_cpu_offload")),
+        Rates.of(cfg.cluster),
         plan.model.get("moe_flex_dispatcher_backend") == "deepep",
     )
     parts = training_seconds(work, ForwardFlops(plan.model, plan.weights, step.longest), layout, plan.trainers)

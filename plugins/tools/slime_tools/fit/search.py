@@ -35,7 +35,7 @@ from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology, read_topology
 from slime_tools.fit.candidate import Candidate, published
 from slime_tools.fit.engines import engine_changes
-from slime_tools.fit.estimate import Layout, Work, training_seconds, work_of
+from slime_tools.fit.estimate import Layout, Rates, Work, training_seconds, work_of
 from slime_tools.fit.generation import engine_seconds
 from slime_tools.memory.memory_plan import MemoryPlan, most
 from slime_tools.memory.problems import memory_problems
@@ -143,6 +143,7 @@ class _Search:
     hf: HfConfig
     memory: MemoryPlan
     work: Work
+    rates: Rates
     _held: dict[Any, list[Held]] = field(default_factory=dict)
     _too_large: set[int] = field(default_factory=set)
 
@@ -158,9 +159,9 @@ class _Search:
         if name := unknown_parameter(mapping):
             todo = "Try layouts with 'slime plan' and 'slime probe'."
             raise SlimeError(f"nobody told the size of '{name}'", where=f"model family {cfg.model.family}", todo=todo)
-        model = keywords_of(cfg.train.megatron, bridge, hf)
-        memory = MemoryPlan.of(sizes_of(composed.topology or Topology(cfg, ()), model, mapping))
-        return cls(cfg, plugins, hf, memory, work_of(cfg))
+        topology, model = composed.topology or Topology(cfg, ()), keywords_of(cfg.train.megatron, bridge, hf)
+        memory = MemoryPlan.of(sizes_of(topology, model, mapping))
+        return cls(cfg, plugins, hf, memory, work_of(cfg), Rates.of(cfg.cluster))
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -323,9 +324,8 @@ class _Search:
         return [TrainerRank(held=of_stage, grid=grid, stage=stage, **bare) for stage, of_stage in enumerate(held)]
 
     def _seconds(self, grid: Grid, megatron: Changes, cap: int, offloads: bool) -> dict[str, float]:
-        deepep = megatron.get("moe_token_dispatcher_type") == "flex"
-        per_node = self.cfg.cluster.devices_per_node
-        layout = Layout(grid, {**self._bare, **megatron}, cap, per_node, offloads, deepep)
+        deepep, per_node = megatron.get("moe_token_dispatcher_type") == "flex", self.cfg.cluster.devices_per_node
+        layout = Layout(grid, {**self._bare, **megatron}, cap, per_node, offloads, self.rates, deepep)
         return training_seconds(self.work, self._trained, layout, self._ranks(grid, megatron, offloads))
 
     @staticmethod

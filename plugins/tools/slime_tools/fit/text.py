@@ -14,6 +14,7 @@ from slime_tools.fit.estimate import MOVES, work_of
 from slime_tools.fit.generation import EVALUATION, GENERATION, held_out_prompts
 from slime_tools.fit.search import Fitted
 from slime_tools.memory.memory_plan import MARGIN, most
+from slime_tools.memory.problems import gpu_warnings
 from slime_tools.memory.trainer import GIB
 
 EXCHANGES = ("tensor parallel", "context parallel", "expert parallel", "pipeline sends")
@@ -40,13 +41,15 @@ def _lines(composed: Composed, fitted: Fitted) -> Iterator[str]:
     first = fitted.candidates[0]
     steps = f"{work.optimizer_steps} optimizer step{'s' if work.optimizer_steps > 1 else ''}"
     steps += f" in each of {work.epochs} epochs" if work.epochs > 1 else ""
-    yield f"{cfg.model.name} on {cfg.cluster.name}: the fastest of {fitted.num_tried} layouts, by estimate"
+    kind = f" for {cfg.cluster.gpu}" if cfg.cluster.gpu else ""
+    yield f"{cfg.model.name} on {cfg.cluster.name}: the fastest of {fitted.num_tried} layouts, by estimate{kind}"
     longest = f"the longest {work.longest:,.0f}"
     if work.over_sampling > 1:
         longest += ", which over-sampling does not wait for"
     yield f"  seconds of {work.sequences:,} sequences of {work.tokens:,.0f} tokens in the mean, {longest}; {steps}"
     yield from _evaluated(cfg)
     yield f"  each leaves {MARGIN:.1%} of a GPU free; * is the layout that the config has; 'slime probe' measures one"
+    yield from (f"  {warning}" for warning in gpu_warnings(cfg.cluster))
     yield ""
     sizes = "".join(f"{name:>5}" for name in ("TP", "PP", "CP", "EP", "ETP", "DP"))
     yield f"   {sizes}  tokens a pack  recompute  Adam  {'engines':<16}" + "".join(f"{name:>9}" for name in _heads())

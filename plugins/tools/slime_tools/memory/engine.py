@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from slime.config.gpus import Gpu
 from slime.config.schema import Role
 from slime.models.blocks import BuildingBlock, Cache
 from slime.models.shapes import Block, Cut, Model
@@ -25,15 +26,23 @@ from slime.topology.server_fields import (
     drafts_with_own_layer,
     most_running,
     num_draft_tokens,
+    prefill_chunk,
     requests_per_rank,
     uses_deepep,
 )
-from slime_tools.memory.serving import INPUTS, attention_buffers, num_prefill_graphs, request_table, table_rows
+from slime_tools.memory.serving import (
+    INPUTS,
+    MULTIPROCESSORS,
+    attention_buffers,
+    num_prefill_graphs,
+    request_table,
+    table_rows,
+)
 from slime_tools.memory.trainer import DEEPEP, GIB, HANDOVER, TRAINING, Phase, Table
 from slime_tools.memory.trainer import NCCL as COMMUNICATOR
 
 CONTEXT = 0.9 * GIB
-"""CUDA context and kernels of an engine rank, on an H200."""
+"""CUDA context and kernels of an engine rank, as an H200 showed it; of other GPUs it was not measured."""
 NCCL = 0.6 * GIB
 """Communicators of an engine of several ranks."""
 MIB = 2**20
@@ -56,6 +65,7 @@ class EngineRank:
         form: how it holds weights; None: in bf16.
         num_sources: trainer ranks that hand it weights.
         broadcasts: over a process group each.
+        gpu: its kind of device, if that is known.
     """
 
     group: EngineGroup
@@ -68,6 +78,7 @@ class EngineRank:
     form: WeightFormat | None = None
     num_sources: int = 1
     broadcasts: bool = False
+    gpu: Gpu | None = None
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.group.sglang.get(key, default)
@@ -214,12 +225,10 @@ class EngineRank:
     @property
     def chunk(self) -> int:
         """Tokens of prompts in one pass, of all data-parallel ranks; SGLang's own number goes by a device's memory."""
-        sizes = ((35, 2048), (60, 4096), (160, 8192))
-        memory = 80.0 if self.device_bytes is None else self.device_bytes / GIB
         given: int | None = self.get("chunked_prefill_size")
         if given is not None:
             return given if given > 0 else int(self.get("max_prefill_tokens") or 16384)
-        return next((size for most, size in sizes if memory < most), 16384)
+        return prefill_chunk(None if self.device_bytes is None else self.device_bytes / MIB)
 
     @property
     def request_table(self) -> float:
@@ -242,10 +251,9 @@ class EngineRank:
     def attention(self) -> float:
         """Buffers of CUDA graphs, and of all inputs."""
         model, latent = self.model, bool(self.model.get("multi_latent_attention"))
-        large = self.device_bytes is None or self.device_bytes > 60e9
         value = model["kv_lora_rank"] if latent else model.get("kv_channels") or 128
         kept = attention_buffers(
-            self.get("attention_backend") or ("fa3" if large else "flashinfer"),
+            self.get("attention_backend") or self._own_attention,
             self.largest_batch if self.has_graphs else 0,
             self.longest_context,
             max(1, model["num_attention_heads"] // self.group.attention_tp),
@@ -253,8 +261,21 @@ class EngineRank:
             latent=latent,
             drafted=self._drafted,
             steps=int(draft_fields(self.group.sglang).get("speculative_num_steps", 0)),
+            multiprocessors=self.gpu.multiprocessors if self.gpu else MULTIPROCESSORS,
         )
         return kept + INPUTS * max(self.pool_tokens or 0, self.chunk // self.group.dp)
+
+    @property
+    def _own_attention(self) -> str:
+        """SGLang's choice (`_get_default_attn_backend`). A GPU that nobody named is taken for a Hopper where it has the
+        memory of one: their buffers are the smallest."""
+        large = self.device_bytes is None or self.device_bytes > 60e9
+        architecture = self.gpu.architecture if self.gpu else 9 if large else 8
+        if architecture == 9:
+            return "fa3"
+        if self.model.get("multi_latent_attention"):
+            return "flashinfer" if architecture == 10 else "triton"
+        return "trtllm_mha" if architecture == 10 else "flashinfer"
 
     @property
     def has_graphs(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slime.algo.stages import run_stages
+from slime.config.gpus import gpu_of
 from slime.config.schema import SlimeConfig
 from slime.engines.limits import longest_sequence
 from slime.layout import Grid, split_layers
@@ -191,6 +192,7 @@ class MemoryPlan(ModelSizes):
                 self.topology.weight_format,
                 self.cfg.weights.num_sources,
                 self.topology.transport == BROADCAST,
+                gpu_of(self.cfg.cluster),
             )
             for group in self.topology.groups
         }
@@ -200,9 +202,10 @@ class MemoryPlan(ModelSizes):
         """A rank of every frozen group whose model's sizes are known. What it is asked is taken to be as long as a
         sample."""
         longest = longest_sequence(self.cfg)[0] if self.topology.generates else 1
+        gpu = gpu_of(self.cfg.cluster)
         known = ((group, self.frozen[group.name]) for group in self.topology.frozen if group.name in self.frozen)
         return {
-            group.name: EngineRank(group, other.model, other.weights, longest, self.device_bytes)
+            group.name: EngineRank(group, other.model, other.weights, longest, self.device_bytes, gpu=gpu)
             for group, other in known
         }
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from slime.algo.stages import run_stages
 from slime.config.changes import Changes, changed, in_words
+from slime.config.gpus import GPU, HOW_TO_NAME, ROW, gpu_of
+from slime.config.schema import ClusterConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.topology.placement import BY_TURNS, SAVER
@@ -36,8 +38,22 @@ def memory_problems(plan: MemoryPlan) -> Iterator[SlimeError]:
             yield SlimeError(what, where="memory a host", todo=_remedy_of_host(plan, host))
 
 
+def gpu_warnings(cluster: ClusterConfig) -> Iterator[SlimeError]:
+    """What a plan does not know of GPUs without a row, and a memory that is not that of the row."""
+    gpu, memory = gpu_of(cluster), cluster.device_memory_mb
+    if gpu is None:
+        what = "is not set: no seconds are estimated, and kernels are not held against what the GPU can do"
+        yield SlimeError(what, where=GPU, todo=HOW_TO_NAME)
+    elif memory and not 0.95 < memory / gpu.memory_mib < 1.05:
+        has = f"{cluster.gpu or 'the GPU'} has {gpu.memory_mib:,.0f}"
+        todo = f"Set {GPU}, or {ROW}.memory_mib={memory} if the rates of that row are right."
+        what = f"is {memory:,}, but {has}: seconds would be another GPU's"
+        yield SlimeError(what, where="cluster.device_memory_mb", todo=todo)
+
+
 def memory_warnings(plan: MemoryPlan) -> Iterator[SlimeError]:
-    """A phase that fits by less than the error of its prediction."""
+    """A phase that fits by less than the error of its prediction, and what is not known of the GPU."""
+    yield from gpu_warnings(plan.topology.cluster)
     if plan.device_bytes is None or plan.room is None:
         return
     fullest = max(plan.devices, key=most)

@@ -6,8 +6,8 @@ with the context that a model was published with, whatever a run uses of it.
 
 from __future__ import annotations
 
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
+MULTIPROCESSORS = 256
+"""Of a GPU that nobody named: more than any has."""
 INPUTS = 48
 """Bytes of a token in the fixed input buffers: id, position and place in the pool, and three positions of images."""
 FLASHINFER = 384 * 2**20
@@ -34,7 +34,16 @@ def request_table(rows: int, context: int, drafted: int) -> int:
 
 
 def attention_buffers(
-    backend: str, requests: int, context: int, heads: float, value: int, *, latent: bool, drafted: int, steps: int
+    backend: str,
+    requests: int,
+    context: int,
+    heads: float,
+    value: int,
+    *,
+    latent: bool,
+    drafted: int,
+    steps: int,
+    multiprocessors: float = MULTIPROCESSORS,
 ) -> float:
     """What attention keeps so that CUDA graphs of `requests` find it at one address (`init_cuda_graph_state`).
 
@@ -46,10 +55,11 @@ def attention_buffers(
         latent: keys and values are one latent.
         drafted: tokens that a decode step brings for a request, 0 without drafts.
         steps: of drafts.
+        multiprocessors: of the GPU.
     """
     rows = requests * max(drafted, 1)
     if backend == "triton":  # 8 bytes of a place, 1 of a mask, and each part of a sum that splits put together, in fp32
-        splits = max(8, min(_power_of_2(MULTIPROCESSORS), _power_of_2(-(-context // 32)))) if latent else 8
+        splits = max(8, min(_power_of_2(int(multiprocessors)), _power_of_2(-(-context // 32)))) if latent else 8
         row = 8 * context + 4 * heads * splits * (value + 1)
         return rows * (context + row) + (rows + steps * requests) * row * bool(drafted)
     if backend == "flashinfer":  # 4 bytes of a place, 1 of a mask

@@ -22,7 +22,7 @@ def run(args: Namespace) -> None:
     cfg = ready(composed).cfg
     assert composed.topology, "the config has no problems"
     from slime.run_dir import RunDir
-    from slime_tools.preflight.hosts import complaint, preflight
+    from slime_tools.preflight.hosts import complaint, notes, preflight
 
     with RunDir.open(Path(cfg.run.dir) / cfg.run.name) as run:
         found = preflight(composed.topology, run)
@@ -30,5 +30,7 @@ def run(args: Namespace) -> None:
         print(printable(f"{host:<20} {'not ready' if seen.faults else 'ready'}"))
         for name, value in seen.facts.items():
             print(printable(f"  {name:<20} {value}"))
+    for note in notes(found):
+        print(printable(note))
     if error := complaint(found):
         raise error

@@ -21,10 +21,12 @@ from pathlib import Path
 import psutil
 
 from slime import plugins
+from slime.config.gpus import Gpu, table
 from slime.config.paths import resolve
 from slime.errors import SlimeError, did_you_mean
 from slime.files import free_bytes, human_bytes
-from slime_cluster.ray.gpus import MIB, Gpu, read_gpus
+from slime_cluster.ray.gpus import MIB, read_gpus
+from slime_cluster.ray.gpus import Gpu as SeenGpu
 
 IMPORT_S = 120.0
 INFINIBAND = Path("/sys/class/infiniband")
@@ -46,12 +48,14 @@ class Devices:
         count: how many.
         total: bytes that the plan gives each; None: it was not told.
         peak: bytes that the fullest one needs, 0 if that is not known.
+        gpu: the row that the plan computes with, and its name; none: it was not told.
         are_first: they are the first that can be seen, as in a Ray of the run's own; otherwise any.
     """
 
     count: int
     total: float | None = None
     peak: float = 0.0
+    gpu: tuple[str, Gpu] | None = None
     are_first: bool = True
 
 
@@ -102,12 +106,14 @@ class HostFacts:
         host: its own name for itself.
         clock: seconds since the epoch.
         facts: for the reader, by what they are of.
+        notes: what stops no run, but is not as planned.
     """
 
     host: str
     clock: float
     faults: Sequence[Fault]
     facts: Mapping[str, str]
+    notes: Sequence[str] = ()
 
 
 def check_host(wanted: Wanted) -> HostFacts:
@@ -127,8 +133,9 @@ def check_host(wanted: Wanted) -> HostFacts:
     facts = {"memory": human_bytes(memory)}
     if gpus:
         facts["GPUs"] = ", ".join(f"{gpu.name} {human_bytes(gpu.free)}" for gpu in gpus)
+    notes = list(_other_kind(wanted.devices, gpus)) if wanted.devices else []
     free = {folder: human_bytes(free_bytes(Path(folder))) for folder in wanted.space}
-    return HostFacts(socket.gethostname(), time.time(), faults, facts | free)
+    return HostFacts(socket.gethostname(), time.time(), faults, facts | free, notes)
 
 
 def read_software() -> Software:
@@ -236,7 +243,25 @@ def _infiniband(names: Sequence[str]) -> Iterator[Fault]:
             yield Fault(f"no port of {name} is active ({', '.join(states)})", todo)
 
 
-def _devices(wanted: Devices, gpus: Sequence[Gpu]) -> Iterator[Fault]:
+def _other_kind(wanted: Devices, gpus: Sequence[SeenGpu]) -> Iterator[str]:
+    """Says which GPU is another than the one that the plan computes with."""
+    if wanted.gpu is None:
+        return
+    name, planned = wanted.gpu
+    taken = gpus[: wanted.count] if wanted.are_first else gpus
+    other = next((gpu for gpu in taken if not _seen_as(planned.device_name, gpu.kind)), None)
+    if other:
+        known = next((row for row, gpu in table().items() if _seen_as(gpu["device_name"], other.kind)), None)
+        todo = f"Set cluster.gpu={known}" if known else "Describe it by cluster.gpu_row (docs/gpus.md)"
+        yield f"GPU {other.name} is {other.kind}, the plan counts on {name}. {todo} and plan again."
+
+
+def _seen_as(device_name: str, driver_name: str) -> bool:
+    """Whether a row is that of a device that its driver calls `NVIDIA A100-SXM4-40GB`, for instance."""
+    return set(device_name.split()) <= set(re.findall(r"[^\W_]+", driver_name))
+
+
+def _devices(wanted: Devices, gpus: Sequence[SeenGpu]) -> Iterator[Fault]:
     if len(gpus) < wanted.count:
         seen = f"{len(gpus)} GPUs are to be seen, the run takes {wanted.count}"
         yield Fault(seen, "See 'nvidia-smi' and CUDA_VISIBLE_DEVICES there, or lower cluster.devices_per_node.")

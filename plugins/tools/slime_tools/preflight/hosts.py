@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +16,12 @@ from slime.checkpoints import published
 from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
 from slime.cluster.ray_starter import ray_here
+from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
 from slime.config.schema import CheckpointConfig, ClusterConfig, ModelConfig, Role, RolloutConfig
 from slime.errors import SlimeError
+from slime.printable import printable
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
 from slime.sizes.version import version_bytes
@@ -53,8 +56,11 @@ class Hosts:
     """The preflight `hosts`: software, GPUs, memory, disk, folders, clocks and ports (`slime.cluster.preflight`)."""
 
     def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
-        if error := complaint(look(read_wanted(topology, run, writes=writes), nodes, _names(topology.cluster))):
+        found = look(read_wanted(topology, run, writes=writes), nodes, _names(topology.cluster))
+        if error := complaint(found):
             raise error
+        for note in notes(found):
+            print(printable(note), file=sys.stderr, flush=True)
 
 
 def complaint(found: Mapping[str, HostFacts]) -> SlimeError | None:
@@ -67,6 +73,15 @@ def complaint(found: Mapping[str, HostFacts]) -> SlimeError | None:
         return None
     what = "; ".join(f"{', '.join(names)}: {fault.what.rstrip('.')}" for fault, names in hosts.items())
     return SlimeError(what, where="preflight", todo=" ".join(dict.fromkeys(fault.todo for fault in hosts)))
+
+
+def notes(found: Mapping[str, HostFacts]) -> list[str]:
+    """What is not as planned and stops no run, with the hosts that it is so on."""
+    hosts: dict[str, list[str]] = {}
+    for host, seen in found.items():
+        for note in seen.notes:
+            hosts.setdefault(note, []).append(host)
+    return [f"preflight: {', '.join(names)}: {note}" for note, names in hosts.items()]
 
 
 def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
@@ -124,7 +139,7 @@ def _answer(answer: ObjectRef[HostFacts], since: float, until: float) -> HostFac
     except ray.exceptions.RayError as error:
         words = str(error).strip().splitlines()[-1]
         return HostFacts("", 0.0, [Fault(f"it could not be looked at: {words}", "Run 'slime plugins' there.")], {})
-    return HostFacts(seen.host, seen.clock, [*seen.faults, *_clock(seen.clock, since, until)], seen.facts)
+    return HostFacts(seen.host, seen.clock, [*seen.faults, *_clock(seen.clock, since, until)], seen.facts, seen.notes)
 
 
 def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
@@ -175,11 +190,12 @@ def _folders(model: ModelConfig, rollout: RolloutConfig) -> Iterator[tuple[str, 
 
 
 def _devices(topology: Topology, plan: MemoryPlan | None) -> Devices:
-    total = topology.cluster.device_memory_mb
+    total, gpu = topology.cluster.device_memory_mb, gpu_of(topology.cluster)
     return Devices(
         count=max(place.devices.stop for place in topology.places),
         total=None if total is None else float(total * MIB),
         peak=max(place.table.total(place.table.peak) for place in plan.devices) if plan else 0.0,
+        gpu=(topology.cluster.gpu or ROW, gpu) if gpu else None,
         are_first=not topology.cluster.ray_address,
     )
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from slime.config.gpus import gpu_of
 from slime.config.keys import value_of
 from slime.sizes.model import ModelSizes
 from slime.sizes.version import version_bytes
@@ -18,6 +19,8 @@ from slime_tools.publish.links import busiest, num_tensors
 
 NETWORK = 40e9
 """Bytes/s of a GPU to other hosts, each way: 400 Gb/s less what protocols take."""
+LINK = 300 / 450
+"""Share of what the data sheet promises of a link between GPUs of one host, as H100s and H200s reach it."""
 TENSOR_S = 38e-6
 """Seconds of the host's work for each tensor, whatever its size (`benchmarks/results/publish-h200.md`)."""
 
@@ -36,13 +39,17 @@ class PublishSeconds:
 
 
 def publish_seconds(sizes: ModelSizes, links: Sequence[Link]) -> PublishSeconds | None:
-    """Of a full version; None on cpu, over a transport whose rate is not known, and without engines.
+    """Of a full version; None on cpu, over a transport or of a GPU whose rate is not known, and without engines. A
+    transport that was measured over NVLink is as fast as a slower link between GPUs at most.
 
     Between hosts every process receives over one link of 400 Gb/s; NCCL may use several.
     """
     topology, rate = sizes.topology, transport_of(sizes.topology.transport).copy_rate
-    if not topology.cluster.on_gpus or rate is None or not links:
+    gpu = gpu_of(topology.cluster)
+    if gpu is None or rate is None or not links:
         return None
+    if any(link.over is Medium.pcie for link in links):
+        rate = min(rate, LINK * 1e9 * gpu.link_gb_s)
     received: Counter[tuple[Verb, str]] = Counter()
     for link in links:
         if link.over is Medium.network:

@@ -11,19 +11,24 @@ from plugins.tools.tests.memory.test_trainer import CPU_ADAM, CUT, FULL, PP2, TP
 from slime.config.paths import resolve
 from slime.layout import Grid
 from slime.plan.flops import ForwardFlops
-from slime_tools.fit.estimate import HBM, NVLINK, Layout, Work, training_seconds, work_of
-from slime_tools.fit.generation import _exchange, engine_seconds, generation_seconds, held_out_prompts
+from slime_tools.fit.estimate import Layout, Rates, Work, training_seconds, work_of
+from slime_tools.fit.generation import _exchange, _step, engine_seconds, generation_seconds, held_out_prompts
 from slime_tools.publish.seconds import NETWORK
 
 ONE, ALONE = Grid(1), {"num_layers": 12}
+
+
+HBM, NVLINK = 3.0e12, 300e9
+"""Bytes/s that an H100 reads of its own memory, and sends to one beside it."""
 
 
 def seconds(words: list[str], grid: Grid, pack: int, sequence: int, packs: int, **layout: Any) -> dict[str, float]:
     plan = plan_of("+model=glm4-9b-trial", *words, f"train.max_tokens_per_micro_batch={pack}")
     trained = ForwardFlops(plan.model, plan.weights, sequence)
     work = Work(packs * pack // sequence * grid.dp, sequence)
+    rates = Rates.of(plan.cfg.cluster)
     cpu_adam = bool(plan.cfg.train.optimizer.get("optimizer_cpu_offload"))
-    parts = training_seconds(work, trained, Layout(grid, plan.model, pack, 8, cpu_adam), plan.trainers)
+    parts = training_seconds(work, trained, Layout(grid, plan.model, pack, 8, cpu_adam, rates), plan.trainers)
     return {name: value for name, value in parts.items() if not name.startswith("moves")}  # the engines' part
 
 
@@ -125,7 +130,7 @@ def test_log_probs_are_forward_passes_of_all_packs() -> None:
     kl = plan_of("+model=glm4-9b", "+cluster=h100x8", "algo.kl_coef=0.1")
     assert work_of(kl.cfg).log_probs == 1
     trained, work = ForwardFlops(kl.model, kl.weights, 4608), work_of(kl.cfg)
-    layout = Layout(kl.grid, kl.model, 9216, 8, cpu_adam=False)
+    layout = Layout(kl.grid, kl.model, 9216, 8, cpu_adam=False, rates=Rates.of(kl.cfg.cluster))
     parts = training_seconds(work, trained, layout, kl.trainers)
     exchanged = parts["tensor parallel"] + parts["context parallel"]
     assert parts["log-probs"] == pytest.approx(parts["compute"] / 3 + exchanged / (4 if layout.recomputes else 3))
@@ -151,3 +156,34 @@ def test_a_critic_is_trained_as_the_policy_is_behind_a_pass_for_its_values() -> 
     alone, both = seconds(CUT, ONE, 8192, 2048, 4), seconds([*CUT, "algo=ppo"], ONE, 8192, 2048, 4)
     assert {name: both[name] for name in alone} == alone
     assert both["critic"] == pytest.approx(sum(alone.values()) + alone["compute"] / 3)
+
+
+def test_seconds_of_a_4090_are_those_of_an_h100_by_their_data_sheets() -> None:
+    """Dense bf16: 165.2 and 989 TFLOP/s. Memory: 1,008 and 3,350 GB/s. To the host: PCIe 4.0 with 32 and 5.0 with 64
+    GB/s. Between GPUs: that PCIe and 450 of NVLink. Waits and small kernels are what they are anywhere."""
+    words = ["+model=qwen2.5-1.5b", "+cluster=h100x8", "recipe=none"]
+    plan = plan_of(*words)
+    grid, work = Grid(8, tp=2), work_of(plan.cfg)
+    trained = ForwardFlops(plan.model, plan.weights, work.tokens)
+    ranks = [dataclasses.replace(plan.trainers[0], grid=grid, takes_turns=True)]
+    found = {}
+    for name in ("h100", "rtx4090"):
+        rates = Rates.of(plan_of(*words, f"cluster.gpu={name}").cfg.cluster)
+        found[name] = training_seconds(work, trained, Layout(grid, plan.model, 4096, 8, False, rates), ranks)
+    batches, layers = work.sequences * work.tokens / grid.dp / 4096, 28
+    assert batches == int(batches), "else the last one is less full"
+    fixed = {"compute": batches * layers * 1e-3, "tensor parallel": batches * layers * 4 * 2 * 2e-4}
+    h100, other = ({part: all_of[part] - fixed.get(part, 0) for part in all_of} for all_of in found.values())
+    assert other["compute"] / h100["compute"] == pytest.approx(989 / 165.2)
+    assert other["optimizer"] / h100["optimizer"] == pytest.approx(3350 / 1008)
+    assert other["moves to and from the host"] / h100["moves to and from the host"] == pytest.approx(64 / 32)
+    assert other["tensor parallel"] / h100["tensor parallel"] == pytest.approx(450 / 32)
+
+
+def test_decoding_reads_at_the_rate_of_the_gpus_memory() -> None:
+    """A step without exchanges: what is read, and 40 us a layer."""
+    words = ["+model=qwen2.5-1.5b", "+cluster=h100x1"]
+    [rank] = plan_of(*words).engines.values()
+    slow, fast = (plan_of(*words, f"cluster.gpu={name}").cfg for name in ("l4", "h100"))
+    reading = [_step(cfg, rank, 8.0, 1000.0) - rank.num_layers * 4e-5 for cfg in (slow, fast)]
+    assert reading[0] / reading[1] == pytest.approx(3350 / 300)

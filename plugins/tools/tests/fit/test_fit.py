@@ -128,3 +128,27 @@ def test_the_users_layout_has_its_rank_and_experts_are_not_cut_into_slivers(caps
 @pytest.mark.parametrize("name", ["plan --fit", "probe"])
 def test_contract(name: str) -> None:
     check_verb(name)
+
+
+def test_another_gpu_has_other_layouts_before_the_given_one() -> None:
+    """On PCIe what is exchanged costs more beside what is computed, and on slower products recomputation does."""
+    words = ["+model=qwen2.5-7b", "+cluster=rtx4090x8"]
+    ours, others = (fit(examine([*words, *more]), load()) for more in ([], ["cluster.gpu=h100"]))
+    assert [(one.grid, one.words) for one in ours.candidates] != [(one.grid, one.words) for one in others.candidates]
+    assert ours.rank is not None
+    assert others.rank is not None
+    assert ours.rank > others.rank
+    assert all(slow.total > fast.total for slow, fast in zip(ours.candidates, others.candidates, strict=True))
+
+
+def test_without_a_gpu_there_is_nothing_to_order_layouts_by() -> None:
+    with pytest.raises(SlimeError, match=r"cluster.gpu: --fit needs the rates of a GPU. Set cluster.gpu to a name of"):
+        fit(examine(["+model=glm4-9b", "+cluster=h100x8", "cluster.gpu=null"]), load())
+
+
+def test_a_memory_of_another_gpu_is_told_beside_the_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "+model=qwen2.5-0.5b", "+cluster=h100x1", "--fit"]
+    assert main([*words, "cluster.device_memory_mb=46068"]) == 0
+    assert "is 46,068, but h100 has 81,559: seconds would be another GPU's" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "another GPU" not in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from types import SimpleNamespace as Settings
 from typing import Any
 
@@ -13,7 +15,6 @@ from slime.config.hf import read_hf_config
 from slime_tools.memory.serving import (
     FLASHINFER,
     INPUTS,
-    MULTIPROCESSORS,
     attention_buffers,
     request_table,
     table_rows,
@@ -78,13 +79,13 @@ def test_input_buffers_have_as_many_bytes_a_token_as_sglangs() -> None:
     assert sizes[1] - sizes[0] == 2000 * INPUTS
 
 
-def made_by_triton(requests: int, rows: int, latent: bool, *, drafts: bool) -> int:
+def made_in_graphs(requests: int, rows: int, latent: bool, *, drafts: bool, multiprocessors: int) -> int:
     """Bytes of what SGLang's attention in Triton makes for CUDA graphs."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend, _mla_decode_kv_splits_cap
 
     attention: Any = object.__new__(TritonAttnBackend)
     attention.max_context_len, attention.device, attention.num_head, attention.v_head_dim = CONTEXT, "cpu", 4, 32
-    attention.max_kv_splits = _mla_decode_kv_splits_cap(8, MULTIPROCESSORS, CONTEXT) if latent else 8
+    attention.max_kv_splits = _mla_decode_kv_splits_cap(8, multiprocessors, CONTEXT) if latent else 8
     attention.sliding_window_size = attention.swa_v_head_dim = attention._translate_kv_loc = None
     attention.use_sliding_window_kv_pool = attention.skip_prefill = False
     attention.is_draft_runner = drafts
@@ -92,9 +93,10 @@ def made_by_triton(requests: int, rows: int, latent: bool, *, drafts: bool) -> i
     return num_bytes(attention)
 
 
-@pytest.mark.parametrize("latent", [False, True])
-def test_attention_in_triton_keeps_as_much_as_sglangs(latent: bool) -> None:
-    sizes = {"context": CONTEXT, "heads": 4, "value": 32, "latent": latent}
+@pytest.mark.parametrize(("latent", "multiprocessors"), [(False, 132), (True, 132), (True, 14)])
+def test_attention_in_triton_keeps_as_much_as_sglangs(latent: bool, multiprocessors: int) -> None:
+    sizes = {"context": CONTEXT, "heads": 4, "value": 32, "latent": latent, "multiprocessors": multiprocessors}
+    made_by_triton = partial(made_in_graphs, multiprocessors=multiprocessors)
     alone = made_by_triton(16, 16, latent, drafts=False)
     assert attention_buffers("triton", 16, **sizes, drafted=0, steps=0) == pytest.approx(alone, rel=1e-3)
     both = made_by_triton(16, 64, latent, drafts=False) + made_by_triton(16, 64, latent, drafts=True)
@@ -103,7 +105,7 @@ def test_attention_in_triton_keeps_as_much_as_sglangs(latent: bool) -> None:
 
 def test_latents_in_triton_take_gigabytes() -> None:
     """520 requests of GLM-4.7-Flash: 20 heads, 256 parts of 512 numbers in fp32, and 9 bytes of 202,752 places."""
-    planned = attention_buffers("triton", 520, 202_752, 20, 512, latent=True, drafted=0, steps=0)
+    planned = attention_buffers("triton", 520, 202_752, 20, 512, latent=True, drafted=0, steps=0, multiprocessors=132)
     assert planned == 520 * (9 * 202_752 + 20 * 256 * 513 * 4)
 
 
@@ -170,3 +172,22 @@ def test_nothing_that_serves_requests_lies_in_the_share_of_the_pool() -> None:
     held = free.on_device(bucket=2 * GIB)
     assert held.total(Phase.publish) / GIB == pytest.approx(78.4, rel=0.01)
     assert held.total(Phase.start) < held.total(Phase.publish) - 6 * GIB
+
+
+@pytest.mark.parametrize("latent", [False, True])
+@pytest.mark.parametrize(("gpu", "major"), [("h100", 9), ("a100-80", 8), ("l40s", 8), ("b200", 10), ("rtx5090", 12)])
+def test_attention_is_what_sglang_takes_on_that_gpu(
+    gpu: str, major: int, latent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt import server_args
+
+    for name, wanted in (("is_hopper_with_cuda_12_3", 9), ("is_sm100_supported", 10)):
+        monkeypatch.setattr(server_args, name, lambda wanted=wanted: major == wanted)
+    monkeypatch.setattr(server_args, "is_flashinfer_available", lambda: True)
+    monkeypatch.setattr(type(server_args.current_platform), "is_out_of_tree", lambda self: False)
+    model = Settings(hf_config=Settings(architectures=[]), has_attention_sinks=False)
+    args = object.__new__(server_args.ServerArgs)
+    vars(args).update(speculative_algorithm=None, speculative_eagle_topk=None)
+    taken = args._get_default_attn_backend(latent, model)
+    [rank] = plan_of(*words("qwen3-4b@h100x8"), f"cluster.gpu={gpu}", "cluster.device_memory_mb=null").engines.values()
+    assert dataclasses.replace(rank, model={"multi_latent_attention": latent})._own_attention == taken

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime.compose.compose import compose, examine
+from slime.config.gpus import Gpu, table
 from slime.config.hf import QUANTIZATION, config_folder
 from slime.config.paths import resolve
 from slime.errors import SlimeError
@@ -20,17 +21,19 @@ from slime_cluster.ray.gpus import parse_gpus
 from slime_megatron.fp8_block.config import Fp8Format
 from slime_tools.preflight.host_checks import (
     Devices,
+    HostFacts,
     Wanted,
     _devices,
+    _other_kind,
     available_memory,
     check_host,
     digest_of,
 )
-from slime_tools.preflight.hosts import _clock, complaint, read_wanted
+from slime_tools.preflight.hosts import _clock, complaint, notes, read_wanted
 
 SMI = """\
-0, GPU-5f0c1b7e-0a3e-7d6b-2f47-0f5a4f3f2a11, 143771, 0
-1, GPU-8d2f9a10-95c0-1c11-6d6a-7a9be10c4b42, 143771, 66036
+0, GPU-5f0c1b7e-0a3e-7d6b-2f47-0f5a4f3f2a11, 143771, 0, NVIDIA H200
+1, GPU-8d2f9a10-95c0-1c11-6d6a-7a9be10c4b42, 143771, 66036, NVIDIA H200
 """
 """What nvidia-smi prints for `slime_cluster.ray.gpus`."""
 
@@ -198,6 +201,38 @@ def test_memory_is_also_what_a_control_group_leaves(tmp_path: Path) -> None:
 )
 def test_devices_are_counted_and_their_free_memory_compared(needed: Devices, told: list[str]) -> None:
     assert [fault.what for fault in _devices(needed, parse_gpus(SMI))] == told
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "planned", "told"),
+    [
+        (
+            "NVIDIA H200",
+            "h100",
+            ["GPU 0 is NVIDIA H200, the plan counts on h100. Set cluster.gpu=h200 and plan again."],
+        ),
+        ("NVIDIA H200", "h200", []),
+        ("NVIDIA H100 PCIe", "h100", ["GPU 0 is NVIDIA H100 PCIe, the plan counts on h100. Set cluster.gpu=h100-pcie"]),
+        ("NVIDIA H100 80GB HBM3", "h100", []),
+        ("NVIDIA A100-SXM4-80GB", "a100-80", []),
+        ("NVIDIA A100-SXM4-40GB", "a100-80", ["Set cluster.gpu=a100-40 and plan again."]),
+        ("NVIDIA L4", "l40s", ["Set cluster.gpu=l4 and plan again."]),
+        ("NVIDIA GeForce RTX 4090", "rtx4090", []),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx4090", ["Set cluster.gpu=rtx6000-ada and plan again."]),
+        ("NVIDIA A40", "h100", ["Describe it by cluster.gpu_row (docs/gpus.md) and plan again."]),
+    ],
+)
+def test_another_gpu_than_the_planned_one_is_told(driver_name: str, planned: str, told: list[str]) -> None:
+    wanted = Devices(2, gpu=(planned, Gpu(**table()[planned])))
+    seen = list(_other_kind(wanted, parse_gpus(SMI.replace("NVIDIA H200", driver_name))))
+    assert len(seen) == len(told)
+    assert all(part in line for part, line in zip(told, seen, strict=True))
+    assert list(_other_kind(Devices(2), parse_gpus(SMI))) == [], "of a plan that names none"
+
+
+def test_notes_name_their_hosts() -> None:
+    one, other = (HostFacts(name, 0.0, [], {}, ["GPU 0 is another."]) for name in "ab")
+    assert notes({"a": one, "b": other, "c": HostFacts("c", 0.0, [], {})}) == ["preflight: a, b: GPU 0 is another."]
 
 
 def test_the_clock_is_compared_with_the_time_of_the_question() -> None:

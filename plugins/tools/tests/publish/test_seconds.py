@@ -52,3 +52,15 @@ def test_a_split_cluster_of_several_hosts_sends_through_rank_0() -> None:
 def test_what_is_not_known_is_not_estimated() -> None:
     assert seconds("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk") is None
     assert seconds("+model=glm4-tiny", "+cluster=local") is None
+    assert seconds("+model=glm4-9b", "+cluster=h100x8", "cluster.gpu=null") is None
+
+
+def test_copies_over_pcie_are_no_faster_than_that() -> None:
+    """Two thirds of the 32 GB/s of PCIe 4.0, where NVLink has 47 from gathering to verifying."""
+    nvlink, pcie = (
+        seconds("+model=qwen2.5-7b", "+cluster=rtx4090x8", f"cluster.gpu={name}") for name in ("h100", "l4")
+    )
+    assert nvlink is not None
+    assert pcie is not None
+    assert pcie.copies / nvlink.copies == pytest.approx(47 / (32 * 2 / 3))
+    assert pcie.tensors == nvlink.tensors
