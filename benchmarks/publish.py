@@ -40,6 +40,7 @@ from slime.compose.compose import compose
 from slime.config.schema import Device, SlimeConfig
 from slime.topology.topology import Topology, read_topology
 from slime.topology.transport import BROADCAST
+from slime.train.rank import TrainerRank
 from slime.types import Receipt
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
@@ -129,7 +130,7 @@ def measure(topology: Topology, logs: Path, sizes: Sequence[int]) -> list[Measur
         cluster = stack.enter_context(open_cluster(topology, here, logs))
         cluster.start()
         cluster.engines.finish()
-        cluster.trainers.init_weights()
+        cluster.trainers.all(TrainerRank.init_weights)
         sharing = DeviceSharing(cluster)
         return [_measure(cluster, sharing, size, last_version(number)) for number, size in enumerate(sizes)]
 
@@ -155,7 +156,7 @@ def _measure(cluster: Cluster, sharing: DeviceSharing, size: int, last: int) -> 
 
 def added_by(cluster: Cluster, sharing: DeviceSharing, version: int, size: int) -> dict[str, float]:
     """GiB that one more publish takes at most on each trainer's device, which keeps nothing of the one before."""
-    cluster.trainers.trim()
+    cluster.trainers.all(TrainerRank.trim)
     held(cluster)
     rest = held(cluster)
     publish(cluster, sharing, version, size)
@@ -167,7 +168,7 @@ def added_by(cluster: Cluster, sharing: DeviceSharing, version: int, size: int) 
 
 def held(cluster: Cluster) -> list[float]:
     """GiB in use at most on each trainer's device since this was asked last; none on a CPU."""
-    return [usage.device / 2**30 for usage in cluster.trainers.usage() if usage.device is not None]
+    return [usage.device / 2**30 for usage in cluster.trainers.all(TrainerRank.usage) if usage.device is not None]
 
 
 def engine_seconds(log: Path, version: int) -> dict[str, float]:

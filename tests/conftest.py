@@ -1,11 +1,32 @@
 """Fixtures that tests of several folders use."""
 
+import copy
+
 import pytest
 
+from slime import plugins
+from slime.compose import compose
 from tests.running import Run, end_all
 from tests.site import site
 
 __all__ = ["site"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_of_the_same_choices_are_composed_once():
+    """Of the same plugins: composing them is most of what a plan costs, and hundreds of tests choose the same."""
+    composed, known = compose._files, {}
+
+    def composed_once(choices, groups, name="config"):
+        if name != "config":
+            return composed(choices, groups, name)
+        if (key := (plugins.load(), *choices)) not in known:
+            known[key] = composed(choices, groups)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_files", composed_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -95,6 +95,19 @@ def test_two_entry_points_of_one_name_name_both_distributions(site: Site) -> Non
     assert "entry point 'reward' is also brought by acme-reward" in problem_of("other-reward")
 
 
+@pytest.mark.parametrize("kind", plugins.ALONE)
+def test_two_of_a_kind_of_which_a_run_takes_one_name_both_distributions(site: Site, kind: str) -> None:
+    """The first by name is as good as any other: the user decides, before anything starts."""
+    (installed,) = plugins.load().registries[kind]
+    site.add("acme-first", f"@hookimpl\ndef slime_{kind}s(): return {{'aaa': dict}}")
+    says = f"a {kind}, of which a run takes one, is also brought by {installed.distribution}"
+    assert says in problem_of("acme-first")
+    assert problem_of("acme-first").endswith("remove the other, or remove it ('pip uninstall acme-first').")
+    assert "is also brought by acme-first" in problem_of(installed.distribution)
+    with pytest.raises(SlimeError, match="of which a run takes one"):
+        plugins.load().require_sound()
+
+
 def test_builtin_is_never_blamed_for_a_duplicate(site: Site) -> None:
     site.add("acme-filter", "@hookimpl\ndef slime_filters(): return {'none': dict}")
     assert "filter 'none' is also brought by slime-rl" in problem_of("acme-filter")

@@ -22,7 +22,7 @@ PUBLISHED = [name for name in GROUPS.names("model") if not name.endswith(("-tiny
 def composed(*words: str) -> SlimeConfig:
     line = read_command_line(words, GROUPS)
     add_choices_of_model(line, GROUPS)
-    return merge(line, GROUPS)
+    return merge(line, GROUPS)[1]
 
 
 def rate(*words: str) -> float:

@@ -29,7 +29,7 @@ from slime.errors import SlimeError
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
-from slime.sampling.ahead import AheadRollout, installed_ahead
+from slime.sampling.ahead import Ahead, AheadRollout
 from slime.sampling.begun import Begun
 from slime.sampling.beside import beside
 from slime.sampling.by_set import ProgramBySet, own_of_sets
@@ -195,10 +195,10 @@ def open_generation(
         program = ProgramBySet(program, programs)
     kit = installed_kit()
     chat = kit.chat(tokenizer, cfg.data, cfg.rollout.max_prompt_tokens) if kit else None
-    gate = None
-    ahead = installed_ahead() if data.prompts and cfg.rollout.max_staleness else None
-    if ahead:
-        gate = ahead.gate(engines, cfg.rollout.publish, cfg.rollout.request_timeout_s)
+    goes_ahead = bool(data.prompts and cfg.rollout.max_staleness)
+    ahead: Ahead | None = installed.rollouts.only() if goes_ahead else None
+    assert ahead or not goes_ahead, "a run that needs one is refused without"
+    gate = ahead.gate(engines, cfg.rollout.publish, cfg.rollout.request_timeout_s) if ahead else None
     sampler = Sampler(
         cfg.rollout,
         cfg.reward,

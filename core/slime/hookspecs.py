@@ -45,14 +45,14 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_conversations(self) -> Mapping[str, Factory]:
-        """What programs need beyond one response in the driver's process: `{name: factory}`; the first by name is
-        taken. A factory returns a `slime.sampling.programs.ProgramKit`: conversations that keep their tokens, and
+        """What programs need beyond one response in the driver's process: `{name: factory}`. One is installed, and that
+        is taken. A factory returns a `slime.sampling.programs.ProgramKit`: conversations that keep their tokens, and
         workers in which programs run."""
 
     @hookspec
     def slime_rollouts(self) -> Mapping[str, Factory]:
-        """Rollouts that go on while trainers work, which `rollout.max_staleness` asks for: `{name: factory}`; the first
-        by name is taken. A factory returns a `slime.sampling.ahead.Ahead`."""
+        """Rollouts that go on while trainers work, which `rollout.max_staleness` asks for: `{name: factory}`. One is
+        installed, and that is taken. A factory returns a `slime.sampling.ahead.Ahead`."""
 
     @hookspec
     def slime_prompt_sets(self) -> Mapping[str, Callable[[str], Path]]:
@@ -147,8 +147,8 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_engine_returns(self) -> Mapping[str, Factory]:
-        """Ways for engines that died to come back: `{name: factory}`; the first by name is taken, and without one the
-        death of an engine ends the run. `slime-rl[gpu]` and `slime-rl[cpu]` bring one. A factory returns a
+        """Ways for engines that died to come back: `{name: factory}`. One is installed, and that is taken; without one
+        the death of an engine ends the run. `slime-rl[gpu]` and `slime-rl[cpu]` bring one. A factory returns a
         `slime.cluster.engine_return.EngineReturn`."""
 
     @hookspec

@@ -26,6 +26,7 @@ from slime.run_dir import RunDir
 from slime.sizes.estimate import planned_peaks
 from slime.topology.topology import Topology
 from slime.train.packing import pack_for
+from slime.train.rank import TrainerRank
 from slime.types import RL, SFT, Batch, TrainSample
 from slime.weights.teacher import TeacherFiles
 
@@ -117,11 +118,11 @@ class Learner:
         """From the model's first weights."""
         if self._cfg.model.weights is not None:
             require_as_written(resolve(self._cfg.model.weights), self._trainers.examine)
-        self._trainers.init_weights()
+        self._trainers.all(TrainerRank.init_weights)
         return Position()
 
     def _continue(self, checkpoint: Checkpoint) -> Position:
-        self._trainers.load(checkpoint.path)
+        self._trainers.all(TrainerRank.load, checkpoint.path)
         found = checkpoint.driver_state()
         for name, state in self._states.items():
             if name in found:
@@ -137,12 +138,12 @@ class Learner:
         """
         begins = self.position.of(stage.name) == 0
         if begins and stage.needs(Source.reference):
-            self._trainers.snapshot_reference()
+            self._trainers.all(TrainerRank.snapshot_reference)
         if begins and stage.estimator is not None:
-            self._trainers.begin_critic(stage.name)
+            self._trainers.all(TrainerRank.begin_critic, stage.name)
         if self._teacher and stage.needs(Source.teacher):
             self._teacher.examine(self._trainers.examine)
-            self._trainers.hold_teacher()
+            self._trainers.all(TrainerRank.hold_teacher)
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1, *, whole_attempts: bool = False) -> list[Batch]:
         """Micro-batches of every rank, for `num_steps` optimizer steps.
@@ -260,7 +261,7 @@ class Learner:
         if self._cfg.train.checkpoint.export_hf:
             self._sharing.for_saving()
             source = resolve(self._cfg.model.path)
-            self._trainers.export_hf(source, self._folder.export)
+            self._trainers.all(TrainerRank.export_hf, source, self._folder.export)
             if left := left_out(source, self._folder.export):
                 log.warning("the export leaves out %s of %s", ", ".join(left), source)
 

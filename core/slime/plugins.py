@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -46,6 +46,8 @@ HOOK_OF_KIND = {"algo": "slime_objectives"} | {
     if hook.startswith("slime_") and hook not in (*NOT_BY_NAME, "slime_objectives")
 }
 """By the kind of what it contributes."""
+ALONE = ("conversation", "rollout", "engine_return", "ray_starter")
+"""Kinds of which a run takes what is installed, whatever its name: there is one, or none."""
 CONFIG_SCHEME = "pkg://"
 
 Fingerprint = dict[str, dict[str, Any]]
@@ -68,8 +70,7 @@ class Plugin:
         """The one line about this plugin; the way out is an upgrade or removal unless `todo` knows better."""
         way_out = f"Upgrade it ('pip install -U {self.distribution}')"
         remove = f"or remove it ('pip uninstall {self.distribution}')."
-        where = f"plugin {self.distribution} {self.version}"
-        return SlimeError(what, where=where, todo=f"{todo or way_out}, {remove}")
+        return SlimeError(what, where=f"plugin {self.distribution} {self.version}", todo=f"{todo or way_out}, {remove}")
 
     @property
     def checks(self) -> bool:
@@ -199,8 +200,7 @@ def discover(entries: Iterable[EntryPoint]) -> Plugins:
     specs.add_hookspecs(SlimeHooks)
     installed = [_load_builtins(specs)]
     installed += [_load_entry(entry, specs) for entry in sorted(entries, key=lambda entry: entry.name)]
-    _mark_duplicates(installed, "entry point", lambda plugin: [plugin.name])
-    _mark_duplicates(installed, "", lambda plugin: [f"{item.kind} '{item.name}'" for item in plugin.contributions])
+    _mark_duplicates(installed)
     return Plugins(installed)
 
 
@@ -216,7 +216,9 @@ def _load_entry(entry: EntryPoint, specs: pluggy.PluginManager) -> Plugin:
     plugin = Plugin(entry.name, described["Name"], described["Version"])
     try:
         _check_slime_version(plugin, described.get_all("Requires-Dist") or [])
-        _read_hooks(plugin, _import(plugin, entry), specs)
+        with foreign(plugin.broken, f"'{entry.value}' does not import ({{}})"), interrupts_held():
+            module = entry.load()
+        _read_hooks(plugin, module, specs)
         _check_contributes(plugin)
     except SlimeError as problem:
         plugin.problem = problem
@@ -226,11 +228,6 @@ def _load_entry(entry: EntryPoint, specs: pluggy.PluginManager) -> Plugin:
 def _check_slime_version(plugin: Plugin, requires: Sequence[str]) -> None:
     if wanted := other_versions(BUILTIN, slime.__version__, requires):
         raise plugin.broken(f"made for slime {wanted}, this is slime {slime.__version__}")
-
-
-def _import(plugin: Plugin, entry: EntryPoint) -> Any:
-    with foreign(plugin.broken, f"'{entry.value}' does not import ({{}})"), interrupts_held():
-        return entry.load()
 
 
 def _read_hooks(plugin: Plugin, module: Any, specs: pluggy.PluginManager) -> None:
@@ -309,18 +306,26 @@ def _check_contributes(plugin: Plugin) -> None:
         raise plugin.broken("it contributes nothing (are its hooks marked with @hookimpl?)")
 
 
-def _mark_duplicates(installed: Sequence[Plugin], what: str, names: Any) -> None:
-    """Mark every plugin that claims a name which another one claims too; the built-ins are never at fault."""
-    claims: dict[str, list[Plugin]] = defaultdict(list)
+def _mark_duplicates(installed: Sequence[Plugin]) -> None:
+    """Mark every plugin that claims what another one claims too; the built-ins are never at fault."""
+    claims: dict[tuple[str, str], list[Plugin]] = defaultdict(list)
     for plugin in installed:
-        for name in names(plugin):
-            claims[name].append(plugin)
-    for name, rivals in claims.items():
+        for told in _claims(plugin):
+            claims[told].append(plugin)
+    for (claim, way), rivals in claims.items():
         for plugin in rivals if len(rivals) > 1 else ():
-            others = " and ".join(sorted({rival.distribution for rival in rivals if rival is not plugin}))
+            others = " and ".join(sorted({rival.distribution for rival in rivals if rival is not plugin})) or "itself"
             if plugin.distribution != BUILTIN and plugin.problem is None:
-                claim = f"{what} '{name}'" if what else name
-                plugin.problem = plugin.broken(f"{claim} is also brought by {others}", "Keep one of them: upgrade this")
+                plugin.problem = plugin.broken(f"{claim} is also brought by {others}", f"Keep one of them: {way}")
+
+
+def _claims(plugin: Plugin) -> Iterator[tuple[str, str]]:
+    """What no other plugin may bring, and what to do beside removing this one."""
+    yield f"entry point '{plugin.name}'", "upgrade this"
+    for item in plugin.contributions:
+        yield f"{item.kind} '{item.name}'", "upgrade this"
+        if item.kind in ALONE:
+            yield f"a {item.kind}, of which a run takes one,", "remove the other"
 
 
 def _differs(node: str, name: str, driver: Mapping[str, Any] | None, mine: Mapping[str, Any] | None) -> SlimeError:

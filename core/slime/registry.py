@@ -51,3 +51,7 @@ class Registry(Generic[T]):
     def create(self, name: str, **options: Any) -> T:
         """Call the factory of that name with the config's options."""
         return cast(T, self.get(name).factory(**options))
+
+    def only(self) -> T | None:
+        """What is installed, of a kind of which a run takes one; None: nothing is."""
+        return next((self.create(name) for name in self._contributions), None)

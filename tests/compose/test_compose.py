@@ -116,6 +116,8 @@ def test_foreign_keys_need_no_plus(acme: Site, plus: str) -> None:
 
 def test_foreign_key_of_a_cluster_can_be_removed(acme: Site) -> None:
     assert "grammar_backend" not in compose([*RUN, "~rollout.sglang.grammar_backend"]).rollout.sglang
+    with pytest.raises(SlimeError, match=r"there is no rollout\.sglang\.log_level to remove"):
+        compose([*RUN, "~rollout.sglang.log_level"])
 
 
 def test_mistyped_recipe_is_found(acme: Site) -> None:

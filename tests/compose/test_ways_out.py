@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
-from omegaconf import DictConfig
 
-from slime.compose import compose
 from slime.compose.compose import examine
-from slime.compose.groups import Groups
 from tests.compose.typing_ways import typed
 
 GLM52 = ("+model=glm5.2", "+cluster=h100x256")
@@ -97,23 +93,6 @@ WRONG = [
     (TINY, ["weights.num_sources=2"]),
     (TINY, ["train.steps_per_rollout=5"]),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _layers_are_composed_once() -> Iterator[None]:
-    """What the files say under the same choices: half of what Hydra does for these lines is to compose this again."""
-    merged, known = compose._merged, dict[tuple[str, ...], DictConfig]()
-
-    def merged_once(overrides: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:
-        if any("." in word.partition("=")[0] for word in overrides):
-            return merged(overrides, groups, name)
-        if (name, *overrides) not in known:
-            known[name, *overrides] = merged(overrides, groups, name)
-        return copy.deepcopy(known[name, *overrides])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_merged", merged_once)
-        yield
 
 
 def told(words: list[str]) -> list[tuple[str, str]]:

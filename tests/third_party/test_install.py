@@ -88,6 +88,7 @@ def test_a_plugin_s_own_contract_test_passes_where_only_wheels_are_installed(tes
         ("signature", ["wrong hook signature", "settings"]),
         ("misspelt", ["there is no hook 'slime_reward'", "Did you mean 'slime_rewards'"]),
         ("duplicate", ["reward 'math'", "slime-rewards"]),
+        ("second", ["a ray_starter, of which a run takes one,", "slime-cluster"]),
         ("version", ["made for slime >=9", "this is slime"]),
         ("empty", ["contributes nothing"]),
         ("config", ["pkg://slime_broken_config.conf"]),

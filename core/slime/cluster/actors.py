@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from slime.engines.rendezvous import Rendezvous
     from slime.engines.software import End, Server
     from slime.train.packing import RankLayout
-    from slime.train.rank import Saving, TrainerRank, Usage
-    from slime.types import Batch, Receipt
+    from slime.train.rank import Saving, TrainerRank
+    from slime.types import Receipt
     from slime.weights.publisher.publisher import Publisher
 
 
@@ -139,20 +139,9 @@ class TrainerActor(Actor):
         self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
 
-    def init_weights(self) -> None:
-        self.trainer.init_weights()
-
-    def snapshot_reference(self) -> None:
-        self.trainer.snapshot_reference()
-
-    def hold_teacher(self) -> None:
-        self.trainer.hold_teacher()
-
-    def begin_critic(self, stage: str) -> None:
-        self.trainer.begin_critic(stage)
-
-    def train(self, batches: Sequence[Batch], step: int, stage: str, learns: bool = True) -> dict[str, float]:
-        return self.trainer.train(batches, step, stage, learns=learns)
+    def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What the trainer's method of that name returns."""
+        return getattr(self.trainer, method)(*args, **kwargs)
 
     def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt | None:
         """Gather the weights and hand them to the engines; returns the receipt of those this rank serves.
@@ -165,18 +154,6 @@ class TrainerActor(Actor):
         if self.publisher is None:
             self.publisher = Publisher(self.run.topology, self.trainer, self.host())
         return self.publisher.publish(engines, version, bucket_mb or self.cfg.weights.bucket_mb)
-
-    def usage(self) -> Usage:
-        return self.trainer.usage()
-
-    def trim(self) -> None:
-        self.trainer.trim()
-
-    def offload(self) -> dict[str, float]:
-        return self.trainer.offload()
-
-    def onload(self) -> None:
-        self.trainer.onload()
 
     def begin_save(self, folder: Path) -> None:
         """Copy everything to the host; a thread of this rank writes it into `folder`."""
@@ -196,12 +173,6 @@ class TrainerActor(Actor):
     def examine(self, paths: Sequence[Path]) -> list[FileFacts]:
         """This rank's share of reading files whole: every `world_size`-th of them."""
         return examine(paths[self.rank :: self.world_size])
-
-    def load(self, folder: Path) -> None:
-        self.trainer.load(folder)
-
-    def export_hf(self, source: Path, destination: Path) -> None:
-        self.trainer.export_hf(source, destination)
 
 
 class EngineActor(Actor):

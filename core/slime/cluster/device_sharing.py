@@ -16,6 +16,7 @@ import time
 
 from slime.cluster.engines import KV_CACHE, WEIGHTS
 from slime.cluster.group import Cluster
+from slime.train.rank import TrainerRank
 
 
 class Turn(enum.IntEnum):
@@ -62,17 +63,17 @@ class DeviceSharing:
 
     def _forward(self) -> None:
         if self._turn is Turn.TRAIN:
-            self._cluster.trainers.trim()
+            self._cluster.trainers.all(TrainerRank.trim)
             self._cluster.engines.memory("resume", WEIGHTS)
         else:
-            self._residue = self._cluster.trainers.offload()
+            self._residue = self._cluster.trainers.all(TrainerRank.offload)[0]  # of the first rank
             self._cluster.engines.memory("resume", KV_CACHE)
         self._turn = Turn(self._turn + 1)
 
     def _back(self) -> None:
         if self._turn is Turn.GENERATE:
             self._cluster.engines.memory("release", KV_CACHE)
-            self._cluster.trainers.onload()
+            self._cluster.trainers.all(TrainerRank.onload)
         else:
             self._cluster.engines.memory("release", WEIGHTS)
         self._turn = Turn(self._turn - 1)

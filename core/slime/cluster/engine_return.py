@@ -97,7 +97,5 @@ class EndsTheRun:
 
 
 def engine_return() -> EngineReturn:
-    """Of one run, by the one that is installed, by name the first."""
-    registry = plugins.load().registries["engine_return"]
-    found: EngineReturn = registry.create(registry.names()[0]) if registry.names() else EndsTheRun()
-    return found
+    """Of one run, by the one that is installed."""
+    return plugins.load().registries["engine_return"].only() or EndsTheRun()

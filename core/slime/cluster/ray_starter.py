@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from slime import plugins
-from slime.errors import Death, SlimeError
-from slime.extras import how_to_get
+from slime.errors import Death
 from slime.topology.topology import Topology
 
-KIND, USUAL = "ray_starter", "ray"
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
 
@@ -69,19 +67,9 @@ class RayStarter(Protocol):
 
 
 def ray_here(topology: Topology) -> AbstractContextManager[RayHere]:
-    """`RayStarter.here` of the one that is installed.
-
-    Raises:
-        SlimeError: none is, or several are.
-    """
-    starters = plugins.load().registries[KIND]
-    found = starters.names()
-    if not found:
-        raise SlimeError("nothing that is installed starts Ray", todo=how_to_get(f"{KIND}/{USUAL}"))
-    if len(found) > 1:
-        todo = f"Keep one: 'pip uninstall {starters.get(found[-1]).distribution}'."
-        raise SlimeError(f"several that are installed start Ray: {', '.join(found)}", todo=todo)
-    starter: RayStarter = starters.create(found[0])
+    """`RayStarter.here` of the one that is installed."""
+    starter: RayStarter | None = plugins.load().registries["ray_starter"].only()
+    assert starter, "a run is refused where what brings it is not installed"
     return starter.here(topology)
 
 

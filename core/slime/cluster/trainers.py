@@ -1,29 +1,30 @@
-"""The trainer ranks of a run as one group, with a method for everything that the driver has them do."""
+"""The trainer ranks of a run as one group: what the driver has them do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from slime.cluster.actors import TrainerActor
 from slime.cluster.calls import Calls
+from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
 from slime.net import Endpoint
+from slime.train.rank import TrainerRank
 from slime.types import Batch, Receipt
 
 if TYPE_CHECKING:
     from slime.train.packing import RankLayout
-    from slime.train.rank import Usage
 
 P = ParamSpec("P")
-S = TypeVar("S")
 T = TypeVar("T")
 
 
 class TrainerGroup:
-    """Every method calls all ranks and returns when all have answered; see `TrainerActor` for what they do.
+    """Calls all ranks, and returns when all have answered. `all` has them do what a `TrainerRank` does; the methods are
+    what takes more than that.
 
     Attributes:
         layouts: by rank; set by `start`.
@@ -47,17 +48,10 @@ class TrainerGroup:
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)
         self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
 
-    def init_weights(self) -> None:
-        self._all(TrainerActor.init_weights)
-
-    def snapshot_reference(self) -> None:
-        self._all(TrainerActor.snapshot_reference)
-
-    def hold_teacher(self) -> None:
-        self._all(TrainerActor.hold_teacher)
-
-    def begin_critic(self, stage: str) -> None:
-        self._all(TrainerActor.begin_critic, stage)
+    def all(self, method: Callable[Concatenate[TrainerRank, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """What `method` of the trainer returns, by rank: `trainers.all(TrainerRank.load, folder)`."""
+        calls = {_begin(member, method, *args, **kwargs): member for member in self._calls.trainers}
+        return self._calls.wait(calls, method.__name__, self._limits.hang_timeout_s)
 
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
         """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`.
@@ -70,7 +64,7 @@ class TrainerGroup:
         ranks = range(self.layouts[0].data_parallel_size)
         shares = [ray.put([batch.share(rank) for batch in batches]) for rank in ranks]
         calls = {
-            member.call(TrainerActor.train, shares[layout.data_parallel_rank], step, stage, learns): member
+            _begin(member, TrainerRank.train, shares[layout.data_parallel_rank], step, stage, learns=learns): member
             for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
         }
         values = self._calls.wait(calls, f"train_{stage}", self._limits.hang_timeout_s)
@@ -83,20 +77,6 @@ class TrainerGroup:
         receipt = Receipt.merged([receipt for receipt in receipts if receipt])
         assert sorted(receipt.engines) == sorted(map(str, filter(None, engines))), "every engine has its publisher"
         return receipt
-
-    def usage(self) -> list[Usage]:
-        """The most that each rank's device and process held since they were asked last."""
-        return self._all(TrainerActor.usage)
-
-    def trim(self) -> None:
-        self._all(TrainerActor.trim)
-
-    def offload(self) -> dict[str, float]:
-        """Returns what stays on the first rank's device, as metrics `residue/..._gib`."""
-        return self._all(TrainerActor.offload)[0]
-
-    def onload(self) -> None:
-        self._all(TrainerActor.onload)
 
     def begin_save(self, folder: Path) -> None:
         """Returns when the ranks have copied what they write into `folder`."""
@@ -112,21 +92,21 @@ class TrainerGroup:
         written = self._all(TrainerActor.end_save)
         return {name: facts for of_rank in written for name, facts in of_rank.items()}
 
-    def load(self, folder: Path) -> None:
-        self._all(TrainerActor.load, folder)
-
     def examine(self, paths: Sequence[Path]) -> list[FileFacts]:
         """The facts of files, each of which one rank reads whole."""
         shares = self._all(TrainerActor.examine, paths)
         return [shares[number % len(shares)][number // len(shares)] for number in range(len(paths))]
 
-    def export_hf(self, source: Path, destination: Path) -> None:
-        self._all(TrainerActor.export_hf, source, destination)
-
     def _all(self, method: Callable[Concatenate[TrainerActor, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """What `method` returns, by rank."""
+        """What `method` of the actor returns, by rank."""
         ranks, limit_s = self._calls.trainers, self._limits.hang_timeout_s
         return self._calls.all(ranks, method.__name__, limit_s, method, *args, **kwargs)
+
+
+def _begin(
+    member: Member, method: Callable[Concatenate[TrainerRank, P], Any], *args: P.args, **kwargs: P.kwargs
+) -> Any:
+    return member.call(TrainerActor.do, method.__name__, *args, **kwargs)
 
 
 def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins as HydraPlugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from slime import plugins as slime_plugins
@@ -30,9 +30,9 @@ from slime.compose.idle import Composition, idle_keys
 from slime.compose.learning import rate_warnings
 from slime.compose.needs import needs
 from slime.compose.objective import objective_problems
-from slime.compose.overrides import CommandLine, add_choices_of_model, read_command_line
+from slime.compose.overrides import REMOVED, CommandLine, add_choices_of_model, read_command_line
 from slime.config.extended import SECTIONS, extended
-from slime.config.keys import default_config, own_keys, suggest, value_of
+from slime.config.keys import default_config, open_section, own_keys, suggest, value_of
 from slime.config.schema import RunConfig, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
@@ -134,19 +134,19 @@ def examine(argv: Sequence[str]) -> Composed:
     groups = config_groups.scan(plugins)
     line = read_command_line(argv, groups)
     add_choices_of_model(line, groups)
-    given = merge(line, groups)
+    files, given = merge(line, groups)
     composed = checked(given, line, plugins)
     named = {problem.where for problem in composed.problems}
     problems, warnings = list(composed.problems), list(composed.warnings)
     if not any(objective_problems(composed.cfg.algo, plugins)):
-        run, layer = Composition(composed.cfg), functools.partial(_layer, given, line, groups, plugins)
+        run, layer = Composition(composed.cfg), functools.partial(_layer, files, given, line, groups, plugins)
         recipes = dict.fromkeys((line.choices["recipe"], NO_RECIPE))
         below = (found for recipe in recipes for found in layer({"recipe": recipe}))
         preset = layer({"recipe": NO_RECIPE, "algo": line.choices["algo"]}) if "algo" in line.choices else ()
         idle = idle_keys(Composition(given), run, below, preset)
         problems += [problem for problem in idle if problem.where not in named]
         problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
-        warnings += [] if problems else rate_warnings(composed.cfg, line.overrides)
+        warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
     gap = _no_recipe(line, groups)
     if gap and problems and given.cluster.on_gpus:
         todo = "The layout is the default: add --fit to 'slime plan' to see which fit."
@@ -155,22 +155,24 @@ def examine(argv: Sequence[str]) -> Composed:
 
 
 def _layer(
-    cfg: SlimeConfig, line: CommandLine, groups: Groups, plugins: slime_plugins.Plugins, above: Mapping[str, str]
+    files: DictConfig,
+    given: SlimeConfig,
+    line: CommandLine,
+    groups: Groups,
+    plugins: slime_plugins.Plugins,
+    above: Mapping[str, str],
 ) -> Iterator[Composition]:
     """What the files of model, cluster and task say, under those of other choices; what they leave open is the user's.
     Nothing, if they are no config without the command line. Composed when it is asked for."""
     chosen = {group: line.choices[group] for group in ("model", "cluster", "task")} | {**above}
-    overrides = [f"{group}={option}" for group, option in chosen.items()]
-    if {*overrides} == {*line.overrides}:  # that is all that it says, and Hydra takes a sixth of a second
-        layer = copy.deepcopy(cfg)
-    else:
-        try:
-            merged = _merged(overrides, groups)
-            for key in OmegaConf.missing_keys(merged):
-                OmegaConf.update(merged, key, value_of(cfg, key))
-            layer = cast(SlimeConfig, OmegaConf.to_object(merged))
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError):
-            return
+    words = [f"{group}={option}" for group, option in chosen.items()]
+    try:
+        merged = files if {*words} == {*line.files} else _files(words, groups)
+        for key in OmegaConf.missing_keys(merged):
+            OmegaConf.update(merged, key, value_of(given, key))
+        layer = cast(SlimeConfig, OmegaConf.to_object(merged))
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError):
+        return
     derive(layer, plugins)
     yield Composition(layer)
 
@@ -194,7 +196,7 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
             cfg.rollout.sglang[SAVER] = False
             found.topology = read_topology(cfg)
             found.memory = found.memory.under(found.topology)
-        missing = needs(found.topology, {override.lstrip("+~").partition("=")[0] for override in line.overrides})
+        missing = needs(found.topology, {key for key, _ in line.values})
     return Composed(cfg, problems, missing, line.choices, found.topology, found.memory, found.warnings)
 
 
@@ -210,13 +212,14 @@ def _store_schema(sections: tuple[type, ...]) -> None:
     ConfigStore.instance().store(name="schema", node=default_config())
 
 
-def merge(line: CommandLine, groups: Groups, name: str = "config") -> SlimeConfig:
-    """What the config `name` of Hydra lists, in its order, under the command line."""
+def merge(line: CommandLine, groups: Groups, name: str = "config") -> tuple[DictConfig, SlimeConfig]:
+    """What the config `name` of Hydra lists, in its order, and the same under the values of the command line."""
     try:
-        merged = _merged(line.overrides, groups, name)
+        files = _files(line.files, groups, name)
+        merged = _with_values(files, line.values) if line.values else files
         _require_complete(merged, line, groups)
         _name(merged, line)
-        return cast(SlimeConfig, OmegaConf.to_object(merged))
+        return files, cast(SlimeConfig, OmegaConf.to_object(merged))
     except MissingConfigException as error:
         raise _missing_option(error, line, groups) from error
     except yaml.YAMLError as error:
@@ -234,12 +237,27 @@ def _name(merged: DictConfig, line: CommandLine) -> None:
         merged.run.name = f"{given['name']}{line.variant}"
 
 
-def _merged(overrides: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:
+def _files(choices: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:
     _introduce()
     for option in groups.without_file():  # Hydra looks there after all folders
         ConfigStore.instance().store(group=option.group, name=option.name, node={"name": option.name})
     with hydra.initialize_config_module("slime.conf", job_name="slime", version_base="1.3"):
-        return hydra.compose(name, overrides=list(overrides))
+        return hydra.compose(name, overrides=list(choices))
+
+
+def _with_values(files: DictConfig, values: Sequence[tuple[str, Any]]) -> DictConfig:
+    """A copy: Hydra could set values too, and would read all files again for what they say without these."""
+    merged = copy.deepcopy(files)
+    for key, value in values:
+        home, _, last = key.rpartition(".")
+        if value is not REMOVED:
+            OmegaConf.update(merged, key, value, force_add=open_section(key) is not None)
+        elif isinstance(section := OmegaConf.select(merged, home), DictConfig) and last in section:
+            with open_dict(section):
+                del section[last]
+        else:
+            raise SlimeError(f"there is no {key} to remove", todo=f"Leave out '~{key}'.")
+    return merged
 
 
 def _missing_option(error: MissingConfigException, line: CommandLine, groups: Groups) -> SlimeError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from slime import plugins
 from slime.algo.grpo import Grpo
@@ -87,13 +87,12 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     yield from _sampled_policy(cfg.rollout.sampling)
 
 
-def rate_warnings(cfg: SlimeConfig, overrides: Sequence[str]) -> Iterator[SlimeError]:
+def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeError]:
     """Learning rates that are a task's for whole models, where the command line asks for adapters and names none.
 
     Args:
-        overrides: words of the command line.
+        typed: keys of the command line.
     """
-    typed = {word.lstrip("+").partition("=")[0] for word in overrides}
     homes = [f"train.{item.name}." for item in plugins.load().adapters]
     if not adapters_of(cfg.train) or not any(key.startswith(home) for key in typed for home in homes):
         return

@@ -27,6 +27,7 @@ PROGRAMS = {"rollout.program.path": "function", "rollout.program.command": "endp
 """Short for `rollout.program.options.path=...` and so on -> the program that is meant where none is named."""
 SHORT = (FUNCTION, *PROGRAMS)
 MAX_NUMBER = 10**100
+REMOVED = object()
 
 
 @dataclass
@@ -35,13 +36,15 @@ class CommandLine:
 
     Attributes:
         choices: group -> option, of the declared groups that were chosen.
-        overrides: every item, rewritten so that Hydra merges it where the user means it.
+        files: every choice, as Hydra takes it.
+        values: key and value of all others, in their order, as they are merged; `REMOVED` for one that is removed.
         typed: key or group -> value, as the user wrote them; None for one that is removed.
         variant: what they add to the name of a run that has none.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
-    overrides: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    values: list[tuple[str, Any]] = field(default_factory=list)
     typed: dict[str, Any] = field(default_factory=dict)
     variant: str = ""
 
@@ -55,15 +58,15 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
         typed[override.key_or_group] = None if override.is_delete() else override.value()
         if override.key_or_group in SHORT and not override.is_delete():
             section, _, option = override.key_or_group.rpartition(".")
-            line.overrides.append(f"++{section}.options.{option}={item.partition('=')[2]}")
+            line.values.append((f"{section}.options.{option}", override.value()))
         elif override.key_or_group in groups and not isinstance(override.value(), dict):
             _add_choice(line, override, groups)
         else:
-            line.overrides.append(_assignment(override, item))
+            line.values.append(_assignment(override, item))
     if FUNCTION in typed:
         _choose_function(line, groups)
     if "rollout.program.name" not in typed:
-        line.overrides += [f"rollout.program.name={name}" for key, name in PROGRAMS.items() if key in typed]
+        line.values += [("rollout.program.name", name) for key, name in PROGRAMS.items() if key in typed]
     return line
 
 
@@ -107,31 +110,31 @@ def _add_choice(line: CommandLine, override: Override, groups: Groups) -> None:
     groups.require(group, option)
     if group in DECLARED:
         line.choices[group] = option
-    line.overrides.append(f"{'' if group in DECLARED else '+'}{group}={option}")
+    line.files.append(f"{'' if group in DECLARED else '+'}{group}={option}")
 
 
-def _assignment(override: Override, item: str) -> str:
+def _assignment(override: Override, item: str) -> tuple[str, Any]:
     key = override.key_or_group
-    value = override.value()
+    value = REMOVED if override.is_delete() else override.value()
     if isinstance(value, int) and abs(value) > MAX_NUMBER:  # no float holds it
         raise SlimeError(f"is above {MAX_NUMBER:.0e}", where=key, todo="Write a smaller number.")
     home = next((home for home in TYPED if key.startswith(f"{home}.")), None)
-    if home and not override.is_delete():
-        return _in_typed_dictionary(home, key, item)
+    if home and value is not REMOVED:
+        return home, _nested(key.removeprefix(f"{home}."), value)
     if open_section(key):
-        return item if override.is_delete() else f"++{item.lstrip('+')}"
+        return key, value
     if key not in own_keys():
         raise _unknown_key(key)
-    if override.is_delete():
+    if value is REMOVED:
         raise SlimeError(f"'{item}': {key} cannot be removed", todo=f"Set it: {key}=<value>.")
-    return _typed(override, own_keys()[key], item.lstrip("+"))
+    return key, _typed(own_keys()[key], value, item)
 
 
-def _typed(override: Override, key: Key, item: str) -> str:
-    """The item, if its value is of the key's type to the letter: OmegaConf would make true of 2, and a name of true."""
-    value, kinds = override.value(), key.type.split(" or ")
+def _typed(key: Key, value: Any, item: str) -> Any:
+    """The value, if it is of the key's type to the letter: OmegaConf would make true of 2, and a name of true."""
+    kinds = key.type.split(" or ")
     if value == "" and "str" in kinds and "null" in kinds:
-        return f"{key.name}=null"
+        return None
     wrong = {
         "bool": isinstance(value, int | float) and value not in (0, 1),
         "str": isinstance(value, bool | list | dict) or value == "",
@@ -140,16 +143,15 @@ def _typed(override: Override, key: Key, item: str) -> str:
     if any(wrong.get(kind) for kind in kinds) and value is not None:
         what = f"must be {key.type}, got '{item.partition('=')[2]}'" if value != "" else "is empty"
         raise SlimeError(what, where=key.name, todo=f"It is: {key.gist}")
-    return item
+    return value
 
 
-def _in_typed_dictionary(home: str, key: str, item: str) -> str:
-    """`rollout.engines.a.devices=8` as `rollout.engines={a:{devices:8}}`: Hydra merges that into the schema's group,
-    where it would make an untyped one for the longer key."""
-    _, _, value = item.partition("=")
-    parts = key.removeprefix(f"{home}.").split(".")
-    nested = "".join(f"{{{part}:" for part in parts) + (value or "''") + "}" * len(parts)
-    return f"++{home}={nested}"
+def _nested(key: str, value: Any) -> Any:
+    """`{a: {devices: 8}}` of `a.devices`: OmegaConf merges that into the schema's group, where it would make an untyped
+    one for the longer key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
 
 
 def _unknown_key(key: str) -> SlimeError:
@@ -190,4 +192,4 @@ def choose(line: CommandLine, group: str, option: str, groups: Groups) -> None:
     """Choose for the user, who has not."""
     groups.require(group, option)
     line.choices[group] = option
-    line.overrides.append(f"{group}={option}")
+    line.files.append(f"{group}={option}")

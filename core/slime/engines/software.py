@@ -131,12 +131,17 @@ def software(device: Device, name: str = RolloutConfig.backend) -> Software:
     """What a run's engines are (`rollout.backend`).
 
     Raises:
-        SlimeError: the distribution that brings it is not installed on this host.
+        SlimeError: no distribution that brings it is installed on this host, or several are.
     """
     found = entry_points(group=ENGINES, name=name)
     if not found:
         what = "engines need slime-sglang, which is not installed here"
         raise next(backend_problems(name), SlimeError(what, todo=install(device.value)))
+    if len(found) > 1:
+        brought = sorted(entry.dist.name for entry in found if entry.dist)
+        ways = " or ".join(f"'pip uninstall {each}'" for each in brought)
+        what = f"engines named '{name}' are brought by {' and by '.join(brought)}"
+        raise SlimeError(what, where="rollout.backend", todo=f"Keep one: {ways}.")
     return cast(Software, next(iter(found)).load())
 
 

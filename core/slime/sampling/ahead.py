@@ -6,12 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from slime import plugins
 from slime.config.choices import Publish
 from slime.engine_client.client import Completion
 from slime.engine_client.engine_set import EngineSet
-from slime.errors import SlimeError
-from slime.extras import how_to_get
 from slime.sampling.collected import Collected, Progress
 
 
@@ -90,17 +87,3 @@ class Ahead:
 
     gate: Callable[[EngineSet, Publish, float], Gate]
     rollout: Callable[..., AheadRollout]
-
-
-def installed_ahead() -> Ahead:
-    """What is installed.
-
-    Raises:
-        SlimeError: nothing is.
-    """
-    registry = plugins.load().rollouts
-    if not registry.names():
-        what = "steps that are generated ahead need slime-filters, which is not installed"
-        raise SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
-    found: Ahead = registry.create(registry.names()[0])
-    return found

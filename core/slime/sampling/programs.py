@@ -43,9 +43,7 @@ class ProgramKit(Protocol):
 
 def installed_kit() -> ProgramKit | None:
     """What is installed for programs of several turns, and for programs in processes of their own."""
-    registry = plugins.load().conversations
-    kit: ProgramKit | None = next((registry.create(name) for name in registry.names()), None)
-    return kit
+    return plugins.load().conversations.only()
 
 
 def no_kit() -> SlimeError:

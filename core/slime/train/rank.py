@@ -121,7 +121,7 @@ def trainer_class(device: Device) -> Callable[..., TrainerRank]:
     """The class of the trainer's ranks.
 
     Raises:
-        SlimeError: the distribution that brings it is not installed on this host.
+        SlimeError: no distribution that brings it is installed on this host, or several are.
     """
     if not find_spec(TRAINER.partition(".")[0]):
         raise SlimeError("trainers need slime-megatron, which is not installed here", todo=install(device.value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -20,6 +21,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,18 +98,20 @@ def serving() -> Path:
 
 
 def of_a_run() -> dict[str, str]:
-    """Environment of a run on a CPU whose engines are to be forked: a distribution stands first that brings `FORKING`.
+    """Environment of a run on a CPU whose engines are to be forked: what stands first for `slime-sglang` brings `FORKING`.
     Empty where CUDA is, which does not survive a fork."""
     import torch
 
     if torch.cuda.device_count():
         return {}
     site = serving() / "site"
-    info = site / "slime_forked-1.0.dist-info"
+    info = site / "slime_sglang-0.dist-info"
     if not info.exists():
         info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slime-forked\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{ENGINES}]\nsglang = {__name__}:FORKING\n")
+        told = metadata.distribution("slime-sglang")
+        (info / "METADATA").write_text(str(told.read_text("METADATA")))
+        groups = str(told.read_text("entry_points.txt"))
+        (info / "entry_points.txt").write_text(re.sub(rf"(?<=\[{ENGINES}\]\nsglang = ).*", f"{__name__}:FORKING", groups))
     path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {ADDRESS: str(serving()), "PYTHONPATH": os.pathsep.join(path)}
 

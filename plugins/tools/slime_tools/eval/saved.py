@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
         raise SlimeError("no cluster is chosen", todo=groups.choose("cluster", "+"))
     if "model" in line.choices:
         add_choices_of_model(line, groups)
-        line.overrides += [f"model.path={json.dumps(str(folder))}", "model.weights=null", "model.init=checkpoint"]
+        line.values += [("model.path", str(folder)), ("model.weights", None), ("model.init", "checkpoint")]
     elif not {"task", "reward"} & line.choices.keys():
         todo = f"{groups.choose('task', '+')} Or set eval.path=<jsonl or parquet> and choose a reward."
         raise SlimeError("what to score the model on is not chosen", todo=todo)
@@ -126,7 +125,7 @@ def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, g
     store.store(name="saved", node=saved)
     store.store(name="evaluation", node={"defaults": ["schema", "saved", *chosen, "_self_"]})
     line.choices = {"cluster": UNSET, "recipe": NO_RECIPE, **line.choices}
-    cfg = merge(line, groups, "evaluation")
+    _, cfg = merge(line, groups, "evaluation")
     if cfg.eval.path is None:
         raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
     _leave_training_out(cfg, plugins)

@@ -36,6 +36,7 @@ from slime.plan.flops import ForwardFlops
 from slime.run_dir import RunDir
 from slime.topology.topology import read_topology
 from slime.train.packing import pack_for
+from slime.train.rank import TrainerRank
 from slime.types import ADVANTAGES, PREFERENCE, ROLLOUT_LOGPROBS, TrainSample
 from slime_tools.fit.estimate import MOVES, Layout, Rates, Work, training_seconds
 from slime_tools.memory.estimate import GpuMemory
@@ -150,20 +151,20 @@ class FullStep:
         cluster.start()
         cluster.engines.finish()
         stack.enter_context(cluster.calls.naming_causes())
-        trainers.init_weights()
+        trainers.all(TrainerRank.init_weights)
         if self.stage.needs(Source.reference):
-            trainers.snapshot_reference()
+            trainers.all(TrainerRank.snapshot_reference)
         if self.stage.needs(Source.teacher):
-            trainers.hold_teacher()
+            trainers.all(TrainerRank.hold_teacher)
         if self.stage.estimator is not None:
-            trainers.begin_critic(self.stage.name)
+            trainers.all(TrainerRank.begin_critic, self.stage.name)
         yield Measured("start", time.perf_counter() - start)
         self._measure_out()
         layout = trainers.layouts[0]
         self._train(1, layout.data_parallel_size * layout.micro_batch_multiple)
-        trainers.usage()
+        trainers.all(TrainerRank.usage)
         seconds = self._train(2, self.num_sequences)
-        yield Measured("train", seconds, trainers.usage())
+        yield Measured("train", seconds, trainers.all(TrainerRank.usage))
         if cluster.topology.generates:
             yield from self._serve(stack, logs)
 
@@ -207,18 +208,18 @@ class FullStep:
         cluster, sharing = self._cluster, DeviceSharing(self._cluster)
         trainers = cluster.trainers
         sharing.for_weights()
-        trainers.usage()
+        trainers.all(TrainerRank.usage)
         start = time.perf_counter()
         trainers.publish(cluster.engines.endpoints, 1)
-        yield Measured("publish", time.perf_counter() - start, trainers.usage())
+        yield Measured("publish", time.perf_counter() - start, trainers.all(TrainerRank.usage))
         moved = sharing.for_generation()
         if "seconds/offload" in moved:
             yield Measured("offload", moved["seconds/offload"])
-        trainers.usage()
+        trainers.all(TrainerRank.usage)
         runner = stack.enter_context(asyncio.Runner())
         start = time.perf_counter()
         runner.run(cluster.calls.watched(self._generate(logs), "generating"))
-        yield Measured("generate", time.perf_counter() - start, trainers.usage())
+        yield Measured("generate", time.perf_counter() - start, trainers.all(TrainerRank.usage))
 
     async def _generate(self, logs: Path) -> None:
         cfg, decoded = self.cfg, min(DECODED, self.longest // 2)
