@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from guarded_workers import wire
-from guarded_workers.guard import ZOMBIE, children, state
+from guarded_workers.processes import ZOMBIE, children, state
 from slime.hookspecs import hookimpl
 from slime.reward.verdicts import fields
 from slime.types import Prompt, Sample, Verdict, VerdictKind

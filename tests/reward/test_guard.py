@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from guarded_workers import guard
+from guarded_workers import guard, processes
 from slime.types import Verdict, VerdictKind
 from tests.reward.asking import GONE_WITHIN_S, rewards, score
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 def alive(pid: int) -> bool:
-    return guard.state(pid) not in ("", guard.ZOMBIE)
+    return processes.state(pid) not in ("", processes.ZOMBIE)
 
 
 def test_what_a_sample_leaves_behind_is_dead_when_its_verdict_comes(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from guarded_workers import guard
+from guarded_workers import processes
 from slime_testing.ranks import Rank, run_ranks
 from tests.waiting import until
 
@@ -47,4 +47,4 @@ def test_a_hang_shows_where_every_rank_stands() -> None:
 
 def test_helper_processes_go_with_their_rank() -> None:
     (pid,) = run_ranks(leave_a_helper, 1)
-    until(lambda: guard.state(pid) in ("", guard.ZOMBIE))
+    until(lambda: processes.state(pid) in ("", processes.ZOMBIE))

@@ -17,6 +17,6 @@ def slime_conversations() -> Mapping[str, Factory]:
 
 
 def _kit() -> ProgramKit:
-    from slime_agents.conversations.kit import Kit
+    from slime_agents.conversations.isolated import Kit
 
     return Kit()

@@ -1,8 +1,7 @@
 """Conversations of several turns as tokens: what the model sampled is never rendered again, only what comes behind it.
 
 A chat template writes earlier turns otherwise once they are answered (it drops thinking, or spells arguments its own
-way). What it writes behind a turn depends on the new messages alone: so they are rendered behind a made-up turn, and
-their tokens are appended to what was sampled.
+way). So new messages are rendered behind a made-up turn, and their tokens are appended to what was sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from slime_agents.conversations.conversation import Conversation
 from slime_agents.conversations.spelled import RESULT_ROLES, is_in, left_out, spellings
 
 SAID = "probe."
-"""What the made-up turns say."""
 LONG = 20_000
 """Characters that are encoded within ten milliseconds."""
 _WHERE = "the chat template"
@@ -38,9 +36,8 @@ class ChatFormat:
     """A tokenizer's chat template, for conversations of several turns: a `slime.conversation.Chat`.
 
     Args:
-        tokenizer: with a chat template.
         data: keywords of the template.
-        max_prompt_tokens: limit of what a conversation begins with.
+        max_prompt_tokens: limit of the begin of a conversation.
     """
 
     def __init__(self, tokenizer: Tokenizer, data: DataConfig, max_prompt_tokens: int) -> None:
@@ -50,7 +47,6 @@ class ChatFormat:
         self._refused: dict[str, SlimeError] = {}
 
     def conversation(self, model: Model, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
-        """A new one, which begins with `messages`, or with the prompt's."""
         return Conversation(model, self, messages, tools)
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
@@ -67,7 +63,7 @@ class ChatFormat:
         return self._fitting(self._encoded(text))
 
     async def first_aside(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
-        """As `first`; long texts are encoded in a thread, which leaves the event loop to others."""
+        """Do as `first`, but encode long texts in a thread, which leaves the event loop to others."""
         text = self._first_text(messages, tools)
         return self._fitting(await self._encoded_aside(text, self._max_prompt_tokens))
 
@@ -88,18 +84,15 @@ class ChatFormat:
         return TooLongError(what, where="rollout.max_prompt_tokens", todo=f"Raise it{to}.")
 
     def exceeds(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether messages have more tokens for certain, which is found without encoding them: none has less than one,
-        and no token has more characters than the longest."""
+        """Messages have more tokens for certain, which is found without encoding them: none has less than one, and no
+        token has more characters than the longest."""
         if len(messages) > max_tokens:
             return True
         return sum(len(message.get("content") or "") for message in messages) > max_tokens * self._chat.max_token_chars
 
     def behind(self, tokens: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int]:
-        """Token ids that come behind a response: the end of its turn where the model did not write it, the new
-        messages, and the opening of the model's next turn.
-
-        Where the response ended with the token that the template writes next, it is not written twice. Special tokens
-        in the new messages are broken up, so that they cannot act.
+        """Token ids behind a response: the end of its turn where the model did not write it, the new messages, and the
+        opening of the model's next turn. Special tokens in the new messages are broken up, so that they cannot act.
 
         Args:
             tokens: the conversation up to and with the response.
@@ -126,11 +119,7 @@ class ChatFormat:
         return ids[written:]
 
     def full_text(self, response: Sequence[int], text: str) -> str:
-        """Text of a response with its special tokens, but for the token that ends it.
-
-        Args:
-            text: of the response without special tokens, which is the same where it has none.
-        """
+        """Text of a response with its special tokens, but for the one that ends it; `text` is without them."""
         has_end = bool(response) and response[-1] in self._end_tokens
         said = response[:-1] if has_end else response
         if self._special.isdisjoint(said) and (not has_end or response[-1] in self._special):
@@ -203,8 +192,8 @@ class ChatFormat:
         raise problem.with_traceback(None)
 
     def _roles_problem(self, messages: Sequence[Message]) -> SlimeError | None:
-        """Why the template has no place for these roles. What it refused is not tried again: to find that out takes
-        five renderings, and a template that has no role for tools refuses some of the same at every turn."""
+        """The reason why the template has no place for these roles. It is kept: to find it takes five renderings, and a
+        template without a role for tools refuses some of the same at every turn."""
         kind = repr(_but_for_words(list(messages))) if self._refused else ""
         if kind in self._refused:
             return self._refused[kind]
@@ -218,7 +207,7 @@ class ChatFormat:
         return None
 
     def _base(self, before: Sequence[Message], tools: Sequence[Any]) -> str | SlimeError:
-        """Text of a made-up conversation, or why the template refuses it. The same few are behind nearly every turn."""
+        """Text of a made-up conversation, or why the template refuses it."""
         name = json.dumps([before, tools])
         if name not in self._bases:
             try:
@@ -231,8 +220,7 @@ class ChatFormat:
         return self._bases[name]
 
     def _unended(self, messages: Sequence[Message], tools: Sequence[Any]) -> str:
-        """Text of a conversation that goes on: without the end token that some templates, as Phi-3.5's, write behind
-        one which the model is not to answer."""
+        """Text of a conversation that goes on: without the end token that some templates, as Phi-3.5's, add."""
         text, end = self.render(messages, tools), self._tokenizer.eos_token
         if not end or not text.endswith(end):
             return text
@@ -241,7 +229,7 @@ class ChatFormat:
         return unended if opened.startswith(unended) and not opened.startswith(text) else text
 
     def _differs(self, base: str, whole: str, run: Sequence[Message]) -> SlimeError:
-        """Says which token the template would write otherwise than before."""
+        """A fault that says which token the template would write otherwise than before."""
         role = run[0]["role"]
         if whole.startswith(base):
             what = f"the chat template leaves out a message of the role '{role}'"
@@ -277,7 +265,7 @@ class ChatFormat:
 
     @cached_property
     def _closing(self) -> str:
-        """What the template writes behind the words of a finished turn of the model."""
+        """The template's text behind the words of a finished turn of the model."""
         text = self._unended([{"role": "user", "content": SAID}, {"role": "assistant", "content": "the answer."}], ())
         return text.rpartition("the answer.")[2]
 
@@ -313,8 +301,8 @@ class ChatFormat:
         return await asyncio.to_thread(self._encoded_up_to, text, max_tokens)
 
     def _encoded_up_to(self, text: str, max_tokens: int) -> list[int]:
-        """A text's tokens; or, of one that is much longer than `max_tokens`, more than these from its begin: to encode
-        it takes some hundred bytes a token, so it is first counted piece by piece."""
+        """A text's tokens; or, of a much longer one, more than `max_tokens` from its begin: it is counted by pieces
+        first, because encoding takes some hundred bytes a token."""
         counted, most = list[int](), max_tokens + max_tokens // 100 + 1000  # because a cut may add some
         if len(text) > 2 * most:
             for begin in range(0, len(text), BATCH):
@@ -325,7 +313,7 @@ class ChatFormat:
 
 
 def _but_for_words(value: Any) -> Any:
-    """A JSON value without its words and the ids of calls: no template looks at which they are."""
+    """A JSON value without words and ids of calls, which no template distinguishes."""
     if isinstance(value, dict):
         said = ("content", "id", "tool_call_id")
         return {name: bool(each) if name in said else _but_for_words(each) for name, each in value.items()}

@@ -19,11 +19,9 @@ class Conversation:
     """A `slime.conversation.Conversation`. With its first response it becomes a segment.
 
     Args:
-        chat: turns what is said into tokens.
-        messages: what it begins with; None: the prompt's.
+        messages: those that it begins with; None: the prompt's.
         tools: JSON schemas that the chat template shows the model.
-        begun: of a branch, the tokens that it begins with, in place of the messages, and how many it may have behind
-            them.
+        begun: tokens that a branch begins with, in place of the messages, and how many it may have behind them.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class Conversation:
         return Turn("", "length")
 
     async def _begin(self, new: Sequence[Message]) -> tuple[tuple[int, ...], int]:
-        """The tokens that it begins with, and how many it may have behind them."""
+        """Tokens of the begin, and how many it may have behind them."""
         model = self._model
         prompt, context = model.sample.prompt, model.sample.prompt.tokens
         if self._messages is not None or self._tools or new:

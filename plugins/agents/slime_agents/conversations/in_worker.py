@@ -1,4 +1,4 @@
-"""What runs in a program's worker: one attempt after the other, which talks to the model through the driver."""
+"""Attempts in a program's worker, one after the other, which talk to the model through the driver."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from slime.types import Message, Task, Turn, Verdict
 
 
 class Runner:
-    """A `guarded_workers.worker.Servant`. Its answers are `{"ended": ..., "verdict": ...}`.
-
-    Args:
-        name, options: of the program.
-    """
+    """A `guarded_workers.worker.Servant` of a program. Its answers are `{"ended": ..., "verdict": ...}`."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._program: Program = plugins.load().programs.get(name).factory(**options)
@@ -41,11 +37,7 @@ class Runner:
 
 
 class RemoteModel:
-    """A `slime.contracts.Responder` whose other end is in the driver.
-
-    Args:
-        line: to the driver.
-    """
+    """A `slime.contracts.Responder` whose other end is in the driver."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -53,11 +45,7 @@ class RemoteModel:
         self._waiting: dict[int, asyncio.Future[tuple[str, Any]]] = {}
 
     async def attempt(self, program: Program, task: Task) -> Any:
-        """What the program returns.
-
-        Raises:
-            FaultError: it raised.
-        """
+        """The verdict that the program returns. Raises FaultError: it raised."""
         loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         loop.add_reader(self._line.fileno(), self._read)
         try:
@@ -85,7 +73,7 @@ class RemoteModel:
         self.ask_now(None, "note", name, float(value))
 
     async def ask(self, conversation: int | None, method: str, *arguments: Any, **options: Any) -> Any:
-        """What a method of the model, or of one of its conversations, returns or raises in the driver."""
+        """The result of a method of the model, or of one of its conversations, in the driver."""
         question = self._line.ask([conversation, method, arguments, options])
         reply = self._waiting[question] = asyncio.get_running_loop().create_future()
         try:
@@ -94,7 +82,7 @@ class RemoteModel:
             del self._waiting[question]
 
     def ask_now(self, conversation: int | None, method: str, *arguments: Any, **options: Any) -> Any:
-        """As `ask`, of a method that is no coroutine."""
+        """Do as `ask`, with a method that is no coroutine."""
         question = self._line.ask([conversation, method, arguments, options])
         reply = None
         while reply is None:
@@ -124,11 +112,7 @@ class RemoteModel:
 
 
 class RemoteConversation:
-    """A `slime.contracts.Conversation` whose other end is in the driver.
-
-    Args:
-        number: of the conversation there.
-    """
+    """A `slime.contracts.Conversation` whose other end is in the driver, under a number."""
 
     def __init__(self, model: RemoteModel, number: int) -> None:
         self._model, self._number = model, number

@@ -1,4 +1,4 @@
-"""A program in worker processes, an attempt each: what it does to its process costs that attempt and nothing else."""
+"""A program in worker processes, an attempt each, so that a process lost costs that attempt alone."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from slime.sampling.conversation import Model
 from slime.sampling.suspended import Suspended
 from slime.types import Task, Verdict
 from slime.workers import WorkerPool, pool_of
+from slime_agents.conversations.chat_format import ChatFormat
 
 _OF_MODEL = ("respond", "conversation", "rendered", "note")
 _OF_CONVERSATION = ("turn", "count", "branch", "take_back")
 
 
 @contextmanager
-def isolated(cfg: ProgramConfig, log: Path | None, hidden: Sequence[Path]) -> Iterator[Program]:
-    """The program that `cfg` names, in worker processes: see `slime.sampling.programs.ProgramKit`."""
-    chosen, servant = plugins.load().programs.get(cfg.name), "slime_agents.conversations.in_worker:Runner"
-    pool = pool_of(chosen, cfg, "rollout.program", servant, first=1, log=log, hidden=hidden)
+def isolated(program: ProgramConfig, log: Path | None, hidden: Sequence[Path]) -> Iterator[Program]:
+    """The program that is named, in worker processes: see `slime.sampling.programs.ProgramKit`."""
+    chosen, servant = plugins.load().programs.get(program.name), "slime_agents.conversations.in_worker:Runner"
+    pool = pool_of(chosen, program, "rollout.program", servant, first=1, log=log, hidden=hidden)
     pool.start()
     try:
         yield Isolated(pool)
@@ -37,11 +38,7 @@ def isolated(cfg: ProgramConfig, log: Path | None, hidden: Sequence[Path]) -> It
 
 
 class Isolated:
-    """A `slime.contracts.Program` of which each attempt occupies a worker.
-
-    Args:
-        pool: of workers that run `slime_agents.conversations.in_worker.Runner`.
-    """
+    """A `slime.contracts.Program` of which each attempt occupies a worker, which runs `in_worker.Runner`."""
 
     in_driver = True
 
@@ -83,7 +80,7 @@ class Isolated:
 async def _served(
     model: Responder, conversations: list[Conversation], number: int | None, method: str, arguments: Any, options: Any
 ) -> Any:
-    """What a method of the model, or of one of its conversations, gives; of a conversation, its number."""
+    """The result of a method of the model, or of one of its conversations; of a conversation, its number."""
     if method not in (_OF_MODEL if number is None else _OF_CONVERSATION):
         raise AttributeError(f"there is no method {method!r:.80}")
     result = getattr(model if number is None else conversations[number], method)(*arguments, **options)
@@ -100,3 +97,10 @@ def _ended(answer: Any) -> tuple[str, Verdict | None]:
     if how not in ("returned", "suspended", "cancelled"):
         raise ValueError("no such end")
     return how, None if given is None else verdict(**given)
+
+
+class Kit:
+    """A `slime.sampling.programs.ProgramKit`."""
+
+    chat = ChatFormat
+    isolated = staticmethod(isolated)

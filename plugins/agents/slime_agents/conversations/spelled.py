@@ -1,4 +1,4 @@
-"""What a chat template makes of messages: how else they may be spelled for it, and whether it wrote them all."""
+"""Messages as chat templates take them: their other spellings, and which of them a template left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from slime.types import Message
 
 RESULT_ROLES = ("tool", "observation", "ipython")
-"""What templates call a message with a tool's output. The first is every API's name for it."""
+"""Roles that templates give a tool's output. The first is every API's."""
 
 
 def whole(value: Any) -> Any:
@@ -40,7 +40,7 @@ def left_out(messages: Sequence[Message], text: str) -> int | None:
 
 
 def is_in(message: Message, text: str) -> bool:
-    """Whether a text has what a message says. Templates write some messages as JSON."""
+    """A text has the words of a message. Templates write some messages as JSON."""
     said = _words(message)
     return said in text or _in_json(said) in text
 
@@ -50,7 +50,7 @@ def _in_json(said: str) -> str:
 
 
 def _words(message: Message) -> str:
-    """What a message says, without earlier thinking, which templates drop."""
+    """The words of a message, without earlier thinking, which templates drop."""
     return (message.get("content") or "").rpartition("</think>")[2].strip()
 
 
@@ -67,7 +67,6 @@ def spellings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
 
 
 def _with_arguments(message: Message, *, as_objects: bool) -> Message:
-    """The same message; the arguments of its calls are objects, where they can be read as such, or JSON."""
     if not message.get("tool_calls"):
         return message
     calls = [dict(call) for call in message["tool_calls"]]

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from guarded_workers import processes
 from guarded_workers.environment import split
 from slime.errors import SlimeError
 from slime.sampling.held import GRACE_S
@@ -20,21 +22,18 @@ from slime_agents.endpoint import keeper, values
 from slime_agents.endpoint.server import MODEL
 
 MAX_PROMPT_BYTES = 100_000
-"""Of SLIME_PROMPT: the kernel allows no variable of more than 128 KiB."""
+"""Limit of SLIME_PROMPT: the kernel allows no variable of more than 128 KiB."""
 _TAIL = 8000
 """Characters of the output by which a failure is told: libraries print the model's answer with it."""
 _CHUNK = 1 << 16
 _KEY = "rollout.program.options.environment"
 log = logging.getLogger(__name__)
+_LIBRARIES = str(Path(processes.__file__).parents[1])
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 class AgentError(Exception):
-    """The agent's process ended with a fault.
-
-    Args:
-        output: the end of what it printed.
-    """
+    """The agent's process ended with a fault; `output` is the end of what it printed."""
 
     def __init__(self, reason: str, output: str = "") -> None:
         super().__init__(reason)
@@ -46,10 +45,7 @@ class KilledAgentError(AgentError):
 
 
 class Surroundings:
-    """The variables of the environment that agents' processes get: all but those that may be somebody's keys.
-
-    Args:
-        wanted: names of those that they get although they look like secrets.
+    """The environment of agents' processes, less what may be somebody's keys, but with the `wanted` variables.
 
     Raises:
         SlimeError: one of these is not set.
@@ -67,7 +63,6 @@ class Surroundings:
             log.warning("Withheld from the agents' environment: %s (%s)", ", ".join(self._withheld), _KEY)
 
     def of(self, url: str, key: str, task: Task) -> Mapping[str, str]:
-        """Of the process of one attempt."""
         return {**self._passed, **own_variables(url, key, task)}
 
     def explained(self, reason: str) -> str:
@@ -81,16 +76,13 @@ class Surroundings:
 async def run_command(command: str, memory_mb: int, surroundings: Surroundings, url: str, key: str, task: Task) -> None:
     """Run a command to its end; all that it started ends with it, and with a cancellation.
 
-    Args:
-        url: of the endpoint, without the API's `/v1`.
-
     Raises:
         AgentError: its exit code is not 0.
     """
     ours, lifeline = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(Path(keeper.__file__)), str(ours), str(memory_mb), command,
+            sys.executable, "-I", "-S", keeper.__file__, _LIBRARIES, str(ours), str(memory_mb), command,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             pass_fds=[ours], env=surroundings.of(url, key, task), start_new_session=True,
         )  # fmt: skip
@@ -117,7 +109,7 @@ async def run_command(command: str, memory_mb: int, surroundings: Surroundings, 
 
 
 async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, int]:
-    """The end of what a process prints, and its exit code, once it has ended and all that holds its output, too."""
+    """The end of a process's output, and its exit code, once all that holds its output has ended."""
     assert process.stdin, "it is a pipe"
     assert process.stdout, "it is a pipe"
     process.stdin.write(task)
@@ -131,35 +123,19 @@ async def _end(process: asyncio.subprocess.Process, task: bytes) -> tuple[str, i
 
 def told(task: Task) -> bytes:
     """A task as a line of JSON. It has no label: an agent could hand it to the model."""
-    return (
-        values.dumps(
-            {
-                "messages": list(task.prompt.messages),
-                "metadata": dict(task.prompt.metadata),
-                "prompt_id": task.prompt.id,
-                "attempt": task.attempt,
-                "seed": task.seed,
-                "is_evaluation": task.is_evaluation,
-            },
-            default=str,
-        )
-        + b"\n"
-    )
+    prompt = task.prompt
+    said: dict[str, Any] = {"messages": list(prompt.messages), "metadata": dict(prompt.metadata)}
+    said |= {"prompt_id": prompt.id, "attempt": task.attempt, "seed": task.seed, "is_evaluation": task.is_evaluation}
+    return values.dumps(said, default=str) + b"\n"
 
 
 def own_variables(url: str, key: str, task: Task) -> Mapping[str, str]:
-    """Of an attempt alone: the endpoint under every name that clients look for, and no proxy before it."""
-    openai = f"{url}/v1"
+    """Variables of an attempt: the endpoint under every name that clients look for, and no proxy before it."""
     own = {
-        "OPENAI_BASE_URL": openai,
-        "OPENAI_API_BASE": openai,
-        "OPENAI_API_KEY": key,
-        "OPENAI_MODEL": MODEL,
-        "OPENAI_DEFAULT_MODEL": MODEL,
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_BASE": url,
-        "ANTHROPIC_API_KEY": key,
-        "ANTHROPIC_MODEL": MODEL,
+        **dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), f"{url}/v1"),
+        **dict.fromkeys(("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), url),
+        **dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), key),
+        **dict.fromkeys(("OPENAI_MODEL", "OPENAI_DEFAULT_MODEL", "ANTHROPIC_MODEL"), MODEL),
         "SLIME_SEED": str(task.seed),
         "SLIME_VERDICT_URL": f"{url}/verdict",
     }

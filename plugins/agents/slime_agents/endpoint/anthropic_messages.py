@@ -32,7 +32,7 @@ _TYPES = {
 }  # fmt: skip
 _THINKING = ("thinking", "redacted_thinking")
 SIGNATURE = "slime"
-"""Of thinking: Anthropic's own are checked by its server, this one by nobody."""
+"""Signature of thinking: Anthropic's own are checked by its server, this one by nobody."""
 
 
 def _event(name: str, **fields: Any) -> bytes:
@@ -40,7 +40,6 @@ def _event(name: str, **fields: Any) -> bytes:
 
 
 KEEP_ALIVE = _event("ping")
-"""What a stream says while there is nothing else to say."""
 
 
 def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
@@ -70,7 +69,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
 
 
 def _form(body: Mapping[str, Any]) -> Form | None:
-    """In its two places, an older one and a newer one."""
+    """The form in its two places, an older one and a newer one."""
     for place, name, param in (
         (of_kind(body, "output_config", dict, {}), "format", "output_config.format"),
         (body, "output_format", "output_format"),
@@ -81,7 +80,7 @@ def _form(body: Mapping[str, Any]) -> Form | None:
 
 
 def _previous(body: Mapping[str, Any]) -> str | None:
-    """The answer that a thread goes on behind."""
+    """The id of the answer that a thread goes on behind."""
     thread = of_kind(body, "thread", dict, {})
     fields.THREAD.check(thread, "thread.")
     if thread.get("type", "create") == "create":
@@ -94,7 +93,7 @@ def _previous(body: Mapping[str, Any]) -> str | None:
 
 
 def _said(message: Any, number: int) -> Iterator[Said]:
-    """A message of results of tools and words is several."""
+    """One message, or several where it has results of tools and words."""
     param = f"messages.{number}"
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise RefusedRequestError("not a message of the role user or assistant", param)
@@ -136,7 +135,6 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
 
 
 def whole(request: Request, answer: Answer) -> bytes:
-    """The answer as one object."""
     end = {"stop_reason": _STOP_REASON[answer.finish], "stop_sequence": answer.stop}
     return dumps({**_head(request, answer), "content": _blocks(answer), **end, "usage": _usage(answer)})
 
@@ -167,7 +165,6 @@ def events(request: Request, answer: Answer) -> Iterator[bytes]:
 
 
 def fault(message: str, status: int, param: str | None = None, code: str | None = None) -> bytes:
-    """The body of an error."""
     kind = _TYPES.get(status, "api_error")
     said = f"prompt is too long: {message}" if code else f"{param}: {message}" if param else message
     return dumps({"type": "error", "error": {"type": kind, "message": said}})

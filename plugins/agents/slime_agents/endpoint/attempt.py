@@ -1,4 +1,4 @@
-"""What the endpoint is for one attempt: from requests to turns of its conversations."""
+"""One attempt at the endpoint: from requests to turns of its conversations."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ class Attempt:
     """One attempt, which clients know by its key.
 
     Args:
-        model: asks the engines.
-        hearing: reads what the model says.
         structured: as `EndpointOptions.structured`.
 
     Attributes:
         broken: done when no turn can be made any more, with what ended the last one.
-        verdict: what the agent last said of the attempt itself; None: nothing.
-        repeated: of what its clients say.
+        verdict: the agent's own, which it posted last.
         reading: held while a request is read, so that they are read one after another.
     """
 
@@ -62,9 +59,8 @@ class Attempt:
         """Have a request answered.
 
         Args:
-            is_repeated: whether the client says that it has sent the request before; None: it says nothing. Who says
-                nothing and asks the same gets the same answer. Who says that it asks for the first time gets another
-                one, unless nobody has heard the first.
+            is_repeated: the client says that it has sent the request before; None: it says nothing, and gets the same
+                answer to the same request. With false it gets another one, unless nobody has heard the first.
 
         Raises:
             RefusedRequestError: it cannot be answered.
@@ -101,9 +97,8 @@ class Attempt:
             raise _refused(error) from None
 
     def is_broken_by_form(self, error: Exception) -> bool:
-        """Whether an agent failed by the policy: somebody heard an answer that is not of the form that was asked, and
-        neither went on behind it nor asked again; or JSON of a schema that the agent alone knows, which it could not
-        read."""
+        """The agent failed by the policy: somebody heard an answer that is not of the form that was asked, or JSON of a
+        schema that the agent alone knows and could not read, and neither went on behind it nor asked again."""
         found = self._missed + (self._unchecked if is_of_reading(error) else [])
         return any(
             asked.is_heard and asked is place.node.asked[-1] and not any(said.children.values())
@@ -145,7 +140,7 @@ class Attempt:
         return bare, as_the_run_wants(bare, self.structured)
 
     def _continued(self, request: Request) -> Request:
-        """All that a request is about, where it goes on behind an answer that it names.
+        """The request with all messages before it, where it goes on behind an answer that it names.
 
         Raises:
             RefusedRequestError: there is no such answer, or a result without its question.
@@ -203,8 +198,8 @@ class Attempt:
         return answer
 
     def _thread(self, place: Place, request: Request) -> tuple[Thread, int, Sequence[Message]]:
-        """What is to be continued, the number of the turn, and what is said before it. Nothing awaits in here, so that
-        no two requests take one place."""
+        """The thread to continue, the number of the turn, and the messages before it. Nothing awaits here, so that no
+        two requests take one place."""
         new = self._new(place, request)
         if place.spoken is None:
             thread = Thread(self._model.conversation(new, request.tools))
@@ -218,7 +213,7 @@ class Attempt:
         return thread, thread.num_turns, new
 
     def _new(self, place: Place, request: Request) -> Sequence[Message]:
-        """What is said behind the last turn of the model, for the chat template."""
+        """Messages behind the last turn of the model, for the chat template."""
         before = request.said[: len(request.said) - len(place.new)]
         return messages_of(place.new, before, as_text=not self._hearing.writes_calls)
 

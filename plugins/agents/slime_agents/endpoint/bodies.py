@@ -1,16 +1,21 @@
-"""Bodies of requests: how large they may be, how long they may take, and how they become requests."""
+"""Bodies of requests: their limits in size and time, and the requests and verdicts in them."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import ModuleType
 from typing import Any
 
+import orjson
 from aiohttp import web
 
+from guarded_workers.wire import MALFORMED
+from slime.reward.verdicts import MAX_PART, MAX_VALUE, verdict
+from slime.types import Verdict, VerdictKind
 from slime_agents.endpoint import values
 from slime_agents.endpoint.attempt import Attempt
 from slime_agents.endpoint.said import RefusedRequestError, Request
@@ -27,15 +32,12 @@ _LARGE, _LARGE_AT_ONCE = 2**20, 2
 """Bytes from which on few bodies are read at a time: each takes some times its size until it is a request."""
 _SMALL = 2**16
 """Bytes up to which a body is read faster than a thread begins to."""
+MAX_PARTS, PART = 100, re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""Parts of a verdict, and their names: what trackers, files and terminals take unchanged."""
 
 
 class TurnedAwayError(Exception):
-    """A request that is refused before its body has been read.
-
-    Args:
-        message: for the people who wrote the client.
-        allow: the method that its path is asked by.
-    """
+    """A request that is refused before its body has been read; `allow` is the method that its path is asked by."""
 
     def __init__(self, message: str, status: HTTPStatus, allow: str | None = None) -> None:
         super().__init__(message)
@@ -43,17 +45,12 @@ class TurnedAwayError(Exception):
 
 
 class Bodies:
-    """Of one server."""
-
     def __init__(self) -> None:
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     @asynccontextmanager
     async def of(self, http: web.BaseRequest, most: int = MAX_BODY) -> AsyncIterator[bytes]:
-        """The whole body; the block ends when it is a request.
-
-        Args:
-            most: bytes that it may have.
+        """The whole body, of at most `most` bytes; the block ends when it is a request.
 
         Raises:
             TurnedAwayError: it is too large, compressed, or does not come.
@@ -81,7 +78,7 @@ class Bodies:
 
 
 async def _read(http: web.BaseRequest, most: int) -> tuple[bytes, bool]:
-    """What comes next of a body, and whether it ends there; it is a little longer than `most` if not."""
+    """The next bytes of a body, and whether it ends there; they are a little more than `most` if not."""
     parts, size = list[bytes](), 0
     try:
         async with asyncio.timeout(BODY_S):
@@ -104,7 +101,7 @@ def _too_large(most: int) -> TurnedAwayError:
 
 
 async def read(body: bytes, dialect: ModuleType, attempt: Attempt) -> Request:
-    """What a body asks, which is found in a thread where that takes long.
+    """The request of a body, read in a thread where that takes long.
 
     Raises:
         RefusedRequestError: it is no request, or asks for what cannot be honoured.
@@ -134,3 +131,24 @@ def _request(body: bytes, dialect: ModuleType, attempt: Attempt) -> Request:
     except RecursionError:
         raise RefusedRequestError("the body is nested too deep", "") from None
     return request
+
+
+def judged(body: bytes) -> Verdict:
+    """The verdict of `{"reward": 0.5, "parts": {"correct": 1}}`, where the parts may be missing.
+
+    Raises:
+        RefusedRequestError: the body is something else, or a number is too large.
+    """
+    try:
+        read: Any = orjson.loads(body)
+        if unknown := set(read) - {"reward", "parts"}:
+            raise RefusedRequestError(f"'{min(unknown)}' is not known: 'reward' and 'parts' are", min(unknown))
+        found = verdict(VerdictKind.VALUE, read["reward"], "", read.get("parts") or {})
+    except MALFORMED:
+        limits = f"numbers are at most {MAX_VALUE:g} in size, parts {MAX_PART:g}"
+        what = 'a verdict is {"reward": NUMBER} or {"reward": NUMBER, "parts": {NAME: NUMBER}}'
+        raise RefusedRequestError(f"{what}; {limits}", "reward") from None
+    if len(found.parts) > MAX_PARTS or not all(map(PART.fullmatch, found.parts)):
+        what = f"{MAX_PARTS} parts are allowed, with names of 1 to 100 of the letters a-z, A-Z, 0-9, _, - and ."
+        raise RefusedRequestError(f"{what}, where - and . do not come first", "parts")
+    return found

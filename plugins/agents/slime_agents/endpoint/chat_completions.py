@@ -28,7 +28,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 _OF_ROLE = {"assistant": fields.COMPLETIONS_ASSISTANT, "tool": fields.COMPLETIONS_RESULT}
 _FINISH = {"stop_string": "stop"}
 KEEP_ALIVE = b": the model thinks\n\n"
-"""What a stream says while there is nothing else to say."""
+"""Event of a stream that has nothing else to say."""
 
 
 def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
@@ -89,7 +89,6 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
 
 
 def whole(request: Request, answer: Answer) -> bytes:
-    """The answer as one object."""
     said = answer.said
     message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
     if said.reasoning:
@@ -123,7 +122,6 @@ def events(request: Request, answer: Answer) -> Iterator[bytes]:
 
 
 def fault(message: str, status: int, param: str | None = None, code: str | None = None) -> bytes:
-    """The body of an error."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
 

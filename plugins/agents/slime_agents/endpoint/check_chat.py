@@ -1,4 +1,4 @@
-"""`slime check-chat MODEL`: whether conversations of several turns keep their tokens in a model's chat template."""
+"""`slime check-chat MODEL`: conversations of several turns must keep their tokens in a model's chat template."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def run(args: Namespace) -> int:
 
 
 def tried(chat: Any, tokenizer: Any, roles: Sequence[str], count: int) -> tuple[str, str]:
-    """What is wrong with messages of these roles behind a turn; and the first token that the template itself would
-    write otherwise, rendering the whole: slime keeps what was sampled, so that this is no fault."""
+    """The fault of messages of these roles behind a turn; and the first token that the template would write otherwise,
+    rendering the whole, which is no fault: slime keeps what was sampled."""
     rng, rewritten = random.Random(5), ""
     controls = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     hostile = "".join(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
@@ -80,7 +80,7 @@ def tried(chat: Any, tokenizer: Any, roles: Sequence[str], count: int) -> tuple[
 
 
 def _difference(tokenizer: Any, kept: Sequence[int], whole: Sequence[int], thought: str) -> str:
-    """Names the first token that differs; empty if none does."""
+    """A sentence on the first token that differs; empty if none does."""
     pairs = zip([*kept, None], [*whole, None], strict=False)
     place = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
     if place is None:

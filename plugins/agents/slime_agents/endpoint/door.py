@@ -1,4 +1,4 @@
-"""The endpoint's door: what a connection may cost before it has shown the key of an attempt, and how it is closed."""
+"""The endpoint's door: limits of connections that have shown no key of an attempt, and how they are closed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Connection(web.RequestHandler):
-    """Bodies are read as they come: what is compressed stays so.
-
-    Attributes:
-        is_turned_away: nothing more is read of it.
-    """
+    """A connection. Bodies are read as they come: what is compressed stays so."""
 
     __slots__ = ("_door", "is_turned_away")
 
@@ -62,7 +58,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is no HTTP is answered and counted: anybody may send it, so it has no place in the run's log."""
+        """Answer and count what is no HTTP: anybody may send it, so it has no place in the run's log."""
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         self._door.num_malformed += 1
@@ -78,7 +74,7 @@ class Door(web.Server):
         handler: answers requests. It calls `admit` before it reads a body.
 
     Attributes:
-        num_malformed, num_dropped: what was no HTTP, and connections that were closed because they showed no key.
+        num_malformed, num_dropped: requests that were no HTTP, and connections closed because they showed no key.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -93,11 +89,7 @@ class Door(web.Server):
         self.num_malformed = self.num_dropped = 0
 
     async def open(self, host: str) -> int:
-        """Listen at a free port of an address, which is returned.
-
-        Raises:
-            OSError: the address cannot be had.
-        """
+        """Listen at a free port of an address, which is returned. Raises OSError: the address cannot be had."""
         loop = asyncio.get_running_loop()
         family, _, _, _, address = (await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0]
         listening = socket.create_server(address[:2], family=family)
@@ -114,7 +106,6 @@ class Door(web.Server):
         await self.shutdown(CLOSING_S)
 
     def tell(self) -> None:
-        """Log how many strangers there were, if there were some."""
         if self.num_malformed or self.num_dropped:
             log.warning(
                 "The endpoint closed %d connections that showed no key of an attempt, and refused %d requests that are "
@@ -123,12 +114,11 @@ class Door(web.Server):
             )  # fmt: skip
 
     def admit(self, connection: Connection, key: str) -> None:
-        """It has shown the key of an attempt."""
         self._strangers.pop(connection, None)
         self._known[connection] = key
 
     def forget(self, key: str) -> None:
-        """The attempt of this key has ended: its connections have to show another."""
+        """Have the connections of an attempt that has ended show another key."""
         for connection in [each for each, shown in self._known.items() if shown == key]:
             del self._known[connection]
             self._strangers[connection] = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What clients make of an answer when they send it again, beside what is the same by `Said.key`."""
+"""Answers as clients rewrite them when they send them again, beside what is the same by `Said.key`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import replace
 from slime_agents.endpoint.said import Call, Said
 
 _CALLS = re.compile(r"(.*?)\s*^Calling tools:\s*(\[\{.*\}\])", re.DOTALL | re.MULTILINE)
-"""As smolagents writes calls into the words of an answer."""
+"""Calls in the words of an answer, as smolagents writes them."""
 _MAX_CHARS = 100_000
-"""Of calls in words: Python's own reader takes a second for some millions."""
+"""Limit of calls in words: Python's own reader takes a second for some millions."""
 _CODE = "python_interpreter"
-"""How it names the code that the answer has, where an agent writes code and no calls."""
+"""Its name for the code in an answer, where an agent writes code and no calls."""
 
 
 def origins(said: Said, stops: Collection[str]) -> Iterator[Said]:
-    """What the model may have said that a client made this message of: the message without a stop string that was put
-    back behind it, and without the words for calls that the model made.
+    """Messages of the model that a client may have made this one of: without a stop string that was put back behind it,
+    and without words for calls that the model made.
 
     Args:
         stops: stop strings of the requests that were answered there.

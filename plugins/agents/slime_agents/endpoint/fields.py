@@ -1,6 +1,6 @@
-"""Fields of requests: which are honoured, which are of no account, which are the run's, and which are refused and why.
+"""Fields of requests: honoured, ignored, the run's own, or refused and why.
 
-What is in no table is refused by name: a field that is dropped in silence could change what is asked.
+A field in no table is refused by name: to drop it in silence could change what is asked.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _told = set[str]()
 
 @dataclass(frozen=True)
 class Fields:
-    """Of one kind of object.
+    """The fields of one kind of object.
 
     Attributes:
         honoured: read elsewhere.
         ignored: of no account here: storage, billing, caching, and what clients put into a history.
-        of_the_run: what the run's configuration says, whatever is asked; the log says so once.
-        refused: why, by name.
+        of_the_run: set by the run's configuration, whatever is asked; the log says so once.
+        refused: reasons by name.
         neutral: values of refused fields that ask for nothing, beside null, false, 0 and what is empty.
-        meant: the right name of others.
+        meant: the right names of unknown ones.
     """
 
     honoured: Collection[str]
@@ -66,7 +66,9 @@ class Fields:
 
 _THINKING = "whether and how the model thinks is of the run: data.chat_template_kwargs"
 _SAMPLING = "the run has no such sampling"
-_SERVER = "no server but the agent's own keeps or runs anything"
+SERVER = "no server but the agent's own keeps or runs anything"
+TEXT_ALONE = "agents are given text"
+WHOLE = "nothing of a history is left out here: shorten it in the agent"
 _IN_WORDS = "say it in the words of a message"
 
 COMPLETIONS = Fields(
@@ -78,21 +80,13 @@ COMPLETIONS = Fields(
     refused={
         "functions": "name them in 'tools'",
         "function_call": "use 'tool_choice'",
-        "logprobs": "agents are given text",
-        "top_logprobs": "agents are given text",
-        "logit_bias": _SAMPLING,
-        "frequency_penalty": _SAMPLING,
-        "presence_penalty": _SAMPLING,
-        "repetition_penalty": _SAMPLING,
-        "min_p": _SAMPLING,
+        **dict.fromkeys(("logprobs", "top_logprobs"), TEXT_ALONE),
+        **dict.fromkeys(("logit_bias", "min_p"), _SAMPLING),
+        **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), _SAMPLING),
         "audio": "the model says text alone",
-        "web_search_options": _SERVER,
-        "moderation": _SERVER,
+        **dict.fromkeys(("web_search_options", "moderation"), SERVER),
         "verbosity": _IN_WORDS,
-        "thinking": _THINKING,
-        "reasoning": _THINKING,
-        "enable_thinking": _THINKING,
-        "chat_template_kwargs": _THINKING,
+        **dict.fromkeys(("thinking", "reasoning", "enable_thinking", "chat_template_kwargs"), _THINKING),
     },
     neutral={"verbosity": ("medium",), "repetition_penalty": (1,), "function_call": ("auto",)},
     meant={"stop_sequences": "stop", "max_output_tokens": "max_completion_tokens", "system": "messages",
@@ -128,10 +122,8 @@ MESSAGES = Fields(
              "user_profile_id", "workspace_id", "betas", "fallback_credit_token", "fallbacks"),
     of_the_run=("temperature", "top_p", "top_k", "thinking"),
     refused={
-        "container": _SERVER,
-        "mcp_servers": _SERVER,
-        "context_management": "nothing of a history is left out here: shorten it in the agent",
-        "compaction": "nothing of a history is left out here: shorten it in the agent",
+        **dict.fromkeys(("container", "mcp_servers"), SERVER),
+        **dict.fromkeys(("context_management", "compaction"), WHOLE),
     },
     meant={"stop": "stop_sequences", "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
            "response_format": "output_config", "prefill": "messages", "functions": "tools",
@@ -141,7 +133,7 @@ MESSAGES_MESSAGE = Fields(
     honoured=("role", "content"),
     ignored=("id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage"),
     of_the_run=("output_config",),
-    refused={"clear_at": "nothing of a history is left out here", "container": _SERVER},
+    refused={"clear_at": "nothing of a history is left out here", "container": SERVER},
 )
 _DIRECT = ({"type": "direct"},)
 BLOCKS: Mapping[str, Fields] = {
@@ -149,9 +141,9 @@ BLOCKS: Mapping[str, Fields] = {
     "thinking": Fields(honoured=("type", "thinking"), ignored=("signature", "cache_control")),
     "redacted_thinking": Fields(honoured=("type",), ignored=("data", "cache_control")),
     "tool_use": Fields(honoured=("type", "id", "name", "input"), ignored=("cache_control",),
-                       refused={"caller": _SERVER, "toolset_name": _SERVER}, neutral={"caller": _DIRECT}),
+                       refused={"caller": SERVER, "toolset_name": SERVER}, neutral={"caller": _DIRECT}),
     "tool_result": Fields(honoured=("type", "tool_use_id", "content", "is_error"), ignored=("cache_control",),
-                          refused={"toolset_name": _SERVER}),
+                          refused={"toolset_name": SERVER}),
 }  # fmt: skip
 OUTPUT = Fields(
     honoured=("format",), of_the_run=("effort",),
@@ -163,8 +155,7 @@ MESSAGES_TOOL = Fields(
     refused={
         "type": "tools are the agent's own",
         "input_examples": "write them into the description",
-        "defer_loading": _SERVER,
-        "allowed_callers": _SERVER,
+        **dict.fromkeys(("defer_loading", "allowed_callers"), SERVER),
     },
     neutral={"type": ("custom",), "allowed_callers": (["direct"],)},
 )
@@ -174,8 +165,7 @@ TEXT_PART = Fields(honoured=("type", "text"), ignored=("cache_control", "prompt_
 
 
 def may_call(choice: Any, names: Collection[str] | None) -> bool:
-    """Whether a `tool_choice` of either API lets the model call tools. One that demands a call is the model's to keep:
-    nothing forces it, so that what it does is its own.
+    """A `tool_choice` of either API lets the model call tools. Nothing forces a call that it demands.
 
     Args:
         names: of the tools; None: they may stand in an earlier request.

@@ -1,7 +1,6 @@
 """Forms that clients ask of answers: JSON, or JSON by a schema. The policy is told them in words, and samples freely.
 
-So what is trained on is what was sampled, from the distribution that sampled it. Constrained decoding would sample from
-another one: of the tokens that the form allows.
+Constrained decoding would sample from another distribution than the one that is trained.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from slime_agents.endpoint.said import ANY_TOOL, Answer, Form, RefusedRequestErr
 
 WORDS, UNSAID, REFUSE = "words", "unsaid", "refuse"
 STRUCTURED = (WORDS, UNSAID, REFUSE)
-"""What a run does with them, see `EndpointOptions.structured`."""
+"""Ways of a run with them, see `EndpointOptions.structured`."""
 _OF_READING = re.compile(r"\b\w*(?:Pars|Validation|Decode|Schema|StructuredOutput)\w*(?:Error|Exception)\b")
 """Names of exceptions, as a traceback has them: ValidationError, JSONDecodeError, AdapterParseError and the like."""
 _KINDS = ("text", "json_object", "json_schema")
 
 
 def form_in(value: Mapping[str, Any], param: str) -> Form | None:
-    """The form of a request's field; None: it is any text. Its schema stands in it, or in its `json_schema`.
+    """The form of a request's field, whose schema stands in it or in its `json_schema`; None: it is any text.
 
     Raises:
         RefusedRequestError: it is none that can be asked for.
@@ -59,8 +58,8 @@ def demanded(choice: Any) -> str:
 
 
 def as_the_run_wants(request: Request, structured: str) -> Request:
-    """The request, whose first message says the form of the answer, if it is to be said. It stands where it is the same
-    in every request of a conversation, and every chat template takes it.
+    """The request, whose first message says the form of the answer, if it is to be said: there it is the same in every
+    request of a conversation, and every chat template takes it.
 
     Raises:
         RefusedRequestError: the run wants no forms.
@@ -89,8 +88,7 @@ def _words(form: Form, has_tools: bool) -> str:
 
 
 def is_missed(request: Request, answer: Answer) -> bool:
-    """Whether an answer is not of the form that was asked; a call that was demanded is not there; or one is not of its
-    tool's schema."""
+    """An answer that is not of the form that was asked, lacks a demanded call, or has one not of its tool's schema."""
     calls = answer.said.calls
     if request.demanded and not any(request.demanded in (call.name, ANY_TOOL) for call in calls):
         return True
@@ -101,7 +99,7 @@ def is_missed(request: Request, answer: Answer) -> bool:
 
 
 def is_of_reading(error: Exception) -> bool:
-    """Whether an agent's error is one by which libraries say that they cannot read an answer."""
+    """An agent's error by which libraries say that they cannot read an answer."""
     names = (each.__name__ for each in type(error).__mro__)
     return any(map(_OF_READING.fullmatch, names)) or bool(_OF_READING.search(getattr(error, "output", "")))
 

@@ -1,4 +1,4 @@
-"""From what a model said, with its special tokens, to thinking, words and calls of tools."""
+"""Responses, with their special tokens, taken apart into thinking, words and calls of tools."""
 
 from __future__ import annotations
 
@@ -7,43 +7,38 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slime.contracts import Responder
+from slime_agents.conversations.spelled import whole
 from slime_agents.endpoint import values
 from slime_agents.endpoint.said import END_THINK, THINK, Call, Said
-from slime_agents.tools.calls import IllFormedError, Reader, read_name_json, reader_for
+from slime_agents.tools.calls import CallReader, IllFormedError, read_name_json, reader_for
 
 _PROBE = [{"role": "user", "content": "probe."}]
 
 
 class Heard(NamedTuple):
-    """Attributes:
-    is_ill_formed: whether a call begins that cannot be read; then it stands in the words.
-    """
+    """A response; one is ill formed where a call begins that cannot be read, and stands in the words."""
 
     said: Said
     is_ill_formed: bool
 
 
 class Hearing:
-    """Of one run.
-
-    Args:
-        parser: as `EndpointOptions.parser`.
-    """
+    """Reads what a run's model says; `parser` as `EndpointOptions.parser`."""
 
     def __init__(self, parser: str | None) -> None:
         self._parser = parser
-        self._reader: Reader | None = None
+        self._reader: CallReader | None = None
         self._opens_thinking: bool | None = None
         self._lock: asyncio.Lock | None = None
 
     @property
     def opens_thinking(self) -> bool:
-        """Whether the chat template opens the model's thinking. Known once there was an answer."""
+        """The chat template opens the model's thinking. Known once there was an answer."""
         return bool(self._opens_thinking)
 
     @property
     def writes_calls(self) -> bool:
-        """Whether the chat template has a place for calls. Known once there were any."""
+        """The chat template has a place for calls. Known once there were any."""
         return self._reader is not read_name_json
 
     async def prepare(self, model: Responder, has_tools: bool) -> None:
@@ -57,12 +52,7 @@ class Hearing:
                 self._reader = self._reader or await asyncio.to_thread(reader_for, model, self._parser)
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]], call_id: Callable[[], str]) -> Heard:
-        """Take a response apart.
-
-        Args:
-            tools: that the model may call.
-            call_id: makes an id for a call.
-        """
+        """Take a response apart; `call_id` makes an id for a call of one of `tools`."""
         thinking, end, words = text.rpartition(END_THINK)
         if not end and (self._opens_thinking or text.lstrip().startswith(THINK)):
             thinking, words = text, ""
@@ -75,6 +65,6 @@ class Hearing:
                     raise IllFormedError(f"arguments are nested more than {values.MAX_DEPTH} deep")
             except (IllFormedError, ValueError, RecursionError):
                 return Heard(Said("assistant", words.strip(), (), reasoning), is_ill_formed=True)
-            calls = tuple(Call(call_id(), call.name, values.mended(call.arguments)) for call in read.calls)
+            calls = tuple(Call(call_id(), call.name, whole(call.arguments)) for call in read.calls)
             return Heard(Said("assistant", read.text.strip(), calls, reasoning), is_ill_formed=False)
         return Heard(Said("assistant", words.strip(), (), reasoning), is_ill_formed=False)

@@ -1,4 +1,4 @@
-"""What a run may say about its agent program."""
+"""Options of an agent program."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EndpointOptions:
 
 
 def check(options: EndpointOptions) -> None:
-    """Raises SlimeError: not one agent is named, or its function is not there or of another form."""
+    """Raises SlimeError: no agent or two are named, or a function is not there or of another form."""
     if bool(options.command) == bool(options.path):
         what = "two agent programs are named" if options.command else "no agent program is named"
         todo = f"Set {_WHERE}.command='python my_agent.py', or {_WHERE}.path=my_agent.py:run."

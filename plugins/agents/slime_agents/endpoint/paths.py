@@ -1,4 +1,4 @@
-"""What the endpoint answers at which path, and what it says of paths that it does not answer."""
+"""Paths that the endpoint answers, and its words on those that it does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT, MESSAGES, COUNT, MODELS, MODEL, RESPONSES, RESPONSE, COUNT_ITEMS, VERDICT 
 )  # fmt: skip
 METHODS = {CHAT: "POST", MESSAGES: "POST", COUNT: "POST", MODELS: "GET", MODEL: "GET", RESPONSES: "POST",
            COUNT_ITEMS: "POST", RESPONSE: "GET, DELETE", VERDICT: "POST"}  # fmt: skip
-"""What is answered, by the first words of its path; one that ends with a slash has a name behind it."""
+"""Methods by the first words of a path that is answered; one that ends with a slash has a name behind it."""
 _ELSEWHERE = "Give the agent a client of its own for it, with another base URL."
 _OTHERS: Mapping[str, str] = {
     "conversations": "Conversations are not kept. Name the answer before by previous_response_id, or send all of it.",
@@ -39,16 +39,18 @@ _OTHERS: Mapping[str, str] = {
         f"The trained model has no such service. {_ELSEWHERE}",
     ),
 }  # fmt: skip
-"""What to do in place of asking this, by the first words of the path."""
+"""Advice by the first words of a path that is not answered."""
 _FIRST = {name.partition("/")[0] for name in (*METHODS, *_OTHERS)}
 
 
-class Asked(NamedTuple):
-    """Attributes:
-    key: of an attempt, where the path has one.
-    what: one of `METHODS`; or all of a path that is not answered.
-    name: behind it.
-    dialect: in which errors are told.
+class Target(NamedTuple):
+    """The target of a request.
+
+    Attributes:
+        key: of an attempt, where the path has one.
+        what: one of `METHODS`; or all of a path that is not answered.
+        name: behind it.
+        dialect: in which errors are told.
     """
 
     key: str | None
@@ -57,8 +59,7 @@ class Asked(NamedTuple):
     dialect: ModuleType
 
 
-def asked(http: web.BaseRequest) -> Asked:
-    """What a request is for, whether it is answered or not."""
+def target(http: web.BaseRequest) -> Target:
     words = http.path.removeprefix("/").split("/")
     key = words.pop(0) if len(words) > 1 and words[0] not in {"v1", *_FIRST} else None
     if words[0] == "v1":
@@ -69,8 +70,8 @@ def asked(http: web.BaseRequest) -> Asked:
         what.removeprefix("v1/").partition("/")[0] in ("messages", "complete") or "anthropic-version" in http.headers
     )
     if what in (RESPONSES, RESPONSE, COUNT_ITEMS):
-        return Asked(key, what, name, responses)
-    return Asked(key, what, name, anthropic_messages if is_anthropic else chat_completions)
+        return Target(key, what, name, responses)
+    return Target(key, what, name, anthropic_messages if is_anthropic else chat_completions)
 
 
 def _fits(path: str, known: str) -> bool:
@@ -78,7 +79,7 @@ def _fits(path: str, known: str) -> bool:
 
 
 def check(what: str, http: web.BaseRequest) -> None:
-    """Raises TurnedAwayError: the path or its method is not what is answered; says what to ask."""
+    """Raises TurnedAwayError: the path or its method is not answered; says what to ask."""
     where = f"{http.method} {what:.200}"
     if method := METHODS.get(what):
         if http.method not in method.split(", "):

@@ -14,7 +14,7 @@ from slime_agents.endpoint.agent import KilledAgentError, Surroundings, run_comm
 from slime_agents.endpoint.attempt import Attempt
 from slime_agents.endpoint.hearing import Hearing
 from slime_agents.endpoint.options import EndpointOptions, check
-from slime_agents.endpoint.server import Server
+from slime_agents.endpoint.server import EndpointServer
 from slime_agents.tools.named import named
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a function of the user's own is given.
+    """The second argument of a function of the user's own.
 
     Attributes:
         url: for OpenAI's clients, as `base_url`.
@@ -45,7 +45,7 @@ class EndpointProgram:
         self._options = options
         self._surroundings = Surroundings(options.environment) if options.command else None
         self._function = named(options.path) if options.path else None
-        self._server = Server(options.host, Hearing(options.parser), options.structured)
+        self._server = EndpointServer(options.host, Hearing(options.parser), options.structured)
 
     async def run(self, task: Task, model: Responder) -> Verdict | None:
         async with self._server.attempt(model) as (attempt, url):

@@ -9,8 +9,15 @@ from typing import Any
 
 from slime_agents.endpoint import chat_completions, values
 from slime_agents.endpoint.bodies import TurnedAwayError
-from slime_agents.endpoint.responses_items import Item, items_of, response_id
-from slime_agents.endpoint.responses_request import ENCRYPTED, ResponsesRequest, read, stored
+from slime_agents.endpoint.responses_request import (
+    ENCRYPTED,
+    Item,
+    ResponsesRequest,
+    items_of,
+    read,
+    response_id,
+    stored,
+)
 from slime_agents.endpoint.said import Answer, Repeated
 
 KEEP_ALIVE = chat_completions.KEEP_ALIVE
@@ -22,16 +29,15 @@ _AS_ASKED = {
     "safety_identifier": None, "service_tier": "default", "store": True, "temperature": None,
     "text": {"format": {"type": "text"}}, "tool_choice": "auto", "top_p": None, "truncation": "disabled", "user": None,
 }  # fmt: skip
-"""What is repeated of a request, and what it is if the client does not say it."""
+"""Fields of a request that the answer repeats, with their values where the client gave none."""
 
 
 def whole(request: ResponsesRequest, answer: Answer) -> bytes:
-    """The answer as one object."""
     return values.dumps(_response(request, answer, _items(request, answer)))
 
 
 def named(name: str, repeated: Repeated, *, is_deleted: bool) -> bytes:
-    """An answer that was given before, or that it is not kept any more.
+    """An answer that was given before, or the word that it is deleted.
 
     Raises:
         TurnedAwayError: there is none of this id.

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: requests, whose input is a list of items, as messages."""
+"""OpenAI's Responses API: requests, whose input is a list of items, as messages; and answers as items."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_agents.endpoint.fields import Fields, may_call
+from slime_agents.endpoint.fields import SERVER, TEXT_ALONE, WHOLE, Fields, may_call
 from slime_agents.endpoint.forms import demanded, form_in
-from slime_agents.endpoint.responses_items import items_of, response_id
 from slime_agents.endpoint.said import (
     FULL,
     MAX_MESSAGES,
@@ -27,8 +26,8 @@ from slime_agents.endpoint.said import (
 
 NOT_FOUND = "previous_response_not_found"
 ENCRYPTED = "reasoning.encrypted_content"
+Item = dict[str, Any]
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_AWAY = "no server but the agent's own keeps or runs anything"
 RESPONSES = Fields(
     honoured=("include", "input", "instructions", "max_output_tokens", "model", "parallel_tool_calls",
               "previous_response_id", "reasoning", "store", "stream", "stream_options", "text", "tool_choice", "tools"),
@@ -39,11 +38,10 @@ RESPONSES = Fields(
     refused={
         "background": "an answer is waited for",
         "conversation": "take previous_response_id, or send the whole history",
-        "context_management": "nothing of a history is left out here: shorten it in the agent",
-        "logprobs": "agents are given text",
-        "moderation": _AWAY,
+        "context_management": WHOLE,
+        "moderation": SERVER,
         "prompt": "send the text itself",
-        "top_logprobs": "agents are given text",
+        **dict.fromkeys(("logprobs", "top_logprobs"), TEXT_ALONE),
     },
     meant={"messages": "input, which chat/completions calls messages", "max_tokens": "max_output_tokens",
            "max_completion_tokens": "max_output_tokens", "response_format": "text", "system": "instructions",
@@ -52,7 +50,7 @@ RESPONSES = Fields(
 TEXT = Fields(honoured=("format",), of_the_run=("verbosity",))
 TOOL = Fields(
     honoured=("type", "name", "description", "parameters"), ignored=("strict", "output_schema"),
-    refused=dict.fromkeys(("allowed_callers", "async", "defer_loading"), _AWAY),
+    refused=dict.fromkeys(("allowed_callers", "async", "defer_loading"), SERVER),
     neutral={"allowed_callers": (["direct"],)},
 )  # fmt: skip
 _DIRECT = {"caller": ({"type": "direct"},)}
@@ -61,9 +59,9 @@ ITEMS: Mapping[str, Fields] = {
     "reasoning": Fields(honoured=("type", "id", "content", "summary", "encrypted_content"), ignored=("status",)),
     "function_call": Fields(
         honoured=("type", "id", "call_id", "name", "arguments"), ignored=("status", "parsed_arguments"),
-        refused=dict.fromkeys(("async", "caller", "namespace"), _AWAY), neutral=_DIRECT),
+        refused=dict.fromkeys(("async", "caller", "namespace"), SERVER), neutral=_DIRECT),
     "function_call_output": Fields(
-        honoured=("type", "call_id", "output"), ignored=("id", "status"), refused={"caller": _AWAY}, neutral=_DIRECT),
+        honoured=("type", "call_id", "output"), ignored=("id", "status"), refused={"caller": SERVER}, neutral=_DIRECT),
 }  # fmt: skip
 PART = Fields(honoured=("type", "text", "refusal"),
               ignored=("annotations", "logprobs", "parsed", "prompt_cache_breakpoint"))  # fmt: skip
@@ -75,10 +73,12 @@ _ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]+)(?:_\d+)?")
 
 @dataclass(frozen=True)
 class ResponsesRequest(Request):
-    """Attributes:
-    behind: all messages but the instructions, which a later request does not inherit.
-    is_stored: whether a later request may name the answer.
-    body: what the client sent, but the input.
+    """A request.
+
+    Attributes:
+        behind: all messages but the instructions, which a later request does not inherit.
+        is_stored: a later request may name the answer.
+        body: what the client sent, but the input.
     """
 
     behind: tuple[Said, ...] = field(kw_only=True)
@@ -110,11 +110,42 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> ResponsesRequest:
 
 
 def stored(repeated: Repeated, name: str) -> tuple[ResponsesRequest, Answer] | None:
-    """The answer of an id, and what was asked; None: there is none that was to be stored."""
+    """The request and the answer of an id; None: there is none that was to be stored."""
     request, answer = repeated.answered.get(name.removeprefix("resp_"), (None, None))
     if answer and isinstance(request, ResponsesRequest) and request.is_stored and name == response_id(answer):
         return request, answer
     return None
+
+
+def response_id(answer: Answer) -> str:
+    return f"resp_{answer.id}"
+
+
+def items_of(answer: Answer, *, is_encrypted: bool, is_summed_up: bool) -> list[Item]:
+    """Thinking, words and calls of an answer, in this order. Their ids name the answer.
+
+    Args:
+        is_encrypted: repeat thinking as `encrypted_content` in base64: clients give it back unread.
+        is_summed_up: repeat thinking as its summary, which many clients show in place of it.
+    """
+    said, found = answer.said, list[Item]()
+    status = "incomplete" if answer.finish == "length" else "completed"
+    if said.reasoning:
+        summary = [{"type": "summary_text", "text": said.reasoning}] if is_summed_up else []
+        item = {"id": f"rs_{answer.id}", "type": "reasoning", "summary": summary,
+                "content": [{"type": "reasoning_text", "text": said.reasoning}], "status": status}  # fmt: skip
+        if is_encrypted:
+            item["encrypted_content"] = base64.b64encode(said.reasoning.encode()).decode()
+        found.append(item)
+    if said.text or not said.calls:
+        part = {"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}
+        found.append(
+            {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "status": status, "content": [part]}
+        )
+    for number, call in enumerate(said.calls):
+        found.append({"id": f"fc_{answer.id}_{number}", "type": "function_call", "call_id": call.id,
+                      "name": call.name, "arguments": call.json, "status": "completed"})  # fmt: skip
+    return found
 
 
 def _check(body: Mapping[str, Any]) -> None:
@@ -139,8 +170,8 @@ def _before(body: Mapping[str, Any], repeated: Repeated) -> Sequence[Said]:
 
 
 def _messages(body: Mapping[str, Any], repeated: Repeated) -> list[list[Any]]:
-    """Items that are one message: the number of the first, and all of them. What the model said at once is one
-    message, wherever a client put the results of its calls."""
+    """Groups of items that are one message: the number of the first, and all of them. What the model said at once is
+    one message, wherever a client put the results of its calls."""
     items = of_kind(body, "input", (str, list))
     if items is None and body.get("previous_response_id") is None:
         raise RefusedRequestError("there is no input", "input")
@@ -180,7 +211,7 @@ class _Group:
     has_result: bool = False
 
     def takes(self, rank: int, answer: str | None) -> bool:
-        """Whether a further item is of the same answer: its id says so, or its place."""
+        """A further item is of the same answer: its id says so, or its place."""
         if not self.items:
             return False
         if answer and self.answer:
@@ -193,7 +224,7 @@ class _Group:
         self.answer, self.rank = self.answer or answer, rank
 
     def complete(self, said: Said) -> None:
-        """Some clients send calls back without the words before them: the model said these, too."""
+        """Add the words before calls that some clients send back without them."""
         kinds = [item.get("type") or "message" for item in self.items[1:]]
         if said.calls and kinds.count("function_call") == len(said.calls) and "message" not in kinds:
             self.items.append({"type": "message", "role": "assistant", "content": said.text})
@@ -255,7 +286,7 @@ def _said(message: Any, number: int) -> Iterator[Said]:
 
 
 def _text(content: Any, param: str) -> str:
-    """Of parts, which are named by who says them."""
+    """The text of parts, which are named by who says them."""
     if not isinstance(content, list):
         return text_of(content, param)
     parts = []
@@ -275,7 +306,7 @@ def _call(item: Mapping[str, Any], param: str) -> Call:
 
 
 def _thinking(item: Mapping[str, Any], param: str) -> str:
-    """The whole where the item has it, else what is left of it."""
+    """The thinking of an item, whole where the item has it, else what is left of it."""
     for name in ("content", "summary"):
         if text := _text(item.get(name), f"{param}.{name}"):
             return text

@@ -1,4 +1,4 @@
-"""Messages in one form for every API, and when two of them are the same."""
+"""Messages, requests and answers in one form for every API, and the fields that all APIs have."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from slime_agents.endpoint import values
 
 THINK, END_THINK = "<think>", "</think>"
 FULL = "context_length_exceeded"
-"""The code by which agents know that they have to compact their history."""
+"""Code by which agents know that they have to compact their history."""
 ANY_TOOL = "*"
 MAX_MESSAGES, MAX_STOPS = 4096, 64
 """Messages and stop strings of a request. Finding and rendering this many messages takes a tenth of a second."""
 
 
 class RefusedRequestError(Exception):
-    """A request that cannot be honoured.
-
-    Args:
-        message: for the people who wrote the client.
-        param: field of the request that is to blame.
-        code: that agents know, or none.
-    """
+    """A request that cannot be honoured: why, the field to blame, and a code that agents know."""
 
     def __init__(self, message: str, param: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -35,7 +29,7 @@ class RefusedRequestError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """Of a tool. `arguments` are text where they are no JSON."""
+    """A call of a tool, whose arguments are text where they are no JSON."""
 
     id: str
     name: str
@@ -77,25 +71,25 @@ class Said:
 
     @cached_property
     def key(self) -> bytes:
-        """Equal for messages that are the same, however a client wrote them down: ids are its own, thinking may be
-        missing, arguments are compared as values."""
+        """A key of the message, however a client wrote it down: ids are its own, thinking may be missing, arguments are
+        compared as values."""
         calls = [[call.name, values.comparable(call.arguments)] for call in self.calls]
         text = without_thinking(self.text) if self.role == "assistant" else self.text
         return values.digest([self.role, text.strip(), calls])
 
     def likeness(self, other: Said) -> int:
-        """How much speaks for this being the other one, of two with equal keys."""
+        """Evidence for this being the other one, of two with equal keys."""
         thought = bool(self.reasoning) and self.reasoning.strip() == other.reasoning.strip()
         if not self.calls:
             return int(thought)
         return 2 * len({call.id for call in self.calls} & {call.id for call in other.calls}) + thought
 
     def message(self, names: Mapping[str, str], *, as_text: bool) -> Message:
-        """For a chat template.
+        """The message for a chat template.
 
         Args:
             names: of functions, by the ids of their calls.
-            as_text: whether the template has no place for calls; then they stand in the text, as the model wrote them.
+            as_text: the template has no place for calls: they stand in the text, as the model wrote them.
         """
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.role == "tool":
@@ -113,7 +107,7 @@ class Said:
 
 
 def messages_of(said: Sequence[Said], before: Sequence[Said] = (), *, as_text: bool = False) -> list[Message]:
-    """For a chat template; `before` are earlier ones, whose calls may be answered."""
+    """Messages for a chat template; `before` are earlier ones, whose calls may be answered."""
     names = {call.id: call.name for one in (*before, *said) for call in one.calls}
     return [one.message(names, as_text=as_text) for one in said]
 
@@ -124,10 +118,10 @@ def without_thinking(text: str) -> str:
 
 
 class Repeated:
-    """What a client says again with each request. Of a history, only what is new in it is read.
+    """Reads only what is new in the history that a client sends with each request.
 
     Attributes:
-        answered: what was asked and said, by the answers' ids, which clients of some APIs say in place of a history.
+        answered: requests and answers by the answers' ids, which clients of some APIs send in place of a history.
     """
 
     def __init__(self) -> None:
@@ -136,11 +130,7 @@ class Repeated:
         self._known: list[tuple[bytes, tuple[Said, ...]]] = []
 
     def said(self, messages: Sequence[Any], read: Callable[[Any, int], Iterable[Said]]) -> list[Said]:
-        """All messages of a request.
-
-        Args:
-            read: takes one apart, that of this number; raises what is wrong with it.
-        """
+        """All messages of a request; `read` takes apart the one of a number."""
         if read is not self._read:
             self._read, self._known = read, []
         written = [values.as_written(message) for message in messages]
@@ -156,12 +146,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Form:
-    """What an answer is to be: JSON by a schema, or any JSON object.
-
-    Attributes:
-        about: its name and what it is for.
-        param: field of the request that asks for it.
-    """
+    """The form of an answer: JSON by a schema, or any JSON object; its name and use; and the field that asks for it."""
 
     schema: Mapping[str, Any] | None
     about: str
@@ -170,16 +155,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks.
+    """A client's request.
 
     Attributes:
         tools: JSON schemas, as in the OpenAI API.
-        max_tokens, stop: of this answer.
-        may_call: whether the model may call tools.
-        is_streamed, wants_usage: how the answer is to be sent.
         model: the name that the client gave.
         previous: id of the answer that these messages stand behind; None: they are all that was said.
-        form: that the answer is asked to have.
         demanded: name of the tool that is to be called; `ANY_TOOL`: one of them.
     """
 
@@ -200,7 +181,7 @@ class Request:
         return values.digest(self.tools)
 
     def prepare(self) -> None:
-        """Compute the keys by which its place is found: of a long history that takes a while.
+        """Compute the keys by which its place is found, which takes a while for a long history.
 
         Raises:
             RefusedRequestError: a tool is nested too deep.
@@ -213,16 +194,15 @@ class Request:
 
     @property
     def terms(self) -> tuple[Any, ...]:
-        """What a repeated request has in common with the first, beside the messages."""
+        """Terms that a repeated request has in common with the first, beside the messages."""
         return self.max_tokens, self.stop, self.may_call, self.form
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said.
+    """The model's answer.
 
     Attributes:
-        id: of the answer.
         finish: stop, tool_calls, length, or `stop_string`.
         stop: the string that ended it.
         num_before, num_sampled: tokens.
@@ -237,14 +217,14 @@ class Answer:
 
 
 _TEXTS = ("text", "input_text", "output_text")
-"""Types of parts, as the APIs call them."""
+"""Types of parts with text, as the APIs call them."""
 _OF_TEXTS = ("type", "text", "cache_control", "prompt_cache_breakpoint", "annotations", "citations", "parsed_output",
              "logprobs")  # fmt: skip
 """Fields of such parts: all but the first two are of no account."""
 
 
 def check_results(said: Sequence[Said]) -> None:
-    """Raises RefusedRequestError: what a tool gave has no call before it, so that nobody has asked for it."""
+    """Raises RefusedRequestError: a tool's result has no call before it."""
     known = set[str]()
     for one in said:
         known |= {call.id for call in one.calls}
@@ -254,7 +234,7 @@ def check_results(said: Sequence[Said]) -> None:
 
 
 def text_of(content: Any, param: str) -> str:
-    """Of a message's content, which may be missing, a text, or parts.
+    """The text of a message's content, which may be missing, a text, or parts.
 
     Raises:
         RefusedRequestError: it is something else than text.
@@ -282,11 +262,7 @@ def text_of(content: Any, param: str) -> str:
 
 
 def of_kind(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """A field of a request.
-
-    Raises:
-        RefusedRequestError: it is something else.
-    """
+    """A field of a request. Raises RefusedRequestError: it is of another kind."""
     value = body.get(name)
     if value is None:
         return default
@@ -296,11 +272,7 @@ def of_kind(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], d
 
 
 def messages_in(body: Mapping[str, Any]) -> Sequence[Any]:
-    """The messages of a request, unread.
-
-    Raises:
-        RefusedRequestError: they are something else, or too many.
-    """
+    """The messages of a request, unread. Raises RefusedRequestError: they are no list, or too many."""
     messages: list[Any] = of_kind(body, "messages", list, [])
     if len(messages) > MAX_MESSAGES:
         raise RefusedRequestError(f"there are {len(messages)} messages: {MAX_MESSAGES} is the limit", "messages", FULL)
@@ -308,11 +280,7 @@ def messages_in(body: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def stops_in(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Strings at which an answer ends.
-
-    Raises:
-        RefusedRequestError: they are something else, one is empty, or they are too many.
-    """
+    """Strings at which an answer ends. Raises RefusedRequestError: one is empty or no text, or they are too many."""
     value = of_kind(body, name, (str, list), [])
     found = (value,) if isinstance(value, str) else tuple(value)
     if len(found) > MAX_STOPS or not all(isinstance(each, str) and each for each in found):
@@ -323,11 +291,7 @@ def stops_in(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def positive(body: Mapping[str, Any], name: str) -> int | None:
-    """A field of a request that counts something.
-
-    Raises:
-        RefusedRequestError: it is something else.
-    """
+    """A field of a request that counts something. Raises RefusedRequestError: it is no number, or below 1."""
     value: int | None = of_kind(body, name, int)
     if value is not None and value < 1:
         raise RefusedRequestError(f"'{name}' is {value}, not 1 or more", name)

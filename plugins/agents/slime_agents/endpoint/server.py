@@ -14,10 +14,9 @@ from aiohttp import web
 from slime.contracts import Responder
 from slime_agents.endpoint import paths, responses
 from slime_agents.endpoint.attempt import Attempt
-from slime_agents.endpoint.bodies import MAX_VERDICT, Bodies, TurnedAwayError, read
+from slime_agents.endpoint.bodies import MAX_VERDICT, Bodies, TurnedAwayError, judged, read
 from slime_agents.endpoint.door import Connection, Door
 from slime_agents.endpoint.hearing import Hearing
-from slime_agents.endpoint.judged import judged
 from slime_agents.endpoint.said import RefusedRequestError, Request
 from slime_agents.endpoint.tree import Asked
 
@@ -29,14 +28,8 @@ MODEL = "policy"
 _JSON = "application/json"
 
 
-class Server:
-    """Tells attempts apart by their keys.
-
-    Args:
-        host: address that it listens at.
-        hearing: reads what the model says.
-        structured: as `EndpointOptions.structured`.
-    """
+class EndpointServer:
+    """Tells attempts apart by their keys; `structured` as `EndpointOptions.structured`."""
 
     def __init__(self, host: str, hearing: Hearing, structured: str) -> None:
         self._host, self._hearing, self._structured = host, hearing, structured
@@ -83,21 +76,21 @@ class Server:
         self._closed.clear()
 
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
-        """A request: the key first, and not one byte of the body before it."""
-        asked = paths.asked(http)
-        dialect, connection = asked.dialect, http.protocol
+        """Answer a request: the key first, and not one byte of the body before it."""
+        key, what, name, dialect = paths.target(http)
+        connection = http.protocol
         assert isinstance(connection, Connection), "the door makes them"
         try:
-            attempt = self._find(http, asked.key, connection)
-            paths.check(asked.what, http)
-            if asked.what in (paths.MODELS, paths.MODEL):
-                return _models(asked.name)
-            if asked.what == paths.VERDICT:
+            attempt = self._find(http, key, connection)
+            paths.check(what, http)
+            if what in (paths.MODELS, paths.MODEL):
+                return _models(name)
+            if what == paths.VERDICT:
                 return await self._verdict(http, attempt)
-            if asked.what in (paths.COUNT, paths.COUNT_ITEMS):
+            if what in (paths.COUNT, paths.COUNT_ITEMS):
                 return await self._counted(http, dialect, attempt)
-            if asked.what == paths.RESPONSE:
-                return _json(responses.named(asked.name, attempt.repeated, is_deleted=http.method == "DELETE"))
+            if what == paths.RESPONSE:
+                return _json(responses.named(name, attempt.repeated, is_deleted=http.method == "DELETE"))
             return await self._answered(http, dialect, attempt)
         except RefusedRequestError as error:
             return _refusal(dialect, error)
@@ -129,7 +122,7 @@ class Server:
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _counted(self, http: web.BaseRequest, dialect: ModuleType, attempt: Attempt) -> web.Response:
-        """How many tokens the model would read, were it asked this."""
+        """The number of tokens that the model would read, were it asked this."""
         async with self._bodies.of(http) as body:
             request = await read(body, dialect, attempt)
         return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": await attempt.count(request)}))
@@ -157,13 +150,12 @@ def _models(name: str) -> web.Response:
 
 
 def _is_repeated(http: web.BaseRequest) -> bool | None:
-    """What the SDKs of OpenAI and Anthropic say of a request."""
+    """The word of OpenAI's and Anthropic's SDKs on whether a request was sent before."""
     count = http.headers.get("x-stainless-retry-count", "")
     return int(count) > 0 if count.isdecimal() else None
 
 
 async def _told(http: web.BaseRequest, dialect: ModuleType, request: Request, asked: Asked) -> web.StreamResponse:
-    """Answer one client."""
     work = asked.work
     if not work.done():
         await asyncio.wait({work}, timeout=STREAM_AFTER_S if request.is_streamed else None)
@@ -191,7 +183,7 @@ async def _streamed(http: web.BaseRequest, dialect: ModuleType, request: Request
 
 
 def _is_there(http: web.BaseRequest) -> bool:
-    """Whether the client has kept its connection."""
+    """The client has kept its connection."""
     return http.transport is not None and not http.transport.is_closing()
 
 
@@ -204,7 +196,7 @@ def _events(dialect: ModuleType, request: Request, asked: Asked) -> Iterator[byt
 
 
 def _fault_of(dialect: ModuleType, asked: Asked) -> web.Response | None:
-    """What is said in place of an answer."""
+    """The error in place of an answer."""
     if asked.work.cancelled():
         return _fault(dialect, "the attempt has ended", HTTPStatus.GONE)
     error = asked.work.exception()

@@ -1,4 +1,4 @@
-"""Where an answer ends at a request's stop strings: behind the thinking, which they do not see."""
+"""Stop strings of a request, which end an answer behind its thinking."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from slime_agents.endpoint.said import END_THINK, THINK
 
 @dataclass(frozen=True)
 class Stops:
-    """Attributes:
-    strings: one of which ends an answer.
-    opens_thinking: whether the prompt itself opens the thinking, so that every answer begins within.
-    """
+    """The strings; `opens_thinking`: the prompt opens the thinking, so that every answer begins within."""
 
     strings: tuple[str, ...]
     opens_thinking: bool
 
     def __call__(self, text: str) -> bool:
-        """Whether an answer that is so far this text ends here."""
         return self.first(text) is not None
 
     def first(self, text: str) -> tuple[int, str] | None:
-        """Where the first stop string is, and which. The white space behind thinking belongs to no answer."""
+        """Place and text of the first stop string. The white space behind thinking belongs to no answer."""
         begin = 0
         opened = text.lstrip()
         if self.opens_thinking or opened.startswith(THINK) or THINK.startswith(opened):

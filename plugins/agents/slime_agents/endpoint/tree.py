@@ -1,8 +1,8 @@
 """The history tree of an attempt: every message that a client sent or was answered, and where the model's tokens are.
 
-A request's messages are a path from a root. Behind the last turn of the model on this path the conversation goes on, by
-the tokens that were sampled, whatever the client made of the text. Another request that goes on from the same turn is a
-branch of it. Where a client changed what was said before, no path fits, and a new conversation begins.
+A request's messages are a path from a root. The conversation goes on behind the last turn of the model on this path, by
+the tokens that were sampled, whatever the client made of the text; another request from the same turn is a branch.
+Where a client changed an earlier message, no path fits, and a new conversation begins.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ class Asked:
     """A request, and all its repetitions, which get one answer.
 
     Attributes:
-        work: its answer.
         spoken: where its turn is; None before it is whole.
-        is_heard: whether the answer was sent to the end to a client that was there.
+        is_heard: the answer was sent to the end to a client that was there.
         num_waiting: clients that wait for it.
     """
 
@@ -51,11 +50,11 @@ class Asked:
 
 
 class Node:
-    """A message, and what came behind it. The root is none.
+    """A message, and what came behind it; a root has no message.
 
     Attributes:
         spoken: of a message that the model sampled.
-        stops: of its request, the stop strings.
+        stops: stop strings of its request.
         asked: requests that end here.
     """
 
@@ -70,7 +69,7 @@ class Node:
         return node
 
     def like(self, said: Said) -> Iterator[Node]:
-        """Children that are this message, as the model said them or as a client rewrote them."""
+        """Children that are this message, as the model said it or as a client rewrote it."""
         yield from self.children.get(said.key, ())
         if said.role != "assistant":
             return
@@ -87,7 +86,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request belongs.
+    """The place of a request.
 
     Attributes:
         node: of its last message.
@@ -115,7 +114,7 @@ class _Path:
 
 @dataclass
 class Tree:
-    """Of one attempt; a root for each list of tools that the model is shown."""
+    """A root for each list of tools that the model is shown."""
 
     roots: dict[bytes, Node] = field(default_factory=dict)
 
@@ -140,7 +139,7 @@ class Tree:
         return Place(node, spoken, new, known, (path.node, first))
 
     def forget(self, place: Place) -> None:
-        """What a refused request brought, unless another one has come to it since: a client may be refused often."""
+        """Forget the messages of a refused request that no other one has come to: a client may be refused often."""
         parent, first = place.noted
         if first and first.said and not any(node.asked or node.spoken for node in first.walk()):
             parent.children[first.said.key] = [node for node in parent.children[first.said.key] if node is not first]

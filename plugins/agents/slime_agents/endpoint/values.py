@@ -11,12 +11,13 @@ from typing import Any
 
 import orjson
 
+from slime_agents.conversations.spelled import whole
+
 MAX_DEPTH = 200
 """Objects and lists in one another. Templates and clients go down by a function's call or two for each."""
 _MAX_DIGITS = 4000
-"""Of an integer: Python reads few more, and no client either."""
-_HALVES = re.compile("\\\\u[dD][89a-fA-F]")
-"""In JSON: what may be half of a character."""
+"""Limit of an integer: Python reads few more, and no client either."""
+_HALVES = re.compile("\\\\u[dD][89a-fA-F]")  # may be half of a character
 
 
 def loads(body: bytes) -> Any:
@@ -28,7 +29,7 @@ def loads(body: bytes) -> Any:
     """
     text = body.decode()
     value = json.loads(text, parse_int=_integer)
-    return mended(value) if _HALVES.search(text) else value
+    return whole(value) if _HALVES.search(text) else value
 
 
 def dumps(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
@@ -39,13 +40,8 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
         return json.dumps(_each(value, _finite), default=default).encode()
 
 
-def mended(value: Any) -> Any:
-    """A value whose texts have no half of a character: no tokenizer takes one, and few clients can send one."""
-    return _each(value, _whole)
-
-
 def is_shallow(value: Any) -> bool:
-    """Whether it has at most `MAX_DEPTH` levels."""
+    """A value of at most `MAX_DEPTH` levels."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -59,26 +55,25 @@ def is_shallow(value: Any) -> bool:
 
 
 def comparable(value: Any) -> Any:
-    """Equal for values that clients make of one another: JavaScript has doubles alone."""
+    """A form that is equal for values that clients make of one another: JavaScript has doubles alone."""
     return _each(value, _double)
 
 
 def digest(value: Any) -> bytes:
-    """Equal for equal values, whatever the order of their keys: a key of which millions of characters may be kept
-    thousands of times."""
-    try:
-        written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:
-        written = json.dumps(value, sort_keys=True).encode()
-    return hashlib.blake2b(written, digest_size=16).digest()
+    """A short key, equal for equal values, whatever the order of their keys."""
+    return _digest(value, sort_keys=True)
 
 
 def as_written(value: Any) -> bytes:
-    """As `digest`, but the order of keys counts, which is faster."""
+    """A key like `digest`, but the order of keys counts, which is faster."""
+    return _digest(value, sort_keys=False)
+
+
+def _digest(value: Any, *, sort_keys: bool) -> bytes:
     try:
-        written = orjson.dumps(value)
+        written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except orjson.JSONEncodeError:
-        written = json.dumps(value).encode()
+        written = json.dumps(value, sort_keys=sort_keys).encode()
     return hashlib.blake2b(written, digest_size=16).digest()
 
 
@@ -90,12 +85,6 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str) and not value.isascii():
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
 
 
 def _finite(value: Any) -> Any:

@@ -43,7 +43,7 @@ def rows(wanted: Address) -> Iterator[dict[str, Any]]:
     """The rows of an address. A question comes once, and stands in one part alone.
 
     Raises:
-        SlimeError: as `dataset`; or there are not that many questions, or what judges them is no JSON.
+        SlimeError: as `dataset`; or there are too few questions, or what judges them is no JSON.
     """
     most = min(DRAWS_A_SEED, _SOME_DRAWS + _MOST_DRAWS_A_ROW * wanted.size)
     own = {**wanted.options, "seed": wanted.seed * DRAWS_A_SEED, "size": most}
@@ -79,7 +79,7 @@ def _row(wanted: Address, source: Any, entry: Mapping[str, Any]) -> dict[str, An
 
 
 def main(text: str) -> int:
-    """Write the rows of an address to standard output; what is wrong, and a tab, and what to do, to standard error."""
+    """Write the rows of an address to standard output; or the fault, a tab, and what to do, to standard error."""
     try:
         for row in rows(Address(**json.loads(text))):
             sys.stdout.write(json.dumps(row) + "\n")

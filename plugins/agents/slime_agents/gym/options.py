@@ -1,4 +1,4 @@
-"""What a run may say about environments."""
+"""Options of the program `gym` and the reward `reasoning-gym`."""
 
 from __future__ import annotations
 

@@ -14,21 +14,21 @@ from slime_agents.gym.returned import messages, taken
 from slime_agents.tools.named import named
 
 Said = str | Message | Sequence[Message]
-"""What an environment says to the model: text is a message of the user. So is any other value, as text."""
+"""An environment's words to the model: text, or any other value as text, is a message of the user."""
 KEY = "rollout.program.options.path"
 
 
 class Environment(Protocol):
-    """An environment. There is one object for each attempt, and both methods may be `async def`.
+    """An environment, one object for each attempt. Its methods may be `async def`.
 
     A method `close`, if it has one, is called at the end, however the attempt ended.
     """
 
     def reset(self, task: Task, /) -> Said | None:
-        """Begin. What it returns stands in place of the prompt; None: the model sees the prompt."""
+        """Begin. The returned messages stand in place of the prompt; None: the model sees the prompt."""
 
     def step(self, response: str, /) -> tuple[Said | None, float, bool]:
-        """Take what the model said, and return what it is told, the reward of this turn, and whether it is done."""
+        """Take the model's response, and return words for it, the reward of this turn, and whether it is done."""
 
 
 class Gym:

@@ -1,4 +1,4 @@
-"""What the methods of an environment return: whatever it is, it becomes text, or a failure that names it."""
+"""Values that the methods of an environment return: each becomes text, or a failure that names it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime.types import Message
 
 
 def messages(said: Any, method: str) -> list[Message]:
-    """What the model is told. A value that is neither text nor a message is told as text.
+    """Messages for the model, of which any value that is no message becomes the text of one.
 
     Raises:
         FaultError: it is None, empty, no whole message, or has no text.
@@ -28,7 +28,7 @@ def messages(said: Any, method: str) -> list[Message]:
 
 
 def taken(given: Any) -> tuple[Any, float, bool]:
-    """What `step` returned; FaultError where that is something else."""
+    """The three values that `step` returned. Raises FaultError: they are others."""
     if not isinstance(given, tuple) or len(given) != 3:
         raise FaultError(f"step returned {_shown(given)}, not (what the model is told, reward, done)")
     told, reward, done = given
@@ -46,7 +46,6 @@ def taken(given: Any) -> tuple[Any, float, bool]:
 
 
 def _is_message(value: Any) -> bool:
-    """Whether it is meant as one."""
     return isinstance(value, Mapping) and ("role" in value or "content" in value)
 
 

@@ -22,14 +22,14 @@ NUM_ROWS = {TRAIN: 1000, HELD_OUT: 256}
 """Rows where the address has no `size`."""
 TIMEOUT_S = 600.0
 FORMAT = 1
-"""Of the files: another number makes them again."""
+"""Version of the files: another one makes them again."""
 _refused: dict[str, SlimeError] = {}
-"""Addresses without rows, and why: a plan asks for the same ones a few times, and each time takes seconds."""
+"""Addresses without rows, and why: a plan asks for the same ones a few times, at seconds each."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """What is to be generated.
+    """An address of rows.
 
     Attributes:
         part: no question of the one is in the other, whatever seed and size are.
@@ -116,7 +116,7 @@ def _digest(wanted: Address) -> str:
 
 
 def _generate(wanted: Address, address: str, file: Path) -> None:
-    """In a process of its own: generators draw from Python's hashes, and import large libraries."""
+    """Make the file in a process of its own: generators draw from Python's hashes, and import large libraries."""
     command = [sys.executable, "-W", "ignore", "-m", "slime_agents.gym.generate", json.dumps(asdict(wanted))]
     with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part") as rows:
         try:

@@ -32,7 +32,7 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
-    """What is named must be there before anything starts."""
+    """Named functions must be there before anything starts."""
     from slime_agents.tools.named import coroutine_function, named
 
     program, found = cfg.rollout.program, list[SlimeError]()

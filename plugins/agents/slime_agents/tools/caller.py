@@ -1,4 +1,4 @@
-"""What runs in the workers of tools: the functions, one call after the other."""
+"""Calls of functions in the workers of tools."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from slime_agents.tools.named import named
 
 
 class Caller:
-    """A `guarded_workers.worker.Servant`, whose answers are texts for the model.
-
-    Args:
-        options: `functions`, as `ToolsOptions` has them.
-    """
+    """A `guarded_workers.worker.Servant`, whose answers are texts for the model; of options, it takes `functions`."""
 
     def __init__(self, _: str, options: Mapping[str, Any]) -> None:
         self._functions = {function.__name__: function for function in map(named, options["functions"])}

@@ -27,10 +27,7 @@ class Call(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Attributes:
-    text: of the response, without thinking and calls.
-    calls: in their order.
-    """
+    """The text of a response without thinking and calls, and the calls in their order."""
 
     text: str
     calls: list[Call]
@@ -40,20 +37,16 @@ class IllFormedError(Exception):
     """A call that cannot be read; says why, to the model."""
 
 
-class Reader(Protocol):
+class CallReader(Protocol):
     def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
-        """What a response says and calls, thinking left out.
-
-        Raises:
-            IllFormedError: one begins and cannot be read.
-        """
+        """Read a response. Raises IllFormedError: a call begins and cannot be read."""
 
 
-def reader_for(model: Responder, parser: str | None) -> Reader:
-    """What reads calls as the model's chat template writes them. Importing SGLang's parsers takes seconds.
+def reader_for(model: Responder, parser: str | None) -> CallReader:
+    """A reader of calls as the model's chat template writes them. Importing SGLang's parsers takes seconds.
 
     Args:
-        parser: a name, of which `ToolsOptions.parser` says more; None: the first that reads the template's own call.
+        parser: as `ToolsOptions.parser`; None: the first that reads the template's own call.
 
     Raises:
         SlimeError: there is no such parser, or none reads what the template writes.
@@ -115,8 +108,6 @@ def read_name_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
 
 
 class _SGLangReader:
-    """One of SGLang's parsers."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 

@@ -18,11 +18,7 @@ HOW_TO_NAME_ONE = "Write FILE.py:FUNCTION, or module:function of an installed mo
 
 
 def named(path: str) -> Callable[..., Any]:
-    """The function of that name.
-
-    Raises:
-        SlimeError: there is none, or its file cannot be imported.
-    """
+    """The function of that name. Raises SlimeError: there is none, or its file cannot be imported."""
     where, colon, name = path.rpartition(":")
     if not colon or not where or not name:
         raise SlimeError(f"'{path}' does not name a function", todo=HOW_TO_NAME_ONE)
@@ -36,13 +32,10 @@ def named(path: str) -> Callable[..., Any]:
 
 
 def coroutine_function(path: str, *arguments: str) -> Callable[..., Any]:
-    """The `async def` of that name.
-
-    Args:
-        arguments: what it is called with.
+    """The `async def` of that name, which takes these arguments.
 
     Raises:
-        SlimeError: it does not take them, or is another kind of function; otherwise as `named`.
+        SlimeError: it does not, or is another kind of function; otherwise as `named`.
     """
     function = named(path)
     todo = f"Write `async def {path.rpartition(':')[2]}({', '.join(arguments)})`."

@@ -1,4 +1,4 @@
-"""What a run may say about programs with tools."""
+"""Options of the programs `tools` and `function`."""
 
 from __future__ import annotations
 

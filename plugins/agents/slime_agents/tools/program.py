@@ -14,7 +14,7 @@ from slime.errors import SlimeError
 from slime.time_limit import failure
 from slime.types import Task, Verdict
 from slime.workers import WorkerPool
-from slime_agents.tools.calls import Call, IllFormedError, Reader, reader_for
+from slime_agents.tools.calls import Call, CallReader, IllFormedError, reader_for
 from slime_agents.tools.named import named
 from slime_agents.tools.options import FunctionOptions, ToolsOptions
 
@@ -31,7 +31,7 @@ class Tools:
         self._options = options
         self._functions = {function.__name__: function for function in map(named, options.functions)}
         self._schemas: list[Mapping[str, Any]] = []
-        self._reader: Reader | None = None
+        self._reader: CallReader | None = None
         self._preparing = asyncio.Lock()
         setup = Setup(
             kind="tool",
@@ -59,7 +59,7 @@ class Tools:
         return None
 
     async def _results(self, text: str, counts: Counter[str]) -> list[dict[str, str]]:
-        """What the tools say to the calls of a response, which are counted."""
+        """Results of the calls of a response, which are counted."""
         assert self._reader, "it was found before"
         try:
             calls = self._reader(text, self._schemas).calls
@@ -90,7 +90,7 @@ class Tools:
             text = f"error: {self._pool.explained(str(error))}"
         return text[: self._options.max_result_chars] or "(nothing)"
 
-    def _prepare(self, model: Responder) -> Reader:
+    def _prepare(self, model: Responder) -> CallReader:
         from transformers.utils import get_json_schema
 
         self._schemas = [get_json_schema(function) for function in self._functions.values()]
@@ -99,7 +99,6 @@ class Tools:
         return reader_for(model, self._options.parser)
 
     def close(self) -> None:
-        """End the functions' workers."""
         self._pool.close()
 
 

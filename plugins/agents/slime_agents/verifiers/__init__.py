@@ -1,5 +1,4 @@
-"""Environments of verifiers for slime: a program that plays them in an interpreter of their own, and their tasks as
-prompts."""
+"""Environments of verifiers for slime: a program that plays them in their interpreter, and their tasks as prompts."""
 
 from __future__ import annotations
 

@@ -12,11 +12,7 @@ VARIABLE = "SLIME_VERIFIERS_PYTHON"
 
 
 def named(python: str) -> str:
-    """The path of the interpreter that `python` names, or the variable where it is empty.
-
-    Raises:
-        SlimeError: neither names one, or it is not there.
-    """
+    """The interpreter that `python` or the variable names. Raises SlimeError: neither does, or it is gone."""
     asked = python or os.environ.get(VARIABLE, "")
     todo = f"Set {VARIABLE}=VENV/bin/python, of an environment with verifiers 0.4 and the task sets."
     if not asked:
@@ -28,5 +24,5 @@ def named(python: str) -> str:
 
 
 def command(python: str) -> list[str]:
-    """What runs `player.py`; its folder is not on the path, or modules of this package would hide others."""
+    """The command of `player.py`, whose folder is not on the path: modules of this package would hide others."""
     return [python, "-P", str(Path(__file__).with_name("player.py"))]

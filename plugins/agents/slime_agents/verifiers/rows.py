@@ -21,7 +21,7 @@ TIMEOUT_S = 600.0
 
 
 def parsed(address: str) -> tuple[dict[str, Any], bool]:
-    """What verifiers is told of the task set, and whether its held-out tasks are meant."""
+    """The options of the task set, and whether its held-out tasks are meant."""
     taskset: dict[str, Any] = {}
     names: list[str] = []
     held_out = False
@@ -47,8 +47,7 @@ def _value(text: str) -> Any:
 
 
 def rows_of(address: str) -> Path:
-    """The file with the rows of an address. It is made once for each state of the interpreter's packages, and kept in
-    the user's cache.
+    """The file with the rows of an address, made once for each state of the interpreter's packages, and cached.
 
     Raises:
         SlimeError: no interpreter is named, or it cannot load the task set.
@@ -71,7 +70,7 @@ def _cache() -> Path:
 
 
 def _digest(python: str, taskset: dict[str, Any]) -> str:
-    """Another one once a package is installed or removed there."""
+    """A key, another one once a package is installed or removed there."""
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, check=False)
     packages = Path(done.stdout.strip())

@@ -1,9 +1,10 @@
-"""What slime trains on of all that it samples: the filters `dynamic-sampling` and `overlong` of DAPO, and the buffer
-policy `staleness`."""
+"""The filters `dynamic-sampling` and `overlong` of DAPO, and the buffer policy `staleness`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slime.contracts import BufferPolicy, SampleFilter
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
 @hookimpl
 def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
-    return {"dynamic-sampling": _dynamic_sampling, "overlong": _overlong}
+    return {
+        "dynamic-sampling": functools.partial(_made, "filter", "DynamicSampling"),
+        "overlong": functools.partial(_made, "overlong", "Overlong"),
+    }
 
 
 @hookimpl
 def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
-    return {"staleness": _staleness}
+    return {"staleness": functools.partial(_made, "staleness", "Staleness")}
 
 
 @hookimpl
@@ -31,24 +35,24 @@ def slime_config_paths() -> Sequence[str]:
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime_filters.dynamic_sampling import filter, overlong, staleness_options
+    from slime_filters.dynamic_sampling import filter, overlong, staleness
 
     return {
-        "filter/dynamic-sampling": filter.Options,
-        "filter/overlong": overlong.Options,
-        "buffer/staleness": staleness_options.Options,
+        "filter/dynamic-sampling": filter.DynamicSamplingOptions,
+        "filter/overlong": overlong.OverlongOptions,
+        "buffer/staleness": staleness.StalenessOptions,
     }
 
 
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
-    """Whether `dynamic-sampling` could keep any group."""
-    from slime_filters.dynamic_sampling.filter import Options
+    """`dynamic-sampling` must be able to keep a group."""
+    from slime_filters.dynamic_sampling.filter import DynamicSamplingOptions
 
     chosen = {cfg.filter.name: cfg.filter.options, **cfg.filter.then}.get("dynamic-sampling")
     if chosen is None:
         return []
-    least, given = max(2, chosen.get("min_values", Options.min_values)), cfg.rollout.samples_per_prompt
+    least, given = max(2, chosen.get("min_values", DynamicSamplingOptions.min_values)), cfg.rollout.samples_per_prompt
     if given >= least:
         return []
     what = f"is {given}, and filter 'dynamic-sampling' drops every prompt with fewer than {least} rewards to compare"
@@ -56,20 +60,7 @@ def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
     return [SlimeError(what, where="rollout.samples_per_prompt", todo=todo)]
 
 
-def _dynamic_sampling(**options: Any) -> SampleFilter:
-    from slime_filters.dynamic_sampling.filter import DynamicSampling, Options
-
-    return DynamicSampling(Options(**options))
-
-
-def _overlong(**options: Any) -> SampleFilter:
-    from slime_filters.dynamic_sampling.overlong import Options, Overlong
-
-    return Overlong(Options(**options))
-
-
-def _staleness(**options: Any) -> BufferPolicy:
-    from slime_filters.dynamic_sampling.staleness import Staleness
-    from slime_filters.dynamic_sampling.staleness_options import Options
-
-    return Staleness(Options(**options))
+def _made(module: str, kind: str, **options: Any) -> Any:
+    """An object of a class here, which takes its options."""
+    here = import_module(f"slime_filters.dynamic_sampling.{module}")
+    return getattr(here, kind)(getattr(here, f"{kind}Options")(**options))

@@ -14,9 +14,7 @@ from slime.types import Decision, Group
 
 
 @dataclass
-class Options:
-    """The filter's options (`filter.options`)."""
-
+class DynamicSamplingOptions:
     min_std: float = 0.0
     """Drop a group whose rewards have a standard deviation (population) of at most this; 0 drops equal rewards only."""
     min_values: int = 2
@@ -30,13 +28,13 @@ class Options:
 class DynamicSampling:
     """Keeps a group whose rewards differ; drops it as too_few_values, all_correct, all_wrong, zero_std or low_std."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DynamicSamplingOptions) -> None:
         self._options = options
 
     def decide(self, group: Group) -> Decision:
-        """Keep, or drop with one of the reasons above; samples without a value are left out, as in training.
+        """Keep, or drop with one of the reasons above, by what the reward said before other filters changed it.
 
-        It looks at what the reward said: an answer that is right stays right where another filter took something off.
+        Samples without a value are left out, as in training.
         """
         from statistics import pstdev  # takes as long to import as all of slime's own modules that `--help` needs
 

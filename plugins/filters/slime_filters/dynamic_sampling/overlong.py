@@ -12,9 +12,7 @@ from slime.types import Decision, Group
 
 
 @dataclass
-class Options:
-    """The filter's options (`filter.options`, or `filter.then.overlong`)."""
-
+class OverlongOptions:
     max_response_tokens: int
     """Length at which the penalty is whole: `${rollout.sampling.max_response_tokens}` is usual."""
     soft_tokens: int
@@ -26,14 +24,14 @@ class Options:
 class Overlong:
     """Takes up to `penalty` off the reward of long responses; drops only groups that have no advantage."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: OverlongOptions) -> None:
         limit, soft = options.max_response_tokens, options.soft_tokens
         if not 0 < soft <= limit:
             raise ValueError(f"soft_tokens is {soft}, not above 0 and at most max_response_tokens={limit}")
         self._begin, self._soft, self._penalty = limit - soft, soft, options.penalty
 
     def shape(self, group: Group) -> list[float]:
-        """Of each sample, 0 or what is taken off, by the number of its sampled tokens."""
+        """The penalty of each sample, 0 or below, by the number of its sampled tokens."""
         return [-self._penalty * self._share(sample.num_sampled) for sample in group.samples]
 
     def decide(self, group: Group) -> Decision:

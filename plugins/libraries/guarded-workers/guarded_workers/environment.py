@@ -1,4 +1,4 @@
-"""Which variables of the environment a worker gets: all but those that may be somebody's keys."""
+"""Variables of the environment that a worker gets: all but those that may be somebody's keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECRET_NAME = re.compile(
 )
 _KEY_NAME = re.compile(r"(KEY|TOKEN)S?(_|$)", re.IGNORECASE)
 _COUNT = re.compile(r"\d{1,9}")
-"""What a name with `_TOKENS` holds that is none: `MAX_TOKENS=4096`."""
+"""A value that is no key: `MAX_TOKENS=4096`."""
 _HARMLESS_NAME = re.compile(
     r"PWD|OLDPWD|RAY_AUTH_MODE|DESKTOP_SESSION|TERM_SESSION_ID|XDG_SESSION_(ID|TYPE|CLASS|DESKTOP|PATH)"
 )
@@ -27,7 +27,7 @@ _SECRET_FIELD = re.compile(
     r"|(?:access|account|api|private|secret|shared|signing)[_-]?key(?:[_-]?id)?|(?<=[?&])key)=[^\s&;]",
     re.IGNORECASE,
 )
-"""In a query, a connection string or the arguments of a command: `?X-Amz-Signature=..`, `;AccountKey=..`."""
+"""A secret in a query, a connection string or the arguments of a command: `?X-Amz-Signature=..`, `;AccountKey=..`."""
 _KEY = re.compile(
     r"(?<![\w/.-])(?:"
     r"[spr]k[-_](?=[\w-]*\d)[\w-]{20,}"  # OpenAI, Anthropic, Stripe
@@ -46,16 +46,14 @@ _KEY = re.compile(
 
 
 def split(environment: Mapping[str, str], wanted: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """What a worker gets, and the names of what is withheld from it.
+    """The variables of a worker, and the names of those that are withheld from it.
 
-    A list of what is allowed would have to name each proxy, library path and cache that some code needs. So a
-    variable is withheld if it looks like a secret: by a word of its name, by a password, token or signature in an
-    address, or because its value begins as a known service's keys do. A key without such a beginning, in a variable
-    with a harmless name, is not known.
+    Withheld is what looks like a secret: by a word of its name, by a password, token or signature in an address, or by
+    a value that begins as a known service's keys do. (A list of allowed names would have to know each proxy, library
+    path and cache.) A key without such a beginning, in a variable with a harmless name, is not known.
 
     Args:
-        environment: name -> value.
-        wanted: names that it gets in any case (`Pool`'s `wanted`).
+        wanted: names that are never withheld.
     """
     withheld = [name for name, value in environment.items() if name not in wanted and _looks_secret(name, value)]
     return {name: value for name, value in environment.items() if name not in withheld}, sorted(withheld)

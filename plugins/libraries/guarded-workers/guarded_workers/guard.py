@@ -1,10 +1,9 @@
 """The guard of a worker: watches over the scorer, the process that runs somebody's code.
 
-It runs none of that code itself, so it always acts. As the adopter of every orphan below it, it keeps them in bounds:
-what a request started ends with its answer, all processes together keep to `memory_mb` and `MAX_PROCESSES`, and what
-they print goes to the log up to a limit. Each start of a process waits until the guard allows it, so nothing begins
-while it kills. When the driver hangs up (also by dying) or the scorer dies, the guard kills all below it, says why,
-and ends. Requests and answers do not pass through it.
+It runs none of that code, adopts every orphan below it, and keeps them in bounds: what a request started ends with its
+answer, all processes together keep to `memory_mb` and `MAX_PROCESSES`, and what they print goes to the log up to a
+limit. Each start of a process waits until the guard allows it, so nothing begins while it kills. When the driver hangs
+up (also by dying) or the scorer dies, the guard kills all below it, says why, and ends.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import NoReturn
 
-from guarded_workers import room
+from guarded_workers import processes, room
 from guarded_workers.starts import Starts
 from guarded_workers.wire import Setup
 
@@ -28,16 +26,15 @@ MAX_PROCESSES = 100
 MAX_HELPERS = 1000
 """Processes that the servant's factory may have at a time; those of requests come on top of what it keeps."""
 MAX_LOG_BYTES_A_WORKER, MAX_LOG_BYTES = 1 << 20, 64 << 20
-"""What the log takes of one worker's output, and how large the output of all may make it."""
+"""Bytes of one worker's output that the log takes, and its size at most by the output of all."""
 
 _TICK_S = 0.05
-"""How often the guard looks at the processes below it: so long they may be beyond their limits."""
+"""Seconds between two looks at the processes below: so long they may be beyond their limits."""
 _KILL_WITHIN_S = 2.0
 """Seconds that what a request left behind may take to die; then the whole worker goes."""
-ZOMBIE, STOPPED = "Z", "T"
 KILLED = "was killed by"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
-_CHUNK, _PAGE = 1 << 16, os.sysconf("SC_PAGESIZE")
+_CHUNK = 1 << 16
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -45,14 +42,13 @@ class Guard:
     """The guard of one worker.
 
     Args:
-        driver: its end is the guard's; at its own end the guard says why, unless the driver hung up.
+        driver: its end is the guard's, which says why it ends, unless the driver hung up.
         scorer: on it the scorer asks for order: first when its servant exists, then after requests that leave something
             behind. The servant can write to it, and gains nothing by it.
         pid: the scorer's.
         output: read end of the pipe that is the scorer's standard output and error.
-        setup: what the scorer runs, and by how much it and all below it may grow together once that exists.
         starts: on it the kernel asks for every process that is to start below; None where it does not ask.
-        has_room: whether /dev/shm is this worker's alone, so that what lies in it counts as memory.
+        has_room: /dev/shm is this worker's alone, so that its files count as memory.
     """
 
     def __init__(
@@ -134,11 +130,13 @@ class Guard:
     def _start(self) -> None:
         """The servant exists: what runs now may stay, and growth is counted from here."""
         below, self._may_start = self._below(), 0
-        self._helpers = {_identity(pid) for pid in below}
-        self._max_bytes = _exact_bytes([self._pid, *below], self._bytes_of_files()) + self._setup.memory_mb * 2**20
+        self._helpers = {processes.identity(pid) for pid in below}
+        self._max_bytes = (
+            processes.exact_bytes([self._pid, *below], self._bytes_of_files()) + self._setup.memory_mb * 2**20
+        )
 
     def _look(self) -> None:
-        """Hold what is below to its limits; RLIMIT_AS already does for the memory of the scorer alone."""
+        """Hold the processes below to their limits; RLIMIT_AS holds the scorer's own memory."""
         if self._helpers is None:
             return
         most = self._most()
@@ -149,7 +147,11 @@ class Guard:
             return
         tree = [self._pid, *below]
         # The first counts a shared page in every process that has it; the second is exact, and a thousand times slower.
-        if sum(_resident_bytes(pid) for pid in tree) + of_files > self._max_bytes < _exact_bytes(tree, of_files):
+        if (
+            sum(processes.resident_bytes(pid) for pid in tree) + of_files
+            > self._max_bytes
+            < processes.exact_bytes(tree, of_files)
+        ):
             setup = self._setup
             limit = f"{setup.key}.memory_mb={setup.memory_mb} MiB"
             self._end(f"the {setup.kind} and what it started grew by more than {limit}")
@@ -158,24 +160,27 @@ class Guard:
         return room.num_bytes_held() if self._has_room else 0
 
     def _kill_leftovers(self) -> None:
-        """Kill what requests have started and left behind."""
         give_up = time.monotonic() + _KILL_WITHIN_S
-        while left := [pid for pid in self._below() if _identity(pid) not in (self._helpers or ())]:
+        while left := [pid for pid in self._below() if processes.identity(pid) not in (self._helpers or ())]:
             if not self._has_noted_leftovers:
                 self._has_noted_leftovers = True
                 note(f"killed {len(left)} processes that a request left behind (said once a worker)")
             if time.monotonic() > give_up:
                 self._end(f"{len(left)} processes that the {self._setup.kind} left behind did not die")
-            _kill(left)
+            processes.kill(left)
             time.sleep(0.001)
 
     def _below(self, at_most: int | None = None) -> list[int]:
         """Everything alive below this process but the scorer, or so many of them (there may be more every moment)."""
-        direct = children(os.getpid())
+        direct = processes.children(os.getpid())
         for pid in direct:
             if pid != self._pid:
                 os.waitpid(pid, os.WNOHANG)  # a dead orphan has no other parent to bury it
-        alive = (pid for pid in _with_descendants(direct) if pid != self._pid and state(pid) not in ("", ZOMBIE))
+        alive = (
+            pid
+            for pid in processes.with_descendants(direct)
+            if pid != self._pid and processes.state(pid) not in ("", processes.ZOMBIE)
+        )
         return list(islice(alive, at_most))
 
     def _copy_output(self) -> bool:
@@ -192,7 +197,7 @@ class Guard:
 
     def _end(self, why: str = "") -> NoReturn:
         """Leave nothing below, tell the driver why, and exit."""
-        _kill_all_below()
+        processes.kill_all_below()
         os.set_blocking(self._output, False)
         with suppress(BlockingIOError):
             while self._copy_output():
@@ -204,91 +209,8 @@ class Guard:
         os._exit(0)
 
 
-def _kill_all_below() -> None:
-    """Kill children until none is left; orphans of the killed become children of this process."""
-    while True:
-        _kill(_with_descendants(children(os.getpid())))
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.001)
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):  # gone, or of another user by a set-user-ID program
-            os.kill(pid, signal.SIGKILL)
-
-
-def _with_descendants(pids: list[int]) -> Iterator[int]:
-    """`pids` and all processes below them."""
-    waiting = list(pids)
-    for pid in waiting:
-        yield pid
-        waiting += children(pid)
-
-
-def children(pid: int) -> list[int]:
-    """Ids of a process's children, dead ones it has not waited for included."""
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except FileNotFoundError:
-        return []
-    return [int(child) for task in tasks for child in _read(f"/proc/{pid}/task/{task}/children").split()]
-
-
-def _identity(pid: int) -> tuple[int, str]:
-    """Process ids come again, but not with the same start time; that is empty once the process is gone."""
-    return pid, _stat(pid)[19]
-
-
-def state(pid: int) -> str:
-    """The letter for what a process does; empty if it is gone."""
-    return _stat(pid)[0]
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on (the second, a name, may hold blanks); empty for none such."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""] * 50
-
-
-def _resident_bytes(pid: int) -> int:
-    fields = _read(f"/proc/{pid}/statm").split()
-    return int(fields[1]) * _PAGE if fields else 0
-
-
-def _exact_bytes(pids: Iterable[int], of_files: int) -> int:
-    """What processes and the files in their /dev/shm take, where a page that several of them have counts once."""
-    shares = [_shares_of_bytes(pid) for pid in pids]
-    return sum(share for share, _ in shares) + max(0, of_files - sum(shared for _, shared in shares))
-
-
-def _shares_of_bytes(pid: int) -> tuple[int, int]:
-    """As `_resident_bytes`, with each page shared out among the processes that have it; and those of shared memory."""
-    lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:])
-    sizes = {name: int(size) * 1024 for name, size, *_ in lines}
-    # There is none of a process of another user (by a set-user-ID program), nor of one that is gone.
-    return sizes.get("Pss:") or _resident_bytes(pid), sizes.get("Pss_Shmem:", 0)
-
-
-def _read(path: str) -> str:
-    """A file of /proc; empty if its process is gone, or another user's. (Python's `open` takes three times as long.)"""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
-    try:
-        return b"".join(iter(lambda: os.read(file, _CHUNK), b"")).decode(errors="replace")
-    except ProcessLookupError:
-        return ""
-    finally:
-        os.close(file)
-
-
 def cause(code: int) -> str:
-    """How a process ended, by its exit code or minus its signal."""
+    """The end of a process in words, by its exit code or minus its signal."""
     if code >= 0:
         return f"exited with code {code}"
     hint = " (the kernel sends it when the machine is out of memory)" if code == -signal.SIGKILL else ""

@@ -29,14 +29,10 @@ class Pool:
     another, but not from two at the same time.
 
     Args:
-        setup: what they run.
         first: workers at the start; others are started when they are asked for.
         most: workers at a time; None: as many as are asked for.
         wanted: variables of the environment that they get although they look like secrets.
         log: file that gets what they print and the stacks of their exceptions; None discards it.
-
-    Attributes:
-        has_started, is_closed: whether `start` and `close` were called.
     """
 
     def __init__(
@@ -54,11 +50,10 @@ class Pool:
         self.is_closed = self.has_started = False
 
     def start(self) -> Any:
-        """Start the first workers and wait until each has created what it runs; what the last of them told of it.
+        """Start the first workers and wait until each has created what it runs; returns what the last one told of it.
 
         Raises:
-            StartError: it cannot be created, and says where it comes from; or a worker was killed as it started, and
-                so were those in its place.
+            StartError: it cannot be created; or a worker was killed as it started, and so were those in its place.
         """
         self._require_wanted()
         self.has_started = True

@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import IO, Any, TypeVar
 
 from guarded_workers import wire
-from guarded_workers.guard import KILLED, STOPPED, cause, state
+from guarded_workers.guard import KILLED, cause
+from guarded_workers.processes import STOPPED, state
 from guarded_workers.worker import describe
 
 START_TIMEOUT_S = 120.0
@@ -39,11 +40,11 @@ class LostWorkerError(Exception):
 
 
 class WorkerProcess:
-    """One worker.
+    """The driver's end of a worker.
 
     Attributes:
         reusable: it neither died nor owes an answer.
-        has_answered: a request, not only the start.
+        has_answered: it answered a request, not only the start.
         told: what it said of itself as it started (`guarded_workers.worker.Servant`).
     """
 
@@ -90,13 +91,12 @@ class WorkerProcess:
     async def ask(
         self, message: Any, read: Callable[[Any], T], timeout_s: float | None = None, serve: Serve | None = None
     ) -> T:
-        """What the worker answers; afterwards it is `reusable`, or has to be replaced.
+        """The worker's answer to a message; afterwards the worker is `reusable`, or has to be replaced.
 
         Args:
-            read: makes it of JSON; raises one of `wire.MALFORMED` where that is no answer.
-            timeout_s: after which it is given up.
-            serve: answers what the worker asks meanwhile; runs in tasks of its own. With it a first cancellation is
-                told to the worker, which may still answer; None: the first one ends this.
+            read: makes the answer of JSON; raises one of `wire.MALFORMED` where that is none.
+            serve: answers what the worker asks meanwhile, in tasks of its own. With it a first cancellation is told to
+                the worker, which may still answer; None: the first one ends this.
 
         Raises:
             FaultError: the servant did something else.
@@ -254,11 +254,11 @@ class WorkerProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the worker and all that it started are gone."""
+        """The worker and all that it started are gone."""
         return self._process.poll() is not None
 
     def wait(self) -> int:
-        """Wait, after `hang_up`, until nothing of the worker is left; its guard's exit code, or minus the signal."""
+        """Wait, after `hang_up`, until nothing of the worker is left; its guard's exit code, or minus a signal."""
         try:
             code = self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -270,13 +270,13 @@ class WorkerProcess:
         return code
 
     def _is_unread(self) -> bool:
-        """Whether the scorer has not taken the whole request yet."""
+        """A part of the request that the scorer has not taken yet."""
         waiting = array("i", [0])
         fcntl.ioctl(self._scorer, termios.TIOCOUTQ, waiting)
         return waiting[0] > 0
 
     def _last_words(self) -> str:
-        """Why the worker ended, when its guard has said so; empty if the guard was killed, or the driver hung up."""
+        """The guard's words on why the worker ended; empty if the guard was killed, or the driver hung up."""
         words = bytearray()
         with suppress(OSError):  # closed here meanwhile
             while chunk := self._guard.recv(wire.CHUNK):

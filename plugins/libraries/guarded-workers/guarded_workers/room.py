@@ -1,7 +1,7 @@
-"""What a worker has to itself: its own /dev/shm, which holds its temporary files too, and no sight of other processes.
+"""A worker's room of its own: its /dev/shm, which holds its temporary files too, and no sight of other processes.
 
-By user and mount namespaces, for which no root is needed where the machine permits them. All that is in a namespace
-goes with its last process, whatever ended that.
+By user and mount namespaces, for which no root is needed where the machine permits them. They go with their last
+process, whatever ended that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(hidden: Sequence[str]) -> bool:
-    """Give this process, which has one thread, and all below it a room of their own.
+    """Give this process, which has one thread, and all below it a room of their own; false where it is not permitted.
+
+    Then nothing has changed, but that a process of root has fewer capabilities, which keeps it out of the memory of
+    root's other processes.
 
     Args:
         hidden: files that read as empty from now on.
-
-    Returns:
-        Whether it is in force. False where the machine does not permit it: then nothing has changed, but that a process
-        of root has some capabilities less, which keeps the memory of root's other processes from it as well.
     """
     if not (trial := os.fork()):
         os._exit(0 if _try(hidden) else 1)
@@ -44,13 +43,13 @@ def enter(hidden: Sequence[str]) -> bool:
 
 
 def num_bytes_held() -> int:
-    """What lies in /dev/shm."""
+    """Bytes of the files in /dev/shm."""
     held = os.statvfs(SHARED_MEMORY)
     return (held.f_blocks - held.f_bfree) * held.f_frsize
 
 
 def sees(pid: int) -> bool:
-    """Whether this process may look into another one: for its environment least is asked, for its memory as much."""
+    """This process may look into another one: for its environment least is asked, for its memory as much."""
     with suppress(PermissionError):
         os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY))
         return True
@@ -104,7 +103,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def _drop_capabilities() -> None:
-    """For good: no program that is started here has them either."""
+    """Drop them for good: no program that is started here has them either."""
     header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     for each in _NOT_FOR_WORKERS:
         _libc.prctl(_PR_CAPBSET_DROP, each, 0, 0, 0)

@@ -1,7 +1,7 @@
-"""Every start of a process below a scorer waits until its guard allows it, by seccomp(2)'s notifications.
+"""Starts of processes below a scorer wait until its guard allows them, by seccomp(2)'s notifications.
 
-So a loop of forks gets as many processes as the guard allows, and while the guard kills, nothing new begins. It needs
-no root and works in containers; the kernel has it since 5.5. Starts of threads do not ask.
+So a loop of forks gets as many processes as the guard allows, and nothing begins while it kills. It needs no root and
+works in containers; the kernel has it since 5.5. Starts of threads do not ask.
 """
 
 from __future__ import annotations
@@ -26,17 +26,13 @@ _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls, with the sizes of the two in
 _CONTINUE = 1
 
 _NUMBERS = {"x86_64": (0xC000003E, 317, 56, (57, 58)), "aarch64": (0xC00000B7, 277, 220, ())}
-"""By machine: its audit number, and the numbers of seccomp, clone, and of fork and vfork."""
+"""The audit number, and the numbers of seccomp, clone, and of fork and vfork, by machine."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Starts:
-    """The guard's end: readable while a start waits.
-
-    Args:
-        listener: what `listener()` gave the scorer.
-    """
+    """The guard's end, of the descriptor that `listener()` gave the scorer: readable while a start waits."""
 
     def __init__(self, listener: int) -> None:
         self._listener = listener
@@ -58,10 +54,10 @@ class Starts:
 
 
 def listener() -> int | None:
-    """From now on starts of processes by this one and all below it wait for who holds the descriptor returned.
+    """A descriptor for whose holder all starts of processes by this one and below it wait; None: the machine has none.
 
-    None, and nothing has changed, where the machine does not have this. Programs that are installed set-user-ID get no
-    more rights below this process, unless it may administer its namespace.
+    Programs that are installed set-user-ID get no more rights below this process, unless it may administer its
+    namespace.
     """
     if platform.machine() not in _NUMBERS:
         return None

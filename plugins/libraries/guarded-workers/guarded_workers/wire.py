@@ -1,8 +1,7 @@
-"""What the driver and a worker send each other over a stream socket.
+"""Messages and answers between the driver and a worker, over a stream socket.
 
 Messages go to the worker as pickles, which keep whatever a row held. Answers come from a process that runs somebody
-else's code: they are JSON of bounded size with the number of their request, and every field of them is checked.
-Nothing that a worker sends is ever unpickled.
+else's code: they are JSON of bounded size with the number of their request, and every field is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CHUNK = 1 << 16
 """Bytes that are read from a socket at a time; most messages are shorter."""
 MAX_REASON_CHARS = 500
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON of the wrong form raises."""
+"""Exceptions of reading JSON of the wrong form."""
 
 _REQUEST = struct.Struct("!QQ")  # number, bytes
 _ANSWER = struct.Struct("!I")  # bytes
@@ -30,17 +29,11 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class BrokenWireError(Exception):
-    """What came is not the answer to the request."""
+    """Data that is not the answer to the request."""
 
 
 class StartError(Exception):
-    """What a worker runs cannot be created.
-
-    Args:
-        what: the fact, without a final full stop.
-        where: what it concerns.
-        todo: what to do next.
-    """
+    """A servant that cannot be created: the fact, what it concerns, and what to do next."""
 
     def __init__(self, what: str, *, where: str = "", todo: str) -> None:
         self.what, self.where, self.todo = what, where, todo
@@ -48,7 +41,7 @@ class StartError(Exception):
 
 
 class FaultError(Exception):
-    """The servant did something else than answering; says what."""
+    """An act of the servant other than answering; says what."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +49,13 @@ class Setup:
     """The first request to a worker.
 
     Attributes:
-        kind, name: of what the worker runs, for messages.
-        options: of its factory.
-        where: what it comes from, for messages.
-        key: under which its `options`, `memory_mb`, `num_workers` and `environment` were set, for
-            messages.
+        kind, name, where: of the servant, for messages.
+        key: under which its `options`, `memory_mb`, `num_workers` and `environment` were set, for messages.
         servant: `module:function` that makes it of `name` and `options`.
         memory_mb: MiB by which it and what it starts may grow.
         hidden: files that it may not read.
-        own_frames: of the servant, above the code that the words of a fault name.
-        tells: whether the log gets a line on what holds it on this machine.
+        own_frames: frames of the servant above the code that the words of a fault name.
+        tells: the log gets a line on what confines it on this machine.
     """
 
     kind: str
@@ -82,12 +72,12 @@ class Setup:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker says to request `number`.
+    """An answer of a worker to request `number`.
 
     Attributes:
         value: JSON.
         fault: what the servant did instead of answering.
-        error: on the start: why it cannot be created.
+        error: on the start: why the servant cannot be created.
         question: a number where the worker asks the driver something by `value`, and its answer is still to come.
         last: the worker can answer no more.
     """
@@ -107,11 +97,7 @@ def request(number: int, message: Any) -> bytes:
 
 
 class Requests:
-    """The worker's end: requests, one after the other.
-
-    Args:
-        sock: it blocks.
-    """
+    """The worker's end, a socket that blocks: requests, one after the other."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._data = sock, bytearray()
@@ -133,13 +119,13 @@ class Requests:
 
     @property
     def has_one(self) -> bool:
-        """Whether a whole request has come."""
+        """A whole request has come."""
         data = self._data
         return len(data) >= _REQUEST.size and len(data) >= _REQUEST.size + _REQUEST.unpack_from(data)[1]
 
 
 def message(request: bytes) -> Any:
-    """What a request says."""
+    """The message of a request."""
     return pickle.loads(memoryview(request)[_REQUEST.size :])
 
 
@@ -195,7 +181,7 @@ def one_line(text: str) -> str:
 
 
 def text(value: Any) -> str:
-    """`value`, a text, without lone surrogates, which could not be written to a file; TypeError if it is none."""
+    """A text without lone surrogates, which no file takes; TypeError if `value` is none."""
     if not isinstance(value, str):
         raise TypeError("not a text")
     return value.encode(errors="replace").decode()

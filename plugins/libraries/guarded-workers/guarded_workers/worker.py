@@ -1,4 +1,4 @@
-"""What runs in a worker: below its guard, the scorer, which runs somebody's code."""
+"""The scorer of a worker: the process below its guard that runs somebody's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from guarded_workers import room, wire
-from guarded_workers.guard import MAX_PROCESSES, Guard, children, note
+from guarded_workers.guard import MAX_PROCESSES, Guard, note
+from guarded_workers.processes import children
 from guarded_workers.starts import Starts, listener
 from guarded_workers.wire import Setup, StartError
 
@@ -23,8 +24,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class Servant(Protocol):
-    """What a worker runs: made of a name and options in the worker, and asked for one answer after the other. An
-    attribute `told`, JSON, is what the driver learns of it as it starts."""
+    """Somebody's code, made of a name and options in the worker, and asked for one answer after the other. The driver
+    learns its attribute `told`, JSON, as it starts."""
 
     def answer(self, message: Any, line: Line, /) -> Any:
         """JSON. May raise, a `wire.FaultError` where the words are its own."""
@@ -77,7 +78,7 @@ def _starts_of(scorer: socket.socket) -> Starts | None:
 
 
 def _holds(setup: Setup, counts_starts: bool, has_room: bool, sees_others: bool) -> str:
-    """What is in force here, and what is not (README.md)."""
+    """A line on what is in force here, and what is not (README.md)."""
     facts = {
         f"no more than {MAX_PROCESSES} processes at a time, however fast they start (seccomp)": counts_starts,
         f"/dev/shm and TMPDIR of its own, counted in {setup.key}.memory_mb (namespaces)": has_room,
@@ -114,7 +115,7 @@ def serve(driver: socket.socket, guard: socket.socket, setup: Setup) -> None:
 
 
 class _Order:
-    """What the scorer does so that nothing a request started outlives its answer: asks the guard to kill it.
+    """The scorer's means that nothing a request started outlives its answer: it asks the guard to kill it.
 
     Most requests start nothing. Their check costs two system calls, no message.
     """
@@ -152,11 +153,11 @@ class _Order:
 
 
 def create(setup: Setup) -> Servant:
-    """What the worker runs.
+    """Make the servant.
 
     Raises:
-        StartError: there is none of that name, or its factory raised (a failed late import, a wrong option). An error
-            that says `what`, `where` and `todo`, as this one does, comes through in its own words.
+        StartError: there is none of that name, or its factory raised. An error that says `what`, `where` and `todo`
+            comes through in its own words.
     """
     module, _, function = setup.servant.partition(":")
     try:
@@ -202,11 +203,7 @@ def _answer(driver: socket.socket, order: _Order, servant: Servant, setup: Setup
 
 
 class Line:
-    """A worker's connection with the driver.
-
-    Args:
-        driver: its socket, which blocks.
-    """
+    """A worker's connection with the driver, over a socket that blocks."""
 
     def __init__(self, driver: socket.socket) -> None:
         self._driver, self._requests = driver, wire.Requests(driver)
@@ -249,7 +246,7 @@ class Line:
 
     @property
     def has_received(self) -> bool:
-        """Whether `receive` would return at once, by what was read before."""
+        """A message that was read before: `receive` would return at once."""
         return self._requests.has_one
 
     def _send(self, answer: wire.Answer) -> None:

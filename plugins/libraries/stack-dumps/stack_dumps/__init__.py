@@ -1,1 +1,1 @@
-"""Where the threads of hung processes stand: `stack_dumps.dumps` asks them, `stack_dumps.blame` says who to look at."""
+"""Stacks of hung processes: `stack_dumps.dumps` asks for them, `stack_dumps.blame` says who to look at."""

@@ -1,4 +1,4 @@
-"""Who is to be looked at when processes that wait for each other do not go on, in a line."""
+"""A line on who is to be looked at when processes that wait for each other do not go on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Waited(Protocol):
 
 
 def suspects(seen: Sequence[StackDump], pending: Collection[Waited], within: str = "") -> str:
-    """Who may be to blame: first who did not answer the signal, then those of whom an answer is due; empty: nobody.
+    """Processes that may be to blame: those silent to the signal, then those of whom an answer is due; empty: nobody.
 
     Args:
         within: see `StackDump.standing`.
@@ -38,10 +38,7 @@ def suspects(seen: Sequence[StackDump], pending: Collection[Waited], within: str
 
 
 def apart(seen: Sequence[StackDump], group_of: Callable[[str], str]) -> str:
-    """Where the ranks of a group stand, if not all in one function; empty if they do, in every group.
-
-    One that waits for the others in a collective and one that hangs both answer a signal: a reader can tell which is
-    which.
+    """Places of the ranks of groups that do not all stand in one function: a reader can tell who waits and who hangs.
 
     Args:
         group_of: the group of a process by its name; empty: it is in none.

@@ -1,8 +1,8 @@
-"""What was seen last: make processes of this host, hung ones included, say where each of their threads stands.
+"""Stacks of the threads of this host's processes, hung ones included.
 
-A process calls `register` once. When something hangs, whoever sees that calls `look`, which sends SIGUSR1; the stack is
-written by faulthandler's C handler, so it comes also from a process that is stuck in C code or holds the GIL. Of one
-that writes nothing, the kernel says what state it is in; where py-spy is installed, it reads the stack from outside.
+A process calls `register` once. Whoever sees something hang calls `look`, which sends SIGUSR1. faulthandler's C handler
+writes the stack, also of a process that is stuck in C code or holds the GIL. Of one that writes nothing, the kernel
+says what state it is in; where py-spy is installed, it reads the stack from outside.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _registered: list[IO[str]] = []  # faulthandler keeps the descriptor only; the f
 def register(stack_file: Path) -> None:
     """On SIGUSR1, append the stack of every thread of this process to `stack_file`, which is called `<name>.stack`.
 
-    The first line names the process and its start time: a signal nobody waits for is deadly, so `look` must never
-    send one to a stranger that got the number of a dead process.
+    The first line names the process and its start time: `look` must never send the signal, deadly to who does not wait
+    for it, to a stranger that got the number of a dead process.
     """
     stack_file.parent.mkdir(parents=True, exist_ok=True)
     file = stack_file.open("w")
@@ -54,12 +54,12 @@ def register(stack_file: Path) -> None:
 
 @dataclass(frozen=True)
 class StackDump:
-    """Where the threads of one process stand.
+    """Stacks of one process.
 
     Attributes:
         name: under which it registered; empty if it never did.
         stack: of each of its threads, as it wrote it; empty if it did not answer.
-        state: what the kernel says of one that did not answer.
+        state: the kernel's word on one that did not answer.
         more: its command line, and its stack if py-spy could read it.
     """
 
@@ -78,8 +78,8 @@ class StackDump:
         return f"{self.name} (pid {self.pid} on {self.host})".lstrip()
 
     def standing(self, within: str = "") -> str:
-        """Where it stands, in a few words: the function that its main thread is in, the innermost of a file with
-        `within` in its path if there is one."""
+        """The function that its main thread is in, the innermost of a file with `within` in its path if there is one;
+        or its state."""
         if not self.stack:
             return self.state
         frames = self._frames()
@@ -103,8 +103,7 @@ def look(pids: Sequence[int], folder: Path, answer_s: float = 5.0) -> list[Stack
     """The stacks of processes of this host, whatever state they are in.
 
     Args:
-        pids: processes to ask, beside every living one that registered in `folder` on this host.
-        folder: where the stack files lie.
+        pids: processes to ask, beside every living one that registered in `folder`.
         answer_s: seconds that all of them together get to write their stacks.
     """
     files = _stack_files(folder)
@@ -140,7 +139,7 @@ def _is_alive(pid: int, started: float) -> bool:
 
 
 def _wait_for(before: dict[int, int], files: dict[int, Path], answer_s: float) -> None:
-    """Until every file has grown and then kept still, or the time is over."""
+    """Wait until every file has grown and then kept still, or the time is over."""
     deadline = time.monotonic() + answer_s
     sizes = before
     while time.monotonic() < deadline:
@@ -157,7 +156,7 @@ def _seen(pid: int, file: Path | None, offset: int) -> StackDump:
 
 
 def _state(pid: int) -> tuple[str, str]:
-    """What can be learnt of a process that said nothing: its state, and more."""
+    """State of a process that said nothing, and more of it."""
     try:
         process = psutil.Process(pid)
         status = process.status()

@@ -6,6 +6,7 @@ further tokens, or most probable ones, of each place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -35,18 +36,15 @@ def logprobs_and_entropy(
 ) -> Tensor:
     """log p(label) and the entropy of p = softmax(hidden @ weight.T / temperature), in nats.
 
-    Logits exist for `chunk_tokens` tokens at a time, in the backward pass too: those of the last chunk are kept for it,
-    which begins with them, and the others are computed again. The product runs in the model's precision, as the
-    engine's does; everything behind it, the division by the temperature included, is fp32.
+    Logits exist for `chunk_tokens` tokens at a time. The backward pass computes them again, but for the last chunk's.
+    The product runs in the model's precision, as the engine's does; everything behind it is fp32.
 
     Args:
         hidden: [t, h], the same on every rank of `group`; its gradient is this rank's part of a sum over `group`.
         weight: [v, h], consecutive rows of the output embedding by rank of `group`.
         labels: [t] int64, indices into the whole vocabulary.
-        entropy_gradient: whether the entropy is part of a loss; otherwise its gradient is not computed.
+        entropy_gradient: the entropy is part of a loss; otherwise its gradient is not computed.
         group: the tensor-parallel group.
-        kernels: what turns logits into statistics and gradients, see `vocabulary_kernels`.
-        temperature: above 0.
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
         others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another,
@@ -90,22 +88,14 @@ def top_logprobs(
 class VocabularyKernels(Protocol):
     """The two passes over a chunk of logits, which `PlainKernels` documents and defines."""
 
-    def statistics(self, logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor: ...
-
-    def to_gradient(
-        self,
-        logits: Tensor,
-        local_labels: Tensor,
-        log_z: Tensor,
-        entropy: Tensor,
-        grad_logprob: Tensor,
-        grad_entropy: Tensor | None,
-        temperature: float,
-    ) -> Tensor: ...
+    @property
+    def statistics(self) -> Callable[[Tensor, Tensor, float], Tensor]: ...
+    @property
+    def to_gradient(self) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, float], Tensor]: ...
 
 
 class PlainKernels:
-    """In plain torch operations: exact, but with several fp32 tensors as large as the chunk of logits."""
+    """Kernels in plain torch operations: exact, but with several fp32 tensors as large as the chunk of logits."""
 
     def statistics(self, logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor:
         """[4, c] of x = logits [c, v] / temperature: maximum m, sum(exp z), sum(z exp z) with z = x - m, the label's x.
@@ -113,7 +103,7 @@ class PlainKernels:
         A label that another rank holds (outside 0..v-1) counts 0.
         """
         logits = logits.to(_compute_dtype(logits)) / temperature
-        label_logit = _at_labels(logits, local_labels)
+        [label_logit] = _at_several(logits, local_labels[None], 1.0)
         peak = logits.amax(dim=1)
         z = logits - peak[:, None]
         exponentials = z.exp()
@@ -145,7 +135,7 @@ class PlainKernels:
 
 
 def vocabulary_kernels(device: torch.device) -> VocabularyKernels:
-    """The best ones for a device."""
+    """The best kernels for a device."""
     if device.type == "cpu":
         return PlainKernels()
     from vocabulary_logprobs import kernels as vocabulary
@@ -254,7 +244,6 @@ def _to_gradient_of_several(
 
 
 def _top(logits: Tensor, k: int, options: _Options) -> tuple[Tensor, Tensor]:
-    """`top_logprobs` of logits [c, v]."""
     group, size = options.group, logits.size(1)
     log_z = _score(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64), options)[2]
     ids = _largest(logits, min(k, size))
@@ -313,12 +302,6 @@ def _compute_dtype(tensor: Tensor) -> torch.dtype:
 
 def _is_local(local_labels: Tensor, num_local: int) -> Tensor:
     return (local_labels >= 0) & (local_labels < num_local)
-
-
-def _at_labels(logits: Tensor, local_labels: Tensor) -> Tensor:
-    """[c]: the label's logit on the rank that holds it, 0 elsewhere."""
-    picked = logits.gather(1, local_labels.clamp(0, logits.size(1) - 1)[:, None])[:, 0]
-    return picked * _is_local(local_labels, logits.size(1))
 
 
 def _at_several(logits: Tensor, local: Tensor, temperature: float) -> Tensor:

@@ -18,20 +18,15 @@ from weight_buckets.receipt import NOTE_KEY, BucketNote
 from weight_buckets.views import BlockView, Named, copy_all, packed, views
 
 _DOWN_PROJECTIONS = re.compile(r"(.+)\.(?:q_a_proj|kv_a_proj_with_mqa)\.")
-"""Of latent attention. Its weight mapping exports one straight after the other."""
+"""Matrices of latent attention, whose weight mapping exports one straight after the other."""
 _PARTS = re.compile(r"(.+\.weight)_\w+")
-"""What stands beside a quantised matrix, its scales for instance."""
+"""Companions of a quantised matrix, its scales for instance."""
 T = TypeVar("T")
 
 
 def loaded_together(items: Iterable[T], name: Callable[[T], str]) -> Iterator[list[T]]:
-    """The items in their order, in runs that must come to SGLang's loaders in one call; mostly of one.
-
-    They fuse some tensors into one parameter; and of others they derive another, which they would do twice.
-
-    Args:
-        name: of an item's first tensor; the parts of a quantised matrix count as one.
-    """
+    """The items in their order, in runs that must come to SGLang's loaders in one call, because these fuse some tensors
+    into one parameter, and derive another of some. `name` is that of an item's first tensor."""
     return (list(run) for _, run in groupby(items, key=lambda item: _parameter(name(item))))
 
 
@@ -41,7 +36,7 @@ def _parameter(name: str) -> str:
 
 
 def in_buckets(runs: Iterable[list[T]], capacity: int, num_bytes: Callable[[list[T]], int]) -> Iterator[list[T]]:
-    """What travels together: runs of up to `capacity` bytes, or one larger run."""
+    """Items that travel together: runs of up to `capacity` bytes, or one larger run."""
     held: list[T] = []
     used = 0
     for run in runs:
@@ -62,7 +57,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """The tensors of a bucket, whose places follow from them. It is made of JSON's own types."""
+    """The tensors of a bucket, from which their places follow. Made of JSON's own types."""
 
     names: Sequence[str]
     shapes: Sequence[Sequence[int]]
@@ -82,13 +77,7 @@ class Header:
 
 
 class Bucket:
-    """Tensors in device memory.
-
-    Attributes:
-        memory: [capacity] uint8.
-        header: what is in it.
-        places: where each tensor lies.
-    """
+    """Tensors in device memory, [capacity] uint8."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.device = device
@@ -104,7 +93,7 @@ class Bucket:
         return self.places[-1].end if self.places else 0
 
     def reserve(self, header: Header) -> None:
-        """Room for these tensors and nothing else; only one that goes alone may need more memory than there is."""
+        """Make room for these tensors and nothing else; only one that goes alone may need more memory than there is."""
         self.header, self.places = header, header.places
         if self.used > len(self.memory):
             self._grow(self.used)
@@ -115,16 +104,14 @@ class Bucket:
         copy_all(views(self.memory, self.places), [tensor for _, tensor in tensors])
 
     def payload(self, note: BucketNote) -> bytes:
-        """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle, no data.
-
-        Only plain types and torch's own functions: SGLang's unpickler admits no others.
-        """
+        """The pickle for `/update_weights_from_tensor`, `load_format=flattened_bucket`: names and a handle. It has
+        plain types and torch's own functions alone: SGLang's unpickler admits no others."""
         told = {"flattened_tensor": self._handle(), "header": self.header.to_dict(), NOTE_KEY: note.to_dict()}
         told["metadata"] = []  # all that an engine without slime reads: it loads nothing, and answers without a receipt
         return pickle.dumps(told)
 
     def _handle(self) -> _Rebuilt:
-        """Pickles as the memory itself, for a process that shares it."""
+        """An object that pickles as the memory itself, for a process that shares it."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -135,11 +122,10 @@ class Bucket:
 
 
 class SharedBucket(Bucket):
-    """Tensors in an anonymous memory file (memfd) of this host: for engines on cpu.
+    """Tensors in an anonymous memory file (memfd) of this host, for engines on cpu, which map `/proc/<pid>/fd/<fd>`.
 
-    An engine maps it through `/proc/<pid>/fd/<fd>`. Unlike a file in /dev/shm the memory needs no size limit raised
-    in containers, and the kernel frees it when publisher and engines have let go of it, killed or not. One that nobody
-    left (an engine keeps some as long as its model) closes its file when it is collected.
+    Unlike a file in /dev/shm it needs no size limit raised in containers, and the kernel frees it when publisher and
+    engines have let go of it, killed or not.
     """
 
     def __init__(self, capacity: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008

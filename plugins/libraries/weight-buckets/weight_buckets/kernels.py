@@ -34,7 +34,7 @@ def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
 
 
 def _jobs(columns: Sequence[Sequence[Tensor]], device: torch.device, block: int) -> tuple[Tensor, Tensor, Counts]:
-    """What the blocks of one launch read. The host does not wait for the device, which may be far behind.
+    """The table of one launch. The host does not wait for the device, which may be far behind.
 
     Args:
         columns: tensors; those at one position are read together and have equal lengths.

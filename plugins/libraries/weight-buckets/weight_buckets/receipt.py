@@ -1,8 +1,8 @@
-"""What publisher and engine agree on: the note that travels with each bucket, and content digests of tensors.
+"""The note that travels with each bucket, and content digests of tensors, the same on CPU and GPU.
 
 The digest is a multilinear hash modulo 2^64 of 32-bit halves (Carter and Wegman 1979, with the fixed odd multipliers of
-SplitMix64), folded as a tree. It depends on every bit and on the order, gives the same number on CPU and GPU, and runs
-at memory speed: it guards against loss and mix-up, not against an adversary.
+SplitMix64), folded as a tree. It depends on every bit and on the order: a guard against loss and mix-up, not against an
+adversary.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ NOTE_KEY = "slime_receipt"
 
 @dataclass(frozen=True)
 class BucketNote:
-    """What a bucket says of itself.
+    """The note of a bucket: its weight version, and its place among that version's buckets, from 0.
 
     Attributes:
-        version: the weight version this bucket belongs to.
-        index: position among the version's buckets, from 0.
-        last: no bucket of this version follows.
         digests: with the last bucket, one for each tensor of the version in the order in which they came.
     """
 
@@ -48,13 +45,13 @@ class BucketNote:
     digests: list[int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: SGLang's unpickler admits no class of ours."""
+        """The note as plain values: SGLang's unpickler admits no class of ours."""
         return dict(vars(self))
 
 
 class Fingerprint:
-    """The tensors of one version as they come by: their digests, and one over all, names, shapes and dtypes
-    included, whatever their order."""
+    """Digests of the tensors of a version as they come by, and one of all with their names, shapes and dtypes, whatever
+    their order."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -70,7 +67,7 @@ class Fingerprint:
         self.names += [name for name, _ in tensors]
 
     def digests(self) -> list[int]:
-        """Of each tensor, in their order; waits for their device."""
+        """The digest of each tensor, in their order; waits for their device."""
         return finish_digests(self._started, self._sizes)
 
     def summary(self, digests: Sequence[int]) -> dict[str, Any]:
@@ -100,8 +97,7 @@ def tensor_digest(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True)
 class Started:
-    """What one reading of some tensors leaves of them: a word for each block.
-
+    """Tensors that were read once: a word for each block.
     Attributes:
         sums: [number of blocks of all] int64, on the device of the tensors.
         num_blocks: [num_tensors] int64, at least 1 each.
@@ -129,7 +125,7 @@ def is_words(tensor: torch.Tensor) -> bool:
 
 
 def finish_digests(started: Sequence[Started], sizes: Sequence[int]) -> list[int]:
-    """The digests of tensors of `sizes` bytes, from what `start_digests` left of them; waits for their device once."""
+    """The digests of tensors of `sizes` bytes that `start_digests` read; waits for their device once."""
     if not started:
         return []
     sums = torch.cat([each.sums for each in started])
@@ -166,10 +162,8 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fold(tensors: Sequence[torch.Tensor], weights: torch.Tensor) -> Started:
-    """The lowest level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight.
-
-    The second weight is for the upper halves. Without it, flipping the top bit of two words cancels modulo 2^64 and
-    goes unseen.
+    """The lowest level of the tree: of each block its words w times their weights, and (w >> 32) times a second weight,
+    without which flipping the top bit of two words cancels modulo 2^64.
 
     Args:
         tensors: [num_words] int64 each, on a CPU.
@@ -206,7 +200,7 @@ def hash_multipliers(device: torch.device, level: int) -> torch.Tensor:
 
 
 def _splitmix(positions: Words) -> Words:
-    """Modulo 2^64, as numpy's arrays are."""
+    """SplitMix64 of positions, modulo 2^64 as numpy's arrays are."""
     mixed = (positions + np.uint64(1)) * np.uint64(_MULTIPLIER)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Many tensors in one block of memory: where they lie, and copying them all at once."""
+"""Many tensors in one block of memory: their places, and copying them all at once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ _ALIGN = 64  # bytes: any dtype can be viewed in place, and digests read whole w
 
 
 class BlockView(NamedTuple):
-    """A tensor in a block of memory, whichever block that is.
-
-    Attributes:
-        start: of its first element, in bytes from the block's begin; a multiple of the element's size.
-        strides: in elements.
-    """
+    """The place of a tensor in a block: `start` in bytes, a multiple of the element's size; strides in elements."""
 
     start: int
     shape: torch.Size
@@ -32,18 +27,17 @@ class BlockView(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, block: torch.Tensor) -> Self:
-        """Of a tensor that lies in `block`."""
         return cls(tensor.data_ptr() - block.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
     @classmethod
     def dense(cls, start: int, shape: Sequence[int], dtype: torch.dtype) -> Self:
-        """Of a tensor in one piece."""
+        """The place of a tensor in one piece."""
         size = torch.Size(shape)
         return cls(start, size, _dense_strides(size), dtype)
 
     @property
     def end(self) -> int:
-        """Of a tensor in one piece."""
+        """The end, in bytes, of a tensor in one piece."""
         return self.start + self.shape.numel() * self.dtype.itemsize
 
 
@@ -54,7 +48,7 @@ def _dense_strides(shape: torch.Size) -> tuple[int, ...]:
 
 
 def aligned(num_bytes: int) -> int:
-    """Where the next tensor of a block may start."""
+    """The next place where a tensor may start."""
     return -(-num_bytes // _ALIGN) * _ALIGN
 
 
@@ -70,10 +64,8 @@ def packed(forms: Iterable[Form]) -> list[BlockView]:
 
 def views(block: torch.Tensor, places: Sequence[BlockView]) -> list[torch.Tensor]:
     """The tensors at these places of `block` ([num_bytes] uint8)."""
-    typed: dict[torch.dtype, torch.Tensor] = {}
-    for dtype in {place.dtype for place in places}:
-        size = dtype.itemsize
-        typed[dtype] = block[: len(block) // size * size].view(dtype)
+    dtypes = {place.dtype for place in places}
+    typed = {dtype: block[: len(block) // dtype.itemsize * dtype.itemsize].view(dtype) for dtype in dtypes}
     return [
         typed[place.dtype].as_strided(
             place.shape, place.strides, typed[place.dtype].storage_offset() + place.start // place.dtype.itemsize
@@ -84,10 +76,9 @@ def views(block: torch.Tensor, places: Sequence[BlockView]) -> list[torch.Tensor
 
 @torch.no_grad()
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each source into its target; what lies in one piece on both sides in one launch a dtype.
+    """Copy each source into its target of the same shape; those in one piece on both sides in one launch a dtype.
 
-    Args:
-        targets: of the shapes of the sources; they do not overlap.
+    Targets do not overlap.
     """
     dense: dict[tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]]
     dense = defaultdict(lambda: ([], []))

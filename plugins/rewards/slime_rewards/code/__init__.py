@@ -24,14 +24,9 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str]:
     """Nothing is run where the machine lacks what confines it, nor without tests."""
-    from slime_rewards.code.uses import rewards, sandbox_problems
+    from slime_rewards.code.uses import label_problems, sandbox_problems
 
-    found = [*sandbox_problems(cfg)]
-    if any(rewards(cfg)):
-        from slime_rewards.code.checks import label_problems
-
-        found += label_problems(cfg)
-    return found
+    return [*sandbox_problems(cfg), *label_problems(cfg)]
 
 
 @hookimpl

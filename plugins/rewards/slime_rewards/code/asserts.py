@@ -1,7 +1,7 @@
 """Tests that are written as Python: `assert f(1) == 2`, alone, in a `check(candidate)` or in functions `test_*`.
 
-Nothing of them is run here. The call is evaluated by the program's process, and its value compared outside of it, so
-what an assert compares has to be written out.
+Nothing of them is run here. The program's process evaluates the call, and its value is compared outside of it, so what
+an assert compares has to be written out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import builtins
 import copy
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,22 +18,35 @@ _OWN_MODULES = ("solution", "main", "answer", "your_module", "candidate")
 """Modules from which published tests import what they test."""
 _MOST = 64
 _LIBRARY = frozenset(dir(builtins))
+_SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-class Test(NamedTuple):
-    """As `slime_rewards.code.labels.Case`."""
+class Case(NamedTuple):
+    """A test.
 
-    call: str
+    Attributes:
+        given: standard input.
+        call: an expression; None: standard input and output are compared.
+        wanted: text, or the value of the expression.
+        names: what the call takes of the program.
+        setup: code that runs before the program.
+        of_json: see `slime_rewards.code.compare.same_value`; False: the value is Python's.
+        within: how far numbers may be apart.
+        inner: the only value of a list, where the published graders take it for the list.
+    """
+
+    given: str
+    call: str | None
     wanted: Any
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    setup: str = ""
+    of_json: bool = True
     within: float = 0.0
+    inner: tuple[Any, ...] = ()
 
 
-def asserted(source: str, tested: str | None) -> tuple[str, list[Test]]:
-    """Code that comes before the program, and the tests.
-
-    Args:
-        tested: name of the function that `candidate` stands for.
+def asserted(source: str, tested: str | None) -> tuple[str, list[Case]]:
+    """Code before the program, and the tests; `tested` is the function that `candidate` stands for.
 
     Raises:
         ValueError: there is something else, or an assert of another form.
@@ -48,7 +62,7 @@ class _Reader:
         self._tested = tested
         self.imports: list[str] = []
 
-    def tests(self, body: list[ast.stmt], known: dict[str, ast.expr]) -> Iterator[Test]:
+    def tests(self, body: list[ast.stmt], known: dict[str, ast.expr]) -> Iterator[Case]:
         known = dict(known)
         for each in body:
             match each:
@@ -74,7 +88,7 @@ class _Reader:
                 case _:
                     raise ValueError(f"its tests have {ast.unparse(each)!r:.60}: only asserts are read")
 
-    def _of(self, test: ast.expr) -> Iterator[Test]:
+    def _of(self, test: ast.expr) -> Iterator[Case]:
         match test:
             case ast.Constant(value=True):
                 return
@@ -100,7 +114,7 @@ class _Reader:
 
 
 class _Put(ast.NodeTransformer):
-    """Puts what was assigned in the place of its name."""
+    """Puts an assigned value in the place of its name."""
 
     def __init__(self, known: dict[str, ast.expr]) -> None:
         self._known = known
@@ -109,7 +123,7 @@ class _Put(ast.NodeTransformer):
         return self._known.get(node.id, node)
 
 
-def _equal(test: ast.expr, left: ast.expr, right: ast.expr, within: float = 0.0) -> Test:
+def _equal(test: ast.expr, left: ast.expr, right: ast.expr, within: float = 0.0) -> Case:
     for call, other in ((left, right), (right, left)):
         try:
             wanted = _value(other)
@@ -119,13 +133,13 @@ def _equal(test: ast.expr, left: ast.expr, right: ast.expr, within: float = 0.0)
     raise _other(test)
 
 
-def _test(call: ast.expr, wanted: Any, within: float = 0.0) -> Test:
+def _test(call: ast.expr, wanted: Any, within: float = 0.0) -> Case:
     text = ast.unparse(call)
     called = [each.func for each in ast.walk(call) if isinstance(each, ast.Call)]
     names = dict.fromkeys(each.id for each in called if isinstance(each, ast.Name) and each.id not in _LIBRARY)
     if not called:
         raise ValueError(f"{text!r:.60} calls no function of the program")
-    return Test(text, wanted, tuple(names), within)
+    return Case("", text, wanted, tuple(names), of_json=False, within=within)
 
 
 def _other(test: ast.expr) -> ValueError:
@@ -140,38 +154,27 @@ def _number(node: ast.expr) -> float:
 
 
 def _value(node: ast.expr) -> Any:
-    """Of a literal, and of what has none: sums and powers of numbers, sets, infinity. Raises ValueError."""
+    """The value of a literal, a sum or power of numbers, a set, or infinity. Raises ValueError for others."""
     match node:
         case ast.BinOp(left=left, op=op, right=right):
             one, other = _value(left), _value(right)
             if not all(type(each) in (int, float) for each in (one, other)):
                 return ast.literal_eval(node)
-            match op:
-                case ast.Add():
-                    return one + other
-                case ast.Sub():
-                    return one - other
-                case ast.Mult():
-                    return one * other
-                case ast.Div():
-                    return one / other
-                case ast.Pow() if abs(one) <= 2**_MOST and abs(other) <= _MOST:
-                    return one**other
-            raise ValueError(ast.unparse(node))
+            if isinstance(op, ast.Pow) and abs(one) <= 2**_MOST and abs(other) <= _MOST:
+                return one**other
+            if type(op) not in _SUMS:
+                raise ValueError(ast.unparse(node))
+            return _SUMS[type(op)](one, other)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
         case ast.Call(func=ast.Name(id="set" | "frozenset"), args=[] | [_]) if not node.keywords:
             return set(_value(node.args[0])) if node.args else set()
-        case ast.Call(func=ast.Name(id="tuple"), args=[only]):
-            return tuple(_value(only))
-        case ast.Call(func=ast.Name(id="list"), args=[only]):
-            return list(_value(only))
+        case ast.Call(func=ast.Name(id="tuple" | "list" as kind), args=[only]):
+            return tuple(_value(only)) if kind == "tuple" else list(_value(only))
         case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str() as text)]):
             return float(text)
-        case ast.Attribute(value=ast.Name(id="math"), attr="inf"):
-            return math.inf
-        case ast.Attribute(value=ast.Name(id="math"), attr="pi"):
-            return math.pi
+        case ast.Attribute(value=ast.Name(id="math"), attr="inf" | "pi" as name):
+            return getattr(math, name)
         case ast.List(elts=elements):
             return [_value(each) for each in elements]
         case ast.Tuple(elts=elements):

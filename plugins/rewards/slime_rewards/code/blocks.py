@@ -28,7 +28,7 @@ _MOST_ENDS, _MOST_CHARS = 6, 200_000
 
 
 class Block:
-    """Code, or what may be.
+    """A piece of a text that may be code.
 
     Args:
         text: as it stood there.
@@ -60,7 +60,7 @@ class Block:
 
     @cached_property
     def is_program(self) -> bool:
-        """Whether it is a program, were it a broken one, and not what one prints, or another language."""
+        """A program, be it a broken one; not what one prints, nor another language."""
         if self.language and self.language not in _PYTHON and self.language not in ("text", "plaintext", "code", "txt"):
             return False
         if self.tree is None:
@@ -70,7 +70,7 @@ class Block:
 
 
 def parsed(code: str) -> ast.Module | None:
-    """Its tree; None where it is no Python, or too long to ask."""
+    """The tree of a text; None where it is no Python, or too long to ask."""
     if len(code) > _MOST_CHARS:
         return None
     with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def parsed(code: str) -> ast.Module | None:
 
 
 def _does(each: ast.stmt) -> bool:
-    """Whether a statement is more than a value, which outputs are, too."""
+    """A statement that is more than a value, which outputs are, too."""
     if isinstance(each, ast.Expr):
         return any(isinstance(part, ast.Call | ast.Await | ast.NamedExpr) for part in ast.walk(each))
     return not (isinstance(each, ast.AnnAssign) and each.value is None)
@@ -125,8 +125,8 @@ def _fenced(text: str, *, is_cut: bool) -> Iterator[tuple[tuple[int, int], Block
 
 
 def _block(text: str, opened: re.Match[str], language: str, *, is_cut: bool) -> tuple[Block | None, int]:
-    """What a fence holds, and where it ends: at the first mark at which it can be read, because programs have marks in
-    their texts, and people put one behind the last line."""
+    """The block in a fence, and its end: the first mark at which it can be read, because programs have marks in their
+    texts, and people put one behind the last line."""
     mark, begin, lead = opened["mark"] or opened["inside"], opened.end(), opened["lead"] or ""
     own_line = re.compile(rf"^[ \t>]*{re.escape(mark)}{re.escape(mark[0])}*", re.M)
     ends = list(islice(own_line.finditer(text, begin), _MOST_ENDS))

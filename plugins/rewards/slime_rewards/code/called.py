@@ -1,4 +1,4 @@
-"""What calls a program's function in the sandbox. Its source is sent there: it imports nothing of slime, or slow."""
+"""Calls a program's function in the sandbox. Its source is sent there: it imports nothing of slime, or slow."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class _Infinite(float):
 
 
 def run(names: dict[str, Any], code: str, call: str, wanted: tuple[str, ...], prefers_methods: bool) -> str:
-    """Run a program, which may show itself by reading input that there is not, or end, once it has its functions; then
-    the text of what a call of it gives.
+    """Run a program, which may read input that there is not, or end, once it has its functions; then the text of a
+    call's value.
 
     Args:
         names: of the program's module.
@@ -97,8 +97,7 @@ def _node(value: Any, kind: str, names: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any, names: dict[str, Any]) -> Any:
-    """What has the text of a literal: numbers of NumPy, named tuples, counters, nodes and the like as what they are
-    equal to."""
+    """A value whose text is a literal: numbers of NumPy, named tuples, counters and nodes as what they are equal to."""
     kind = type(value)
     if kind in (int, str, bool, bytes, type(None)):
         return value

@@ -13,11 +13,11 @@ from functools import cache
 from typing import NamedTuple
 
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}
-"""By machine: the column of `CALLS`, its audit number, and the number of seccomp."""
+"""The column of `CALLS`, the audit number, and the number of seccomp, by machine."""
 OWN_PID = 0xFFFFFFFF
-"""Stands in the filter for the process's own id; whoever loads it puts that in."""
+"""Placeholder of the process's own id, which the loader of the filter puts in."""
 NEWER = 424
-"""From here on a call has the same number on all machines, and its callers know what to do without it."""
+"""Least number of the calls that are the same on all machines, and whose callers know what to do without them."""
 
 # <linux/seccomp.h>, <linux/filter.h>
 ALLOW, KILL, REFUSE, NO_SUCH = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -64,8 +64,8 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
 """The calls that are allowed, with their numbers on x86-64 and aarch64 (which lacks the oldest)."""
 
 
-class Test(NamedTuple):
-    """Of 32 bits of an argument.
+class ArgumentTest(NamedTuple):
+    """A test of 32 bits of an argument.
 
     Attributes:
         argument: counted from 0.
@@ -90,25 +90,25 @@ _TCGETS, _GET_WINDOW_SIZE, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x
 _GET_DUMPABLE, _SET_NAME, _GET_NAME = 3, 15, 16
 
 
-def _without(argument: int, bits: int) -> Test:
-    return Test(argument, (0,), bits)
+def _without(argument: int, bits: int) -> ArgumentTest:
+    return ArgumentTest(argument, (0,), bits)
 
 
-_ITSELF, _NONE = Test(0, (OWN_PID,)), Test(0, (0,))
+_ITSELF, _NONE = ArgumentTest(0, (OWN_PID,)), ArgumentTest(0, (0,))
 
-RULES: dict[str, tuple[tuple[Test, ...], ...]] = {
-    "clone": ((Test(0, (_THREAD,), 0xFFFFFFFF & ~_DETACHED),),),
+RULES: dict[str, tuple[tuple[ArgumentTest, ...], ...]] = {
+    "clone": ((ArgumentTest(0, (_THREAD,), 0xFFFFFFFF & ~_DETACHED),),),
     "fcntl": (
-        (Test(1, (_DUPFD, _GETFD, _SETFD, _GETFL, _DUPFD_CLOEXEC)),),
-        (Test(1, (_SETFL,)), _without(2, _O_ASYNC)),
+        (ArgumentTest(1, (_DUPFD, _GETFD, _SETFD, _GETFL, _DUPFD_CLOEXEC)),),
+        (ArgumentTest(1, (_SETFL,)), _without(2, _O_ASYNC)),
     ),
-    "ioctl": ((Test(1, (_TCGETS, _GET_WINDOW_SIZE, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)),),),
+    "ioctl": ((ArgumentTest(1, (_TCGETS, _GET_WINDOW_SIZE, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)),),),
     "open": ((_without(1, _O_PATH | _O_ASYNC),),),
     "openat": ((_without(2, _O_PATH | _O_ASYNC),),),
     "mmap": ((_without(3, _LOCKED | _HUGE),),),
-    "socketpair": ((Test(0, (_UNIX,)), Test(1, (_STREAM,), 0xFFFFFFFF & ~_SOCKET_FLAGS)),),
-    "sendto": ((Test(4, (0,)), Test(4, (0,), high=True)),),
-    "prctl": ((Test(0, (_GET_DUMPABLE, _SET_NAME, _GET_NAME)),),),
+    "socketpair": ((ArgumentTest(0, (_UNIX,)), ArgumentTest(1, (_STREAM,), 0xFFFFFFFF & ~_SOCKET_FLAGS)),),
+    "sendto": ((ArgumentTest(4, (0,)), ArgumentTest(4, (0,), high=True)),),
+    "prctl": ((ArgumentTest(0, (_GET_DUMPABLE, _SET_NAME, _GET_NAME)),),),
     "kill": ((_ITSELF,),),
     "tgkill": ((_ITSELF,),),
     "sched_getaffinity": ((_ITSELF,), (_NONE,)),
@@ -116,7 +116,7 @@ RULES: dict[str, tuple[tuple[Test, ...], ...]] = {
     "getpgid": ((_NONE,),),
     "getsid": ((_NONE,),),
 }
-"""What holds of a call's arguments: all tests of one of the alternatives. Calls without a rule take any."""
+"""Rules for a call's arguments: all tests of one of the alternatives hold. Calls without a rule take any."""
 
 
 @cache
@@ -134,7 +134,7 @@ def filter_of(machine: str) -> bytes:
     return b"".join(steps)
 
 
-def _block(alternatives: tuple[tuple[Test, ...], ...]) -> Iterator[bytes]:
+def _block(alternatives: tuple[tuple[ArgumentTest, ...], ...]) -> Iterator[bytes]:
     for tests in alternatives:
         each = [_loaded(test) for test in tests]
         left = sum(len(loads) + len(test.values) for loads, test in zip(each, tests, strict=True)) + 1
@@ -148,7 +148,7 @@ def _block(alternatives: tuple[tuple[Test, ...], ...]) -> Iterator[bytes]:
     yield step(RETURN, REFUSE)
 
 
-def _loaded(test: Test) -> list[bytes]:
+def _loaded(test: ArgumentTest) -> list[bytes]:
     load = [step(LOAD, _FIRST_ARGUMENT + 8 * test.argument + 4 * test.high)]  # both machines have the low word first
     return load if test.mask == 0xFFFFFFFF else [*load, step(AND, test.mask)]
 

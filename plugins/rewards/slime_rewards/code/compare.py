@@ -1,4 +1,4 @@
-"""What a program printed or returned against what a test wants. All of it out of the program's reach."""
+"""Compares what a program printed or returned with what a test wants, out of the program's reach."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import ast
 import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 CLOSE = 1e-6
-"""How far a number with a decimal point may be from the wanted one, as a share of it: six digits."""
+"""Distance of a number with a decimal point from the wanted one at most, as a share of it: six digits."""
 _SLACK = 1 + 1e-6
 _WHOLE = float(2**53)
 _MOST_DEEP = 50
@@ -23,9 +24,9 @@ _MOST_DIGITS = 400
 
 
 def same_text(given: str, wanted: str) -> bool:
-    """Whether two outputs are the same, less blanks at the ends of lines and line ends at the end of all.
+    """Compare two outputs, less blanks at the ends of lines and line ends at the end of all.
 
-    Where they differ, numbers with a decimal point are equal to six digits; all else is the same to the letter.
+    Numbers with a decimal point are equal to six digits; all else is the same to the letter.
     """
     lines, others = _lines(given), _lines(wanted)
     return len(lines) == len(others) and all(map(_same_line, lines, others))
@@ -64,22 +65,17 @@ def _same_number(given: str, wanted: str) -> bool:
     if len(given) > _MOST_DIGITS or len(wanted) > _MOST_DIGITS:
         return False
     number, other = _NUMBER.fullmatch(given), _NUMBER.fullmatch(wanted)
-    if not number or not other or (given.lstrip("+-").isdigit() and wanted.lstrip("+-").isdigit()):
+    is_whole, wants_whole = (text.lstrip("+-").isdigit() for text in (given, wanted))
+    if not number or not other or (is_whole and wants_whole):
         return False
-    if wanted.lstrip("+-").isdigit() or given.lstrip("+-").isdigit():
-        return _exactly(given, wanted) or (not wanted.lstrip("+-").isdigit() and close(float(given), float(wanted)))
+    if is_whole or wants_whole:
+        return Fraction(given) == Fraction(wanted) or (is_whole and close(float(given), float(wanted)))
     return close(float(given), float(wanted), len(other[1] or other[2] or "") if "e" not in wanted.lower() else 0)
 
 
-def _exactly(given: str, wanted: str) -> bool:
-    from fractions import Fraction
-
-    return Fraction(given) == Fraction(wanted)
-
-
 def close(given: float, wanted: float, decimals: int = 0) -> bool:
-    """Whether a number equals the wanted one to six digits, or rounds to it where that has six decimals or more. Whole
-    numbers are equal or not."""
+    """A number equals the wanted one to six digits, or rounds to it where that has six decimals or more. Whole numbers
+    are equal or not."""
     if given == wanted:
         return True
     if not (math.isfinite(given) and math.isfinite(wanted)):
@@ -95,7 +91,7 @@ def close(given: float, wanted: float, decimals: int = 0) -> bool:
 
 
 def same_value(said: str, wanted: Any, *, of_json: bool, within: float = 0.0) -> bool:
-    """Whether the text of a value is that of the wanted one.
+    """Compare the text of a value with the wanted one.
 
     Args:
         of_json: the wanted value was written as JSON, which has no tuples, and no keys but texts.
@@ -110,7 +106,7 @@ def same_value(said: str, wanted: Any, *, of_json: bool, within: float = 0.0) ->
 
 
 def _equal(given: Any, wanted: Any, of_json: bool, within: float, depth: int = 0) -> bool:
-    """As Python has it (`True == 1`), but for floats, and for what JSON does not have."""
+    """Equality as Python has it (`True == 1`), but for floats, and for what JSON does not have."""
     if depth > _MOST_DEEP:
         return False
     if isinstance(given, int | float) and isinstance(wanted, int | float):
@@ -132,7 +128,6 @@ def _equal(given: Any, wanted: Any, of_json: bool, within: float, depth: int = 0
 
 
 def _as_json(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    """With the keys that JSON makes of numbers and names."""
     names = {True: "true", False: "false", None: "null"}
     return {
         names[key] if key is None or isinstance(key, bool) else str(key) if isinstance(key, int | float) else key: value

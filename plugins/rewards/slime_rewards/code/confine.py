@@ -1,10 +1,9 @@
 """Runs one program that nobody trusts. Started as `python -I -S confine.py SPEC TOLD`: it imports nothing of slime.
 
-The descriptor SPEC has what `sandbox.py` wrote. Standard input is the program's own. Before the program's
-first line this process gives up for good: writing files, reading any but the interpreter's, starting processes,
-sockets, signals to others, its capabilities, and every system call that `calls.py` does not list. Then it writes
-`BEGUN` to the descriptor TOLD and closes it; where something cannot be given up it writes why, and runs nothing. So
-nothing that the program does can look as if it had not been run.
+The descriptor SPEC has what `sandbox.py` wrote. Before the program's first line this process gives up for good: writing
+files, reading any but the interpreter's, starting processes, sockets, signals to others, its capabilities, and every
+system call that `calls.py` does not list. Then it writes `BEGUN` to the descriptor TOLD and closes it, or writes why it
+cannot, and runs nothing. So nothing that the program does can look as if it had not been run.
 """
 
 from __future__ import annotations
@@ -158,8 +157,8 @@ def _limits(memory_mb: int, cpu_s: int, output_bytes: int) -> dict[int, int]:
 
 
 def _be_usual(most_stack: int) -> None:
-    """What programs find elsewhere: `exit`, which -S leaves out; integers of any length as text; threads with a stack
-    of any size, which is no larger than there is memory for; and standard streams by their paths, without /proc."""
+    """Give programs what they find elsewhere: `exit`, which -S leaves out; integers of any length as text; threads with
+    a stack of any size, up to what memory there is; and standard streams by their paths, without /proc."""
     vars(builtins).update(exit=sys.exit, quit=sys.exit)
     sys.set_int_max_str_digits(0)
     sys.argv = ["answer.py"]

@@ -1,6 +1,6 @@
 """Labels of the reward `code`: the tests that they hold, in slime's form and in those of published sets.
 
-What a label has that is not understood is refused by name: a test that is read wrongly is a 0 for every right program.
+A key that is not understood is refused by name: a test that is read wrongly is a 0 for every right program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from slime.errors import nearest
-from slime_rewards.code.asserts import asserted
+from slime_rewards.code.asserts import Case, asserted
 
 NAMES = ("function", "fn_name", "func_name", "function_name", "entry_point")
 """Keys that name a function."""
@@ -30,32 +30,8 @@ _PYTHON = {"python", "python3", "py", "python 3"}
 _PACKED = re.compile(r"[A-Za-z0-9+/=\s_-]{40,}")
 
 
-class Case(NamedTuple):
-    """A test.
-
-    Attributes:
-        given: standard input.
-        call: an expression; None: standard input and output are compared.
-        wanted: text, or the value of the expression.
-        names: what the call takes of the program.
-        setup: code that runs before the program.
-        of_json: see `slime_rewards.code.compare.same_value`; False: the value is Python's.
-        within: how far numbers may be apart.
-        inner: the only value of a list, where the published graders take it for the list.
-    """
-
-    given: str
-    call: str | None
-    wanted: Any
-    names: tuple[str, ...] = ()
-    setup: str = ""
-    of_json: bool = True
-    within: float = 0.0
-    inner: tuple[Any, ...] = ()
-
-
 class _Told(NamedTuple):
-    """What a label says of all its tests."""
+    """Facts of a label that hold for all its tests."""
 
     name: str | None = None
     setup: str = ""
@@ -80,31 +56,24 @@ def cases_of(label: Any) -> list[Case]:
 def _cases(value: Any, told: _Told) -> Iterator[Case]:
     if isinstance(value, str):
         value = _read(value)
-    if isinstance(value, Mapping):
-        yield from _of_mapping(value, told)
-    elif isinstance(value, list) and value and all(isinstance(each, str) for each in value):
-        for each in value:
+    values = [value] if isinstance(value, Mapping) else value
+    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
+        for each in values:
             yield from _asserted(each, told)
-    elif isinstance(value, list) and all(isinstance(each, Mapping) for each in value):
-        for each in value:
+    elif isinstance(values, list) and all(isinstance(each, Mapping) for each in values):
+        for each in values:
             yield from _of_mapping(each, told)
-    elif isinstance(value, _Source):
-        yield from _asserted(value.text, told)
     else:
         raise ValueError(f"{_shown(value)} is neither inputs and outputs, nor a list of asserts")
 
 
-class _Source(NamedTuple):
-    text: str
-
-
 def _read(text: str) -> Any:
-    """What a text holds: JSON, asserts, or a literal of Python."""
+    """The value of a text: JSON, a literal of Python, or asserts, which stay a text, in a list."""
     try:
         found = json.loads(text)
     except ValueError as error:
         if re.search(r"^\s*assert\b", text, re.M):
-            return _Source(text)
+            return [text]
         if _PACKED.fullmatch(text):
             what = "its tests are packed, and unpacking them could run code (pickle)"
             raise ValueError(f"{what}: take the public ones, or unpack them into inputs and outputs") from error
@@ -174,7 +143,7 @@ def _code(value: Any, key: str) -> str:
 
 
 def _of_pair(inputs: Any, outputs: Any, told: _Told, *, is_one: bool) -> Iterator[Case]:
-    """The tests of two lists; `is_one`: of one test, unless both are lists of texts for standard input."""
+    """Tests of two lists; `is_one`: one test, unless both are lists of texts for standard input."""
     if is_one and not (told.name is None and isinstance(inputs, list) and isinstance(outputs, list)):
         inputs, outputs = [inputs], [outputs]
     if not isinstance(inputs, list) or not isinstance(outputs, list):
@@ -210,7 +179,7 @@ def _text(value: Any, what: str) -> str:
 
 
 def _arguments(given: Any) -> list[Any]:
-    """Those of a call: a list, or a text with one on each line."""
+    """Arguments of a call: a list, or a text with one on each line."""
     if isinstance(given, list):
         return given
     if isinstance(given, str):
@@ -252,9 +221,8 @@ def _asserted(source: str, told: _Told) -> Iterator[Case]:
     setup, tests = asserted(source, told.name)
     whole = "\n".join(filter(None, (told.setup, setup)))
     for test in tests:
-        yield Case("", test.call, test.wanted, test.names, whole, of_json=False, within=test.within)
+        yield test._replace(setup=whole)
 
 
 def _shown(value: Any) -> str:
-    kind = type(value).__name__
-    return f"{kind} {value!r:.60}"
+    return f"{type(value).__name__} {value!r:.60}"

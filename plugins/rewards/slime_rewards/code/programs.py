@@ -1,4 +1,4 @@
-"""The program that a response gives: which of its blocks, what they take of each other, and what they take as given."""
+"""The program of a response: its blocks, what they take of each other, and the imports that they take as given."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _FUTURE = re.compile(r"^from __future__ import .*$", re.M)
 
 
 class Program(NamedTuple):
-    """Attributes:
-    code: Python.
-    before: imports of what it takes as given.
-    """
+    """Python code, and imports of what it takes as given."""
 
     code: str
     before: str = ""
@@ -62,11 +59,7 @@ class _Piece:
         self.runs_with = _taken(ast.Module(own, [])) & self.takes
         self.is_broken = block.tree is None
         self.acts = self.is_broken or any(not isinstance(each, _PASSIVE) and not _is_text(each) for each in body)
-        self.reads = block.tree is not None and any(
-            getattr(node, "id", getattr(node, "attr", "")) in _READERS
-            for node in ast.walk(block.tree)
-            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
-        )
+        self.reads = block.tree is not None and _reads(block.tree)
         self.methods = {
             each.name
             for kind in body
@@ -80,15 +73,14 @@ class _Piece:
         return (name in self.defines and name not in self.stubs) or name in self.methods
 
     def library(self) -> str:
-        """What others take of it: it is not run for what it does."""
+        """Code that others take of it: it is not run for what it does."""
         if not self.acts:
             return self.code
         kept = [each for each in self.tree.body if isinstance(each, _PASSIVE)] if self.tree else []
-        return "\n".join(ast.unparse(each) for each in kept if not (_has_reader(each) and isinstance(each, ast.Assign)))
+        return "\n".join(ast.unparse(each) for each in kept if not (isinstance(each, ast.Assign) and _reads(each)))
 
 
 def _with_names(pieces: Sequence[_Piece], names: Sequence[str]) -> int | None:
-    """The last piece that has one of the functions."""
     for number in reversed(range(len(pieces))):
         if any(pieces[number].has(name) for name in names):
             return number
@@ -113,11 +105,8 @@ def _that_reads(pieces: Sequence[_Piece]) -> int | None:
 
 def _joined(pieces: Sequence[_Piece], chosen: int) -> str:
     """A piece behind those whose names it takes, and theirs."""
-    used, missing, others = (
-        [chosen],
-        set(pieces[chosen].takes),
-        [*range(chosen - 1, -1, -1), *range(chosen + 1, len(pieces))],
-    )
+    used, missing = [chosen], set(pieces[chosen].takes)
+    others = [*range(chosen - 1, -1, -1), *range(chosen + 1, len(pieces))]
     while found := [n for n in others if n not in used and pieces[n].defines & missing and not pieces[n].is_broken]:
         missing -= pieces[found[0]].defines
         missing |= pieces[found[0]].takes
@@ -138,9 +127,12 @@ def _is_stub(function: ast.FunctionDef) -> bool:
     return all(isinstance(each, ast.Pass) or _is_text(each) for each in function.body)
 
 
-def _has_reader(each: ast.AST) -> bool:
-    names = (getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(each))
-    return any(name in _READERS for name in names)
+def _reads(tree: ast.AST) -> bool:
+    return any(
+        getattr(node, "id", getattr(node, "attr", "")) in _READERS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+    )
 
 
 def _defined(body: Sequence[ast.stmt]) -> set[str]:
@@ -149,14 +141,13 @@ def _defined(body: Sequence[ast.stmt]) -> set[str]:
     for each in body:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(each.name)
-        elif isinstance(each, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in each.names}
-        else:
-            found |= {
-                node.id for node in ast.walk(each) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            }
-            inner = [part for part in ast.walk(each) if isinstance(part, ast.FunctionDef | ast.ClassDef)]
-            found |= {part.name for part in inner}
+            continue
+        for node in ast.walk(each):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.alias(name=name, asname=other):
+                    found.add((other or name).partition(".")[0])
     return found
 
 
@@ -167,25 +158,17 @@ def _taken(tree: ast.Module) -> set[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Load()):
                 loaded.add(name)
-            case ast.Name(id=name):
+            case ast.Name(id=name) | ast.arg(arg=name):
                 bound.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                bound.add(name)
-            case ast.arg(arg=name):
-                bound.add(name)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                bound |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
-            case (
-                ast.ExceptHandler(name=str() as name)
-                | ast.MatchAs(name=str() as name)
-                | ast.MatchStar(name=str() as name)
-            ):
-                bound.add(name)
+            case ast.alias(name=name, asname=other):
+                bound.add((other or name).partition(".")[0])
+            case _ if isinstance(own := getattr(node, "name", None), str):  # functions, classes, exceptions, patterns
+                bound.add(own)
     return loaded - bound - _BUILTIN
 
 
 def _imports(code: str, asked: Sequence[str]) -> Iterator[str]:
-    """What a program takes as given, and does not import: `List`, `math`, `deque`; not what is asked of it."""
+    """Imports of what a program takes as given: `List`, `math`, `deque`; not of what is asked of it."""
     if (tree := parsed(code)) is None:
         return
     for name in sorted(_taken(tree).difference(asked)):
@@ -199,7 +182,6 @@ def _imports(code: str, asked: Sequence[str]) -> Iterator[str]:
 
 @cache
 def _homes() -> dict[str, str]:
-    """The module of each name."""
     found = dict[str, str]()
     for module in reversed(_MODULES):
         here = importlib.import_module(module)

@@ -25,7 +25,7 @@ exec(compile({code!r}, "answer.py", "exec"))
 
 
 def run(url: str, spec: Spec, given: str = "") -> Ended:
-    """As `slime_rewards.code.sandbox.run`, at a server. Memory is bounded there, by its own settings.
+    """Do what `slime_rewards.code.sandbox.run` does, at a server, whose own settings bound the memory.
 
     Args:
         url: without `/run_code`.

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from slime.reward.deadline import seconds_left
 from slime.thinking import said
 from slime.types import Sample, Status, Verdict
+from slime_rewards.code.asserts import Case
 from slime_rewards.code.compare import same_text, same_value
-from slime_rewards.code.labels import Case, cases_of
+from slime_rewards.code.labels import cases_of
 from slime_rewards.code.programs import Program, program_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from slime_rewards.code import confine
 from slime_rewards.code.calls import MACHINES, filter_of
 
 WALL_PER_CPU = 4
-"""How much longer than its processor time a program may take by the clock; a busy machine is not its fault."""
+"""Seconds by the clock for each of processor time; a busy machine is not a program's fault."""
 START_S = 30.0
 """Seconds in which a program begins; a tenth of a second is usual."""
 MAX_THREADS, TICK_S = 512, 0.05
@@ -33,7 +33,7 @@ _BUSY = 0.5
 """Share of the time by the clock: a program that waited longer for a processor, and ran for less, was not late by
 itself. Many threads that keep each other waiting run for longer."""
 _TELLING_S = 2.0
-"""Seconds of the clock from which that says something. Less is left to a program only where one before it took long."""
+"""Seconds of the clock from which that says something."""
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo",
            "/dev/null", "/dev/zero", "/dev/urandom")  # fmt: skip
 
@@ -45,16 +45,19 @@ def _readable() -> list[str]:
 
 @cache
 def called_source() -> str:
-    """What calls a program's function, as text."""
+    """The text of `called.py`, which calls a program's function."""
     return Path(__file__).with_name("called.py").read_text(encoding="utf-8")
 
 
+_TOLD = ("code", "call", "path", "before", "names", "prefers_methods", "cpu_s", "memory_mb", "output_bytes")
+
+
 class Features(NamedTuple):
-    """What confines a program beside the filter of system calls.
+    """Features of the kernel that confine a program beside the filter of system calls.
 
     Attributes:
-        landlock: the version of the kernel's whose rights are used.
-        namespaces: whether it sees neither processes nor files but those that it may read.
+        landlock: the version whose rights are used.
+        namespaces: it sees neither processes nor files but those that it may read.
     """
 
     landlock: int
@@ -66,14 +69,11 @@ class Spec:
     """One program.
 
     Attributes:
-        code: Python.
         call: an expression that is evaluated behind the code, whose value as text is the output; None: the output is
             what it prints.
         before: code that comes before it. Where that fails, the program is not run.
         names, prefers_methods: of `slime_rewards.code.called.run`.
-        cpu_s: seconds of processor time.
         memory_mb: MiB by which it may grow.
-        output_bytes: more output ends it.
         unconfined: run it with limits alone.
         most_s: seconds by the clock that are left for it, where they are fewer than `wall_s`.
         features: fewer of the kernel's than there are, for tests; None: all.
@@ -99,25 +99,24 @@ class Spec:
         return min(WALL_PER_CPU * self.cpu_s + 2, self.most_s)
 
     def document(self) -> dict[str, Any]:
-        """What `confine.py` reads."""
-        told: dict[str, Any] = {"code": self.code, "call": self.call, "path": self.path, "confined": None}
-        told |= {"before": self.before, "names": self.names, "prefers_methods": self.prefers_methods}
+        """The input of `confine.py`."""
+        told: dict[str, Any] = {name: getattr(self, name) for name in _TOLD}
         told["called"] = called_source() if self.call is not None else ""
-        limits = {"cpu_s": self.cpu_s, "memory_mb": self.memory_mb, "output_bytes": self.output_bytes}
+        told["confined"] = None
         if not self.unconfined:
             machine, used = platform.machine(), self.features or features()
             filters = {"seccomp": MACHINES[machine][2], "calls": filter_of(machine)}
             told["confined"] = {"readable": self.readable, **used._asdict(), **filters}
-        return told | limits
+        return told
 
 
 class Ended(NamedTuple):
-    """How a program ended.
+    """The end of a program.
 
     Attributes:
         output: text; what is no UTF-8 is replaced.
         fault: empty if it ended by itself with exit code 0.
-        is_late: whether it was ended because it took too long.
+        is_late: it was ended because it took too long.
     """
 
     output: str
@@ -135,7 +134,7 @@ class UnconfinedError(NotRunError):
 
 @cache
 def missing() -> str:
-    """What the machine lacks for the sandbox, in words; empty if nothing."""
+    """Lacks of the machine for the sandbox, in words; empty if there are none."""
     if platform.machine() not in MACHINES:
         return f"it knows the system calls of {' and '.join(MACHINES)}, not of {platform.machine()}"
     version, least = confine.landlock(), confine.LEAST_LANDLOCK
@@ -150,7 +149,7 @@ def missing() -> str:
 
 @cache
 def features() -> Features:
-    """What this process may use where nothing is missing. Namespaces are tried by a program that does nothing."""
+    """Features that this process may use where nothing is missing. A program that does nothing tries namespaces."""
     used = Features(min(confine.landlock(), confine.MOST_LANDLOCK), namespaces=True)
     try:
         _run(Spec("", features=used), "")
@@ -160,10 +159,7 @@ def features() -> Features:
 
 
 def run(spec: Spec, given: str = "") -> Ended:
-    """Run a program.
-
-    Args:
-        given: its standard input.
+    """Run a program, whose standard input is `given`.
 
     Raises:
         UnconfinedError: it was not run.
@@ -204,7 +200,7 @@ def _run(spec: Spec, given: str) -> Ended:
 
 
 def _ended(process: subprocess.Popen[bytes], spec: Spec, begins: IO[bytes], output: IO[bytes]) -> Ended:
-    """Its clock begins with its first line: a start may take long on a busy machine."""
+    """The end of a process. Its clock begins with its first line: a start may take long on a busy machine."""
     end, begun = _End(""), select.poll()
     begun.register(begins, select.POLLIN)
     try:
@@ -233,7 +229,7 @@ def _ended(process: subprocess.Popen[bytes], spec: Spec, begins: IO[bytes], outp
 
 
 class _End(NamedTuple):
-    """Why a program is ended from here; empty where it ended by itself."""
+    """The reason why a program is ended from here; empty where it ended by itself."""
 
     fault: str
     is_late: bool = False
@@ -277,8 +273,8 @@ def _number_of_threads(pid: int) -> int:
 
 
 def _processor_time(pid: int) -> tuple[float, float]:
-    """Seconds for which a process and those below it ran, threads that have ended included; and for which one of their
-    threads was ready to run and did not, the most of all threads."""
+    """Seconds that a process and those below it ran, ended threads included; and the most seconds that one of their
+    threads was ready to run and did not."""
     ran, waited = 0.0, 0.0
     for each in _below(pid):
         with suppress(OSError):

@@ -22,11 +22,13 @@ from slime_rewards.code.sandbox import WALL_PER_CPU, NotRunError, Spec, missing,
 _MOST_BYTES = 1 << 24
 
 
-class Server(ThreadingHTTPServer):
-    """Args:
-    address: host and port; port 0 takes a free one.
-    memory_mb: MiB by which a program may grow.
-    at_once: programs that run at the same time.
+class SandboxServer(ThreadingHTTPServer):
+    """A server of this machine's sandbox.
+
+    Args:
+        address: host and port; port 0 takes a free one.
+        memory_mb: MiB by which a program may grow.
+        at_once: programs that run at the same time.
     """
 
     daemon_threads = True
@@ -37,7 +39,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: SandboxServer
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -58,13 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
             ended = run(Spec(program, cpu_s=cpu_s, memory_mb=self.server.memory_mb, most_s=seconds), given)
         except NotRunError as why:
             return {"status": "SandboxError", "message": str(why), "run_result": None}
-        status = "TimeLimitExceeded" if ended.is_late else "Finished"
-        result = {
-            "status": status,
-            "return_code": int(bool(ended.fault)),
-            "stdout": ended.output,
-            "stderr": ended.fault,
-        }
+        result = {"return_code": int(bool(ended.fault)), "stdout": ended.output, "stderr": ended.fault}
+        result["status"] = "TimeLimitExceeded" if ended.is_late else "Finished"
         return {"status": "Failed" if ended.fault else "Success", "message": "", "run_result": result}
 
     def _answer(self, status: int, body: Any) -> None:
@@ -80,7 +77,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _read(body: bytes) -> tuple[str, str, float]:
-    """Code, standard input and seconds of a request."""
     asked = json.loads(body)
     if not isinstance(asked, dict):
         raise ValueError("it takes an object")
@@ -101,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     if lacks := missing():
         sys.exit(f"the sandbox cannot be had here: {lacks}")
-    with Server((args.host, args.port), args.memory_mb, args.at_once) as server:
+    with SandboxServer((args.host, args.port), args.memory_mb, args.at_once) as server:
         server.serve_forever()
 
 

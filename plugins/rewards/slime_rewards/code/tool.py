@@ -8,7 +8,7 @@ from __future__ import annotations
 from slime_rewards.code.sandbox import Spec, run
 
 CPU_S, MEMORY_MB, OUTPUT_BYTES = 4, 512, 1 << 16
-"""Of one call. By the clock the program `tools` bounds it (`rollout.program.options.timeout_s`)."""
+"""Limits of one call, which the program `tools` bounds by the clock (`rollout.program.options.timeout_s`)."""
 _TELLS = """
 import sys, traceback
 try:

@@ -1,11 +1,13 @@
-"""What of a run uses the sandbox, and what the machine permits of it, for `slime plan`."""
+"""A run's uses of the sandbox and of tests: problems before it begins, and the part of `slime plan`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slime.compose.labels import judged_sets
 from slime.config.schema import SlimeConfig
+from slime_rewards.code.labels import cases_of
 from slime_rewards.code.reward import LOCAL
 
 TOOL = "slime_rewards.code.tool:python"
@@ -46,6 +48,20 @@ def sandbox_problems(cfg: SlimeConfig) -> Iterator[str]:
     for key in tools(cfg):
         if lacks := _missing():
             yield f"{key}: the sandbox of {TOOL} cannot be had here: {lacks}; leave this tool out"
+
+
+def label_problems(cfg: SlimeConfig) -> Iterator[str]:
+    """A sentence for each prompt set of which the reward could not judge the first rows."""
+    for judged in judged_sets(cfg, ["code"]):
+        if judged.label_key is None:
+            yield f"reward=code runs the tests of a label: {judged.stated_by}=null leaves it out"
+            continue
+        for label, row in judged.first_labels():
+            try:
+                cases_of(label)
+            except ValueError as problem:
+                yield f"{judged.key}: '{judged.label_key}' in {row.where} has no tests for reward=code: {problem}"
+                break
 
 
 def _missing() -> str:

@@ -38,8 +38,7 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
-    from slime_rewards.general.asked import engine_problems
-    from slime_rewards.general.checks import problems
+    from slime_rewards.general.asked import engine_problems, problems
 
     return [*problems(cfg.reward.name, cfg.reward.options), *engine_problems(cfg)]
 

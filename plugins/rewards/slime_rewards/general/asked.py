@@ -1,15 +1,15 @@
-"""Engine groups that rewards ask: whether they are in the run, and have a model that can answer."""
+"""Checks of this plugin's rewards before a run: their options, and the engine groups that they ask."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import SlimeError, did_you_mean
-from slime_rewards.general import route
+from slime_rewards.general import function, route
 from slime_rewards.general.judge import unclear
 from slime_rewards.general.reward_model import fault_of
 
@@ -19,8 +19,23 @@ if TYPE_CHECKING:
 JUDGE, REWARD_MODEL = "judge", "reward-model"
 
 
+def problems(name: str, options: Mapping[str, Any], where: str = "reward") -> Sequence[SlimeError]:
+    """Faults of a reward's options, found without running its code; `where` is the key whose reward it is."""
+    try:
+        if name == "function" and isinstance(options.get("path"), str):
+            function.examine(options["path"], options.get("arguments") or {}, options.get("sha256"))
+        if name == "route":
+            found: list[SlimeError] = []
+            for value, chosen in route.choices(options).items():
+                found += problems(chosen.name, chosen.options, f"{where}.options.rewards.{value}")
+            return found
+    except SlimeError as error:
+        return [error if error.where else error.under(where)]
+    return []
+
+
 def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """Of every reward of a run that samples, its prompt sets' too: whom it asks is not clear, not in the run, or has
+    """Rewards of a run that samples, its prompt sets' too, that ask nobody, a group that is not in the run, or one with
     another kind of model."""
     from slime.sampling.by_set import own_of_sets
     from slime.topology.engines import generates
@@ -45,7 +60,7 @@ def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple
     if name in (JUDGE, REWARD_MODEL):
         yield name, options, where
     if name == "route":
-        with suppress(SlimeError):  # `checks.problems` finds it again
+        with suppress(SlimeError):  # `problems` finds it again
             for value, chosen in route.choices(options).items():
                 home = f"rewards.{value}.options" if value else "default"
                 yield from _asking(chosen.name, chosen.options, f"{where}.{home}")
@@ -58,7 +73,6 @@ def _fault(name: str, own: Mapping[str, Any], where: str) -> SlimeError | None:
 
 
 def _unfit(reward: str, group: str, cfg: SlimeConfig, where: str) -> Iterator[SlimeError]:
-    """Why a group cannot be asked."""
     engines = cfg.rollout.engines
     frozen = {name: each.model for name, each in engines.items() if each.model is not None}
     start = f"Set rollout.engines.{group}.model=<HF folder>."
@@ -73,7 +87,7 @@ def _unfit(reward: str, group: str, cfg: SlimeConfig, where: str) -> Iterator[Sl
 
 
 def _other_kind(reward: str, model: str, where: str) -> Iterator[SlimeError]:
-    """Why its model cannot answer; one that cannot be read is found by others."""
+    """The reason why its model cannot answer; one that cannot be read is found by others."""
     from slime.config.hf import read_hf_config, scores
     from slime.config.paths import resolve
 
@@ -93,7 +107,6 @@ def _other_kind(reward: str, model: str, where: str) -> Iterator[SlimeError]:
 
 
 def _has_template(folder: Path) -> bool:
-    """As transformers finds it."""
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json", "chat_templates")):
         return True
     try:

@@ -13,8 +13,8 @@ _LETTERS = "ABCDEFGHIJ"
 
 @dataclass
 class GpqaReward:
-    """1 where the answer is the choice that the label names, by its letter or, where a column holds the choices, by its
-    text; else `wrong_value`. Thinking is left out.
+    """1 where the answer is the choice that the label names, by its letter, or by its text where a column holds the
+    choices; else `wrong_value`.
 
     Parts: `correct` (0 or 1), `format` (1 if the answer stands in a box or is called the answer).
     """
@@ -34,9 +34,7 @@ class GpqaReward:
         if letter is None:
             what = f"label {sample.prompt.label!r:.80} is neither the letter nor the text of a choice"
             return Verdict.invalid(f"row {sample.prompt.id}: {what}")
-        response = said(sample)
-        is_cut = sample.status is Status.TRUNCATED
-        answer, marked = find_answer(response, AnswerForm.auto, is_cut=is_cut)
+        answer, marked = find_answer(said(sample), AnswerForm.auto, is_cut=sample.status is Status.TRUNCATED)
         position = _LETTERS.index(letter)
         text = texts[position] if position < len(texts) else None
         correct = answer is not None and (same(answer, letter) or (text is not None and same(answer, text)))
@@ -44,7 +42,7 @@ class GpqaReward:
 
 
 def _letter(label: object, choices: list[str]) -> str | None:
-    """Of a label that is a letter, a number counted from 0, or the text of a choice."""
+    """The letter of a label that is one, a number counted from 0, or the text of a choice."""
     if isinstance(label, str) and len(text := label.strip(" ().").upper()) == 1 and text in _LETTERS:
         return text
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(_LETTERS):

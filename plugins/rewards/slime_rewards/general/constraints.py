@@ -1,4 +1,4 @@
-"""Reward `constraints`: whether a response keeps what its prompt asks of its form, in the columns that IFEval has."""
+"""Reward `constraints`: the demands of a prompt on a response's form, in the columns that IFEval has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from slime_rewards.general.ifeval import CHECKS, NoDetector
 
 @dataclass
 class ConstraintsReward:
-    """The share of the constraints that the response keeps, or 1 for all and 0 otherwise. Thinking is left
-    out.
-
-    Parts: `kept` (the share).
-    """
+    """The share of the constraints that the response keeps, or 1 for all and 0 otherwise. Parts: `kept` (the share)."""
 
     ids_column: str = "instruction_id_list"
     """Column with the kinds, such as `length_constraints:number_words`."""

@@ -32,7 +32,7 @@ GIVEN: Mapping[str, Callable[[Sample], Any]] = {
     "messages": lambda sample: sample.prompt.messages,
     "metadata": lambda sample: sample.prompt.metadata,
 }
-"""What a function may ask for, by the names of its parameters."""
+"""Arguments that a function may ask for, by the names of its parameters."""
 TOGETHER: Mapping[str, Callable[[Sequence[Sample]], Any]] = {
     "samples": list,
     "responses": lambda samples: [sample.response for sample in samples],
@@ -54,10 +54,10 @@ _ELSEWHERE = {
     "answer": "label",
     "response_str": "response",
 }
-"""What functions for verl and for TRL call these, and what they are called here."""
+"""Names of these in functions for verl and for TRL, and their names here."""
 _PLURALS = ("samples", "responses")
 _NO_FUNCTION = (ast.Constant, ast.JoinedStr, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.Compare)
-"""Expressions whose value cannot be called, whatever stands in them."""
+"""Expressions whose value cannot be called."""
 _NAMES = dict.fromkeys([*GIVEN, *TOGETHER])
 KEY = "reward.path"
 
@@ -122,13 +122,13 @@ class FunctionReward:
 
 
 def _is_number(value: Any) -> bool:
-    """Also an array or tensor of no dimension; one of several, or of one in a list, is none."""
+    """A number, or an array or tensor of no dimension."""
     has_dimensions = bool(getattr(value, "shape", ()))
     return isinstance(value, numbers.Real) or (hasattr(value, "__float__") and not has_dimensions)
 
 
 def _of_score(answer: Mapping[Any, Any]) -> Verdict:
-    """What verl's functions return: a score, and numbers beside it, which become parts."""
+    """The verdict of a score and numbers beside it, which become parts, as verl's functions return them."""
     parts = {str(key): float(value) for key, value in answer.items() if key != "score" and _is_number(value)}
     return Verdict.of(float(answer["score"]), **parts)
 
@@ -140,39 +140,26 @@ def examine(path: str, arguments: Mapping[str, Any], sha256: str | None) -> None
         SlimeError: there is none; names the nearest. Or the file is not the one of the digest.
     """
     where, name = _parts(path)
-    file = _file(where)
-    if file is None:
-        if where.endswith(".py") or "/" in where:
-            raise SlimeError(f"there is no file {Path(where).absolute()}", where=KEY, todo="Correct the path.")
-        _examine_module(where, name, path, arguments)
+    own = _file(where)
+    if own is None and (where.endswith(".py") or "/" in where):
+        raise SlimeError(f"there is no file {Path(where).absolute()}", where=KEY, todo="Correct the path.")
+    if (file := own or module_file(where, KEY)) is None:
         return
     tree = _tree(file)
     functions = _functions(tree)
-    if name not in functions:
+    # An installed module may also make its names while it is imported.
+    made = rf"\b({name}|__getattr__|sys\.modules)\b|import \*"
+    if name not in functions and (own or not re.search(made, file.read_text(encoding="utf-8"))):
         names = [known for known in functions if not known.startswith("_")]
         todo = did_you_mean(name, names) if names else "Define one there."
-        raise SlimeError(f"there is no function '{name}' in {file}", where=KEY, todo=todo)
-    if problem := import_problem(file, tree, KEY):
+        raise SlimeError(f"there is no function '{name}' in {own or where}", where=KEY, todo=todo)
+    if own and (problem := import_problem(own, tree, KEY)):
         raise problem
-    node = functions[name]
-    if node is not None:
-        _check_parameters(node, path, arguments)
-    if sha256 is not None and sha256 != _digest(file):
-        todo = "Put it back, or take it as it is with reward.options.sha256=null."
-        raise SlimeError(f"{file} was changed: it is not the file of the recorded sha256", where=KEY, todo=todo)
-
-
-def _examine_module(module: str, name: str, path: str, arguments: Mapping[str, Any]) -> None:
-    """The same of an installed module, whose names may also be made while it is imported."""
-    if (file := module_file(module, KEY)) is None:
-        return
-    functions, source = _functions(_tree(file)), file.read_text(encoding="utf-8")
     if (node := functions.get(name)) is not None:
         _check_parameters(node, path, arguments)
-    elif not re.search(rf"\b({name}|__getattr__|sys\.modules)\b|import \*", source):
-        names = [known for known in functions if not known.startswith("_")]
-        todo = did_you_mean(name, names) if names else "Define one there."
-        raise SlimeError(f"there is no function '{name}' in {module}", where=KEY, todo=todo)
+    if own and sha256 is not None and sha256 != _digest(own):
+        todo = "Put it back, or take it as it is with reward.options.sha256=null."
+        raise SlimeError(f"{own} was changed: it is not the file of the recorded sha256", where=KEY, todo=todo)
 
 
 def _tree(file: Path) -> ast.Module:
@@ -226,7 +213,6 @@ def _check_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, path: str, a
 
 
 def _parameters(function: Callable[..., Any], path: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The names of `GIVEN`, or of `TOGETHER`, that the function takes."""
     parameters = inspect.signature(function).parameters.values()
     named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
     any_name = any(each.kind is each.VAR_KEYWORD for each in parameters)

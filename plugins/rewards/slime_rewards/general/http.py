@@ -23,7 +23,7 @@ def post(
     """The JSON that the server answers.
 
     Args:
-        passes_proxies: asks the server itself, whatever proxies the environment names.
+        passes_proxies: ask the server itself, whatever proxies the environment names.
 
     Raises:
         ServerError: after `tries` requests there is none.
@@ -50,7 +50,7 @@ def post(
 
 
 def _said(error: Any) -> str:
-    """The message of an error as OpenAI's API has them, which names what was wrong with the request."""
+    """The message of an error as OpenAI's API has them."""
     try:
         said = json.loads(error.read(_MAX_ANSWER_BYTES))["error"]["message"]
     except (OSError, ValueError, KeyError, TypeError):  # some other answer

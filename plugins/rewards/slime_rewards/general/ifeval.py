@@ -44,8 +44,13 @@ def compared(count: int, relation: Any, wanted: Any) -> bool:
     return count < int(wanted) if relation == "less than" else count >= int(wanted)
 
 
+def _counted(count: Callable[[str, Keywords], int], wanted: str, relation: str = "relation") -> Check:
+    """A check of a count, whose keywords have the number and the relation under these names."""
+    return lambda text, given: compared(count(text, given), given.get(relation), given[wanted])
+
+
 def language(text: str) -> str | None:
-    """As ISO 639-1 has it, `en`; None where it cannot be told, as of numbers alone.
+    """The language of a text as ISO 639-1 has it, `en`; None where it cannot be told, as of numbers alone.
 
     Raises:
         NoDetector: langdetect is not installed.
@@ -62,7 +67,7 @@ def language(text: str) -> str | None:
 
 
 def _is_english(text: str) -> bool:
-    """Also where nothing can tell, which is so of a few words."""
+    """English, or what nothing can tell, as a few words."""
     if len(_WORD.findall(text)) < _FEW_WORDS:
         return text.isascii()
     try:
@@ -85,7 +90,7 @@ def sentences(text: str) -> int:
 
 
 def _has_paragraphs(text: str, count: int) -> bool:
-    """Between `***`; an empty one is no paragraph at the ends, and breaks the form elsewhere."""
+    """Count paragraphs between `***`; an empty one is none at the ends, and breaks the form elsewhere."""
     parts = re.split(r"\s?\*\*\*\s?", text)
     if not all(part.strip() for part in parts[1:-1]):
         return False
@@ -130,39 +135,31 @@ def _times(text: str, word: str) -> int:
 
 CHECKS: Mapping[str, Check] = {
     "keywords:existence": lambda text, given: all(_times(text, word) for word in _texts(given["keywords"])),
-    "keywords:frequency": lambda text, given: compared(
-        _times(text, given["keyword"]), given.get("relation"), given["frequency"]
-    ),
+    "keywords:frequency": _counted(lambda text, given: _times(text, given["keyword"]), "frequency"),
     "keywords:forbidden_words": lambda text, given: (
         not any(_times(text, rf"\b{word}\b") for word in _texts(given["forbidden_words"]))
     ),
-    "keywords:letter_frequency": lambda text, given: compared(
-        text.lower().count(given["letter"].lower()), given.get("let_relation"), given["let_frequency"]
+    "keywords:letter_frequency": _counted(
+        lambda text, given: text.lower().count(given["letter"].lower()), "let_frequency", "let_relation"
     ),
     "language:response_language": lambda text, given: _is_in(text, given["language"]),
-    "length_constraints:number_sentences": lambda text, given: compared(
-        sentences(text), given.get("relation"), given["num_sentences"]
-    ),
+    "length_constraints:number_sentences": _counted(lambda text, given: sentences(text), "num_sentences"),
     "length_constraints:number_paragraphs": lambda text, given: _has_paragraphs(text, int(given["num_paragraphs"])),
-    "length_constraints:number_words": lambda text, given: compared(
-        len(_WORD.findall(text)), given.get("relation"), given["num_words"]
-    ),
+    "length_constraints:number_words": _counted(lambda text, given: len(_WORD.findall(text)), "num_words"),
     "length_constraints:nth_paragraph_first_word": lambda text, given: _first_word(
         text, int(given["num_paragraphs"]), int(given["nth_paragraph"]), given["first_word"]
     ),
-    "detectable_content:number_placeholders": lambda text, given: (
-        len(_PLACEHOLDER.findall(text)) >= int(given["num_placeholders"])
+    "detectable_content:number_placeholders": _counted(
+        lambda text, given: len(_PLACEHOLDER.findall(text)), "num_placeholders"
     ),
     "detectable_content:postscript": lambda text, given: _has_postscript(text, given["postscript_marker"]),
     "detectable_format:number_bullet_lists": lambda text, given: (
         len(_BULLET.findall(text)) == int(given["num_bullets"])
     ),
     "detectable_format:constrained_response": lambda text, given: any(option in text for option in _OPTIONS),
-    "detectable_format:number_highlighted_sections": lambda text, given: (
-        _highlights(text) >= int(given["num_highlights"])
-    ),
-    "detectable_format:multiple_sections": lambda text, given: (
-        len(re.split(rf"\s?{given['section_spliter']}\s?\d+\s?", text)) - 1 >= int(given["num_sections"])
+    "detectable_format:number_highlighted_sections": _counted(lambda text, given: _highlights(text), "num_highlights"),
+    "detectable_format:multiple_sections": _counted(
+        lambda text, given: len(re.split(rf"\s?{given['section_spliter']}\s?\d+\s?", text)) - 1, "num_sections"
     ),
     "detectable_format:json_format": lambda text, given: _is_json(text),
     "detectable_format:title": lambda text, given: any(title.strip("<>").strip() for title in _TITLE.findall(text)),
@@ -170,14 +167,14 @@ CHECKS: Mapping[str, Check] = {
     "combination:repeat_prompt": lambda text, given: text.lower().startswith(given["prompt_to_repeat"].strip().lower()),
     "startend:end_checker": lambda text, given: text.strip('"').lower().endswith(given["end_phrase"].strip().lower()),
     "startend:quotation": lambda text, given: len(text) > 1 and text[0] == text[-1] == '"',
-    "change_case:capital_word_frequency": lambda text, given: compared(
-        sum(map(str.isupper, _CAPITALS.findall(text))), given.get("capital_relation"), given["capital_frequency"]
+    "change_case:capital_word_frequency": _counted(
+        lambda text, given: sum(map(str.isupper, _CAPITALS.findall(text))), "capital_frequency", "capital_relation"
     ),
     "change_case:english_capital": lambda text, given: text.isupper() and _is_english(text),
     "change_case:english_lowercase": lambda text, given: text.islower() and _is_english(text),
     "punctuation:no_comma": lambda text, given: "," not in text,
 }
-"""Kind -> whether a text keeps it."""
+"""The check of each kind: whether a text keeps it."""
 
 
 def _texts(given: Any) -> list[str]:

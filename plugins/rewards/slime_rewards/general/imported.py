@@ -1,4 +1,4 @@
-"""What a reward's file or module imports, looked at without running it."""
+"""Imports of a reward's file or module, looked at without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def module_file(name: str, key: str) -> Path | None:
     spec = _spec(top)
     if spec is None:
         todo = "Write FILE.py:FUNCTION, or install the module."
-        if match := nearest(top, _beside()):
+        if match := nearest(top, [path.stem for path in Path().glob("*.py")]):
             todo = f"Write {match}.py:FUNCTION for the file in this folder, or install the module."
         raise SlimeError(f"there is no module '{name}'", where=key, todo=todo)
     if not inside:
@@ -41,8 +41,8 @@ def module_file(name: str, key: str) -> Path | None:
 
 
 def import_problem(file: Path, tree: ast.Module, key: str) -> SlimeError | None:
-    """The first import at a file's top that cannot work: that of a package which is not installed, or a relative one,
-    for which a single file has no package. Not those in a `try` or under an `if`."""
+    """The first import at a file's top, not in a `try` or under an `if`, that cannot work: of a package that is not
+    installed, or a relative one."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level:
             names = f"{'.' * node.level}{node.module or ''}"
@@ -52,11 +52,8 @@ def import_problem(file: Path, tree: ast.Module, key: str) -> SlimeError | None:
         for name in _tops(node):
             if _spec(name) is None and not any((file.parent / each).exists() for each in (name, f"{name}.py")):
                 fault = f"ModuleNotFoundError: No module named '{name}'"
-                what, todo = (
-                    f"{file} cannot be imported at line {node.lineno}: {fault}",
-                    "Correct it, or install what it imports.",
-                )
-                return SlimeError(what, where=key, todo=todo)
+                what = f"{file} cannot be imported at line {node.lineno}: {fault}"
+                return SlimeError(what, where=key, todo="Correct it, or install what it imports.")
     return None
 
 
@@ -77,12 +74,7 @@ def _spec(top: str):  # type: ignore[no-untyped-def]  # a ModuleSpec, found with
 
 
 def _modules(folder: Path) -> list[Path]:
-    """Modules and packages of a folder."""
     if not folder.is_dir():
         return []
     endings = tuple(all_suffixes())
     return [each for each in folder.iterdir() if each.is_dir() or each.name.endswith(endings)]
-
-
-def _beside() -> list[str]:
-    return [path.stem for path in Path().glob("*.py")]

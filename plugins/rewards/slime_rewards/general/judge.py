@@ -1,5 +1,4 @@
-"""Reward `judge`: a language model gives the grade, an engine group's of the run or one behind any URL of OpenAI's form
-(SGLang, vLLM, a provider)."""
+"""Reward `judge`: the grade of a language model, of the run's engines or behind any URL of OpenAI's form."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _MAX_CACHED = 4096
 
 
 def unclear(url: Any, group: Any, key_variable: Any, where: str = "reward.options") -> SlimeError | None:
-    """Why it is not clear whom to ask, if it is not."""
+    """The reason why it is not clear whom to ask, if it is not."""
     if bool(url) == bool(group):
         what, todo = "names both url and engines" if url else "names nobody to ask", "Set one of url and engines."
         return SlimeError(what, where=where, todo=todo)
@@ -42,8 +41,8 @@ def unclear(url: Any, group: Any, key_variable: Any, where: str = "reward.option
 
 
 def _is_quoted(found: re.Match[str]) -> bool:
-    """Whether a grade stands in quotes, code or a block quote, as the judged response's own would. One that is alone in
-    its line may have quotes around it."""
+    """A grade in quotes, code or a block quote, as the judged response's own would be. One that is alone in its line
+    may have quotes around it."""
     text, start = found.string, found.start()
     begin = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", found.end())
@@ -57,8 +56,8 @@ def _is_quoted(found: re.Match[str]) -> bool:
 
 @dataclass
 class JudgeReward:
-    """The grade that the model writes. A judgement without a grade is an `error`, never a 0. The same text is judged
-    once: temperature 0, and a cache by content in each worker."""
+    """The grade that the model writes. A judgement without a grade is an `error`. The same text is judged once:
+    temperature 0, and a cache by content in each worker."""
 
     url: str | None = None
     """Of the API, up to `/v1`; or else `engines`."""
@@ -126,8 +125,7 @@ class JudgeReward:
     def _asked(self, sample: Sample) -> str:
         """The filled template. What is filled in is not searched for more places: a response may say `{label}`."""
         prompt = "\n\n".join(str(message.get("content", "")) for message in sample.prompt.messages)
-        response = said(sample).strip()
-        values = {"prompt": prompt, "label": str(sample.prompt.label), "response": response}
+        values = {"prompt": prompt, "label": str(sample.prompt.label), "response": said(sample).strip()}
         return re.sub(r"\{(prompt|label|response)\}", lambda found: values[found[1]], self.template)
 
     def _judgement(self, asked: str) -> str:

@@ -22,12 +22,8 @@ class RemoteReward:
 
     def score(self, sample: Sample) -> Verdict:
         prompt = sample.prompt
-        body = {
-            "response": sample.response,
-            "label": prompt.label,
-            "messages": list(prompt.messages),
-            "metadata": dict(prompt.metadata),
-        }
+        body = {"response": sample.response, "label": prompt.label}
+        body |= {"messages": list(prompt.messages), "metadata": dict(prompt.metadata)}
         try:
             answer = post(self.url, body, {}, timeout_s=self.request_timeout_s, tries=self.tries)
         except ServerError as error:

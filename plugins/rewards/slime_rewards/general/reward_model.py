@@ -25,11 +25,10 @@ SCORED_AT = "slime_scored_at"
 
 @dataclass
 class ModelReward:
-    """What a model for sequence classification with one label says of the conversation: any real number.
+    """The score of a model for sequence classification with one label: any real number.
 
-    The conversation is written by the reward model's own chat template and tokenizer. The policy's token ids are never
-    sent, not even where both have one tokenizer: a reward model has learnt from texts as its tokenizer cuts them. And
-    so one text has one score, however it was sampled.
+    Its own chat template and tokenizer write the conversation. The policy's token ids are never sent, so that one text
+    has one score, however it was sampled.
     """
 
     engines: str
@@ -53,17 +52,17 @@ class ModelReward:
     def __post_init__(self) -> None:
         if fault := fault_of(self.scored_at, self.std):
             raise fault
-        self._reader: Reader | None = None
+        self._writer: ConversationWriter | None = None
 
     def score(self, sample: Sample) -> Verdict:
         from slime.reward.engines import engines  # here, because importing a plugin is to be quick
 
         engine = random.choice(engines(self.engines))
-        if self._reader is None:
-            self._reader = Reader(Path(engine.model), self.scored_at, self.chat_template_kwargs)
+        if self._writer is None:
+            self._writer = ConversationWriter(Path(engine.model), self.scored_at, self.chat_template_kwargs)
         url = f"{engine.url}/classify"
         try:
-            body = {"input_ids": self._reader.tokens(conversation(sample, thinking=self.thinking))}
+            body = {"input_ids": self._writer.tokens(conversation(sample, thinking=self.thinking))}
             answer = post(
                 url, body, engine.headers, timeout_s=self.request_timeout_s, tries=self.tries, passes_proxies=True
             )
@@ -82,7 +81,7 @@ class ModelReward:
 
 
 def fault_of(scored_at: Any, std: Any, where: str = "reward.options") -> SlimeError | None:
-    """What is wrong with two of its options."""
+    """The fault of two of its options."""
     if scored_at not in (None, TEMPLATE, END_TOKEN):
         todo = f"Set it to {TEMPLATE} or {END_TOKEN}."
         return SlimeError(f"is {scored_at!r:.40}", where=f"{where}.scored_at", todo=todo)
@@ -92,14 +91,14 @@ def fault_of(scored_at: Any, std: Any, where: str = "reward.options") -> SlimeEr
 
 
 def conversation(sample: Sample, *, thinking: bool) -> list[Message]:
-    """What was said, the response last; of an attempt in conversations with the turns between."""
+    """All messages, the response last; of an attempt in conversations with the turns between."""
     response = sample.response if thinking else said(sample)
     turns = list(sample.turns[:-1] if sample.turns and sample.turns[-1]["role"] == "assistant" else sample.turns)
     return [*sample.prompt.messages, *turns, {"role": "assistant", "content": response}]
 
 
-class Reader:
-    """Conversations as a reward model reads them.
+class ConversationWriter:
+    """Writes conversations as a reward model reads them.
 
     Args:
         folder: of its tokenizer and chat template.
@@ -140,7 +139,7 @@ class Reader:
         return [*prompt, *up_to_end(whole[len(prompt) :], self._tokenizer.eos_token_id)]
 
     def _plain(self, message: Message) -> Message:
-        """A response without what the reward model reads as control tokens: it could open turns, and praise itself."""
+        """A response without the reward model's control tokens: it could open turns, and praise itself."""
         content = message.get("content")
         if message["role"] != "assistant" or not isinstance(content, str):
             return message

@@ -15,8 +15,6 @@ KEY = "reward.options.rewards"
 
 @dataclass(frozen=True)
 class Choice:
-    """A reward and its options."""
-
     name: str
     options: Mapping[str, Any]
 
@@ -54,7 +52,6 @@ class RouteReward:
         return [reward if isinstance(reward, Verdict) else _scored(reward, sample) for sample in samples]
 
     def _chosen(self, sample: Sample) -> Reward | Verdict:
-        """The reward of a row, or the verdict on one that has none."""
         value: Any = sample.prompt.metadata
         for part in self.column.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -68,7 +65,7 @@ class RouteReward:
 
 
 def _scored(reward: RewardModel, sample: Sample) -> Verdict:
-    """What it raises costs this sample alone."""
+    """The verdict; an exception costs this sample alone."""
     try:
         return reward.score(sample)
     except Exception as error:  # noqa: BLE001  (a plugin's code)

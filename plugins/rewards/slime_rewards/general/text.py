@@ -18,7 +18,7 @@ _ARTICLES = {"a", "an", "the"}
 @dataclass
 class F1Reward:
     """The harmonic mean of precision and recall over words, as for SQuAD: small letters, no articles, no punctuation.
-    Of several labels the best counts. Thinking is left out; of a response with `<answer>` the last one is read.
+    Of several labels the best counts; of a response with `<answer>` the last one is read.
 
     Parts: `exact` (1 if the words are the same in the same order).
     """
@@ -28,8 +28,7 @@ class F1Reward:
         if not labels:
             return Verdict.invalid(f"row {sample.prompt.id}: label {sample.prompt.label!r:.80} is no text, nor several")
         response = said(sample)
-        answers = _ANSWER.findall(response)
-        words = _words(answers[-1] if answers else response)
+        words = _words([response, *_ANSWER.findall(response)][-1])
         wanted = [_words(label) for label in labels]
         return Verdict.of(max(f1(words, label) for label in wanted), exact=float(words in wanted))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
-    return {"math": _math, "deepscaler": _deepscaler, "dapo": _dapo, "arithmetic": _arithmetic}
+    return {name: functools.partial(_reward, name) for name in ("math", "deepscaler", "dapo", "arithmetic")}
 
 
 @hookimpl
@@ -34,39 +35,13 @@ def slime_config_paths() -> Sequence[str]:
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime_rewards.math.options import ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
+    from slime_rewards.math.options import OPTIONS
 
-    return {
-        "reward/math": MathOptions,
-        "reward/deepscaler": DeepscalerOptions,
-        "reward/dapo": DapoOptions,
-        "reward/arithmetic": ArithmeticOptions,
-    }
+    return {f"reward/{name}": options for name, options in OPTIONS.items()}
 
 
-def _math(**options: Any) -> RewardModel:
-    from slime_rewards.math.options import MathOptions
-    from slime_rewards.math.rewards import MathReward
+def _reward(name: str, **options: Any) -> RewardModel:
+    from slime_rewards.math.options import OPTIONS
+    from slime_rewards.math.rewards import REWARDS
 
-    return MathReward(MathOptions(**options))
-
-
-def _deepscaler(**options: Any) -> RewardModel:
-    from slime_rewards.math.options import DeepscalerOptions
-    from slime_rewards.math.rewards import DeepscalerReward
-
-    return DeepscalerReward(DeepscalerOptions(**options))
-
-
-def _dapo(**options: Any) -> RewardModel:
-    from slime_rewards.math.options import DapoOptions
-    from slime_rewards.math.rewards import DapoReward
-
-    return DapoReward(DapoOptions(**options))
-
-
-def _arithmetic(**options: Any) -> RewardModel:
-    from slime_rewards.math.options import ArithmeticOptions
-    from slime_rewards.math.rewards import ArithmeticReward
-
-    return ArithmeticReward(ArithmeticOptions(**options))
+    return REWARDS[name](OPTIONS[name](**options))

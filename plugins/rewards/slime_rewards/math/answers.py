@@ -61,10 +61,8 @@ def find_answer(
     """The stated answer (None if there is none), and whether a box, a tag or the word "answer" marks it.
 
     Args:
-        response: its text.
-        form: where to look.
-        is_cut: the response was stopped at its length limit. Then only what is complete counts: a box if the last one
-            is closed, else a line if the last one has its end. A number may be on the way to an answer, or half of one.
+        is_cut: the response was stopped at its length limit. Only a closed box or an ended line counts then: a number
+            may be on the way to an answer, or half of one.
         is_word: yes, no, true or false is asked for, which a response may say as its first or last word.
     """
     if form in (AnswerForm.auto, AnswerForm.boxed):
@@ -87,7 +85,7 @@ def find_answer(
 
 
 def last_boxed(text: str, *, is_cut: bool = False) -> str | None:
-    r"""What stands in the last `\boxed{...}` that is closed; None if there is none, or if `is_cut` left it open.
+    r"""The content of the last closed `\boxed{...}`; None if there is none, or if `is_cut` left it open.
 
     Boxes that a comma or an "and" joins are one list. `\boxed {5}`, `\boxed 5` and `\fbox{5}` are boxes too.
     """
@@ -112,10 +110,7 @@ def last_boxed(text: str, *, is_cut: bool = False) -> str | None:
 
 
 def _joined(text: str, start: int, end: int) -> str:
-    r"""What stands in the box at `start` and in those before it that are joined to it: \boxed{2} and \boxed{3}.
-
-    Their names belong to them if they differ: x=\boxed{2}, y=\boxed{3}.
-    """
+    r"""The box at `start` and those before it joined to it: \boxed{2} and \boxed{3}; with names if these differ."""
     begin = start + len(_BOX)
     boxes, names = [text[begin:end]], list[str]()
     while len(boxes) < _MAX_BOXES and (start := text.rfind(_BOX, 0, start)) >= 0:
@@ -134,7 +129,7 @@ def _joined(text: str, start: int, end: int) -> str:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Where the brace is closed that opened before `begin`; -1 if it is not."""
+    """Position of the brace that closes the one before `begin`; -1 if there is none."""
     depth = 1
     for brace in _BRACE.finditer(text, begin):
         depth += {"{": 1, _BOX: 1, "}": -1}.get(brace[0], 0)
@@ -144,7 +139,7 @@ def _closing(text: str, begin: int) -> int:
 
 
 def _last_closed(text: str) -> str | None:
-    """Of the boxes that are closed, the content of the one that begins last."""
+    """Content of the closed box that begins last."""
     open_braces: list[re.Match[str]] = []
     last = None
     for brace in _BRACE.finditer(text):
@@ -158,13 +153,13 @@ def _last_closed(text: str) -> str | None:
 
 
 def answer_line(text: str, *, is_cut: bool = False) -> str | None:
-    """What follows the last "Answer:" on its line, without Markdown's asterisks; None if `is_cut` left it endless."""
+    """Rest of the line behind the last "Answer:", without Markdown's asterisks; None if `is_cut` left it endless."""
     found = next(_answers(text, [_LINE]), None)
     return None if found is None or (is_cut and found.end() == len(text)) else found[1].strip(" *\t\r")
 
 
 def answer_said(text: str, *, is_cut: bool = False) -> str | None:
-    """What follows "Answer:", "the answer is" or "####", or stands between <answer> tags, whichever is said last."""
+    """Answer behind "Answer:", "the answer is" or "####", or between <answer> tags, whichever is said last."""
     mark, tag = max(text.rfind("</answer>"), text.rfind("####")), None
     if mark >= 0:
         for tag in _TAG.finditer(text, max(0, mark - _MAX_FORMULA)):  # noqa: B007
@@ -186,13 +181,13 @@ def answer_said(text: str, *, is_cut: bool = False) -> str | None:
 
 
 def _last_of(text: str) -> str:
-    """What a tag holds, or the last value in it if that is a sentence."""
+    """Content of a tag, or the last value in it if that is a sentence."""
     is_sentence = _SENTENCE_WORDS.search(text) and "\\boxed" not in text
     return (is_sentence and last_value(text)) or text
 
 
 def _answers(text: str, patterns: list[re.Pattern[str]]) -> Iterator[re.Match[str]]:
-    """Where one of the patterns begins with the word "answer", or what stands for it, from the end."""
+    """Matches of the patterns at the word "answer", or what stands for it, from the end."""
     lower = text.replace("İ", "I").lower()  # the one letter that becomes two in lower case: positions must stay
     words = ("answer", "option", "choice") if _CHOICE in patterns else ("answer",)
     starts = {word: lower.rfind(word) for word in words}
@@ -206,7 +201,7 @@ def _answers(text: str, patterns: list[re.Pattern[str]]) -> Iterator[re.Match[st
 
 
 def _value_in(sentence: str) -> str:
-    """The value that a sentence names: all up to its end, or its formula alone if the rest is prose."""
+    """The value that begins a sentence: all up to its end, or its formula alone if the rest is prose."""
     formulas = list(_FORMULA.finditer(sentence))
     ending = next((found for found in _END.finditer(sentence) if not _is_inside(found, formulas)), None)
     value = _ASIDE.sub("", (sentence[: ending.start()] if ending else sentence).strip(" *\t\r"))

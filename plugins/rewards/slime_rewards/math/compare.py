@@ -69,7 +69,7 @@ class Reading:
 
 
 def same(answer: str, label: str) -> bool:
-    """Whether both state the same value, or the same expression up to spelling.
+    """Compare what an answer and a label state: one value, or one expression up to spelling.
 
     A name or a unit may be missing on one side; two that differ are two answers.
     """
@@ -85,7 +85,6 @@ def same(answer: str, label: str) -> bool:
 
 
 def _ratio(found: re.Match[str]) -> tuple[int, int]:
-    """Numerator and denominator of a plain number."""
     sign, whole, decimals, divisor, above, below = found.groups()
     value = int(above or whole.replace(",", "") + (decimals or ""))
     return -value if sign == "-" else value, int(below or divisor or 10 ** len(decimals or ""))
@@ -109,7 +108,7 @@ def read(text: str) -> Reading:
 
 
 def _same_choice(answer: str, label: str) -> bool:
-    """Of a choice the letter is enough: `B` for `(B) 12`."""
+    """Compare the letters of two choices: `B` is enough for `(B) 12`."""
     one, other = choice(spelled(answer)), choice(spelled(label))
     return bool(one or other) and (one or labelled_choice(spelled(answer))) == (
         other or labelled_choice(spelled(label))
@@ -136,7 +135,7 @@ def _read(text: str) -> Reading:
 
 
 def _result(text: str) -> str:
-    """What a right sum comes to: 34 of `17 * 2 = 34`."""
+    """Result of a right sum: 34 of `17 * 2 = 34`."""
     exact, about, near = text.partition("≈")
     if about:
         text = f"{exact}={near}" if is_name(exact) else exact if exact.strip() else near
@@ -185,7 +184,7 @@ def _told(one: Reading, other: Reading) -> Reading:
 
 
 def _equations_agree(left: Reading, right: Reading) -> bool:
-    """Whether two equations say the same but for the sides of their terms and a factor: `2x+4y=6`, `x+2y=3`."""
+    """Compare equations up to the sides of their terms and a factor: `2x+4y=6`, `x+2y=3`."""
     forms = [_equation(side) for side in (left, right)]
     return None not in forms and forms[0] == forms[1]
 
@@ -252,7 +251,7 @@ def _parts_agree(left: Parts, right: Parts, depth: int) -> bool:
 
 
 def _differences_agree(left: Sequence[str], right: Sequence[str]) -> bool:
-    """Whether two inequalities differ by terms on both sides and a positive factor alone."""
+    """Compare inequalities up to terms on both sides and a positive factor."""
     forms = [form(f"({small})-({large})") for small, large in (left, right)]
     if not forms[0] or not forms[1] or scaled(forms[0]) != scaled(forms[1]):
         return False
@@ -274,7 +273,7 @@ def _lists(left: Reading, right: Reading, depth: int) -> bool:
 
 
 def _is_named(one: Reading, other: Reading) -> bool:
-    """Whether the names say which is which: of a set, x_1 and x_2 may be either."""
+    """Names that say which is which: of a set, x_1 and x_2 may be either."""
     names = {item.name for item in one.items if item.name}
     is_numbered = all("_" in name for name in names) and len({name[0] for name in names}) == 1
     return len(names) > 1 and not (is_numbered and other.text.startswith("⦃"))
@@ -289,7 +288,7 @@ def _listed(reading: Reading, *, can_be_tuple: bool) -> Sequence[Reading]:
 
 
 def _matched(left: Sequence[Reading], right: Sequence[Reading], depth: int) -> bool:
-    """Whether each has a partner of its own."""
+    """Pair each with a partner of its own."""
     free = list(right)
     for one in left:
         partner = next((index for index, other in enumerate(free) if _same(one, other, depth - 1)), None)
@@ -312,7 +311,7 @@ def _forms_agree(left: str, right: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    """Without blanks and without braces that change nothing; words begin with a small letter."""
+    """A text without blanks and braces that change nothing; words begin with a small letter."""
     text = _BLANKS.sub(lambda found: "" if found[1] is None else f"{found[1]} ", text.strip())
     if text.isascii() and text.isdigit():
         return text

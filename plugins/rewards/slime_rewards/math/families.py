@@ -35,7 +35,7 @@ _MAX_CHARS = 400
 
 
 def split_parameter(text: str) -> tuple[str, str]:
-    """`text` with its parameter under one letter, without what is said of it; and that letter, empty if it has none."""
+    """`text` with its parameter under one letter, without its domain; and that letter, empty if it has none."""
     if not any(mark in text for mark in _MARKS) or len(text) > _MAX_CHARS:
         return text, ""
     inner = text
@@ -70,7 +70,7 @@ def _named(letter: str) -> re.Pattern[str]:
 
 
 def shifted(one: str, other: str) -> bool:
-    """Whether two formulas that are linear in the parameter have the same values over all integers."""
+    """Compare the values, over all integers, of two formulas that are linear in the parameter."""
     left, right = form(one), form(other)
     if left is None or right is None:
         return False
@@ -84,7 +84,7 @@ def shifted(one: str, other: str) -> bool:
 
 
 def _parted(of: Form) -> tuple[Sum, Sum]:
-    """What the parameter is multiplied with, and the rest; nothing if it is not linear."""
+    """Factor of the parameter, and the rest; both empty if it is not linear."""
     name = INTEGERS.strip()
     step: Sum = {}
     start: Sum = {}

@@ -58,13 +58,11 @@ def scaled(form: Form) -> Form:
 
 
 def is_settled(form: Form) -> bool:
-    """Whether it equals no other form: its atoms are letters and roots of small primes, which nothing relates."""
+    """A form that equals no other: its atoms are letters and roots of small primes, which nothing relates."""
     atoms = {atom for monomial, _ in form for atom, _ in monomial}
-    return not atoms & _RELATED and all(isinstance(atom, str | int) and _is_small(atom) for atom in atoms)
-
-
-def _is_small(atom: str | int) -> bool:
-    return isinstance(atom, str) or atom < _MAX_PRIME
+    return not atoms & _RELATED and all(
+        isinstance(atom, str) or (isinstance(atom, int) and atom < _MAX_PRIME) for atom in atoms
+    )
 
 
 def rational(found: Form | None) -> Fraction | None:
@@ -237,44 +235,31 @@ def root(degree: Sum, value: Sum) -> Sum:
     return raised(value, constant(1 / index))
 
 
-def rounded(kind: str, value: Sum) -> Sum:
-    number = rational(form_of(value))
-    if number is None:
-        return atom((kind, form_of(value)))
-    if kind == "abs":
-        return constant(abs(number))
-    return constant(math.floor(number) if kind == "floor" else math.ceil(number))
+def computed(kind: str, function: Callable[..., Fraction | int], *values: Sum) -> Sum:
+    """The value of a function of known numbers; else an atom, to which the order of the arguments of several is one."""
+    forms = [form_of(value) for value in values]
+    numbers = [rational(form) for form in forms]
+    if None in numbers:
+        return atom((kind, frozenset(forms)) if kind in _OF_SEVERAL else (kind, *forms))
+    return constant(_small(Fraction(function(*numbers))))
 
 
-def of_several(kind: str, *values: Sum) -> Sum:
-    """`max`, `min`, `gcd` or `lcm`; how often and in which order their arguments stand changes nothing."""
-    numbers = [rational(form_of(value)) for value in values]
-    known = [number for number in numbers if number is not None]
-    if len(known) < len(values):
-        return atom((kind, frozenset(map(form_of, values))))
-    if kind in ("max", "min"):
-        return constant(max(known) if kind == "max" else min(known))
-    if any(number.denominator != 1 for number in known):
+def _whole(number: Fraction) -> int:
+    if number.denominator != 1:
         raise Unreadable
-    return constant(_small(Fraction((math.gcd if kind == "gcd" else math.lcm)(*map(int, known)))))
+    return int(number)
 
 
-def factorial(value: Sum) -> Sum:
-    number = rational(form_of(value))
-    if number is None:
-        return atom(("!", form_of(value)))
-    if number.denominator != 1 or not 0 <= number <= _MAX_FACTORIAL:
+def _factorial(number: Fraction) -> int:
+    if not 0 <= number <= _MAX_FACTORIAL:
         raise Unreadable
-    return constant(math.factorial(int(number)))
+    return math.factorial(_whole(number))
 
 
-def chosen(all_of: Sum, some: Sum) -> Sum:
-    above, below = (rational(form_of(value)) for value in (all_of, some))
-    if above is None or below is None:
-        return atom(("choose", form_of(all_of), form_of(some)))
-    if above.denominator != 1 or below.denominator != 1 or not 0 <= below <= above <= _MAX_CHOSEN:
+def _chosen(above: Fraction, below: Fraction) -> int:
+    if not 0 <= below <= above <= _MAX_CHOSEN:
         raise Unreadable
-    return constant(math.comb(int(above), int(below)))
+    return math.comb(_whole(above), _whole(below))
 
 
 def _order(value: Any) -> str:
@@ -284,6 +269,18 @@ def _order(value: Any) -> str:
     return f"({','.join(map(_order, value))})" if isinstance(value, tuple) else str(value)
 
 
+_OF_SEVERAL = ("max", "min", "gcd", "lcm")
+_FUNCTIONS: dict[str, Callable[..., Fraction | int]] = {
+    "!": _factorial,
+    "choose": _chosen,
+    "abs": abs,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "max": lambda *numbers: max(numbers),
+    "min": lambda *numbers: min(numbers),
+    "gcd": lambda *numbers: math.gcd(*map(_whole, numbers)),
+    "lcm": lambda *numbers: math.lcm(*map(_whole, numbers)),
+}
 _FOLDS: dict[str, Callable[..., Sum]] = {
     "+": added,
     "-": negative,
@@ -291,10 +288,7 @@ _FOLDS: dict[str, Callable[..., Sum]] = {
     "/": lambda above, below: times(above, inverse(below)),
     "^": raised,
     "_": lambda base, index: atom(("_", form_of(base), form_of(index))),
-    "!": factorial,
     "root": root,
-    "choose": chosen,
     "degree": lambda value: times(value, atom("°")),
-    **{kind: functools.partial(rounded, kind) for kind in ("abs", "floor", "ceil")},
-    **{kind: functools.partial(of_several, kind) for kind in ("max", "min", "gcd", "lcm")},
+    **{kind: functools.partial(computed, kind, function) for kind, function in _FUNCTIONS.items()},
 }

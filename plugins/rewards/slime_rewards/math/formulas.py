@@ -62,7 +62,7 @@ def tree(text: str) -> Tree | None:
     if "∞" in text and text.strip(" +-") != "∞":
         return None  # it is no number to reckon with
     try:
-        return _Reader(_tokens(text)).whole()
+        return _Parser(_tokens(text)).whole()
     except Unreadable:
         return None
 
@@ -83,8 +83,8 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return tokens
 
 
-class _Reader:
-    """Depths count what is open: groups, and arguments of commands."""
+class _Parser:
+    """A recursive-descent parser. Depths count what is open: groups, and arguments of commands."""
 
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
         self._tokens, self._at, self._is_in_bars = tokens, 0, False
@@ -132,7 +132,7 @@ class _Reader:
         return value
 
     def _is_behind_power(self, value: Tree) -> bool:
-        """Whether a number begins a factor: `2^{3} 5`, `5! 3`."""
+        """A value behind which a number begins a factor: `2^{3} 5`, `5! 3`."""
         last = value[2] if value[0] == "*" else value
         return bool(last[0] == "!" or (last[0] == "^" and self._tokens[self._at - 1][1] == "}"))
 
@@ -162,7 +162,7 @@ class _Reader:
         return ("-", value) if is_negative else value
 
     def _argument(self, depth: int) -> Tree:
-        """What a command takes: a group in braces, or one character."""
+        """Argument of a command: a group in braces, or one character."""
         kind, text = self._next()
         if text == "{":
             return self._until("}", depth)

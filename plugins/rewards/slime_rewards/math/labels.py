@@ -1,4 +1,4 @@
-"""Whether the rewards can compare with the labels of the prompts: asked of the first rows, before a run."""
+"""A check before a run: can the rewards compare with the labels of the first rows?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def label_problems(cfg: SlimeConfig, rewards: Collection[str]) -> Iterator[str]:
 
 
 def _of_rows(judged: JudgedSet) -> Iterator[str]:
-    """The first row that cannot be compared with."""
     for label, row in judged.first_labels():
         if label is not None and label_text(label) is None:
             what = f"'{judged.label_key}' is {kind_of(label)} in {row.where}"

@@ -1,6 +1,6 @@
-r"""Matrices in the environments of LaTeX, as rows of cells: `pmatrix`, `bmatrix`, `smallmatrix`, `array` and others.
+r"""Matrices in LaTeX's environments, as rows of cells: `pmatrix`, `bmatrix`, `smallmatrix`, `array` and others.
 
-Which brackets stand around a matrix changes nothing, but for bars, which make it a determinant.
+The kind of brackets around a matrix changes nothing, but for bars, which make it a determinant.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""What `reward.options` may hold for each reward of this plugin."""
+"""`reward.options` of each reward of this plugin."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 class AnswerForm(enum.Enum):
-    """Where a response states its answer."""
+    """The place where a response states its answer."""
 
     auto = "auto"  # the last box; without one what was last called the answer; without one the last formula or number
     boxed = "boxed"  # the last \boxed{...}
@@ -39,3 +40,11 @@ class DapoOptions:
 class ArithmeticOptions:
     wrong_value: float = 0.0
     """Value of a wrong answer; a right one is 1."""
+
+
+OPTIONS: Mapping[str, type] = {
+    "math": MathOptions,
+    "deepscaler": DeepscalerOptions,
+    "dapo": DapoOptions,
+    "arithmetic": ArithmeticOptions,
+}

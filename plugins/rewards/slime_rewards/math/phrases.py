@@ -53,7 +53,7 @@ _MARKED_LEAD = re.compile(r"\\text\s*\{\s*([^{}]*?)\s*\}")
 
 
 def said(text: str) -> str:
-    """What an answer says behind words that call it the answer, as `6` of `The answer is 6`."""
+    """Answer behind words that call it the answer, as `6` of `The answer is 6`."""
     marked = _MARKED_LEAD.match(text)
     lead = _LEAD.match(marked[1] if marked else text)
     if lead is None or (marked and marked.end() == len(text) and lead.end() == len(marked[1])):

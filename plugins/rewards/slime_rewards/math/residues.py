@@ -1,4 +1,4 @@
-"""Whether two numbers are equal that are too large to write out: by their remainders of division by a few large primes.
+"""Compares numbers that are too large to write out, by their remainders of division by a few large primes.
 
 Powers of whole numbers, factorials and binomials are reckoned with modulo a prime, whatever their size: `2^{10000} - 1`
 takes microseconds. Two rational numbers whose remainders agree for all primes are taken as equal; a difference would
@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 from fractions import Fraction
 
-from slime_rewards.math.forms import Unreadable
+from slime_rewards.math.forms import Unreadable, exact, folded
 from slime_rewards.math.formulas import Tree
 
 _PRIMES = (2**127 - 1, 2**126 - 137, 2**107 - 1)
-_MAX_BITS, _MAX_FACTORIAL = 4000, 5000
+_MAX_FACTORIAL = 5000
 
 
 def equal(one: Tree, other: Tree) -> bool:
-    """Whether both have the same remainders. False if either has none."""
+    """Compare the remainders of two trees. False if either has none."""
     try:
         return all(remainder(one, prime) == remainder(other, prime) for prime in _PRIMES)
     except Unreadable:
@@ -26,11 +26,7 @@ def equal(one: Tree, other: Tree) -> bool:
 
 
 def remainder(tree: Tree, prime: int) -> int:
-    """Of the value of a tree.
-
-    Raises:
-        Unreadable: it is no rational number, or its denominator is a multiple of the prime.
-    """
+    """Raises Unreadable: the tree is no rational number, or its denominator is a multiple of the prime."""
     kind, *parts = tree
     if kind == "number":
         return _of_fraction(parts[0], prime)
@@ -80,32 +76,7 @@ def _factorial(number: int, prime: int) -> int:
 
 def _whole(tree: Tree) -> int:
     """The value of an exponent, which has to be a whole number that can be written out."""
-    value = _exact(tree)
+    value = exact(folded(tree))
     if value.denominator != 1:
         raise Unreadable
     return int(value)
-
-
-def _exact(tree: Tree) -> Fraction:
-    kind, *parts = tree
-    if kind == "number":
-        value: Fraction = parts[0]
-    elif kind == "^":
-        base, exponent = map(_exact, parts)
-        size = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if exponent.denominator != 1 or size * abs(exponent) > _MAX_BITS or (not base and exponent <= 0):
-            raise Unreadable
-        value = base ** int(exponent)
-    elif kind in ("+", "-", "*", "/"):
-        values = [_exact(part) for part in parts]
-        if kind == "/" and not values[1]:
-            raise Unreadable
-        value = -values[0] if kind == "-" else _SUMS[kind](*values)
-    else:
-        raise Unreadable
-    if value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
-        raise Unreadable
-    return value
-
-
-_SUMS = {"+": Fraction.__add__, "*": Fraction.__mul__, "/": Fraction.__truediv__}

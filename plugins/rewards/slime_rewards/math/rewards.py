@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from slime.contracts import RewardModel
 from slime.thinking import divided, said
 from slime.types import Sample, Status, Verdict
 from slime_rewards.math.answers import find_answer
@@ -23,28 +26,36 @@ class MathReward:
         self._form, self._wrong_value = AnswerForm(options.answer), options.wrong_value
 
     def score(self, sample: Sample) -> Verdict:
-        return _graded(sample, said(sample), self._form, self._wrong_value)
+        label = label_text(sample.prompt.label)
+        if label is None:
+            return _no_label(sample)
+        is_cut = sample.status is Status.TRUNCATED
+        answer, is_marked = find_answer(self._read(sample), self._form, is_cut=is_cut, is_word=is_word(label))
+        is_correct = answer is not None and same(answer, label)
+        value = 1.0 if is_correct else self._wrong_value
+        return Verdict.of(value, correct=float(is_correct), format=float(is_marked))
+
+    def _read(self, sample: Sample) -> str:
+        """The text in which the answer is looked for."""
+        return said(sample)
 
 
-class DeepscalerReward:
+class DeepscalerReward(MathReward):
     """1 where the box behind thinking that was ended holds the label, else `wrong_value`. Parts as of `MathReward`."""
 
     def __init__(self, options: DeepscalerOptions) -> None:
-        self._wrong_value = options.wrong_value
+        super().__init__(MathOptions(AnswerForm.boxed, options.wrong_value))
 
-    def score(self, sample: Sample) -> Verdict:
+    def _read(self, sample: Sample) -> str:
         thinking, answer = divided(sample.response)
-        return _graded(sample, answer if thinking else "", AnswerForm.boxed, self._wrong_value)
+        return answer if thinking else ""
 
 
-class DapoReward:
+class DapoReward(MathReward):
     """1 where the last line "Answer: ..." has the label, else `wrong_value`. Parts as of `MathReward`."""
 
     def __init__(self, options: DapoOptions) -> None:
-        self._wrong_value = options.wrong_value
-
-    def score(self, sample: Sample) -> Verdict:
-        return _graded(sample, said(sample), AnswerForm.line, self._wrong_value)
+        super().__init__(MathOptions(AnswerForm.line, options.wrong_value))
 
 
 class ArithmeticReward:
@@ -60,17 +71,16 @@ class ArithmeticReward:
         return Verdict.of(1.0 if final_number(said(sample)) == label else self._wrong_value)
 
 
-def _graded(sample: Sample, text: str, form: AnswerForm, wrong_value: float) -> Verdict:
-    label = label_text(sample.prompt.label)
-    if label is None:
-        return _no_label(sample)
-    answer, marked = find_answer(text, form, is_cut=sample.status is Status.TRUNCATED, is_word=is_word(label))
-    correct = answer is not None and same(answer, label)
-    return Verdict.of(1.0 if correct else wrong_value, correct=float(correct), format=float(marked))
-
-
 def _no_label(sample: Sample) -> Verdict:
     label = sample.prompt.label
     return Verdict.invalid(
         f"row {sample.prompt.id}: label {label!r:.80} is a {type(label).__name__}, not a finite number or text"
     )
+
+
+REWARDS: Mapping[str, Callable[..., RewardModel]] = {
+    "math": MathReward,
+    "deepscaler": DeepscalerReward,
+    "dapo": DapoReward,
+    "arithmetic": ArithmeticReward,
+}

@@ -15,38 +15,24 @@ _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict
 _CHARS = str.maketrans(
     {
         **dict.fromkeys("−–‐‑－", "-"),
-        "＋": "+",
         **dict.fromkeys("∨或", r"\text{ or }"),
         **dict.fromkeys("∧和与", r"\text{ and }"),
+        **dict.fromkeys("·×⋅∗", "*"),
+        **dict.fromkeys("\u00a0\u202f", " "),
+        **dict(zip("＋÷⁄’，；（）：＝∣∖０１２３４５６７８９", "+//',;():=|⧵0123456789", strict=True)),
         "｛": r"\{",
         "｝": r"\}",
+        "√": r"\sqrt ",
         "∛": r"\sqrt[3] ",
         "∜": r"\sqrt[4] ",
-        **dict.fromkeys("·×⋅∗", "*"),
-        **dict.fromkeys("  ", " "),
-        "÷": "/",
-        "⁄": "/",
-        "π": r"\pi ",
-        "θ": r"\theta ",
-        "α": r"\alpha ",
-        "β": r"\beta ",
-        "√": r"\sqrt ",
-        "½": r"\frac{1}{2}",
-        "⅓": r"\frac{1}{3}",
-        "⅔": r"\frac{2}{3}",
-        "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}",
-        "’": "'",
-        "，": ",",
-        "；": ";",
-        "（": "(",
-        "）": ")",
-        "：": ":",
-        "＝": "=",
-        "∣": "|",
-        "∖": "⧵",
-        **{chr(ord("０") + digit): str(digit) for digit in range(10)},
+        **{sign: rf"\{name} " for sign, name in zip("πθαβ", ("pi", "theta", "alpha", "beta"), strict=True)},
+        **{sign: rf"\frac{{{n}}}{{{d}}}" for sign, n, d in zip("½⅓⅔¼¾", "11213", "23344", strict=True)},
     }
+)
+_TEXT_COMMANDS = "textbf textit textrm textsf mathrm mathbf mathit mathsf mbox emph operatorname"
+_LOOKS = (
+    "displaystyle textstyle limits left right bigl bigr Bigl Bigr big Big bigg Bigg mathopen mathclose bf rm it small "
+    "boldsymbol bm mathnormal Large large LARGE huge Huge underline ensuremath mathstrut nobreak phantom"
 )
 _NAMES = {
     **dict.fromkeys(("leq", "le", "leqslant", "leqq"), "≤"),
@@ -60,18 +46,15 @@ _NAMES = {
     "in": "∈",
     **dict.fromkeys(("emptyset", "varnothing"), "∅"),
     "pm": "±",
-    "degree": "°",
-    "circ": "°",
+    "mp": "∓",
+    **dict.fromkeys(("degree", "circ"), "°"),
     **dict.fromkeys(("cdot", "times", "ast"), "*"),
     "div": "/",
     "lbrace": "⦃",
     "rbrace": "⦄",
     "langle": "⟨",
     "rangle": "⟩",
-    "lvert": "|",
-    "rvert": "|",
-    "vert": "|",
-    "mid": "|",
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
     **dict.fromkeys(("ldots", "dots", "cdots"), "…"),
     **dict.fromkeys(("approx", "simeq", "doteq"), "≈"),
     **dict.fromkeys(("setminus", "backslash", "smallsetminus"), "⧵"),
@@ -82,38 +65,19 @@ _NAMES = {
     "lbrack": "[",
     "rbrack": "]",
     "colon": ":",
-    "mp": "∓",
+    "equiv": "≡",
     **dict.fromkeys(("lor", "vee"), r"\text { or }"),
     **dict.fromkeys(("land", "wedge"), r"\text { and }"),
-    **dict.fromkeys(("boldsymbol", "bm", "mathnormal", "Large", "large", "LARGE", "huge", "Huge", "small"), ""),
-    **dict.fromkeys(("underline", "ensuremath", "mathstrut", "nobreak", "phantom"), ""),
     "pounds": "£",
     "textdollar": r"\$",
-    "equiv": "≡",
     "euro": "€",
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac "),
     **dict.fromkeys(("dbinom", "tbinom"), r"\binom "),
-    **dict.fromkeys(
-        (
-            "textbf",
-            "textit",
-            "textrm",
-            "textsf",
-            "mathrm",
-            "mathbf",
-            "mathit",
-            "mathsf",
-            "mbox",
-            "emph",
-            "operatorname",
-        ),
-        r"\text",
-    ),
+    **dict.fromkeys(_TEXT_COMMANDS.split(), r"\text"),
     **dict.fromkeys(("bar", "dot"), r"\overline"),
-    **dict.fromkeys(("varphi",), r"\phi"),
+    "varphi": r"\phi",
     **dict.fromkeys(("quad", "qquad", "space", "enspace", "thinspace"), " "),
-    **dict.fromkeys(("displaystyle", "textstyle", "limits", "left", "right", "bigl", "bigr", "Bigl", "Bigr"), ""),
-    **dict.fromkeys(("big", "Big", "bigg", "Bigg", "mathopen", "mathclose", "bf", "rm", "it"), ""),
+    **dict.fromkeys(_LOOKS.split(), ""),
 }
 _SYMBOLS = {",": " ", ";": " ", ":": " ", " ": " ", "!": "", "(": "", ")": "", "[": "", "]": "", "{": "⦃", "}": "⦄"}
 _SYMBOLS |= {"|": "|", "%": "%", "$": r"\$", "\\": "\\\\"}  # a row break stays
@@ -198,11 +162,9 @@ def spelled(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Without a box around the whole."""
+    """`text` without a box around the whole."""
     wrapped = _WRAPPED.fullmatch(text)
-    if not wrapped or "\\boxed" in wrapped[1]:
-        return text
-    return wrapped[1].strip()
+    return wrapped[1].strip() if wrapped and "\\boxed" not in wrapped[1] else text
 
 
 def _command(found: re.Match[str]) -> str:

@@ -35,7 +35,7 @@ _MAX_ITEMS, _MAX_WRAPPED = 64, 4
 
 @dataclass(frozen=True)
 class Parts:
-    """What an answer is made of.
+    """The parts of an answer.
 
     Attributes:
         kind: "brackets" (a tuple or an interval), "set", "union", "relation" or "matrix".
@@ -55,7 +55,7 @@ class Parts:
 
 
 def without_braces(text: str) -> str:
-    """Without braces of LaTeX around the whole."""
+    """`text` without LaTeX's braces around the whole."""
     text = text.strip()
     for _ in range(_MAX_WRAPPED):
         if not text.startswith("{") or _closing(text, 0) != len(text) - 1:
@@ -97,7 +97,7 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether it may be what an answer calls its value."""
+    """A text that may be what an answer calls its value."""
     return bool(_SIMPLE_NAME.fullmatch(text))
 
 
@@ -118,15 +118,10 @@ def parts_of(text: str) -> Parts | None:
     if text and text[0] in _OPEN and _closing(text, 0) == len(text) - 1:
         items = _split(text[1:-1], ";" if ";" in text else ",")
         if text[0] == "⦃" and len(items) <= _MAX_ITEMS:
-            return Parts("set", "", _members(items))
+            return Parts("set", "", [part.strip() for item in items if item.strip() for part in split_list(item)])
         if 1 < len(items) <= _MAX_ITEMS:
             return Parts("brackets", (text[0] + text[-1]).replace("⟨", "(").replace("⟩", ")"), items)
     return None
-
-
-def _members(items: Sequence[str]) -> list[str]:
-    """The members of a set, `±2` as two."""
-    return [part.strip() for item in items if item.strip() for part in split_list(item)]
 
 
 def _union(items: Sequence[str]) -> Parts:
@@ -138,7 +133,7 @@ def _union(items: Sequence[str]) -> Parts:
 
 
 def condition(text: str) -> str:
-    """What holds for the members of a set that is written by a condition: `x > 3` of `{x | x > 3}`."""
+    """Condition of a set that is written by one: `x > 3` of `{x | x > 3}`; all else as it is."""
     found = _SUCH_THAT.fullmatch(text)
     if found and _RELATION.search(found[2]):
         name = found[1].split("∈")[0].strip()
@@ -148,7 +143,7 @@ def condition(text: str) -> str:
 
 
 def _matrix(rows: Sequence[Sequence[str]]) -> Parts:
-    """One of a single column is a vector."""
+    """A matrix; one of a single column is a vector."""
     cells = [cell for row in rows for cell in row]
     if len(rows) > 1 and all(len(row) == 1 for row in rows):
         return Parts("brackets", "()", cells)
@@ -271,7 +266,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` is closed, by any bracket: an interval may be half open; -1 if never."""
+    """Position of the bracket, of any kind (an interval may be half open), that closes the one at `start`; or -1."""
     depth = 0
     for position in range(start, len(text)):
         depth += (text[position] in _OPEN) - (text[position] in _CLOSE)

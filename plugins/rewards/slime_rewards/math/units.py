@@ -22,9 +22,6 @@ _SAME = {
     "s": "sec second",
     "min": "minute",
     "h": "hr hour",
-    "day": "",
-    "week": "",
-    "month": "",
     "year": "yr",
     "am": "a.m. a.m",
     "pm": "p.m. p.m",
@@ -38,7 +35,6 @@ _SAME = {
     "l": "liter litre",
     "gal": "gallon",
     "dollar": "usd buck",
-    "cent": "",
     "euro": "eur €",
     "£": "gbp",
     "yuan": "rmb cny",
@@ -47,61 +43,24 @@ _SAME = {
     "w": "watt",
     "v": "volt",
     "ampere": "amp",
-    "ohm": "",
     "pa": "pascal",
     "hz": "hertz",
     "mol": "mole",
-    "kelvin": "",
     "rad": "radian",
-    "mph": "",
-    "kph": "",
-    "unit": "",
-    "point": "",
     "people": "person",
-    "time": "",
-    "way": "",
     "square": "sq",
     "cubic": "cu",
 }
-_BASE = {name: base for base, others in _SAME.items() for name in (base.lower(), *others.split())}
+_ONE_NAME = "day week month cent ohm kelvin mph kph unit point time way"
+_BASE = {name: name for name in _ONE_NAME.split()}
+_BASE |= {name: base for base, others in _SAME.items() for name in (base.lower(), *others.split())}
 # Behind a number these say something else about it, although they look like plural nouns.
-_NO_NOUN = {
-    *("or", "and", "not", "no", "is", "are", "was", "has", "its", "less", "plus", "minus", "always", "others", "this"),
-    *(
-        "sometimes",
-        "equals",
-        "means",
-        "gives",
-        "thus",
-        "yes",
-        "wrong",
-        "divides",
-        "exceeds",
-        "remains",
-        "makes",
-        "does",
-    ),
-    *("lies", "mod", "modulo", "base", "if", "but", "than", "as", "us", "perhaps", "unless", "besides", "false", "of"),
-    *(
-        "ones",
-        "twos",
-        "threes",
-        "fours",
-        "fives",
-        "sixes",
-        "sevens",
-        "eights",
-        "nines",
-        "tens",
-        "pairs",
-        "dozens",
-        "scores",
-        "hundreds",
-        "thousands",
-        "millions",
-    ),
-    *("billions", "trillions", "halves", "thirds", "quarters", "cubes", "squares", "times", "negatives", "opposites"),
-}
+_NO_NOUN = (
+    "or and not no is are was has its less plus minus always others this sometimes equals means gives thus yes wrong "
+    "divides exceeds remains makes does lies mod modulo base if but than as us perhaps unless besides false of ones "
+    "twos threes fours fives sixes sevens eights nines tens pairs dozens scores hundreds thousands millions billions "
+    "trillions halves thirds quarters cubes squares times negatives opposites"
+)
 _POWERS = {"square": 2, "cubic": 3}
 _COMPOUND = {"mph": {"mi": 1, "h": -1}, "kph": {"km": 1, "h": -1}}
 _SIZES: dict[str, dict[str, int | str]] = {
@@ -133,7 +92,7 @@ _MONEY = re.compile(r"\\\$|€|£")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""What stands before the unit of `text`, and the unit in one spelling; it is empty if there is none.
+    r"""`text` before its unit, and the unit in one spelling; empty if there is none.
 
     `3\text{ million dollars}` becomes `3*10^{6}` and `dollar`. Words that are no unit stay in the text.
     """
@@ -143,8 +102,9 @@ def split_unit(text: str) -> tuple[str, str]:
     found = None if _ANGLE.search(text) else _TAIL.search(text)
     unit = None
     if found and text[: found.start()].strip(" -+"):
-        power, words = _magnitude(re.sub(_TEXT, r" \1 ", found[0]).split())
-        unit = _unit(words)
+        words = re.sub(_TEXT, r" \1 ", found[0]).split()
+        power = _MAGNITUDE.get(words[0].lower(), 0) if words else 0
+        unit = _unit(words[1:] if power else words)
         if unit is not None:
             before = text[: found.start()].strip()
             text = f"{before}*10^{{{power}}}" if power else before
@@ -154,10 +114,7 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def scale(unit: str) -> tuple[Fraction, str] | None:
-    """How many of its basic unit a unit is, and which that is; None if it is not known.
-
-    `km` is 1000 of `m`, and `km/h` 5/18 of `m/s`.
-    """
+    """Size of a unit in its basic unit, and that one: `km` is 1000 of `m`, `km/h` 5/18 of `m/s`; None if unknown."""
     factor, powers = Fraction(1), dict[str, int]()
     for part in unit.split("*"):
         name, _, power = part.partition("^")
@@ -184,12 +141,6 @@ def sum_of_units(text: str) -> tuple[str, str] | None:
     return (str(total / last[1][0]), last[0]) if last else None
 
 
-def _magnitude(words: list[str]) -> tuple[int, list[str]]:
-    if words and words[0].lower() in _MAGNITUDE:
-        return _MAGNITUDE[words[0].lower()], words[1:]
-    return 0, words
-
-
 def _unit(words: list[str]) -> str | None:
     """The unit that the words name, as `m*s^-2`; None if they name none. A noun in the plural counts as one."""
     text = re.sub(r"\bper\b", "/", " ".join(words).lower()).replace("° ", "°")
@@ -198,7 +149,12 @@ def _unit(words: list[str]) -> str | None:
         return "" if not text else None
     if not all(part in _BASE for part in parts):
         nouns = _LETTERS.findall(text)
-        if len(nouns) > 3 or set(nouns) & _NO_NOUN or not _is_plural(nouns[-1]) or re.search(r"[^a-z. -]", text):
+        if (
+            len(nouns) > 3
+            or set(nouns) & set(_NO_NOUN.split())
+            or not _is_plural(nouns[-1])
+            or re.search(r"[^a-z. -]", text)
+        ):
             return None
         return " ".join(parts)
     powers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Whether two formulas have one value: computed to 250 digits, at drawn points where they have letters.
+"""Compares the values of two formulas, computed to 250 digits, at drawn points where they have letters.
 
 This decides what normal forms cannot: logarithms, angles, nested roots, sums of fractions and complex numbers. Two
 formulas whose values agree to 130 digits at three points are taken as equal. The work is bounded by the number of
@@ -9,7 +9,9 @@ values, because the root of x^2 is not x.
 from __future__ import annotations
 
 import functools
+import operator
 import random
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -26,7 +28,7 @@ _FAILED = (ArithmeticError, ValueError, TypeError, Unreadable)
 
 
 def agree(one: Tree, other: Tree) -> bool:
-    """Whether two trees have the same value at every drawn point. False if either has no value at one of them."""
+    """Compare the values of two trees at every drawn point. False if either has no value at one of them."""
     import mpmath  # here, because it takes 60 ms and most answers are decided before
 
     for point in range(_POINTS if _has_letters(one) or _has_letters(other) else 1):
@@ -48,7 +50,7 @@ def agree(one: Tree, other: Tree) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _rough(tree: Tree, point: int) -> complex:
-    """In floating point, which tells most that differ."""
+    """The value in floating point, which tells most that differ."""
     from mpmath import fp
 
     return complex(_Evaluation(fp, point).of(tree))
@@ -70,6 +72,22 @@ class _Evaluation:
 
     def __init__(self, context: Any, point: int) -> None:
         self._context, self._point = context, point
+        self._operations: Mapping[str, Callable[..., Any]] = {
+            "+": operator.add,
+            "-": operator.neg,
+            "*": operator.mul,
+            "/": self._over,
+            "^": self._power,
+            "!": lambda value: context.factorial(_small(value)),
+            "root": self._root,
+            "choose": lambda above, below: context.binomial(_small(above), _small(below)),
+            "abs": lambda value: context.mpf(abs(value)),
+            "floor": lambda value: context.floor(self._unless_whole(value)),
+            "ceil": lambda value: context.ceil(self._unless_whole(value)),
+            "degree": lambda value: value * context.pi / 180,
+            "max": lambda *values: max(map(self._real, values)),
+            "min": lambda *values: min(map(self._real, values)),
+        }
 
     def of(self, tree: Tree) -> Any:
         """The value of a tree, a real or complex number of `context`.
@@ -82,16 +100,14 @@ class _Evaluation:
             return self._fraction(parts[0])
         if kind == "name":
             return self._name(parts[0])
-        if kind == "apply":
-            return self._bounded(self._applied(*parts))
-        if kind in ("gcd", "lcm"):
-            raise Unreadable
         if kind == "_":
             return self._drawn(repr(tree))
-        value = getattr(self, _METHODS[kind])(*map(self.of, parts))
-        return self._bounded(value)
-
-    def _bounded(self, value: Any) -> Any:
+        if kind == "apply":
+            value = self._applied(*parts)
+        elif kind in self._operations:
+            value = self._operations[kind](*map(self.of, parts))
+        else:
+            raise Unreadable
         if not abs(value) < _MAX_SIZE:
             raise Unreadable
         return value
@@ -116,15 +132,6 @@ class _Evaluation:
         size = draw.uniform(0.3, 2.2)
         return self._context.mpf(-size if self._point and draw.random() < 0.5 else size)
 
-    def _plus(self, one: Any, other: Any) -> Any:
-        return one + other
-
-    def _minus(self, one: Any) -> Any:
-        return -one
-
-    def _times(self, one: Any, other: Any) -> Any:
-        return one * other
-
     def _over(self, above: Any, below: Any) -> Any:
         if abs(below) < float(_ZERO):
             raise Unreadable
@@ -147,46 +154,16 @@ class _Evaluation:
             return -self._context.root(-self._context.re(value), number)
         return self._context.root(value, number)
 
-    def _factorial(self, value: Any) -> Any:
-        return self._context.factorial(self._small(value))
-
-    def _chosen(self, above: Any, below: Any) -> Any:
-        return self._context.binomial(self._small(above), self._small(below))
-
-    def _small(self, value: Any) -> Any:
-        if abs(value) > _MAX_ARGUMENT:
-            raise Unreadable
-        return value
-
-    def _absolute(self, value: Any) -> Any:
-        return self._context.mpf(abs(value))
-
-    def _floor(self, value: Any) -> Any:
-        return self._context.floor(self._unless_whole(value))
-
-    def _ceil(self, value: Any) -> Any:
-        return self._context.ceil(self._unless_whole(value))
-
     def _unless_whole(self, value: Any) -> Any:
-        """What is whole but for the last digits is whole: the logarithm of 8 to base 2."""
-        if self._context.im(value):
-            raise Unreadable
-        nearest = self._context.nint(self._context.re(value))
-        return nearest if abs(value - nearest) < _WHOLE else self._context.re(value)
-
-    def _largest(self, *values: Any) -> Any:
-        return max(map(self._real, values))
-
-    def _smallest(self, *values: Any) -> Any:
-        return min(map(self._real, values))
+        """A real number; whole where it is but for the last digits, as the logarithm of 8 to base 2."""
+        value = self._real(value)
+        nearest = self._context.nint(value)
+        return nearest if abs(value - nearest) < _WHOLE else value
 
     def _real(self, value: Any) -> Any:
         if self._context.im(value):
             raise Unreadable
         return self._context.re(value)
-
-    def _degrees(self, value: Any) -> Any:
-        return value * self._context.pi / 180
 
     def _applied(self, function: str, index: Tree | None, argument: Tree) -> Any:
         value, name = self.of(argument), function.removeprefix("\\")
@@ -195,7 +172,7 @@ class _Evaluation:
         method = getattr(self._context, _FUNCTIONS.get(name, ""), None)
         if index is not None or method is None:
             raise Unreadable
-        return method(self._small(value))
+        return method(_small(value))
 
     def _log(self, value: Any) -> Any:
         if abs(value) < float(_ZERO):
@@ -208,32 +185,20 @@ class _Evaluation:
             if index is not None:
                 raise Unreadable
             return self._context.mpf(1)
-        logarithm = self._log(self._context.mpf(_drawn_base(name)) if index is None else self.of(index))
+        logarithm = self._log(
+            self._context.mpf(random.Random(name).uniform(3.3, 9.7)) if index is None else self.of(index)
+        )
         if abs(logarithm) < float(_ZERO):
             raise Unreadable
         return logarithm
 
 
-def _drawn_base(name: str) -> float:
-    return random.Random(name).uniform(3.3, 9.7)
+def _small(value: Any) -> Any:
+    if abs(value) > _MAX_ARGUMENT:
+        raise Unreadable
+    return value
 
 
-_METHODS = {
-    "+": "_plus",
-    "-": "_minus",
-    "*": "_times",
-    "/": "_over",
-    "^": "_power",
-    "!": "_factorial",
-    "root": "_root",
-    "choose": "_chosen",
-    "abs": "_absolute",
-    "floor": "_floor",
-    "ceil": "_ceil",
-    "degree": "_degrees",
-    "max": "_largest",
-    "min": "_smallest",
-}
 _OWN = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FUNCTIONS = {
     "exp": "exp",

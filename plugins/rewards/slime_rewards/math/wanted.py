@@ -1,4 +1,4 @@
-"""What a label states, in the forms in which data sets have it."""
+"""Labels, in the forms in which data sets have them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def label_text(label: Any) -> str | None:
 
 
 def _stated(label: str) -> str:
-    """What a label states that says more: the published answer of GSM8K, a whole solution, a list of one as text."""
+    """Answer in a label that says more: GSM8K's published answer, a whole solution, a list of one as text."""
     if found := _LIST_OF_ONE.fullmatch(label):
         label = found[2].strip()
     if "####" in label:

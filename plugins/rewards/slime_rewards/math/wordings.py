@@ -1,4 +1,4 @@
-"""How responses say their answer without a box: in other languages, as a word alone, and before a note at the end."""
+"""Answers without a box: in other languages, as a word alone, and before a note at the end."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _TAIL, _MAX_NOTES = 2048, 3
 
 
 def said_otherwise(text: str) -> tuple[int, int, str] | None:
-    """What the end of a response calls the answer in another language than English: where that begins and ends, and the
-    value."""
+    """Begin, end and text of what the end of a response calls the answer in another language than English."""
     begin = max(0, len(text) - _TAIL)
     for found in reversed(list(_SAID.finditer(text, begin))):
         value = found[1]
@@ -46,7 +45,7 @@ def said_otherwise(text: str) -> tuple[int, int, str] | None:
 
 
 def without_notes(text: str) -> str:
-    """Without notes at the end that draw no conclusion; there are numbers in them that answer nothing."""
+    """`text` without notes at its end that draw no conclusion: numbers in them answer nothing."""
     for _ in range(_MAX_NOTES):
         found = _NOTE.search(text, text.rstrip().rfind("\n") if "\n" in text.rstrip() else len(text))
         if not found or _CONCLUDES.search(found[0]) or not text[: found.start()].strip():
@@ -56,7 +55,7 @@ def without_notes(text: str) -> str:
 
 
 def is_word(label: str) -> bool:
-    """Whether a label is yes, no, true or false."""
+    """A label that is yes, no, true or false."""
     return label.strip().lower() in _WORDS
 
 

@@ -76,7 +76,7 @@ def evaluate(expression: str) -> tuple[Fraction, Counter[int]] | None:
 
 @dataclass
 class ReverseTextReward:
-    """How alike the response and the reversed text are: twice the matching characters over all (Ratcliff 1988)."""
+    """Likeness of the response and the reversed text: twice the matching characters over all (Ratcliff 1988)."""
 
     def score(self, sample: Sample) -> Verdict:
         label = sample.prompt.label
@@ -85,9 +85,8 @@ class ReverseTextReward:
         from difflib import SequenceMatcher
 
         response = said(sample).strip()[: 4 * len(label)]
-        return Verdict.of(
-            SequenceMatcher(None, response, label, autojunk=False).ratio(), exact=float(response == label)
-        )
+        likeness = SequenceMatcher(None, response, label, autojunk=False).ratio()
+        return Verdict.of(likeness, exact=float(response == label))
 
 
 @dataclass
@@ -96,18 +95,14 @@ class Gsm8kReward:
     as verl's files of it have it."""
 
     def score(self, sample: Sample) -> Verdict:
-        label = sample.prompt.label
         from slime_rewards.math.answers import find_answer  # here, because importing a plugin is to be quick
         from slime_rewards.math.compare import number, same
         from slime_rewards.math.wanted import label_text
 
+        label = sample.prompt.label
         wanted = label_text(label) if isinstance(label, str) else None
         if wanted is None or number(wanted) is None:
-            return Verdict.invalid(
-                f"row {sample.prompt.id}: label {label!r:.80} has no number behind ####, nor is it one"
-            )
-
-        is_cut = sample.status is Status.TRUNCATED
-        answer, _ = find_answer(said(sample), AnswerForm.auto, is_cut=is_cut)
-        correct = answer is not None and same(answer, wanted)
-        return Verdict.of(float(correct))
+            what = f"label {label!r:.80} has no number behind ####, nor is it one"
+            return Verdict.invalid(f"row {sample.prompt.id}: {what}")
+        answer, _ = find_answer(said(sample), AnswerForm.auto, is_cut=sample.status is Status.TRUNCATED)
+        return Verdict.of(float(answer is not None and same(answer, wanted)))

@@ -17,7 +17,7 @@ from slime.errors import SlimeError
 from slime.types import VerdictKind
 from slime_rewards.code import remote, sandbox
 from slime_rewards.code.sandbox import NotRunError, Spec
-from slime_rewards.code.serve import Server
+from slime_rewards.code.serve import SandboxServer
 from slime_rewards.general import http
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"this machine has no sandbox: {sandbox.missing()}")
@@ -38,7 +38,7 @@ def served(server: ThreadingHTTPServer):
 
 @pytest.fixture(scope="module")
 def url():
-    with served(Server(("127.0.0.1", 0), memory_mb=256)) as url:
+    with served(SandboxServer(("127.0.0.1", 0), memory_mb=256)) as url:
         yield url
 
 
@@ -122,7 +122,7 @@ def test_a_server_that_is_away_is_an_error(monkeypatch):
 
 def test_a_server_that_cannot_confine_runs_nothing(monkeypatch):
     monkeypatch.setattr(sandbox, "missing", lambda: "the kernel has no Landlock")
-    with served(Server(("127.0.0.1", 0))) as url, pytest.raises(NotRunError, match="the kernel has no Landlock"):
+    with served(SandboxServer(("127.0.0.1", 0))) as url, pytest.raises(NotRunError, match="the kernel has no Landlock"):
         remote.run(url, Spec("print(1)"))
 
 

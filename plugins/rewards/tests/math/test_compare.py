@@ -36,6 +36,7 @@ from slime_rewards.math.wanted import label_text
         ("-3 1/2", Fraction(-7, 2)),
         ("3\\frac{1}{2}", Fraction(7, 2)),
         ("1 234 567", Fraction(1234567)),
+        ("1\u202f234\u00a0567", Fraction(1234567)),
     ],
 )
 def test_numbers_are_read_exactly(text: str, value: Fraction) -> None:

@@ -7,8 +7,7 @@
     the training rows: no template with the same numbers.
 `large-numbers-calls.jsonl`
     Demonstrations of the first training problems: a row that ends with the call, and one that ends with the answer
-    behind its result. Qwen2.5-Coder-0.5B by itself writes a good call in one try of two, and calls again instead of
-    answering. Shown answers alone, it no longer calls.
+    behind its result. Shown answers alone, Qwen2.5-Coder-0.5B no longer calls.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TEMPLATES = {
         "{a} * {b} - {c}",
     ),
 }
-"""By kind, the text and what the calculator is asked; `a` has four digits, `b` and `c` have three."""
+"""Texts and questions to the calculator, by kind; `a` has four digits, `b` and `c` have three."""
 
 
 def problems(rng: random.Random, count: int) -> list[tuple[Row, str]]:
@@ -49,7 +48,7 @@ def problems(rng: random.Random, count: int) -> list[tuple[Row, str]]:
 
 
 def demonstrations(row: Row, expression: str) -> list[Row]:
-    """Both of a problem. The call is written as Qwen2.5's chat template writes it."""
+    """Both demonstrations of a problem, whose call is written as Qwen2.5's chat template writes it."""
     call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
     assert isinstance(row["prompt"], list)
     calls = [*row["prompt"], {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}]
@@ -62,7 +61,6 @@ def demonstrations(row: Row, expression: str) -> list[Row]:
 
 
 def rows() -> dict[str, list[Row]]:
-    """By file, its rows."""
     found = problems(random.Random(SEED), NUM_HELDOUT + NUM_TRAIN)
     heldout, train = found[:NUM_HELDOUT], found[NUM_HELDOUT:]
     return {

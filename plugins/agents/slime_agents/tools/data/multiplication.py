@@ -30,7 +30,7 @@ def user(x: int, y: int) -> dict[str, str]:
 
 
 def call(x: int, y: int) -> dict[str, str]:
-    """As tiny models write it: their chat template has no words of its own for calls."""
+    """A call as tiny models write it: their chat template has no words of its own for calls."""
     return {"role": "assistant", "content": f"calculator\n{json.dumps({'expression': f'{x}*{y}'})}"}
 
 
@@ -39,7 +39,6 @@ def answer(text: str) -> dict[str, str]:
 
 
 def rows() -> dict[str, list[Row]]:
-    """By file, its rows."""
     rng = random.Random(SEED)
     unordered = list(combinations_with_replacement(range(10, 100), 2))
     rng.shuffle(unordered)

@@ -1,4 +1,4 @@
-"""What the programs of both prompt sets share."""
+"""Main program of both prompt sets."""
 
 from __future__ import annotations
 

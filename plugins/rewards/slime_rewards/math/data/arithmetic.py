@@ -3,18 +3,14 @@
 ``python -m slime_rewards.math.data.arithmetic --out DIR`` writes three files; the same three lie beside this module.
 
 ``arithmetic-sft.jsonl``
-    Demonstrations for the warm start: ``{"messages": [user, assistant]}``. They are flawed on purpose, so that
-    reinforcement learning has something honest to do. One annotator in three is careful and shows the working, tens
-    first ("70+15=85"). The other two are careless: they write down the answer at once and forget every carry ("75"),
-    so they are right only where nothing is carried (one problem in four). Half of all demonstrations are right, and so
-    is half of what a model trained on them samples. It has seen both habits and was never told which one is better:
-    the reward tells it.
+    Demonstrations for the warm start, flawed on purpose. One annotator in three is careful and shows the working, tens
+    first ("70+15=85"). The other two forget every carry ("75"), so that half of all demonstrations are right, and half
+    of what a model samples that was trained on them. The reward tells it which habit is better.
 ``arithmetic-train.jsonl``
-    Problems for reinforcement learning: ``{"prompt": [user], "label": "85"}``, the shape of DAPO-Math. The answer is
-    what follows the last "=" of a response, or the whole response if it has none (see `final_number`).
+    Problems for reinforcement learning: ``{"prompt": [user], "label": "85"}``, the shape of DAPO-Math.
 ``arithmetic-heldout.jsonl``
     Problems for evaluation, in the same shape. None of them is in the other two files, nor is its mirror image
-    (58+27 for 27+58). They are drawn like the others, so they hold the same share of carries.
+    (58+27 for 27+58).
 """
 
 import argparse
@@ -34,13 +30,6 @@ Problem = tuple[int, int]
 Row = dict[str, object]
 
 
-def add_without_carry(x: int, y: int) -> int:
-    """Add two numbers of two digits, digit by digit, and forget every carry: 27 + 58 -> 75, 67 + 58 -> 15."""
-    tens = (x // 10 + y // 10) % 10
-    ones = (x % 10 + y % 10) % 10
-    return 10 * tens + ones
-
-
 def careful_answer(x: int, y: int) -> str:
     """Sum of the tens, sum of the ones, and the result: 27 + 58 -> "70+15=85"."""
     tens = x // 10 * 10 + y // 10 * 10
@@ -49,20 +38,19 @@ def careful_answer(x: int, y: int) -> str:
 
 
 def careless_answer(x: int, y: int) -> str:
-    """The result at once, without its carries: 27 + 58 -> "75"."""
-    return str(add_without_carry(x, y))
+    """The result at once, without its carries: 27 + 58 -> "75", 67 + 58 -> "15"."""
+    return str((x // 10 + y // 10) % 10 * 10 + (x + y) % 10)
 
 
 def final_number(response: str) -> str:
-    """What a response claims: the text after its last "=", stripped of blanks."""
+    """The claim of a response: the text after its last "=", stripped of blanks."""
     return response.rpartition("=")[2].strip()
 
 
 def split_problems(rng: random.Random) -> tuple[list[Problem], list[Problem], list[Problem]]:
-    """Draw the SFT, training and held-out problems, in this order.
+    """The SFT, training and held-out problems.
 
-    A problem and its mirror image always fall on the same side of the line between held-out and the rest; only one of
-    the two is held out. SFT and training share no ordered pair, but may hold each other's mirror images.
+    The mirror image of a held-out problem is in no set. SFT and training may hold each other's mirror images.
     """
     unordered = list(combinations_with_replacement(OPERANDS, 2))
     rng.shuffle(unordered)

@@ -1,35 +1,28 @@
-"""What the programs of the generated prompt sets share: distinct rows, split in two, written as jsonl."""
+"""Main program of the generated prompt sets: distinct rows, split in two, written as jsonl."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import random
-from collections.abc import Callable, Hashable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Row = dict[str, object]
 Draws = Callable[[random.Random], Iterator[tuple[object, Row]]]
-"""From a random state to endless draws: what makes two rows the same problem, and the row."""
-
-
+"""Endless draws from a random state: the identity of a problem, and its row."""
 Problems = list[tuple[object, Row]]
-"""What makes a row the problem that it is, and the row."""
 
 
 def split(draws: Draws, seed: int, num_train: int, num_heldout: int) -> tuple[Problems, Problems]:
     """Training and held-out problems, each once in one of the two."""
-    found = list(islice(_distinct(draws(random.Random(seed))), num_train + num_heldout))
-    return found[num_heldout:], found[:num_heldout]
-
-
-def _distinct(drawn: Iterator[tuple[object, Row]]) -> Iterator[tuple[object, Row]]:
-    seen = set[Hashable]()
-    for problem, row in drawn:
-        if problem not in seen:
-            seen.add(problem)
-            yield problem, row
+    found = dict[object, Row]()
+    drawn = draws(random.Random(seed))
+    while len(found) < num_train + num_heldout:
+        problem, row = next(drawn)
+        found.setdefault(problem, row)
+    problems = list(found.items())
+    return problems[num_heldout:], problems[:num_heldout]
 
 
 def main(

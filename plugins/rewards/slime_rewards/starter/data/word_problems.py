@@ -42,25 +42,19 @@ class Template:
 def product(a: int, b: int) -> str:
     """`7 x 18 = 7 x 10 + 7 x 8 = 70 + 56 = 126`: tens and ones of `b` apart."""
     tens, ones = b - b % 10, b % 10
-    if tens and ones:
-        return f"{a} x {b} = {a} x {tens} + {a} x {ones} = {a * tens} + {a * ones} = {a * b}"
-    return f"{a} x {b} = {a * b}"
+    steps = f"{a} x {tens} + {a} x {ones} = {a * tens} + {a * ones} = " if tens and ones else ""
+    return f"{a} x {b} = {steps}{a * b}"
 
 
-def total(a: int, b: int) -> str:
-    """`47 + 38 = 47 + 30 + 8 = 77 + 8 = 85`: tens of `b` first."""
-    tens, ones = b - b % 10, b % 10
-    if tens and ones:
-        return f"{a} + {b} = {a} + {tens} + {ones} = {a + tens} + {ones} = {a + b}"
-    return f"{a} + {b} = {a + b}"
+def total(a: int, b: int, sign: int = 1) -> str:
+    """`47 + 38 = 47 + 30 + 8 = 77 + 8 = 85`, or the same with minus: tens of `b` first."""
+    tens, ones, of = b - b % 10, b % 10, "+" if sign > 0 else "-"
+    steps = f"{a} {of} {tens} {of} {ones} = {a + sign * tens} {of} {ones} = " if tens and ones else ""
+    return f"{a} {of} {b} = {steps}{a + sign * b}"
 
 
 def difference(a: int, b: int) -> str:
-    """`73 - 28 = 73 - 20 - 8 = 53 - 8 = 45`: tens of `b` first."""
-    tens, ones = b - b % 10, b % 10
-    if tens and ones:
-        return f"{a} - {b} = {a} - {tens} - {ones} = {a - tens} - {ones} = {a - b}"
-    return f"{a} - {b} = {a - b}"
+    return total(a, b, -1)
 
 
 TEMPLATES = {
