@@ -41,7 +41,7 @@ from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import Sampler
 from slime.time_limit import often
-from slime.topology.recordings import recordings_of
+from slime.topology.recordings import numbers_told, recordings_of
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ def open_generation(
         scorer,
         chat,
         gate,
-        recordings_of(cfg),
+        (*recordings_of(cfg), *numbers_told()),
         read_hf_config(config_folder(cfg.model))["vocab_size"],
     )
     rollout: Rollout | AheadRollout | None = None

@@ -152,6 +152,12 @@ class SlimeHooks(Protocol):
         `slime.cluster.engine_return.EngineReturn`."""
 
     @hookspec
+    def slime_recordings(self) -> Mapping[str, Factory]:
+        """A number that engines tell of each token that they sample: `{name: factory}`. Each installed one is asked for
+        in every rollout: it is the metric `rollout/<name>`, and a column of that name for objectives. A factory
+        returns a `slime.models.traits.Recording`; `slime_sglang.engine.told.Told` is one that SGLang can answer."""
+
+    @hookspec
     def slime_engine_checks(self) -> Mapping[str, Factory]:
         """Rules of the engines' software: `{name: factory}`. Every installed one is asked of each layout, before
         anything starts. A factory returns a `slime.topology.engine_checks.EngineCheck`."""

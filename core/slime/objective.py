@@ -27,6 +27,9 @@ class Source(enum.Enum):
 
     rollout = "rollout"
     """It comes with the samples (`slime.types.TrainSample.columns`)."""
+    data = "data"
+    """The column of that name in the data set, of all rows: a number, which all loss tokens of a row's samples have, or
+    of a demonstration a list, with a number for each token of the answer, its end token included."""
     policy = "policy"
     """Log-probs of the model that is trained, under its weights before the first optimizer step of the samples."""
     reference = "reference"

@@ -12,8 +12,8 @@ from slime.objective import TrainsOn
 from slime.observe.alarm import alarm
 from slime.observe.stopwatch import Stopwatch
 from slime.opening import Run, open_run
-from slime.sampling.samples import missing_shares, spread, to_train_samples
-from slime.topology.recordings import recordings_of
+from slime.sampling.samples import missing_shares, spread, to_train_samples, with_numbers
+from slime.topology.recordings import numbers_told, recordings_of
 from slime.train.packing import skipped_steps
 
 
@@ -110,6 +110,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
         masked = {"mask_truncated": cfg.algo.mask_truncated}
         samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained, **masked)
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
+        samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
     if made_by(stage.objective):
         with watch("columns"):
             samples = generation.asking(partial(with_columns, stage.objective, samples))
@@ -117,7 +118,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
         batches = learner.pack(samples, cfg.train.steps_per_rollout)
         skipped = skipped_steps(len(batches), cfg.train.steps_per_rollout, step)
     run.events.phase("train")
-    values = recorded | skipped | generation.beside(partial(learner.train, batches, step, stage))
+    values = recorded | told | skipped | generation.beside(partial(learner.train, batches, step, stage))
     watch.add_all(values)
     if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
         run.log.incomplete(stage.name, step, collected.stats | values)

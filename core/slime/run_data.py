@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from slime.algo.stages import run_stages
+from slime.algo.stages import of_data, run_stages
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
@@ -39,6 +39,9 @@ class Data:
             self.prompts = PromptMix(cfg.data, tokenizer, cfg.run.seed, cfg.rollout.max_prompt_tokens)
         if cfg.eval.path:
             self.held_out = _held_out(cfg.eval, cfg.data, tokenizer, cfg.rollout.max_prompt_tokens)
+        for source, place in ((self.demonstrations, 0), (self.measured, 0), (self.prompts, -1)):
+            if source:
+                source.check_columns(of_data(stages.all[place].objective))
         self._require_rows(cfg.model, tokenizer)
 
     def _require_rows(self, model: ModelConfig, tokenizer: Tokenizer) -> None:

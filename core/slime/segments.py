@@ -26,7 +26,7 @@ class WeightSpan:
 
 @dataclass(frozen=True)
 class Rows:
-    """What engines recorded of the first tokens of a sequence, a row for each (`slime.models.traits.Recording`).
+    """What engines told of the first tokens of a sequence, a row for each (`slime.models.traits.Recording`).
 
     Attributes:
         dtype: as NumPy names it.
@@ -58,7 +58,7 @@ class Segment:
         context: tokens without loss that stand before: the prompt, or what another segment of the attempt trains.
         tokens: what the model sampled, and what a program wrote in between.
         loss_mask: 1 where the model sampled; each sampled token in one segment of its attempt.
-        recorded: by name, of the context's tokens and those behind it, by the engine that answered last.
+        recorded: by name, what engines told of the context's tokens and those behind it (`Rows`).
     """
 
     context: tuple[int, ...]

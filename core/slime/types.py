@@ -235,11 +235,10 @@ class Turn(NamedTuple):
 class TrainSample:
     """One sequence to train on: [prompt | response], or another segment of an attempt, ready to be packed.
 
-    Shapes: `tokens` [num_tokens]; every other array [num_response_tokens], aligned with the *last*
-    `num_response_tokens` tokens. `columns`, some [.., width], are what the objective reads beside tokens and mask, by
-    name. Where the mask is 0 they may hold anything. `recorded` by engines: [n, ...] of the first n tokens.
-
-    Neighbours with one `attempt` are its segments, one sample of `algo.loss_mean`. None: it is a whole attempt.
+    Shapes: `tokens` [num_tokens]; every other array [num_response_tokens], aligned with the *last* of the tokens.
+    `columns`, some [.., width], are what the objective reads, by name. Where the mask is 0 they may hold anything.
+    `recorded` by engines: [n, ...] of the first n tokens. `row`: what that of the data set holds beside prompt, label
+    and answers. Neighbours with one `attempt` are its segments, one sample of `algo.loss_mean`; None: it is whole.
     """
 
     tokens: np.ndarray
@@ -247,6 +246,7 @@ class TrainSample:
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     attempt: int | None = None
     recorded: Mapping[str, np.ndarray] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """From rewarded groups to sequences to train on."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from slime.algo.advantages import EPSILON, GroupMean
 from slime.errors import SlimeError
 from slime.estimator import Attempt
-from slime.sampling.samples import spread, to_train_samples
+from slime.sampling.samples import spread, to_train_samples, with_numbers
 from slime.sampling.stats import lag_stats
 from slime.segments import Segment, WeightSpan
 from slime.types import Group, Prompt, Sample, Status, Verdict
@@ -46,6 +47,27 @@ def test_tokens_and_logprobs_are_those_of_prompt_and_response() -> None:
     good, _ = to_train_samples([GROUP], GRPO, 4, None)
     assert good.tokens.tolist() == [5, 6, 7, 1, 2, 3]
     np.testing.assert_array_equal(good.columns["rollout_logprobs"], np.asarray([-0.5, -1.0, -1.5], np.float32))
+
+
+def test_segments_have_the_row_of_their_prompt() -> None:
+    """For the columns that an objective reads from the data set."""
+    prompt = Prompt("0/2", (), (5, 6, 7), metadata={"weight": 0.5})
+    groups = [GROUP, Group(prompt, [replace(each, prompt=prompt) for each in GROUP.samples])]
+    assert [each.row for each in to_train_samples(groups, GRPO, 4, None)] == [{}, {}, {"weight": 0.5}, {"weight": 0.5}]
+
+
+def test_numbers_that_engines_tell_become_columns_and_means() -> None:
+    """Of the response's tokens alone; what was sampled before anybody asked for them has 0. The rest is for layers."""
+    samples = to_train_samples([GROUP], GRPO, 4, None)
+    first = replace(samples[0], recorded={"certainty": np.float32([9, 9, 9, 0.5, 0.25]), "routes": np.ones((5, 2))})
+    [told, silent], means = with_numbers([first, samples[1]], ["certainty"])
+    assert told.columns["certainty"].tolist() == [0.5, 0.25, 0]
+    assert silent.columns["certainty"].tolist() == [0]
+    assert told.recorded.keys() == {"routes"}
+    assert means == {"rollout/certainty": pytest.approx((0.5 + 0.25) / 4)}
+    masked = replace(first, loss_mask=np.float32([0, 1, 0]))
+    assert with_numbers([masked], ["certainty"])[1] == {"rollout/certainty": 0.25}
+    assert with_numbers(samples, []) == (samples, {})
 
 
 def test_tokens_of_older_weights_are_told_apart() -> None:

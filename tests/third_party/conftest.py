@@ -58,6 +58,7 @@ LAPTOP_RUN = (
 """What the laptop run takes of this repository: core, what `slime-rl[cpu]` brings, and the model."""
 collect_ignore = [
     "closeness",
+    "confidence",
     "int8",
     "lengths",
     "live",
@@ -65,6 +66,7 @@ collect_ignore = [
     "median",
     "plain",
     "retry",
+    "weighted",
     "wreinforce",
     "beside",
     "broken",
@@ -226,7 +228,7 @@ def smallest(bare: Environment, tmp_path_factory: pytest.TempPathFactory) -> Env
 @pytest.fixture(scope="session")
 def environment(bare: Environment) -> Environment:
     """slime with its first-party plugins and the third-party examples, all installed from wheels."""
-    examples = ("closeness", "int8", "lengths", "live", "mailbox", "median", "beside", "plain", "retry", "wreinforce")
+    examples = sorted({*collect_ignore} - {"broken", "families"})
     bare.build_quickly(*(HERE / example for example in examples))
     plugins = [name for name in LAPTOP_RUN if name.startswith("slime-")]
     bare.install(*plugins, "slime-testing", *(f"slime-{example}" for example in examples))

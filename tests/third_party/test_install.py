@@ -52,6 +52,7 @@ def test_a_third_party_verb_stands_in_the_help(environment: Any) -> None:
 
 CONTRACTS = (
     "tests/third_party/closeness/tests",
+    "tests/third_party/confidence/tests",
     "tests/third_party/mailbox/tests",
     "tests/third_party/beside/tests",
     "tests/third_party/live/tests",
@@ -60,6 +61,7 @@ CONTRACTS = (
     "tests/third_party/retry/tests",
     "tests/third_party/median/tests",
     "tests/third_party/plain/tests",
+    "tests/third_party/weighted/tests",
     "tests/third_party/wreinforce/tests",
     "plugins/rewards/tests/math/test_rewards.py",
     "plugins/filters/tests/dynamic_sampling",

@@ -20,6 +20,7 @@ from slime.registry import Contribution
 from slime.types import RL, SFT, TrainSample
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "mask_truncated", "critic", "teacher")
@@ -39,11 +40,23 @@ class MakesColumns(Protocol):
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
         """The same samples with them (`TrainSample.with_columns`). Called in the driver, in a thread, before samples
-        are packed; finite wherever the loss mask is not 0."""
+        are packed; finite wherever the loss mask is not 0. `TrainSample.row` has what else their rows hold."""
+
+
+def of_data(objective: Objective) -> list[str]:
+    """The columns that it reads from the data set."""
+    return [column.name for column in objective.needs if column.source is Source.data]
 
 
 def with_columns(objective: Objective, samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """The samples with the columns that the objective makes itself."""
+    """The samples with the columns that the objective reads from the data set, and those that it makes itself."""
+    if names := of_data(objective):
+        import numpy as np
+
+        def column(sample: TrainSample, name: str) -> np.ndarray:
+            return np.broadcast_to(np.asarray(sample.row[name], np.float32), sample.num_response_tokens)
+
+        samples = [each.with_columns(**{name: column(each, name) for name in names}) for each in samples]
     if isinstance(objective, MakesColumns) and objective.makes:
         return objective.make_columns(samples)
     return [*samples]
@@ -67,8 +80,8 @@ def idle_options(algo: AlgoConfig, train: TrainConfig) -> dict[str, str]:
 
 
 def made_by(objective: Objective) -> Collection[str]:
-    """The columns that an objective makes itself."""
-    return objective.makes if isinstance(objective, MakesColumns) else ()
+    """The columns that `with_columns` adds."""
+    return (*of_data(objective), *(objective.makes if isinstance(objective, MakesColumns) else ()))
 
 
 @runtime_checkable

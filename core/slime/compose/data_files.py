@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slime.algo.stages import run_stages
+from slime.algo.stages import of_data, run_stages
 from slime.aside import step
 from slime.compose.needs import absent_set, is_awaited
 from slime.config.hf import config_folder, read_hf_config
@@ -24,7 +24,7 @@ from slime.data.first_look import (
     template_problems,
 )
 from slime.data.named import data_of
-from slime.data.prompt_rows import check_prompts, conversations
+from slime.data.prompt_rows import check_numbers, check_prompts, conversations, others
 from slime.data.rows import Row, first_rows
 from slime.data.shards import row_files
 from slime.data.tokenize import UnusableTemplate
@@ -125,14 +125,19 @@ def _num_rows(folder: str) -> int:
 def _check_rows(
     cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row], tokenizer: Path | None, num_rows: int
 ) -> None:
+    stages = run_stages(cfg)
     if key in SUPERVISED:
-        pairs = run_stages(cfg).all[0].trains_on_pairs
+        pairs, columns = stages.all[0].trains_on_pairs, of_data(stages.all[0].objective)
         for row in rows if cfg.sft.num_steps else ():
+            check_numbers(row.where, others(row, data, supervised=True), columns, 0 if pairs else None)
             conversations(row, cfg.data.prompt_key, pairs=pairs)
         if tokenizer and cfg.sft.num_steps:
             limit = cfg.train.max_tokens_per_micro_batch
             look_at_demonstrations(rows, cfg.data, tokenizer, limit, num_rows, pairs=pairs)
-    elif rows and (key.startswith("eval.") or run_stages(cfg).reinforces):
+    elif rows and (key.startswith("eval.") or stages.reinforces):
+        columns = [] if key.startswith("eval.") else of_data(stages.all[-1].objective)
+        for row in rows:
+            check_numbers(row.where, others(row, data), columns)
         check_prompts(rows, data)
         if tokenizer:
             look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens, num_rows)

@@ -29,7 +29,8 @@ def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeErro
     except SlimeError as problem:
         yield problem
         return
-    known = (*COLUMNS[objective.trains_on], *made_by(objective))
+    told = plugins.registries["recording"].names() if objective.trains_on is TrainsOn.rollouts else ()
+    known = (*COLUMNS[objective.trains_on], *made_by(objective), *told)
     for column in objective.needs:
         if column.source is Source.rollout and column.name not in known and not column.optional:
             what = f"algo '{algo.name}' reads column '{column.name}', which {objective.trains_on.value} do not have"

@@ -12,7 +12,7 @@ import numpy as np
 from slime.config.schema import DataConfig
 from slime.data.chat import Chat
 from slime.data.order import EpochOrder
-from slime.data.prompt_rows import conversations
+from slime.data.prompt_rows import check_numbers, conversations, others
 from slime.data.prompts import refuse_changed_file, report
 from slime.data.rows import Row, read_rows
 from slime.data.tokenize import Tokenizer, encode
@@ -70,7 +70,7 @@ class DemonstrationSource:
                 prompts += [chat.render(messages[:-1], row.where, prompt=True) for messages in found]
                 wholes += texts
         ids = zip(rows, encode(tokenizer, prompts), encode(tokenizer, wholes), strict=True)
-        samples = [_sample(*each, tokenizer.eos_token_id, max_tokens) for each in ids]
+        samples = [_sample(*each, tokenizer.eos_token_id, max_tokens, data) for each in ids]
         left_out = {"with control tokens": len(file.rows) - len(rows) // (2 if pairs else 1)}
         tokens = [sample.tokens for sample in samples]
         repeated = len(tokens) - len({ids.tobytes() for ids in tokens})
@@ -96,6 +96,12 @@ class DemonstrationSource:
         """Where each sequence comes from, and its ids."""
         return zip(self._places, (sample.tokens.tolist() for row in self._rows for sample in row), strict=True)
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a row without these numbers, which the objective reads; a list has one for each token of an answer."""
+        samples = (sample for row in self._rows for sample in row)
+        for where, sample in zip(self._places, samples, strict=True):
+            check_numbers(where, sample.row, names, 0 if PREFERENCE in sample.columns else sample.num_response_tokens)
+
     def state_dict(self) -> dict[str, Any]:
         """Position and the file's content hash, as plain values."""
         return {**self._order.state_dict(), "content_hash": self._content_hash}
@@ -112,7 +118,9 @@ def _attempts(rows: Sequence[Sequence[TrainSample]]) -> list[TrainSample]:
     ]
 
 
-def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_tokens: int) -> TrainSample:
+def _sample(
+    row: Row, prompt: list[int], whole: list[int], end_token: int, max_tokens: int, data: DataConfig
+) -> TrainSample:
     if whole[: len(prompt)] != prompt:
         what = "the conversation's tokens do not begin with its prompt's tokens"
         todo = "The chat template writes earlier turns differently once they are answered: set the template's keywords."
@@ -120,7 +128,8 @@ def _sample(row: Row, prompt: list[int], whole: list[int], end_token: int, max_t
     answer = up_to_end(whole[len(prompt) :], end_token)
     if len(prompt) + len(answer) > max_tokens:
         raise _too_long(row, f"the demonstration has {len(prompt) + len(answer)} tokens, more than", max_tokens)
-    return TrainSample(np.asarray(prompt + answer, dtype=np.int64), np.ones(len(answer), dtype=np.float32))
+    tokens = np.asarray(prompt + answer, dtype=np.int64)
+    return TrainSample(tokens, np.ones(len(answer), dtype=np.float32), row=others(row, data, supervised=True))
 
 
 def _paired(rows: Sequence[Row], samples: Sequence[TrainSample], max_tokens: int) -> list[list[TrainSample]]:

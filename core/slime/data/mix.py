@@ -36,6 +36,11 @@ class PromptMix:
         """Where each prompt comes from, and its ids."""
         return chain.from_iterable(source.prompts.encoded() for source, _ in self._shares)
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a row without these numbers, which the objective reads."""
+        for source, _ in self._shares:
+            source.prompts.check_columns(names)
+
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts."""
         return [self._next().take(1)[0] for _ in range(count)]

@@ -6,12 +6,12 @@ import ast
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slime.config.schema import DataConfig
 from slime.data.rows import Row, kind_of
-from slime.errors import SlimeError
+from slime.errors import SlimeError, did_you_mean
 from slime.types import Message
 
 MESSAGES_KEY = "messages"
@@ -62,6 +62,35 @@ def _require(row: Row, key: str, setting: str) -> None:
         row[key]
     except SlimeError as error:
         raise SlimeError(error.what, where=error.where, todo=f"{error.todo} {setting}") from None
+
+
+def others(row: Row, data: DataConfig, *, supervised: bool = False) -> dict[str, Any]:
+    """What a row has beside prompt and label; what a supervised one has beside its conversations."""
+    own = {data.prompt_key, *((MESSAGES_KEY, *ANSWERS) if supervised else (data.label_key,))}
+    return {name: value for name, value in row.values.items() if name not in own}
+
+
+def check_numbers(where: str, row: Mapping[str, Any], names: Iterable[str], count: int | None = 0) -> None:
+    """Refuse a row that has no number in a column of these names, which the objective reads.
+
+    Args:
+        row: its columns that may be read.
+        count: a list of this many numbers will do, too; None: a list of any length; 0: none.
+    """
+    for name in names:
+        if name not in row:
+            what, todo = f"the row has no column '{name}', which the objective reads", did_you_mean(name, row)
+            raise SlimeError(what, where=where, todo=todo if row else "Give every row such a number.")
+        value = row[name]
+        numbers = value if isinstance(value, list) and count != 0 else [value]
+        if numbers is value and count and len(value) != count:
+            what = f"'{name}' has {len(value)} numbers, and the answer {count} tokens with its end token"
+            raise SlimeError(what, where=where, todo="Give one number, or one for each of these tokens.")
+        for number in numbers:
+            is_number = type(number) in (int, float)
+            if not is_number or not abs(number) < 3e38:  # fp32 holds it
+                what = f"'{name}' has {number if is_number else kind_of(number)} where the objective reads a number"
+                raise SlimeError(what, where=where, todo="Mend or delete the row.")
 
 
 def conversation(row: Row) -> tuple[Message, ...]:

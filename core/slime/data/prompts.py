@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from slime.config.schema import DataConfig, Repeated
 from slime.data.encoded import encode_prompts
 from slime.data.order import EpochOrder
-from slime.data.prompt_rows import asked
+from slime.data.prompt_rows import asked, check_numbers, others
 from slime.data.repeated import FirstTime
 from slime.data.rows import read_rows
 from slime.data.tokenize import Tokenizer
@@ -76,17 +76,21 @@ class PromptSet:
         """Where each prompt comes from, and its ids."""
         return zip((row.where for row in self._rows), self._tokens, strict=True)
 
+    def check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a row without these numbers, which the objective reads."""
+        for row in self._rows:
+            check_numbers(row.where, others(row, self._data), names)
+
     def prompt(self, index: int, epoch: int | str) -> Prompt:
         """The prompt of the `index`-th row that fits, with id `<epoch>/<line or row number>`, behind the name of the
         set if it has one."""
         row, data = self._rows[index], self._data
-        own = {data.prompt_key, data.label_key}
         return Prompt(
             id="/".join(filter(None, (self._name, str(epoch), str(row.number)))),
             messages=asked(row, data),
             tokens=tuple(self._tokens[index]),
             label=None if data.label_key is None else row[data.label_key],
-            metadata={key: value for key, value in row.values.items() if key not in own},
+            metadata=others(row, data),
             set=self._name,
         )
 

@@ -50,8 +50,9 @@ class ExtraLoss(Protocol):
 
 
 class Recording(Protocol):
-    """What engines note of every token while they compute it, and layers of the block read in training: in
-    `PackedSequences.recorded`. A run has it where `train.routing_replay` or `observe.routing` asks for it. No torch."""
+    """What engines tell of tokens. That of a block, which `train.routing_replay` or `observe.routing` asks for, is read
+    by its layers in training, in `PackedSequences.recorded`; that of the hook `slime_recordings` is one number a token,
+    for a metric and for objectives. No torch."""
 
     name: str
     """By which it is known on its way."""
@@ -72,9 +73,13 @@ class Recording(Protocol):
     def token_bytes(self) -> int:
         """What an engine keeps of a token of its pool, answers, and what travels to the trainers."""
 
-    def read(self, meta: Mapping[str, Any], tokens: Sequence[int]) -> Rows | None:
+    def read(self, meta: Mapping[str, Any], tokens: Sequence[int], before: Rows | None = None) -> Rows | None:
         """What the `meta_info` of an answer says of the first of these tokens; a row of zeros: nothing that could be
         replayed. None: it says nothing.
+
+        Args:
+            tokens: those that were asked to be continued, and those of the answer.
+            before: what earlier answers said of the first of these tokens.
 
         Raises:
             SlimeError: it cannot be about these tokens of this model.

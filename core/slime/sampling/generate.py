@@ -88,8 +88,8 @@ class Generator:
         passed = await self._ask(asked, params, version)
         completion = passed.completion
         for recording in self._recordings:
-            # An answer speaks of all tokens before it too: rows of two answers, under other weights, are never mixed.
-            if rows := await asyncio.to_thread(recording.read, completion.meta, [*asked, *completion.tokens]):
+            tokens, before = [*asked, *completion.tokens], segment.recorded.get(recording.name)
+            if rows := await asyncio.to_thread(recording.read, completion.meta, tokens, before):
                 segment.recorded[recording.name] = rows
         if self._append(segment, begun, limit, passed, stop):
             return completion, Status.COMPLETED

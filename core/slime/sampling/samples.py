@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -180,11 +181,30 @@ def _train_samples(
             },
             attempt=attempt,
             recorded={name: _array(rows) for name, rows in segment.recorded.items()},
+            row=sample.prompt.metadata,
         )
 
 
 def _array(rows: Rows) -> np.ndarray:
     return np.frombuffer(rows.data, rows.dtype).reshape(rows.shape)
+
+
+def with_numbers(samples: Sequence[TrainSample], names: Sequence[str]) -> tuple[list[TrainSample], dict[str, float]]:
+    """The samples with numbers that engines told of sampled tokens as columns, 0 where they told nothing; and the
+    means over loss tokens, `rollout/<name>`."""
+
+    def column(sample: TrainSample, name: str) -> np.ndarray:
+        found, begin = np.zeros(sample.num_tokens, np.float32), sample.num_tokens - sample.num_response_tokens
+        told = sample.recorded.get(name, found[:0])
+        found[: len(told)] = told
+        return found[begin:]
+
+    found = []
+    for sample in samples:
+        others = {name: rows for name, rows in sample.recorded.items() if name not in names}
+        found.append(replace(sample.with_columns(**{name: column(sample, name) for name in names}), recorded=others))
+    of = {name: [each.columns[name][each.loss_mask != 0] for each in found] for name in names}
+    return found, {f"rollout/{name}": float(np.concatenate(of[name]).mean(dtype=np.float64)) for name in names}
 
 
 def missing_shares(samples: Sequence[TrainSample], names: Iterable[str]) -> dict[str, float]:

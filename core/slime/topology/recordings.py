@@ -1,4 +1,4 @@
-"""What the engines of a run note of every token for the trainers. No torch."""
+"""What the engines of a run tell of tokens. No torch."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def recordings_of(cfg: SlimeConfig) -> tuple[Recording, ...]:
     hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     traits = traits_of(plugins.load().models.create(cfg.model.family), hf)
     return tuple(trait.recording for trait in traits if trait.recording)
+
+
+def numbers_told() -> tuple[Recording, ...]:
+    """Those of the hook `slime_recordings`, of every rollout: a number for each token that is sampled."""
+    registry = plugins.load().registries["recording"]
+    return tuple(registry.create(name) for name in registry.names())

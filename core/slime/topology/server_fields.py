@@ -15,7 +15,7 @@ from slime.topology.adapters import adapter_fields
 from slime.topology.engines import EngineGroup
 from slime.topology.placement import SAVER, num_hosts
 from slime.topology.quantization import weight_format
-from slime.topology.recordings import recordings_of
+from slime.topology.recordings import numbers_told, recordings_of
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
@@ -79,7 +79,9 @@ def _trained_fields(cfg: SlimeConfig) -> dict[str, Any]:
         "weight_version": UNPUBLISHED,
         "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
         **adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus),
-        **{name: value for each in recordings_of(cfg) for name, value in each.server_fields.items()},
+        **{
+            name: value for each in (*recordings_of(cfg), *numbers_told()) for name, value in each.server_fields.items()
+        },
     }
 
 

@@ -188,7 +188,7 @@ def samples_for(objective: Any, vocab_size: int, *, spoils: bool = False) -> Seq
         spoils: put NaN and infinities where the loss mask is 0.
     """
     generator, spoiler = np.random.default_rng(3), np.random.default_rng(4)
-    asked = [column for column in objective.needs if column.source is Source.rollout]
+    asked = [column for column in objective.needs if column.source in (Source.rollout, Source.data)]
     found: list[TrainSample] = []
     for sample in recorded_samples(NUM_SAMPLES, vocab_size):
         count, known = sample.num_response_tokens, dict(sample.columns)

@@ -70,9 +70,10 @@ class RoutedExperts:
         """Engines note nothing else (`slime_sglang.engine.routed`)."""
         return len(self.layers) * self.topk * int(self.dtype[-1])
 
-    def read(self, meta: Mapping[str, Any], tokens: Sequence[int]) -> Rows | None:
+    def read(self, meta: Mapping[str, Any], tokens: Sequence[int], before: Rows | None = None) -> Rows | None:
         """See `slime.models.traits.Recording`. A row is of use where every layer has as many different experts as a
-        token gets, and where it is not the end of a long run of equal rows."""
+        token gets, and where it is not the end of a long run of equal rows. An answer speaks of all tokens before it
+        too: rows of two answers, under other weights, are never mixed."""
         told: bytes | None = meta.get(ROUTED_EXPERTS)
         if told is None:
             return None

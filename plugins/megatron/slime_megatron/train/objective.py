@@ -26,7 +26,7 @@ LossFunction = Callable[[Tensor, int], LossTerms]
 """From scores and the micro-batch's number to what it adds."""
 Others = Callable[[int], Tensor | None]
 """From the micro-batch's number to the tokens [k, t] beside its labels that are scored, too."""
-_WITH_THE_SAMPLES = (Source.rollout, Source.critic)
+_WITH_THE_SAMPLES = (Source.rollout, Source.data, Source.critic)
 """Whose columns the micro-batches have; a critic's were put there before (`slime_megatron.train.critic`)."""
 NUM_SCORES = 2
 """Rows of the model's scores that every objective has: log-probs and entropies. Those of other tokens come behind."""

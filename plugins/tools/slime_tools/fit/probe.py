@@ -34,6 +34,7 @@ from slime.engines.software import software
 from slime.objective import Source
 from slime.plan.flops import ForwardFlops
 from slime.run_dir import RunDir
+from slime.topology.recordings import numbers_told
 from slime.topology.topology import read_topology
 from slime.train.packing import pack_for
 from slime.train.rank import TrainerRank
@@ -190,16 +191,17 @@ class FullStep:
         """Random tokens, of which the last three quarters are the response."""
         response = self.longest * 3 // 4
         tokens = self._tokens(self.longest)
+        of_engine = np.full(response, -np.log(self.hf["vocab_size"]), np.float32)
+        made = dict.fromkeys(made_by(self.stage.objective), of_engine)
         if self.stage.trains_on_pairs:
             preference = {PREFERENCE: np.full(response, 1 - 2 * (number % 2), np.float32)}
-            return TrainSample(tokens, np.ones(response, np.float32), preference, number // 2)
+            return TrainSample(tokens, np.ones(response, np.float32), preference | made, number // 2)
         if not self.stage.reinforces:
-            return TrainSample(tokens, np.ones(response, np.float32))
-        of_engine = np.full(response, -np.log(self.hf["vocab_size"]), np.float32)
+            return TrainSample(tokens, np.ones(response, np.float32), made)
         advantages = np.full(response, self._random.normal(), np.float32)
         columns = {ADVANTAGES: advantages, ROLLOUT_LOGPROBS: of_engine}
-        columns |= dict.fromkeys(made_by(self.stage.objective), of_engine)
-        return TrainSample(tokens, np.ones(response, np.float32), columns)
+        columns |= dict.fromkeys((recording.name for recording in numbers_told()), of_engine)
+        return TrainSample(tokens, np.ones(response, np.float32), columns | made)
 
     def _tokens(self, count: int) -> Any:
         return self._random.integers(0, self.hf["vocab_size"], count)
