@@ -111,6 +111,9 @@ def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPa
     (tmp_path / "my_file.py").write_text(functions)
     for pairs in ("pairs.jsonl", "held-out.jsonl"):
         (tmp_path / pairs).write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
+    (tmp_path / "data").mkdir()
+    demonstration = {"messages": [{"role": "user", "content": "1*2="}, {"role": "assistant", "content": "2"}]}
+    (tmp_path / "data/multiplication-python.jsonl").write_text(json.dumps(demonstration))
     (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')
     shutil.copytree(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny"), tmp_path / "runs/teacher/export")
     (tmp_path / "runs/teacher/export/model.safetensors").touch()

@@ -97,3 +97,11 @@ def test_a_starters_task_leaves_the_mean_of_the_loss_to_the_algorithm() -> None:
     words = ["+model=qwen2.5-7b", "+cluster=h100x8"]
     means = {algo: composed(*words, f"algo={algo}").algo.loss_mean.name for algo in ("grpo", "gspo", "dr_grpo")}
     assert means == {"grpo": "token", "gspo": "sample", "dr_grpo": "constant"}
+
+
+@pytest.mark.parametrize("task", ["dapo-math", "dapo-math-17k", "dapo-math-boxed"])
+def test_dapo_math_has_the_mean_of_its_scripts_unless_an_algorithm_is_chosen(task: str) -> None:
+    words = ["+model=glm4-9b", "+cluster=h100x8", f"task={task}"]
+    chosen = [[], *([f"algo={name}"] for name in ("dapo", "ppo", "gspo", "dr_grpo")), ["algo.loss_mean=token"]]
+    means = [composed(*words, *more).algo.loss_mean.name for more in chosen]
+    assert means == ["sample", "token", "token", "sample", "constant", "token"]

@@ -42,6 +42,14 @@ def test_it_is_one_line_of_the_plan() -> None:
 def test_every_clip_of_tokens_over_several_steps_is_told(words: list[str]) -> None:
     [warning] = warnings(*EXPERTS, *words)
     assert warning.startswith("algo.name=grpo: clips the ratio of single tokens over ")
+    assert ("algo=gspo" in warning) is ("algo=ppo" not in words), "which has no critic"
+
+
+def test_nobody_with_a_teacher_is_sent_to_an_objective_without_one() -> None:
+    served = ["algo=opd", "algo.options.teacher_url=http://127.0.0.1:1"]
+    [warning] = warnings(*EXPERTS, STEPS, *served)
+    assert warning.endswith("without routing replay. Set train.routing_replay=true (docs/algorithms.md).")
+    assert warnings(*EXPERTS, STEPS, *served, "train.routing_replay=true") == []
 
 
 @pytest.mark.parametrize(

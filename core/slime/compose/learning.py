@@ -41,7 +41,9 @@ def learning_warnings(cfg: SlimeConfig, *, has_experts: bool) -> Iterator[SlimeE
     algo, steps = objective_of(cfg.algo), cfg.train.optimizer_steps
     if has_experts and steps > 1 and isinstance(algo, Grpo) and not cfg.train.routing_replay:
         what = f"clips the ratio of single tokens over {steps} optimizer steps a rollout, which routers of experts make"
-        todo = "Choose algo=gspo, whose ratio is that of a sequence, or train.routing_replay=true (docs/algorithms.md)."
+        is_kin = type(algo) is Grpo and not run_stages(cfg).have_critic  # gspo has no critic and no teacher
+        todo = "Choose algo=gspo, whose ratio is that of a sequence, or" if is_kin else "Set"
+        todo += " train.routing_replay=true (docs/algorithms.md)."
         yield SlimeError(f"{what} noisy without routing replay", where=f"algo.name={cfg.algo.name}", todo=todo)
 
 
@@ -127,14 +129,12 @@ def _critic(algo: AlgoConfig, num_steps: int, train: TrainConfig) -> Iterator[Sl
     if critic.lr_warmup_steps >= (steps := num_steps * train.optimizer_steps) > 0:
         what = f"is {critic.lr_warmup_steps}, which leaves none of {steps} steps at the full learning rate"
         yield SlimeError(what, where="algo.critic.lr_warmup_steps", todo=f"Lower it below {steps}.")
-    if critic.path is None:
-        return
     try:
-        folder = resolve(critic.path)
+        folder = resolve(critic.path) if critic.path is not None else None
     except SlimeError as problem:
         yield problem.under("algo.critic.path")
         return
-    if not any(folder.glob("*.safetensors")):
+    if folder and not any(folder.glob("*.safetensors")):
         todo = "Name an HF folder with weights, or leave it empty."
         yield SlimeError(f"there are no *.safetensors files in {folder}", where="algo.critic.path", todo=todo)
 
@@ -186,8 +186,7 @@ def _kept(checkpoint: CheckpointConfig, init: Init) -> Iterator[SlimeError]:
 def _greedy_evaluation(evaluation: EvalConfig) -> Iterator[SlimeError]:
     for home, own in evaluation.all().items():
         if own.samples_per_prompt > 1 and own.sampling.temperature < GREEDY_BELOW:
-            what = (
-                f"is {own.samples_per_prompt}, but at {home}.sampling.temperature=0 all answers to a prompt are equal"
-            )
+            what = f"is {own.samples_per_prompt}, but at {home}.sampling.temperature=0 all answers"
+            what += " to a prompt are equal"
             todo = "Set it to 1, or the temperature above 0."
             yield SlimeError(what, where=f"{home}.samples_per_prompt", todo=todo)

@@ -302,7 +302,7 @@ def test_the_page_s_examples_work(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (tmp_path / "my_agent.py").write_text(blocks[0])
     (tmp_path / "my_function.py").write_text(blocks[1])
-    [words] = re.findall(r"^    slime (.*)$", PAGE.read_text(), re.M)
+    [words] = re.findall(r"^    slime (.*)$", PAGE.read_text().replace("\\\n", " "), re.M)
     assert compose(shlex.split(words)).rollout.program.options["command"] == "python my_agent.py"
     stage = Stage(tmp_path, counting())
     options = [EndpointOptions(command=f"{sys.executable} {tmp_path}/my_agent.py"),

@@ -72,24 +72,25 @@ def gym(path, **options):
 
 def test_the_page_s_environment_is_played(tmp_path):
     """The class and the commands that docs/environments.md shows."""
-    [block] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    text = PAGE.read_text().replace("\\\n", " ")
+    [block] = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len([line for line in block.splitlines() if line]) <= 20
     (tmp_path / "my_env.py").write_text(block)
-    [command] = re.findall(r"^    slime (.*my_env\.py.*)$", PAGE.read_text(), re.M)
+    [command] = re.findall(r"^    slime (.*my_env\.py.*)$", text, re.M)
     assert compose(command.replace("my_env.py", f"{tmp_path}/my_env.py").split()).rollout.program.name == "gym"
     play = Played(tmp_path)
-    with gym(f"{tmp_path}/my_env.py:GuessTheNumber") as program:
-        found = play(program, "\n50<|user|>", "\nwhat?<|user|>", "\n58<|user|>", label=58)
-        lost = play(program, *["\n50<|user|>"] * 8, label=58)
+    with gym(f"{tmp_path}/my_env.py:GuessTheDigit") as program:
+        found = play(program, "\n5<|user|>", "\nwhat?<|user|>", "\n8<|user|>", label=58)
+        lost = play(program, *["\n5<|user|>"] * 4, label=58)
     assert found.verdict == Verdict.of(0.9)
     said = [turn["content"] for turn in found.turns if turn["role"] == "user"]
     assert said == ["Higher.", "That is no number."]
     assert found.metadata == {"steps": 3.0, "done": 1.0}
     [segment] = found.segments
-    assert "I think of a number" in play.tokenizer.decode(segment.context), "said in the prompt's place"
+    assert "I think of a digit." in play.tokenizer.decode(segment.context), "said in the prompt's place"
     kept = [token for token, mask in zip(segment.tokens, segment.loss_mask, strict=True) if mask]
-    assert play.tokenizer.decode(kept) == "\n50<|user|>\nwhat?<|user|>\n58<|user|>", "what was sampled, no more"
-    assert (lost.verdict, lost.metadata["steps"]) == (Verdict.of(0.0), 8)
+    assert play.tokenizer.decode(kept) == "\n5<|user|>\nwhat?<|user|>\n8<|user|>", "what was sampled, no more"
+    assert (lost.verdict, lost.metadata["steps"]) == (Verdict.of(0.0), 4)
 
 
 def test_turns_are_bounded_and_what_was_earned_counts(tmp_path, mine):

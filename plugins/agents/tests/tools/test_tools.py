@@ -207,11 +207,16 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path, mine):
 
 def test_the_page_s_example_works(tmp_path):
     """The tool, the program and the commands that docs/tools.md shows."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    text = PAGE.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     (tmp_path / "my_tools.py").write_text(blocks[0])
     (tmp_path / "my_agent.py").write_text(blocks[1])
-    for line in re.findall(r"^    slime (.*)$", PAGE.read_text(), re.M):
-        words = line.replace("my_tools.py", f"{tmp_path}/my_tools.py").replace("my_agent.py", f"{tmp_path}/my_agent.py")
+    (tmp_path / "data").mkdir()
+    for row in multiplication.rows()["python"][:8]:
+        with (tmp_path / "data/multiplication-python.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    for line in re.findall(r"^    slime (.*)$", text, re.M):
+        words = re.sub(r"my_tools\.py|my_agent\.py|data/", rf"{tmp_path}/\g<0>", line)
         assert examine(words.split()).problems == []
     tools = Tools(ToolsOptions([f"{tmp_path}/my_tools.py:calculator"]))
     assert results(Played(tmp_path)(tools, CALL, "\n1566<|user|>")) == ["1566"]
@@ -233,6 +238,20 @@ def test_the_page_s_example_works(tmp_path):
 def test_the_files_are_what_the_program_writes(written_by, name):
     written = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
     assert written == written_by.rows()[name.rsplit("-", 1)[1]]
+
+
+def test_programs_stand_in_the_place_of_calls(capsys):
+    """Each prints what the calculator says, and guesses stay guesses."""
+    found = multiplication.rows()
+    assert len(found["python"]) == len(found["sft"]) == 5000
+    for ours, theirs in zip(found["python"], found["sft"], strict=True):
+        (asked, call, *rest), (same, _, *answered) = ours["messages"], theirs["messages"]
+        assert asked == same
+        if call["content"].startswith("guess="):
+            assert ours == theirs
+        elif rest:
+            exec(json.loads(call["content"].removeprefix("python\n"))["code"])
+            assert capsys.readouterr().out == rest[0]["content"] == f"{answered[0]['content']}\n"
 
 
 def test_held_out_products_are_nowhere_else():

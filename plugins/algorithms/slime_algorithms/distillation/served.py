@@ -23,7 +23,7 @@ import numpy as np
 from slime.errors import SlimeError
 from slime.net import Endpoint
 from slime.types import TrainSample
-from slime_algorithms.distillation.teacher import TOKENIZER, has_same_tokens
+from slime_algorithms.distillation.teacher import TOKENIZER, has_same_tokens, last_token
 
 MAX_REQUESTS = 64
 """At a time; the server queues what it does not compute at once."""
@@ -80,17 +80,21 @@ class Server:
         self._url, self._key_env, self._headers, self._where = url.rstrip("/"), key_env, headers or {}, where
 
     def require_tokens_of(self, tokenizer: Path) -> None:
-        """See that the server answers and, where the folder of its tokenizer can be read here, that it has the tokens
-        of the tokenizer in this one."""
-        info = asyncio.run(self._model_info())
-        folder = Path(str(info.get("tokenizer_path")))
-        if not has_same_tokens(folder / TOKENIZER, tokenizer / TOKENIZER):
-            todo = "Serve a teacher with the model's vocabulary."
-            raise self._error(f"the teacher's tokenizer, {folder}, has other tokens than the model's", todo)
+        """See that the server answers and has the tokens of the tokenizer in this folder: all of them where the folder
+        of its own can be read here, and else the last one."""
+        asyncio.run(self._require(tokenizer / TOKENIZER))
 
-    async def _model_info(self) -> Any:
+    async def _require(self, model: Path) -> None:
+        todo = "Serve a teacher with the model's vocabulary."
         async with self._session() as session:
-            return await self._answer(session, "GET", "/model_info", None, tries=1)
+            info = await self._answer(session, "GET", "/model_info", None, tries=1)
+            folder = Path(str(info.get("tokenizer_path")))
+            if not has_same_tokens(folder / TOKENIZER, model):
+                raise self._error(f"the teacher's tokenizer, {folder}, has other tokens than the model's", todo)
+            # SGLang refuses to tell of a token beyond its vocabulary. One in a sequence would end the server.
+            body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+            body |= {"logprob_start_len": 0, "token_ids_logprob": [last_token(model)]}
+            await self._answer(session, "POST", "/generate", body, todo=todo)
 
     async def ask_all(self, samples: Sequence[TrainSample], top: int | None = None) -> list[Columns]:
         """By sample, in nats: of each token its log-prob, or of the `top` most probable tokens in its place the ids and
@@ -144,9 +148,16 @@ class Server:
         return columns
 
     async def _answer(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: Any, *, tries: int = TRIES
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: Any,
+        *,
+        tries: int = TRIES,
+        todo: str = "See the server's log.",
     ) -> Any:
-        """The parsed answer. A connection that breaks off is tried again."""
+        """The parsed answer. A connection that breaks off is tried again; what to do where it is refused is `todo`."""
         for left in reversed(range(tries)):
             try:
                 async with session.request(method, self._url + path, json=body) as response:
@@ -154,7 +165,7 @@ class Server:
                 if response.status == HTTPStatus.OK:
                     return json.loads(text)
                 what = f"{path} was refused with status {response.status}: {text[:300]}"
-                raise self._error(what, "See the server's log.")
+                raise self._error(what, todo)
             except (aiohttp.ClientError, TimeoutError) as error:
                 if not left:
                     todo = "Start the server, or correct the address; the same command continues the run."

@@ -117,6 +117,11 @@ def has_same_tokens(teacher: Path, model: Path) -> bool:
     return teacher.read_bytes() == model.read_bytes() or _tokens(teacher) == _tokens(model)
 
 
+def last_token(file: Path) -> int:
+    """The largest id of a tokenizer; 0 where there is no such file."""
+    return max(_tokens(file)) if file.is_file() else 0
+
+
 def _tokens(file: Path) -> dict[int, str]:
     """Token by id: a vocabulary is a dictionary of ids, or a list of tokens with their scores."""
     try:

@@ -140,7 +140,8 @@ def test_samples_get_them_as_a_column(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_is_looked_at_before_a_run_starts(url: str, tmp_path: Path) -> None:
+def test_the_server_is_looked_at_before_a_run_starts(url: str, teacher: Path, tmp_path: Path) -> None:
+    """Its tokens too where its tokenizer is on another machine: here, in a folder of another name."""
     Server(url, KEY).require_tokens_of(TINY)
     tokenizer = json.loads((TINY / "tokenizer.json").read_text())
     first, second = list(tokenizer["model"]["vocab"])[-2:]
@@ -148,6 +149,11 @@ def test_the_server_is_looked_at_before_a_run_starts(url: str, tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(SlimeError, match="has other tokens"):
         Server(url, KEY).require_tokens_of(tmp_path)
+    elsewhere = teacher.rename(teacher.with_name("elsewhere"))
+    Server(url, KEY).require_tokens_of(TINY)
+    with pytest.raises(SlimeError, match=r"status 400: .*token id 1001; valid range is \[0, 128\).*Serve a teacher"):
+        Server(url, KEY).require_tokens_of(tmp_path)
+    elsewhere.rename(teacher)
     with pytest.raises(SlimeError, match="refused with status 404"):
         Server(f"{url}/v2", KEY).require_tokens_of(TINY)
     with pytest.raises(SlimeError, match="refused with status 401"):

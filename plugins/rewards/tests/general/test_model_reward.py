@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from slime_testing.patience import run_within
 from slime_testing.plugins import sample
 from tests.running import NO_STOP, Run, end_all
 
+PAGE = Path(__file__).parents[4] / "docs/rewards.md"
 GLM4 = resolve("pkg://slime_plugin_glm4/assets/glm4-tiny")
 QWEN2 = resolve("pkg://slime_plugin_qwen2/assets/qwen2-tiny")
 LAPTOP = ["+model=glm4-tiny", "+cluster=local", "reward=reward-model", "reward.options.engines=rm"]
@@ -208,21 +210,24 @@ def _no_strays() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("_no_strays")
-def test_a_reward_model_is_trained_and_then_trained_against(tmp_path: Path) -> None:
-    """Every score is what transformers says of that conversation, to 1e-4 of scores around 3, in float32 on both sides;
-    and the policy learns to be scored higher. `slime eval` starts the reward model too."""
-    words = ["+model=glm4-tiny", "+cluster=local", "algo=reward_model", "eval.path=null", f"run.dir={tmp_path}"]
-    words += [f"sft.path={pairs(tmp_path / 'pairs.jsonl', 1, 1000)}", "sft.batch_size=32", "sft.num_steps=60"]
-    words += [f"sft.eval_path={pairs(tmp_path / 'held-out.jsonl', 2, 100)}", "sft.lr=3e-3", "sft.lr_warmup_steps=0"]
-    words += ["run.name=rm", "run.progress=false", "train.max_tokens_per_micro_batch=1024"]
-    words += ["train.checkpoint.interval=60"]
+def test_a_reward_model_is_trained_and_then_trained_against(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of docs/rewards.md, with fewer demonstrations. Every score is what transformers says of that
+    conversation, to 1e-4 of scores around 3, in float32 on both sides; and the policy learns to be scored higher.
+    `slime eval` starts the reward model too."""
+    monkeypatch.chdir(tmp_path)
+    pairs(tmp_path / "pairs.jsonl", 1, 1000)
+    pairs(tmp_path / "held-out.jsonl", 2, 100)
+    shown = PAGE.read_text().replace("\\\n", " ").partition("from pairs to a policy:\n")[2]
+    scorer, policy = (line.split() for line in re.findall(r"^    slime (.*)$", shown, re.M)[:2])
+    words = [*scorer, "sft.eval_path=held-out.jsonl"]
+    words += ["run.progress=false", "train.max_tokens_per_micro_batch=1024", "train.checkpoint.interval=60"]
     assert main(words) == 0
-    *_, last = read_rows(tmp_path / "rm/metrics.jsonl")
+    *_, last = read_rows(tmp_path / "runs/rm/metrics.jsonl")
     assert last["eval/accuracy"] > 0.9
-    export = tmp_path / "rm/export"
-    own = {"rollout.engines.rm.model": export, "reward": "reward-model", "reward.options.engines": "rm"}
-    own |= {"reward.num_workers": 2, "reward.max_failed_share": 0, "run.num_steps": 6, "eval.interval": 6}
-    own |= {"rollout.prompts_per_step": 8, "rollout.samples_per_prompt": 8, "train.checkpoint.interval": 6}
+    export = tmp_path / "runs/rm/export"
+    own = dict(word.split("=", 1) for word in policy if not word.startswith(("+", "eval.path=")))
+    own |= {"reward.num_workers": "2", "reward.max_failed_share": "0", "eval.interval": "6"}
+    own |= {"train.checkpoint.interval": "6"}
     run = Run(tmp_path, settings={**NO_STOP, **own}, forked=True).start().succeed()
     steps = [row["rollout/reward_mean"] for row in run.rows("rl") if "rollout/reward_mean" in row]
     assert steps[-1] > steps[0] + 1, steps

@@ -13,6 +13,7 @@ def main(prompt_set: str, rows: Mapping[str, Sequence[object]]) -> None:
     parser = argparse.ArgumentParser(description=f"Write the prompt set {prompt_set}.")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
     for name, found in rows.items():
         text = "".join(json.dumps(row) + "\n" for row in found)
         (folder / f"{prompt_set}-{name}.jsonl").write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,24 @@
+"""Commands that a user types from a page of the guides."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+GUIDES = Path(__file__).parents[1] / "docs"
+
+
+def typed(guide: str, words: str, folder: Path) -> dict[str, str]:
+    """The settings of the one command of a page with these words; the Python files that it names are written into the
+    folder, as the page shows them."""
+    text = (GUIDES / guide).read_text().replace("\\\n", " ")
+    [command] = [line for line in re.findall(r"^    slime (.*)$", text, re.M) if f" {words} " in f" {line} "]
+    for file, name in re.findall(r"(\w+\.py)(?::(\w+))?", command):
+        wanted = rf"^(?:class|(?:async )?def) {name}\b" if name else r"OpenAI\(\)"
+        blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        [block] = [block for block in blocks if re.search(wanted, block, re.M)]
+        (folder / file).write_text(block)
+    choices = dict(word.lstrip("+").split("=", 1) for word in shlex.split(command))
+    assert (choices.pop("model"), choices.pop("cluster")) == ("glm4-tiny", "local")
+    return choices
